@@ -1,0 +1,37 @@
+# Everything a person types: `make run` and `make test`. Both set the machine up first.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PY := .venv/bin
+DATA_DIR ?= /var/lib/pykubelet
+
+.PHONY: help setup run test check format bench clean
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what is missing (Debian/Ubuntu) and make .venv
+	@scripts/setup
+
+run: setup ## start a node: the agent with its own container runtime
+	@exec $(PY)/pykubelet up --data-dir $(DATA_DIR)
+
+test: setup ## run the whole test suite (as root: it runs real containers)
+	$(PY)/pytest -q
+
+check: setup ## formatting, lint, types, layers
+	$(PY)/ruff format --check .
+	$(PY)/ruff check .
+	$(PY)/mypy
+	$(PY)/lint-imports
+
+format: setup ## format and fix what can be fixed
+	$(PY)/ruff format .
+	$(PY)/ruff check --fix .
+
+bench: setup ## measure the agent against the CRI floor
+	$(PY)/python -m bench
+
+clean: ## remove the node's data and the build's products
+	@if [ -x $(PY)/pykubelet ]; then $(PY)/pykubelet down --data-dir $(DATA_DIR); fi
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	find src -name '*_pb2.py*' -delete

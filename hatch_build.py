@@ -1,0 +1,26 @@
+"""Compiles the project's .proto files into the package when it is built or installed.
+
+The generated modules are build products: they are never committed, so they cannot
+drift from the .proto beside them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class ProtoBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Runs protoc over every .proto below src/ before files are collected."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Write `x_pb2.py` and `x_pb2.pyi` beside each `x.proto`."""
+        from grpc_tools import protoc
+
+        src = Path(self.root) / "src"
+        protos = sorted(str(p) for p in src.rglob("*.proto"))
+        if not protos:
+            return
+        code = protoc.main(["protoc", f"-I{src}", f"--python_out={src}", f"--pyi_out={src}", *protos])
+        if code != 0:
+            raise RuntimeError(f"protoc failed with exit code {code} on {protos}")

@@ -1,0 +1,1 @@
+"""Kubernetes' value types and objects as typed structs; touches nothing outside the process."""

@@ -1,0 +1,81 @@
+"""Lengths of time, written and read the way Kubernetes writes them (`1m30s`, `100ms`).
+
+Whole nanoseconds underneath, as on the other side of the wire, so that any value that was
+read is written back exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_NANOS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "μs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_TERM = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_LIMIT = 2**63 - 1
+
+
+class Duration(int):
+    """A span of time in nanoseconds; `.seconds` is what asyncio wants."""
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Read `1h2m3.5s`-style text.
+
+        Raises ValueError with one line that says what is wrong and shows an example.
+        """
+        sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+        if rest == "0":
+            return cls(0)
+        total, position = Decimal(0), 0
+        while match := _TERM.match(rest, position):
+            total += Decimal(match[1]) * _NANOS[match[2]]
+            position = match.end()
+        if not rest or position != len(rest):
+            why = "has no unit" if rest and re.fullmatch(r"[0-9.]+", rest, re.ASCII) else "is not a duration"
+            raise ValueError(f"{text!r} {why}: write a number and a unit, such as 10s, 1m30s or 100ms")
+        if total > _LIMIT:
+            raise ValueError(f"{text!r} is too long: the longest duration is about 292 years")
+        return cls(sign * int(total))
+
+    @classmethod
+    def of(cls, seconds: float) -> Duration:
+        """Make one from a number of seconds."""
+        return cls(round(seconds * 1_000_000_000))
+
+    @property
+    def seconds(self) -> float:
+        """The length in seconds."""
+        return int(self) / 1_000_000_000
+
+    def __str__(self) -> str:
+        nanos = abs(int(self))
+        sign = "-" if self < 0 else ""
+        if nanos == 0:
+            return "0s"
+        if nanos < 1_000_000_000:
+            unit = "ns" if nanos < 1_000 else "µs" if nanos < 1_000_000 else "ms"
+            return f"{sign}{_decimal(nanos, _NANOS[unit])}{unit}"
+        minutes, rest = divmod(nanos, _NANOS["m"])
+        hours, minutes = divmod(minutes, 60)
+        text = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+        return f"{sign}{text}{_decimal(rest, _NANOS['s'])}s"
+
+    def __repr__(self) -> str:
+        return f"Duration({str(self)!r})"
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, fraction = divmod(value, unit)
+    if not fraction:
+        return str(whole)
+    digits = len(str(unit)) - 1
+    return f"{whole}.{fraction:0{digits}d}".rstrip("0")

@@ -1,0 +1,1 @@
+"""The two programs: `kubelet`, the drop-in, and `pykubelet`, for people."""

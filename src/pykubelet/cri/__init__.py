@@ -1,0 +1,1 @@
+"""The container runtime interface: its protocol and an async client that names what failed."""

@@ -1,0 +1,1 @@
+"""The private container runtime that `pykubelet up` owns: its files, its supervision and its removal."""

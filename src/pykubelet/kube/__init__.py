@@ -1,0 +1,1 @@
+"""The API server: kubeconfig, TLS, REST, watches, events, leases."""

@@ -1,0 +1,140 @@
+"""Decides where log lines go and how much is said; the agent calls it once, after validation."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pykubelet.logs.formats import JSONFormatter, TextFormatter
+from pykubelet.logs.logger import level_for
+
+ROOT = "pykubelet"
+_PREFIX_LENGTH = len(ROOT) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Everything that the flags and the configuration file can say about logging."""
+
+    format: str = "text"
+    verbosity: int = 0
+    vmodule: list[tuple[str, int]] = field(default_factory=list)
+    split_stream: bool = False
+    """Information to standard output, errors to standard error."""
+    to_stderr: bool = True
+    also_to_stderr: bool = False
+    stderr_threshold: int = logging.ERROR
+    file: str = ""
+    directory: str = ""
+    file_max_megabytes: int = 1800
+    headers: bool = True
+    directory_header: bool = False
+
+
+class BoundedFile(logging.Handler):
+    """A log file that starts over when it reaches its limit, as klog's `--log-file` does."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        super().__init__()
+        self._limit = limit_bytes
+        self._stream = path.open("a", encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append one line."""
+        try:
+            if self._limit and self._stream.tell() > self._limit:
+                self._stream.truncate(0)
+            self._stream.write(self.format(record) + "\n")
+            self._stream.flush()
+        except OSError:
+            # A full disk must not stop the agent; standard error has already been tried.
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+        super().close()
+
+
+def configure(options: LogOptions) -> None:
+    """Apply the options to every logger of this package.
+
+    Raises OSError when a log file cannot be opened.
+    """
+    root = logging.getLogger(ROOT)
+    handlers = _handlers(options)
+    formatter: logging.Formatter = (
+        JSONFormatter()
+        if options.format == "json"
+        else TextFormatter(headers=options.headers, directories=options.directory_header)
+    )
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        root.addHandler(handler)
+    root.propagate = False
+    root.setLevel(level_for(options.verbosity))
+    _set_vmodule(options.vmodule)
+
+
+def set_verbosity(verbosity: int) -> None:
+    """Change `-v` while running (the debug flags handler does)."""
+    logging.getLogger(ROOT).setLevel(level_for(verbosity))
+
+
+def _handlers(options: LogOptions) -> list[logging.Handler]:
+    handlers: list[logging.Handler] = []
+    path = _file(options)
+    errors = logging.StreamHandler(sys.stderr)
+    if path is not None:
+        handlers.append(BoundedFile(path, options.file_max_megabytes * 1024 * 1024))
+        if not options.also_to_stderr:
+            errors.setLevel(options.stderr_threshold)
+    elif options.split_stream:
+        information = logging.StreamHandler(sys.stdout)
+        information.addFilter(lambda record: record.levelno < logging.ERROR)
+        errors.setLevel(logging.ERROR)
+        handlers.append(information)
+    return [*handlers, errors]
+
+
+def _file(options: LogOptions) -> Path | None:
+    if options.to_stderr:
+        return None
+    if options.file:
+        return Path(options.file)
+    if options.directory:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return Path(options.directory) / f"kubelet.{stamp}.log"
+    return None
+
+
+def _set_vmodule(patterns: list[tuple[str, int]]) -> None:
+    """Give the modules that a pattern matches their own verbosity.
+
+    A pattern without a slash is compared with the file's name without `.py`, one with a slash
+    with its path below the package (`sync/loop`).
+    """
+    for name in list(logging.Logger.manager.loggerDict):
+        if not name.startswith(ROOT + "."):
+            continue
+        path = name[_PREFIX_LENGTH:].replace(".", "/")
+        base = path.rsplit("/", 1)[-1]
+        level = logging.NOTSET
+        for pattern, verbosity in patterns:
+            if fnmatch.fnmatchcase(path if "/" in pattern else base, pattern):
+                level = level_for(verbosity)
+                break
+        logging.getLogger(name).setLevel(level)
+
+
+def configure_early() -> None:
+    """Make lines visible before the configuration is known."""
+    if not logging.getLogger(ROOT).handlers:
+        configure(LogOptions())

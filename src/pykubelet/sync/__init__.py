@@ -1,0 +1,1 @@
+"""The loop that drives everything, and its health."""
