@@ -39,7 +39,9 @@ class Quantity:
         """
         form = _FORM.fullmatch(text)
         if form is None:
-            raise ValueError(f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 64Mi or 2G")
+            raise ValueError(
+                f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 64Mi or 2G"
+            )
         value, notation = Decimal(form["number"]), "decimal"
         if form["exponent"] is not None:
             exponent = int(form["exponent"])

@@ -1,2 +1,37 @@
-"""placeholder"""
-def main() -> None: ...
+"""`kubelet`: the drop-in. Same flags, same file, same exit codes as the reference."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pykubelet.cli.complain import complain
+from pykubelet.config.errors import ConfigError
+from pykubelet.config.load import load
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `kubelet` program."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the command line says; returns the exit code."""
+    # What only prints must not pay for the agent's imports.
+    from pykubelet.config.help import help_text, version_line
+
+    try:
+        loaded = load(argv)
+    except ConfigError as err:
+        return complain("kubelet", err)
+    if loaded.action == "help":
+        print(help_text())
+        return 0
+    if loaded.action == "version":
+        print(version_line())
+        return 0
+
+    from pykubelet.cli.process import launch
+    from pykubelet.kubelet import Kubelet
+
+    return launch("kubelet", loaded, lambda: Kubelet(loaded).run())

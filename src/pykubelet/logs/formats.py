@@ -97,4 +97,6 @@ class JSONFormatter(logging.Formatter):
         trace = _trace(record)
         if trace:
             document["stacktrace"] = trace
-        return json.dumps(document, ensure_ascii=False, default=lambda v: mask_text(_plain(v)), separators=(",", ":"))
+        return json.dumps(
+            document, ensure_ascii=False, default=lambda v: mask_text(_plain(v)), separators=(",", ":")
+        )

@@ -7,9 +7,11 @@ one logger, and anything that speaks plain `logging` fits in.
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 from typing import Any
 
+ROOT = "pykubelet"
 INFO = logging.INFO
 MAX_VERBOSITY = INFO - 1
 
@@ -67,4 +69,31 @@ class Log:
 
 def get_logger(name: str) -> Log:
     """Give the logger of a module: `log = get_logger(__name__)`."""
-    return Log(logging.getLogger(name))
+    logger = logging.getLogger(name)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(_own_level(name))
+    return Log(logger)
+
+
+def set_vmodule(patterns: list[tuple[str, int]]) -> None:
+    """Give the modules that a pattern matches their own verbosity, also those loaded later.
+
+    A pattern without a slash is compared with the file's name without `.py`, one with a slash
+    with its path below the package (`sync/loop`). The first match counts.
+    """
+    _vmodule[:] = patterns
+    for name in list(logging.Logger.manager.loggerDict):
+        if name.startswith(ROOT + "."):
+            logging.getLogger(name).setLevel(_own_level(name))
+
+
+_vmodule: list[tuple[str, int]] = []
+
+
+def _own_level(name: str) -> int:
+    path = name.removeprefix(ROOT + ".").replace(".", "/")
+    base = path.rsplit("/", 1)[-1]
+    for pattern, verbosity in _vmodule:
+        if fnmatch.fnmatchcase(path if "/" in pattern else base, pattern):
+            return level_for(verbosity)
+    return logging.NOTSET

@@ -38,9 +38,10 @@ def mask_text(text: str) -> str:
 
 def mask_value(key: str, value: Any) -> Any:
     """Give what may be shown of a value logged under `key`; empty values are no secret."""
+    secret = is_secret_key(key)
     if isinstance(value, dict):
-        return {name: mask_value(str(name), inner) for name, inner in value.items()}
-    if is_secret_key(key) and value not in (None, "", (), [], False, True):
+        return {name: mask_value(key if secret else str(name), inner) for name, inner in value.items()}
+    if secret and value not in (None, "", (), [], False, True):
         return MASK
     if isinstance(value, list | tuple):
         return [mask_value(key, inner) for inner in value]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import logging
 import sys
 import time
@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pykubelet.logs.formats import JSONFormatter, TextFormatter
-from pykubelet.logs.logger import level_for
-
-ROOT = "pykubelet"
-_PREFIX_LENGTH = len(ROOT) + 1
+from pykubelet.logs.logger import ROOT, level_for, set_vmodule
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +38,7 @@ class BoundedFile(logging.Handler):
     def __init__(self, path: Path, limit_bytes: int) -> None:
         super().__init__()
         self._limit = limit_bytes
+        self.failure: OSError | None = None
         self._stream = path.open("a", encoding="utf-8")
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -50,13 +48,16 @@ class BoundedFile(logging.Handler):
                 self._stream.truncate(0)
             self._stream.write(self.format(record) + "\n")
             self._stream.flush()
-        except OSError:
-            # A full disk must not stop the agent; standard error has already been tried.
-            self.handleError(record)
+        except OSError as err:
+            # A full disk must not stop the agent: the health port tells instead.
+            self.failure = err
+        else:
+            self.failure = None
 
     def close(self) -> None:
         """Close the file."""
-        self._stream.close()
+        with contextlib.suppress(OSError):
+            self._stream.close()
         super().close()
 
 
@@ -80,12 +81,23 @@ def configure(options: LogOptions) -> None:
         root.addHandler(handler)
     root.propagate = False
     root.setLevel(level_for(options.verbosity))
-    _set_vmodule(options.vmodule)
+    set_vmodule(options.vmodule)
 
 
 def set_verbosity(verbosity: int) -> None:
     """Change `-v` while running (the debug flags handler does)."""
     logging.getLogger(ROOT).setLevel(level_for(verbosity))
+
+
+def log_health() -> str | None:
+    """Why log lines are being lost, or None: the health port's `log` check."""
+    for handler in logging.getLogger(ROOT).handlers:
+        if isinstance(handler, BoundedFile) and handler.failure:
+            return f"cannot write the log file: {handler.failure}"
+        stream = getattr(handler, "stream", None)
+        if stream is not None and stream.closed:
+            return "the log stream is closed"
+    return None
 
 
 def _handlers(options: LogOptions) -> list[logging.Handler]:
@@ -113,25 +125,6 @@ def _file(options: LogOptions) -> Path | None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         return Path(options.directory) / f"kubelet.{stamp}.log"
     return None
-
-
-def _set_vmodule(patterns: list[tuple[str, int]]) -> None:
-    """Give the modules that a pattern matches their own verbosity.
-
-    A pattern without a slash is compared with the file's name without `.py`, one with a slash
-    with its path below the package (`sync/loop`).
-    """
-    for name in list(logging.Logger.manager.loggerDict):
-        if not name.startswith(ROOT + "."):
-            continue
-        path = name[_PREFIX_LENGTH:].replace(".", "/")
-        base = path.rsplit("/", 1)[-1]
-        level = logging.NOTSET
-        for pattern, verbosity in patterns:
-            if fnmatch.fnmatchcase(path if "/" in pattern else base, pattern):
-                level = level_for(verbosity)
-                break
-        logging.getLogger(name).setLevel(level)
 
 
 def configure_early() -> None:

@@ -1,0 +1,1 @@
+"""Where claims about speed and memory come from: `make bench`."""

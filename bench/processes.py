@@ -1,0 +1,41 @@
+"""What a process costs: memory by PSS, processor time by the kernel's own counters."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size in MB (10^6 bytes)."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise RuntimeError(f"no Pss of pid {pid}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time used so far, user and system, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Processor share in percent of one core, and memory, over a span of time."""
+
+    seconds: float
+    cpu_percent: float
+    pss_mb: float
+
+
+def cost_over(pid: int, seconds: float) -> Cost:
+    """Watch a process for a while."""
+    began, before = time.monotonic(), cpu_seconds(pid)
+    time.sleep(seconds)
+    elapsed = time.monotonic() - began
+    return Cost(elapsed, 100 * (cpu_seconds(pid) - before) / elapsed, pss_mb(pid))

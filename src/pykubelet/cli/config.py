@@ -1,0 +1,51 @@
+"""`pykubelet config …`: the configuration room's answers, printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pykubelet.cli.complain import complain
+from pykubelet.config.convert import convert_flags
+from pykubelet.config.encode import to_yaml
+from pykubelet.config.errors import ConfigError
+from pykubelet.config.load import load
+
+
+def print_effective(argv: Sequence[str]) -> int:
+    """Print what a `kubelet` with these flags would run with."""
+    try:
+        loaded = load(argv)
+    except ConfigError as err:
+        return complain("pykubelet config print", err)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(to_yaml(loaded.config), end="")
+    return 0
+
+
+def validate_files(files: Sequence[Path]) -> int:
+    """Check each file on its own, as `--config` would load it."""
+    code = 0
+    for file in files:
+        try:
+            load(["--config", str(file)])
+        except ConfigError as err:
+            code = complain(str(file), err)
+        else:
+            print(f"{file}: ok")
+    return code
+
+
+def convert(argv: Sequence[str]) -> int:
+    """Print the configuration file, and on standard error what stays on the command line."""
+    try:
+        document, remaining, notes = convert_flags(argv)
+    except ConfigError as err:
+        return complain("pykubelet config convert-flags", err)
+    print(document, end="")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print("run with: kubelet --config FILE " + " ".join(remaining), file=sys.stderr)
+    return 0

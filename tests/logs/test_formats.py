@@ -1,0 +1,108 @@
+import json
+import logging
+import re
+from typing import Any
+
+import pytest
+
+from pykubelet.logs.formats import JSONFormatter, TextFormatter
+from pykubelet.logs.mask import MASK, mask_text, mask_value
+
+HEADER = re.compile(r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.]+:\d+\] ")
+
+
+def record(message: str, level: int = logging.INFO, **keys: Any) -> logging.LogRecord:
+    made = logging.LogRecord("pykubelet.sync.loop", level, "/src/sync/loop.py", 64, message, None, None)
+    made.process = 23137
+    made.klog_keys = keys
+    return made
+
+
+def test_text_line_has_klogs_shape() -> None:
+    made = record("Pod started", pod="default/web", restarts=2, ready=True, reason=None)
+    made.created = 1.643307
+    line = TextFormatter().format(made)
+    assert HEADER.match(line)
+    assert re.match(r"^I0101 \d\d:\d\d:01\.643307   23137 loop\.py:64\] ", line)
+    assert line.endswith('"Pod started" pod="default/web" restarts=2 ready=true reason=nil')
+
+
+@pytest.mark.parametrize(
+    ("level", "letter"),
+    [(logging.INFO, "I"), (16, "I"), (logging.WARNING, "W"), (logging.ERROR, "E"), (logging.CRITICAL, "F")],
+)
+def test_severity_letter(level: int, letter: str) -> None:
+    assert TextFormatter().format(record("x", level)).startswith(letter)
+
+
+def test_headers_can_be_left_out_and_directories_added() -> None:
+    assert TextFormatter(headers=False).format(record("x")) == '"x"'
+    assert " sync/loop.py:64] " in TextFormatter(directories=True).format(record("x"))
+
+
+def test_a_line_break_cannot_forge_a_line() -> None:
+    line = TextFormatter().format(record("a\nE0101 forged", pod="a\nE0101 forged"))
+    assert not any(part.startswith("E0101") for part in line.split("\n"))
+
+
+def test_json_line() -> None:
+    document = json.loads(JSONFormatter().format(record("Pod started", 16, pod="default/web")))
+    assert document["msg"] == "Pod started"
+    assert document["v"] == 4
+    assert document["pod"] == "default/web"
+    assert document["caller"] == "sync/loop.py:64"
+    assert document["ts"] > 1e12
+    failed = json.loads(JSONFormatter().format(record("Oops", logging.ERROR, err=OSError(2, "gone"))))
+    assert "v" not in failed
+    assert failed["err"] == "[Errno 2] gone"
+
+
+def test_a_traceback_is_shown_and_masked() -> None:
+    try:
+        raise ValueError("Bearer abcdefghijklmn")
+    except ValueError as err:
+        made = record("Bug", logging.ERROR)
+        made.exc_info = (type(err), err, err.__traceback__)
+    for formatter in (TextFormatter(), JSONFormatter()):
+        line = formatter.format(made)
+        assert "test_formats.py" in line
+        assert "abcdefghijklmn" not in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("token", "s3cr3t"),
+        ("password", "s3cr3t"),
+        ("Authorization", "s3cr3t"),
+        ("manifest-url-header", "X-Key:s3cr3t"),
+        ("staticPodURLHeader", {"X-Key": ["s3cr3t"]}),
+        ("headers", {"Authorization": "s3cr3t", "Cookie": ["s3cr3t"]}),
+        ("storage-driver-password", "s3cr3t"),
+        ("clientSecret", "s3cr3t"),
+    ],
+)
+def test_secrets_are_masked_by_name(key: str, value: object) -> None:
+    for formatter in (TextFormatter(), JSONFormatter()):
+        line = formatter.format(record("x", **{key: value}))
+        assert "s3cr3t" not in line
+        assert MASK in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorization: Bearer s3cr3ts3cr3t",
+        "proxy http://me:s3cr3t@proxy:3128/",
+        "eyJhbGciOiJSUzI1NiJ9.s3cr3tpayload.s3cr3t",
+        "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_secrets_are_masked_by_look(text: str) -> None:
+    assert "s3cr3t" not in mask_text(text)
+    assert "s3cr3t" not in TextFormatter().format(record(text, other=text))
+
+
+@pytest.mark.parametrize("key", ["secretName", "tokenFile", "pod", "imagePullSecretsName", "tokenttl"])
+def test_names_of_secrets_are_shown(key: str) -> None:
+    assert mask_value(key, "web-tls") == "web-tls"

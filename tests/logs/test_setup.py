@@ -1,0 +1,120 @@
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pykubelet.logs import get_logger
+from pykubelet.logs.setup import ROOT, LogOptions, configure, log_health, set_verbosity
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger(ROOT)
+    before = (root.handlers[:], root.level, root.propagate)
+    root.handlers.clear()
+    yield
+    configure(LogOptions())
+    for handler in root.handlers:
+        handler.close()
+    root.handlers[:], root.propagate = before[0], before[2]
+    root.setLevel(before[1])
+
+
+Streams = pytest.CaptureFixture[str]
+
+
+def test_verbosity_decides_what_is_said(capsys: Streams) -> None:
+    log = get_logger("pykubelet.sync.loop")
+    configure(LogOptions(verbosity=3))
+    for verbosity in range(6):
+        log.v(verbosity).info(f"level {verbosity}")
+    said = capsys.readouterr()
+    assert "level 3" in said.err
+    assert "level 4" not in said.err
+    assert bool(log.v(3))
+    assert not log.v(4)
+    set_verbosity(5)
+    log.v(5).info("level 5")
+    assert "level 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["loop", "lo*", "sync/loop", "sync/*"])
+def test_vmodule_raises_one_file(capsys: Streams, pattern: str) -> None:
+    chosen, other = get_logger("pykubelet.sync.loop"), get_logger("pykubelet.node.lease")
+    configure(LogOptions(vmodule=[(pattern, 4)]))
+    chosen.v(4).info("chosen")
+    other.v(4).info("other")
+    configure(LogOptions())
+    chosen.v(4).info("after")
+    said = capsys.readouterr()
+    assert "chosen" in said.err
+    assert "other" not in said.err
+    assert "after" not in said.err
+
+
+def test_vmodule_reaches_a_module_that_is_loaded_later(capsys: Streams) -> None:
+    configure(LogOptions(vmodule=[("latecomer", 4)]))
+    get_logger("pykubelet.sync.latecomer").v(4).info("here")
+    said = capsys.readouterr()
+    assert "here" in said.err
+
+
+def test_bound_keys_are_on_every_line(capsys: Streams) -> None:
+    configure(LogOptions())
+    log = get_logger("pykubelet.sync.worker").bind(pod="default/web", podUID="1")
+    log.info("a")
+    log.error("why", "b", container="main")
+    said = capsys.readouterr()
+    first, second = said.err.splitlines()
+    assert first.endswith('"a" pod="default/web" podUID="1"')
+    assert second.endswith('"b" pod="default/web" podUID="1" err="why" container="main"')
+    assert "test_setup.py:" in first
+
+
+def test_split_stream(capsys: Streams) -> None:
+    configure(LogOptions(format="json", split_stream=True))
+    log = get_logger("pykubelet.x")
+    log.info("fine")
+    log.error(None, "broken")
+    said = capsys.readouterr()
+    assert "fine" in said.out
+    assert "fine" not in said.err
+    assert "broken" in said.err
+    assert "broken" not in said.out
+
+
+def test_log_file_and_threshold(capsys: Streams, tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.log"
+    configure(LogOptions(to_stderr=False, file=str(path)))
+    log = get_logger("pykubelet.x")
+    log.info("fine")
+    log.error(None, "broken")
+    assert "fine" in path.read_text()
+    assert "broken" in path.read_text()
+    said = capsys.readouterr()
+    assert "fine" not in said.err
+    assert "broken" in said.err
+    assert log_health() is None
+
+
+def test_log_file_starts_over_at_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.log"
+    configure(LogOptions(to_stderr=False, file=str(path), file_max_megabytes=1))
+    log = get_logger("pykubelet.x")
+    for _ in range(40):
+        log.info("x" * 50_000)
+    assert path.stat().st_size < 1_200_000
+
+
+def test_health_tells_of_a_full_disk() -> None:
+    configure(LogOptions(to_stderr=False, file="/dev/full"))
+    get_logger("pykubelet.x").info("lost")
+    assert "No space left" in (log_health() or "")
+
+
+def test_a_log_folder_gets_a_file(tmp_path: Path) -> None:
+    configure(LogOptions(to_stderr=False, directory=str(tmp_path)))
+    get_logger("pykubelet.x").info("fine")
+    (made,) = tmp_path.iterdir()
+    assert "fine" in made.read_text()

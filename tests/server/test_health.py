@@ -1,0 +1,75 @@
+import socket
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer, unused_port
+
+from pykubelet.server.health import Check, health_routes
+from pykubelet.server.http import PortError, http_server
+
+
+def client(checks: dict[str, Check]) -> TestClient[web.Request, web.Application]:
+    app = web.Application()
+    app.add_routes(health_routes(checks))
+    return TestClient(TestServer(app))
+
+
+GOOD: dict[str, Check] = {"ping": lambda: None, "log": lambda: None, "syncloop": lambda: None}
+BAD: dict[str, Check] = {**GOOD, "syncloop": lambda: "stuck since yesterday"}
+
+
+@pytest.mark.parametrize(
+    ("checks", "path", "status", "text"),
+    [
+        (GOOD, "/healthz", 200, "ok"),
+        (GOOD, "/healthz/ping", 200, "ok"),
+        (GOOD, "/healthz?verbose", 200, "[+]ping ok\n[+]log ok\n[+]syncloop ok\nhealthz check passed\n"),
+        (
+            BAD,
+            "/healthz",
+            500,
+            "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n",
+        ),
+        (BAD, "/healthz/ping", 200, "ok"),
+        (BAD, "/healthz/syncloop", 500, "internal server error: stuck since yesterday\n"),
+        (BAD, "/healthz?exclude=syncloop", 200, "ok"),
+        (GOOD, "/healthz/nonsense", 404, "no check 'nonsense'; there are: ping, log, syncloop\n"),
+        (GOOD, "/nonsense", 404, "404: Not Found"),
+        (GOOD, "/healthz/", 404, None),
+    ],
+)
+async def test_answers(checks: dict[str, Check], path: str, status: int, text: str | None) -> None:
+    async with client(checks) as http, http.get(path) as answer:
+        assert answer.status == status
+        if text is not None:
+            assert await answer.text() == text
+
+
+async def test_only_reading_is_allowed() -> None:
+    async with client(GOOD) as http, http.post("/healthz") as answer:
+        assert answer.status == 405
+
+
+async def test_server_serves_while_inside_only() -> None:
+    port = unused_port()
+    async with aiohttp.ClientSession() as session:
+        async with http_server("health", "127.0.0.1", port, health_routes(GOOD)):
+            async with session.get(f"http://127.0.0.1:{port}/healthz") as answer:
+                assert await answer.text() == "ok"
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(f"http://127.0.0.1:{port}/healthz")
+
+
+async def test_a_taken_port_is_explained() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(PortError, match=rf"127\.0\.0\.1:{port}: the port is taken by .*choose another"):
+            async with http_server("health", "127.0.0.1", port, []):
+                pytest.fail("must not serve")
+
+
+async def test_a_strange_address_is_explained() -> None:
+    with pytest.raises(PortError, match="no such address"):
+        async with http_server("health", "203.0.113.7", unused_port(), []):
+            pytest.fail("must not serve")

@@ -1,0 +1,133 @@
+import asyncio
+
+import pytest
+
+from pykubelet.api.duration import Duration
+from pykubelet.cri.errors import CriError
+from pykubelet.cri.runtime_pb2 import RuntimeCondition, RuntimeStatus, StatusResponse
+from pykubelet.sync.loop import SyncLoop
+from pykubelet.sync.runtime_state import RuntimeState, problems_in
+from pykubelet.tasks import TaskScope
+
+MINUTE = Duration.parse("1m")
+
+
+def answer(runtime: bool = True, network: bool = True) -> StatusResponse:
+    return StatusResponse(
+        status=RuntimeStatus(
+            conditions=[
+                RuntimeCondition(type="RuntimeReady", status=runtime, reason="R", message="m"),
+                RuntimeCondition(type="NetworkReady", status=network, reason="N", message="n"),
+            ]
+        )
+    )
+
+
+def test_problems_are_split_by_what_they_stop() -> None:
+    assert problems_in(answer()) == ([], [])
+    assert problems_in(answer(runtime=False)) == (["RuntimeReady=false reason:R message:m"], [])
+    assert problems_in(answer(network=False)) == ([], ["NetworkReady=false reason:N message:n"])
+    runtime, network = problems_in(StatusResponse())
+    assert "missing" in runtime[0]
+    assert "missing" in network[0]
+
+
+@pytest.mark.looptime
+async def test_runtime_state_follows_the_runtime() -> None:
+    answers: list[StatusResponse | CriError] = [answer()]
+
+    async def status() -> StatusResponse:
+        found = answers[-1]
+        if isinstance(found, CriError):
+            raise found
+        return found
+
+    state = RuntimeState(status)
+    assert state.errors()
+    async with TaskScope() as scope:
+        scope.start(state.run(), name="state")
+        await asyncio.sleep(1)
+        assert state.errors() == []
+        answers.append(CriError("Status", "UNAVAILABLE", "gone"))
+        await asyncio.sleep(6)
+        assert "gone" in state.errors()[0]
+        answers.append(answer(network=False))
+        await asyncio.sleep(6)
+        assert state.errors() == []
+        assert state.network_errors()
+
+
+@pytest.mark.looptime
+async def test_a_runtime_that_no_longer_answers_counts_as_down() -> None:
+    hanging = asyncio.Event()
+
+    async def status() -> StatusResponse:
+        if hanging.is_set():
+            await asyncio.sleep(3600)
+        return answer()
+
+    state = RuntimeState(status)
+    async with TaskScope() as scope:
+        scope.start(state.run(), name="state")
+        await asyncio.sleep(1)
+        hanging.set()
+        await asyncio.sleep(29)
+        assert state.errors() == []
+        await asyncio.sleep(10)
+        assert state.errors() == ["container runtime is down"]
+
+
+@pytest.mark.looptime
+async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
+    asked: list[float] = []
+
+    def errors() -> list[str]:
+        asked.append(asyncio.get_running_loop().time())
+        return ["down"]
+
+    async with TaskScope() as scope:
+        scope.start(SyncLoop(errors, MINUTE).run(), name="loop")
+        await asyncio.sleep(30)
+    gaps = [round(later - earlier, 3) for earlier, later in zip(asked, asked[1:], strict=False)]
+    assert gaps[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+@pytest.mark.looptime
+async def test_health_notices_a_stuck_loop() -> None:
+    loop = SyncLoop(lambda: [], MINUTE)
+    assert loop.health() is None
+    async with TaskScope() as scope:
+        task = scope.start(loop.run(), name="loop")
+        await asyncio.sleep(600)
+        assert loop.health() is None
+        task.cancel()
+        await asyncio.sleep(119)
+        assert loop.health() is None
+        await asyncio.sleep(3)
+        assert "took longer than expected" in (loop.health() or "")
+
+
+async def test_a_scope_fails_when_one_of_its_tasks_fails() -> None:
+    async def fails() -> None:
+        raise ValueError("part died")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with TaskScope() as scope:
+            scope.start(fails(), name="part")
+            await asyncio.sleep(60)
+    assert caught.group_contains(ValueError, match="part died")
+
+
+async def test_a_scope_cancels_its_tasks() -> None:
+    ended = asyncio.Event()
+
+    async def part() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async with TaskScope() as scope:
+        scope.start(part(), name="part")
+        await asyncio.sleep(0)
+    assert ended.is_set()
