@@ -10,7 +10,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class ProtoBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there at build time only
     """Runs protoc over every .proto below src/ before files are collected."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

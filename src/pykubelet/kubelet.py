@@ -20,7 +20,7 @@ from pykubelet.cri.client import Cri, connect
 from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.cri.runtime_pb2 import CgroupDriver
-from pykubelet.host import addresses, capabilities, cgroups, hostname, lockfile, notify, oom, rlimits, swap
+from pykubelet.host import addresses, cgroups, hostname, lockfile, notify, oom, rlimits, swap
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
 from pykubelet.server.configz import configz_document

@@ -84,7 +84,7 @@ def test_a_traceback_is_shown_and_masked() -> None:
 )
 def test_secrets_are_masked_by_name(key: str, value: object) -> None:
     for formatter in (TextFormatter(), JSONFormatter()):
-        line = formatter.format(record("x", **{key: value}))
+        line = formatter.format(record("x", logging.INFO, **{key: value}))
         assert "s3cr3t" not in line
         assert MASK in line
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.logs import get_logger
-from pykubelet.logs.setup import ROOT, LogOptions, configure, log_health, set_verbosity
+from pykubelet.logs.logger import ROOT
+from pykubelet.logs.setup import LogOptions, configure, log_health, set_verbosity
 
 
 @pytest.fixture(autouse=True)

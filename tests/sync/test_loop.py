@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 
 import pytest
 
@@ -88,13 +89,13 @@ async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
     async with TaskScope() as scope:
         scope.start(SyncLoop(errors, MINUTE).run(), name="loop")
         await asyncio.sleep(30)
-    gaps = [round(later - earlier, 3) for earlier, later in zip(asked, asked[1:], strict=False)]
+    gaps = [round(later - earlier, 3) for earlier, later in itertools.pairwise(asked)]
     assert gaps[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 @pytest.mark.looptime
 async def test_health_notices_a_stuck_loop() -> None:
-    loop = SyncLoop(lambda: [], MINUTE)
+    loop = SyncLoop(list, MINUTE)
     assert loop.health() is None
     async with TaskScope() as scope:
         task = scope.start(loop.run(), name="loop")

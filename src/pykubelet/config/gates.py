@@ -95,7 +95,9 @@ class FeatureGates:
         for gate in known_gates().values():
             off = [need for need in gate.needs if not self.enabled(need)]
             if off and self.enabled(gate.name):
-                culprit = gate.name if gate.name in wanted else next((n for n in off if n in wanted), gate.name)
+                culprit = (
+                    gate.name if gate.name in wanted else next((n for n in off if n in wanted), gate.name)
+                )
                 problems.append(
                     Problem(
                         where(culprit),

@@ -1,7 +1,6 @@
 """The container runtime interface: its protocol and an async client that names what failed.
 
-    cri = await connect("unix:///run/containerd/containerd.sock", timeout=Duration.parse("2m"), metrics=metrics)
-    async with cri:
+    async with await connect("unix:///run/containerd/containerd.sock", timeout=two_minutes, metrics=m) as cri:
         sandbox = await cri.runtime.run_pod_sandbox(config)
 
 - `runtime.proto`: the messages; `events*.proto`: containerd's own event service.

@@ -15,6 +15,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -35,11 +36,13 @@ Answer = TypeVar("Answer", bound=Message)
 Check = Callable[[Answer], str]
 """Looks at an answer and returns what is wrong with it, or nothing."""
 
+FOREVER = math.inf
+"""The timeout of a call that may take as long as it takes."""
+
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Go's servers refuse a socket's path as the name of a host.
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
@@ -69,18 +72,18 @@ class Channel:
         request: Message,
         answer: type[Answer],
         *,
-        timeout: float | None,
+        timeout: float,
         operation: str = "",
         check: Check[Answer] | None = None,
     ) -> Answer:
-        """Make one call: `method` is its full path, `timeout` in seconds (None: as long as it takes).
+        """Make one call: `method` is its full path, `timeout` in seconds.
 
         `operation` is the name under which it is measured; without one it is not. An answer that
         `check` objects to is a failure like any other.
         """
         with self._watch(method, request, operation):
             stub = self._stub(self._grpc.unary_unary, method, request, answer)
-            response: Answer = await stub(request, timeout=timeout)
+            response: Answer = await stub(request, timeout=_deadline(timeout))
             if check is not None and (wrong := check(response)):
                 raise BadResponse(_name(method), wrong)
             return response
@@ -91,7 +94,7 @@ class Channel:
         request: Message,
         answer: type[Answer],
         *,
-        timeout: float | None,
+        timeout: float,
         operation: str = "",
     ) -> AsyncIterator[Answer]:
         """Make one call that is answered many times.
@@ -99,7 +102,9 @@ class Channel:
         Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops.
         """
         with self._watch(method, request, operation):
-            call = self._stub(self._grpc.unary_stream, method, request, answer)(request, timeout=timeout)
+            call = self._stub(self._grpc.unary_stream, method, request, answer)(
+                request, timeout=_deadline(timeout)
+            )
             try:
                 async for response in call:
                     yield response
@@ -156,7 +161,13 @@ class Channel:
             if operation:
                 self.metrics.observe(operation, seconds, failed=code != "OK")
             if _trace:
-                _trace.info("Called the runtime", call=name, code=code, seconds=round(seconds, 6), **_subject(request))
+                _trace.info(
+                    "Called the runtime", call=name, code=code, seconds=round(seconds, 6), **_subject(request)
+                )
+
+
+def _deadline(timeout: float) -> float | None:
+    return None if timeout == FOREVER else timeout
 
 
 def _name(method: str) -> str:

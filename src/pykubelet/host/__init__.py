@@ -1,4 +1,7 @@
-"""Linux as the agent sees it: cgroups, mounts, /proc, sockets to systemd; the only room that touches the machine directly."""
+"""Linux as the agent sees it: cgroups, mounts, /proc, sockets to systemd.
+
+The only room that touches the machine directly.
+"""
 
 
 class HostError(Exception):

@@ -18,7 +18,7 @@ from pykubelet.host.interfaces import Interface, read_interfaces
 
 IPAddress = IPv4Address | IPv6Address
 
-_LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F:.])0+(?=[0-9])|(?<=\.)0+(?=[0-9])")
+_DOTTED = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _BROADCAST = IPv4Address("255.255.255.255")
 
 
@@ -67,8 +67,10 @@ def parse_address(text: str) -> IPAddress | None:
 
     Leading zeros are decimal, an IPv4 address in IPv6 clothes is IPv4, and a zone is not allowed.
     """
+    if _DOTTED.fullmatch(text):
+        text = ".".join(part.lstrip("0") or "0" for part in text.split("."))
     try:
-        address = ip_address(_LEADING_ZEROS.sub("", text) if "." in text else text)
+        address = ip_address(text)
     except ValueError:
         return None
     if isinstance(address, IPv6Address):
@@ -174,7 +176,9 @@ def parse_ipv6_routes(text: str) -> list[DefaultRoute]:
     """Find the default routes in /proc/net/ipv6_route; those without a gateway are the kernel's own."""
     rows = [line.split() for line in text.splitlines()]
     return [
-        DefaultRoute(row[9], 6) for row in rows if len(row) > 9 and int(row[0], 16) == 0 and int(row[4], 16) != 0
+        DefaultRoute(row[9], 6)
+        for row in rows
+        if len(row) > 9 and int(row[0], 16) == 0 and int(row[4], 16) != 0
     ]
 
 
@@ -184,7 +188,9 @@ def _node_ip_problem(addresses: list[IPAddress], ignored: list[str]) -> str | No
     if len(addresses) > 2 or len({address.version for address in addresses}) != len(addresses):
         return "must contain either a single IP or a dual-stack pair of IPs, such as 192.0.2.10,2001:db8::10"
     if len(addresses) == 2 and any(address.is_unspecified for address in addresses):
-        return "dual-stack node IP cannot include '0.0.0.0' or '::': give both addresses, or one of these alone"
+        return (
+            "dual-stack node IP cannot include '0.0.0.0' or '::': give both addresses, or one of these alone"
+        )
     return None
 
 

@@ -9,10 +9,12 @@ pods where nobody looks for them.
 import ctypes
 import os
 import platform
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+
+from pykubelet.host.mounts import Mount, parse_mountinfo
 
 CGROUP2_MAGIC = 0x63677270
 REQUIRED_V1 = frozenset({"cpu", "cpuacct", "cpuset", "memory"})
@@ -74,7 +76,7 @@ def detect_cgroups(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc
         mounts = dict.fromkeys(names, root)
         own = dict.fromkeys(["", *names], own.get("", "/"))
     else:
-        mounts = parse_v1_mounts((proc / "self/mountinfo").read_text(), frozenset(own))
+        mounts = find_v1_mounts(parse_mountinfo((proc / "self/mountinfo").read_text()), frozenset(own))
     return Cgroups(mode, root, mounts, own)
 
 
@@ -85,20 +87,17 @@ def decide_mode(root_magic: int, unified_magic: int | None) -> CgroupMode:
     return CgroupMode.HYBRID if unified_magic == CGROUP2_MAGIC else CgroupMode.V1
 
 
-def parse_v1_mounts(mountinfo: str, names: frozenset[str]) -> dict[str, Path]:
-    """Find each v1 controller's mount point in the text of /proc/self/mountinfo.
+def find_v1_mounts(mounts: Iterable[Mount], names: frozenset[str]) -> dict[str, Path]:
+    """Find each v1 controller's mount point.
 
-    `names` are those of `parse_own_cgroups`; they tell controllers from other mount options. Of several mount points of one controller the first counts: later ones are bind mounts
-    made for containers.
+    `names` are those of `parse_own_cgroups`; they tell controllers from other mount options. Of
+    several mount points of one controller the first counts: later ones were made for containers.
     """
     found: dict[str, Path] = {}
-    for line in mountinfo.splitlines():
-        left, separator, right = line.partition(" - ")
-        before, after = left.split(), right.split()
-        if not separator or len(before) < 5 or len(after) < 3 or after[0] != "cgroup":
-            continue
-        for name in names.intersection(after[2].split(",")):
-            found.setdefault(name, Path(_unescape(before[4])))
+    for mount in mounts:
+        if mount.kind == "cgroup":
+            for name in mount.options & names:
+                found.setdefault(name, mount.point)
     return found
 
 
@@ -106,7 +105,7 @@ def parse_own_cgroups(text: str) -> dict[str, str]:
     """Read /proc/PID/cgroup: controller to cgroup, the v2 hierarchy under ""."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        _, names, cgroup = (line.split(":", 2) + ["", ""])[:3]
+        _, names, cgroup = [*line.split(":", 2), "", ""][:3]
         for name in names.split(","):
             found[name] = cgroup or "/"
     return found
@@ -132,7 +131,3 @@ def _magic_or_none(path: Path) -> int | None:
         return filesystem_magic(path)
     except OSError:
         return None
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

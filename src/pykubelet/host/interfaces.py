@@ -54,7 +54,8 @@ def read_interfaces() -> list[Interface]:
         entry = first
         while entry:
             raw = entry.contents
-            name, flags = os.fsdecode(raw.name), raw.flags
+            # An address with a label of its own comes as "eth0:label".
+            name, flags = os.fsdecode(raw.name).partition(":")[0], raw.flags
             interface = found.setdefault(
                 name,
                 Interface(name, bool(flags & _UP), bool(flags & _LOOPBACK), bool(flags & _POINT_TO_POINT)),

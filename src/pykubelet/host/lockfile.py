@@ -135,5 +135,5 @@ def _explain(path: Path, err: OSError) -> str:
         case errno.EROFS:
             why = "the filesystem is read-only: give another --lock-file"
         case _:
-            why = err.strerror
+            why = err.strerror or str(err)
     return f"unable to acquire file lock on {str(path)!r}: {why}"

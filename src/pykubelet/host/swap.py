@@ -51,7 +51,7 @@ def swap_problem(areas: list[SwapArea]) -> str | None:
     listed = "; ".join(str(area) for area in areas)
     return (
         f"running with swap on is not supported, and /proc/swaps lists {listed}: "
-        "turn it off (swapoff -a, and take it out of /etc/fstab) or set failSwapOn: false (--fail-swap-on=false)"
+        "turn it off (swapoff -a, and /etc/fstab) or set --fail-swap-on=false (failSwapOn: false)"
     )
 
 

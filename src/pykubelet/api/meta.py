@@ -1,0 +1,100 @@
+"""What every Kubernetes object has, and how objects are read and written.
+
+Objects are structs of the fields in use; unknown fields are skipped on reading, as every client of
+an evolving API must. Quantities are parsed on the way in, so that a bad one is an error with its
+path at the door and not a surprise deep inside.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from pykubelet.api.casing import wire_name
+from pykubelet.api.quantity import Quantity
+
+T = TypeVar("T")
+
+Resources = dict[str, Quantity]
+IntOrString = int | str
+
+
+class ObjectStruct(msgspec.Struct, kw_only=True, rename=wire_name, omit_defaults=True):
+    """Common shape of the structs of the API."""
+
+
+class OwnerReference(ObjectStruct):
+    """Who made an object."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+    block_owner_deletion: bool | None = None
+
+
+class ObjectMeta(ObjectStruct):
+    """Identity, labels and life of an object."""
+
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+    finalizers: list[str] = []
+
+
+def now() -> datetime:
+    """The time as the API writes it: UTC, whole seconds."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _read_hook(kind: type, value: Any) -> Any:
+    if kind is Quantity and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return Quantity.parse(str(value))
+    raise ValueError(f"{value!r} is not a {kind.__name__.lower()}")
+
+
+def _write_hook(value: Any) -> Any:
+    if isinstance(value, Quantity):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in the API")
+
+
+def from_document(kind: type[T], document: Any) -> T:
+    """Make an object of a decoded JSON or YAML document.
+
+    Raises ValueError with the path of the first field that does not fit.
+    """
+    try:
+        return msgspec.convert(document, kind, dec_hook=_read_hook, strict=True)
+    except msgspec.ValidationError as err:
+        raise ValueError(str(err).replace("`$.", "`").replace("`$`", "the document")) from err
+
+
+def from_json(kind: type[T], data: bytes) -> T:
+    """Make an object of JSON text; raises ValueError as `from_document` does."""
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_read_hook)
+    except msgspec.MsgspecError as err:
+        raise ValueError(str(err).replace("`$.", "`").replace("`$`", "the document")) from err
+
+
+def to_document(value: Any) -> Any:
+    """Give an object as plain JSON-ready values, without fields that are unset."""
+    return msgspec.to_builtins(value, enc_hook=_write_hook)
+
+
+def to_json(value: Any) -> bytes:
+    """Give an object as JSON text."""
+    return msgspec.json.encode(value, enc_hook=_write_hook)

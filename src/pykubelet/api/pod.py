@@ -1,0 +1,422 @@
+"""The pod as its author wrote it: metadata and spec.
+
+Only what the node agent reads is here; what the scheduler and the API server keep for themselves is
+skipped. The defaults are Go's zero values; Kubernetes' own defaults are filled in by whoever
+accepts a pod that did not pass through an API server (`pods/defaults.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import field
+
+from pykubelet.api.meta import IntOrString, ObjectMeta, ObjectStruct, Resources
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.api.volume import Volume
+
+
+class ContainerPort(ObjectStruct):
+    """A port that a container listens on, perhaps published on the host."""
+
+    name: str = ""
+    container_port: int = 0
+    host_port: int = 0
+    protocol: str = "TCP"
+    host_ip: str = ""
+
+
+class ObjectFieldSelector(ObjectStruct):
+    """A field of the pod itself."""
+
+    field_path: str
+    api_version: str = ""
+
+
+class ResourceFieldSelector(ObjectStruct):
+    """A resource of one of the pod's containers."""
+
+    resource: str
+    container_name: str = ""
+    divisor: str | int = "0"
+
+
+class KeySelector(ObjectStruct):
+    """A key of a configMap or secret."""
+
+    key: str
+    name: str = ""
+    optional: bool | None = None
+
+
+class FileKeySelector(ObjectStruct):
+    """A key of an environment file in a volume of the pod."""
+
+    volume_name: str
+    path: str
+    key: str
+    optional: bool | None = None
+
+
+class EnvVarSource(ObjectStruct):
+    """Where a variable's value comes from."""
+
+    field_ref: ObjectFieldSelector | None = None
+    resource_field_ref: ResourceFieldSelector | None = None
+    config_map_key_ref: KeySelector | None = None
+    secret_key_ref: KeySelector | None = None
+    file_key_ref: FileKeySelector | None = None
+
+
+class EnvVar(ObjectStruct):
+    """One environment variable."""
+
+    name: str
+    value: str = ""
+    value_from: EnvVarSource | None = None
+
+
+class NamedRef(ObjectStruct):
+    """A configMap or secret by name."""
+
+    name: str = ""
+    optional: bool | None = None
+
+
+class EnvFromSource(ObjectStruct):
+    """All keys of a configMap or secret as variables."""
+
+    prefix: str = ""
+    config_map_ref: NamedRef | None = None
+    secret_ref: NamedRef | None = None
+
+
+class ExecAction(ObjectStruct):
+    """A command in the container."""
+
+    command: list[str] = []
+
+
+class HTTPHeader(ObjectStruct):
+    """A header of a probe's or hook's request."""
+
+    name: str
+    value: str = ""
+
+
+class HTTPGetAction(ObjectStruct):
+    """An HTTP request to the pod."""
+
+    port: IntOrString
+    path: str = ""
+    host: str = ""
+    scheme: str = ""
+    http_headers: list[HTTPHeader] = []
+
+
+class TCPSocketAction(ObjectStruct):
+    """A TCP connection to the pod."""
+
+    port: IntOrString
+    host: str = ""
+
+
+class GRPCAction(ObjectStruct):
+    """A gRPC health check."""
+
+    port: int
+    service: str | None = None
+
+
+class SleepAction(ObjectStruct):
+    """A pause."""
+
+    seconds: int
+
+
+class LifecycleHandler(ObjectStruct):
+    """What a hook does; exactly one of these."""
+
+    exec: ExecAction | None = None
+    http_get: HTTPGetAction | None = None
+    tcp_socket: TCPSocketAction | None = None
+    sleep: SleepAction | None = None
+
+
+class Lifecycle(ObjectStruct):
+    """Hooks after a container's start and before its end."""
+
+    post_start: LifecycleHandler | None = None
+    pre_stop: LifecycleHandler | None = None
+    stop_signal: str | None = None
+
+
+class Probe(ObjectStruct):
+    """A periodic question to a container. Zeros mean the default (period 10, timeout 1, thresholds 3 and 1)."""
+
+    exec: ExecAction | None = None
+    http_get: HTTPGetAction | None = None
+    tcp_socket: TCPSocketAction | None = None
+    grpc: GRPCAction | None = None
+    initial_delay_seconds: int = 0
+    timeout_seconds: int = 0
+    period_seconds: int = 0
+    success_threshold: int = 0
+    failure_threshold: int = 0
+    termination_grace_period_seconds: int | None = None
+
+
+class ResourceClaim(ObjectStruct):
+    """A claim of the pod that a container uses."""
+
+    name: str
+    request: str = ""
+
+
+class ResourceRequirements(ObjectStruct):
+    """What a container may use at most and is promised at least."""
+
+    limits: Resources = {}
+    requests: Resources = {}
+    claims: list[ResourceClaim] = []
+
+
+class VolumeMount(ObjectStruct):
+    """A volume's place in a container."""
+
+    name: str
+    mount_path: str
+    read_only: bool = False
+    recursive_read_only: str | None = None
+    sub_path: str = ""
+    sub_path_expr: str = ""
+    mount_propagation: str | None = None
+
+
+class VolumeDevice(ObjectStruct):
+    """A block volume's device in a container."""
+
+    name: str
+    device_path: str
+
+
+class Capabilities(ObjectStruct):
+    """Linux capabilities added and dropped."""
+
+    add: list[str] = []
+    drop: list[str] = []
+
+
+class SELinuxOptions(ObjectStruct):
+    """An SELinux label."""
+
+    user: str = ""
+    role: str = ""
+    type: str = ""
+    level: str = ""
+
+
+class Profile(ObjectStruct):
+    """A seccomp or AppArmor profile: `RuntimeDefault`, `Unconfined` or `Localhost`."""
+
+    type: str
+    localhost_profile: str | None = None
+
+
+class SecurityContext(ObjectStruct):
+    """Privileges of one container."""
+
+    capabilities: Capabilities | None = None
+    privileged: bool | None = None
+    se_linux_options: SELinuxOptions | None = None
+    run_as_user: int | None = None
+    run_as_group: int | None = None
+    run_as_non_root: bool | None = None
+    read_only_root_filesystem: bool | None = None
+    allow_privilege_escalation: bool | None = None
+    proc_mount: str | None = None
+    seccomp_profile: Profile | None = None
+    app_armor_profile: Profile | None = None
+
+
+class Sysctl(ObjectStruct):
+    """A kernel parameter of the pod's namespaces."""
+
+    name: str
+    value: str
+
+
+class PodSecurityContext(ObjectStruct):
+    """Privileges and ids that all containers share."""
+
+    se_linux_options: SELinuxOptions | None = None
+    run_as_user: int | None = None
+    run_as_group: int | None = None
+    run_as_non_root: bool | None = None
+    supplemental_groups: list[int] = []
+    supplemental_groups_policy: str | None = None
+    fs_group: int | None = None
+    fs_group_change_policy: str | None = None
+    sysctls: list[Sysctl] = []
+    seccomp_profile: Profile | None = None
+    app_armor_profile: Profile | None = None
+
+
+class ExitCodes(ObjectStruct):
+    """Exit codes that a restart rule speaks of."""
+
+    operator: Literal["In", "NotIn"]
+    values: list[int] = []
+
+
+class RestartRule(ObjectStruct):
+    """What to do when a container ends in a given way."""
+
+    action: str
+    exit_codes: ExitCodes | None = None
+
+
+class Container(ObjectStruct):
+    """A container: image, process, resources, mounts, probes, privileges.
+
+    Ephemeral containers are the same with `target_container_name`.
+    """
+
+    name: str
+    image: str = ""
+    command: list[str] = []
+    args: list[str] = []
+    working_dir: str = ""
+    ports: list[ContainerPort] = []
+    env_from: list[EnvFromSource] = []
+    env: list[EnvVar] = []
+    resources: ResourceRequirements = field(default_factory=ResourceRequirements)
+    restart_policy: str | None = None
+    restart_policy_rules: list[RestartRule] = []
+    volume_mounts: list[VolumeMount] = []
+    volume_devices: list[VolumeDevice] = []
+    liveness_probe: Probe | None = None
+    readiness_probe: Probe | None = None
+    startup_probe: Probe | None = None
+    lifecycle: Lifecycle | None = None
+    termination_message_path: str = ""
+    termination_message_policy: str = ""
+    image_pull_policy: str = ""
+    security_context: SecurityContext | None = None
+    stdin: bool = False
+    stdin_once: bool = False
+    tty: bool = False
+    target_container_name: str = ""
+
+
+class HostAlias(ObjectStruct):
+    """Lines of /etc/hosts."""
+
+    ip: str
+    hostnames: list[str] = []
+
+
+class DNSOption(ObjectStruct):
+    """An option of resolv.conf."""
+
+    name: str = ""
+    value: str | None = None
+
+
+class PodDNSConfig(ObjectStruct):
+    """Additions to resolv.conf."""
+
+    nameservers: list[str] = []
+    searches: list[str] = []
+    options: list[DNSOption] = []
+
+
+class ReadinessGate(ObjectStruct):
+    """A condition that others set and that the pod's readiness needs."""
+
+    condition_type: str
+
+
+class Toleration(ObjectStruct):
+    """A taint that the pod bears."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class PodOS(ObjectStruct):
+    """The operating system that the pod is for."""
+
+    name: str = ""
+
+
+class PodSpec(ObjectStruct):
+    """What the author wants."""
+
+    containers: list[Container] = []
+    init_containers: list[Container] = []
+    ephemeral_containers: list[Container] = []
+    volumes: list[Volume] = []
+    restart_policy: str = ""
+    termination_grace_period_seconds: int | None = None
+    active_deadline_seconds: int | None = None
+    dns_policy: str = ""
+    dns_config: PodDNSConfig | None = None
+    node_selector: dict[str, str] = {}
+    service_account_name: str = ""
+    automount_service_account_token: bool | None = None
+    node_name: str = ""
+    host_network: bool = False
+    host_pid: bool = False
+    host_ipc: bool = False
+    host_users: bool | None = None
+    share_process_namespace: bool | None = None
+    security_context: PodSecurityContext = field(default_factory=PodSecurityContext)
+    image_pull_secrets: list[NamedRef] = []
+    hostname: str = ""
+    hostname_override: str | None = None
+    subdomain: str = ""
+    set_hostname_as_fqdn: bool | None = None
+    scheduler_name: str = ""
+    tolerations: list[Toleration] = []
+    host_aliases: list[HostAlias] = []
+    priority_class_name: str = ""
+    priority: int | None = None
+    preemption_policy: str | None = None
+    readiness_gates: list[ReadinessGate] = []
+    runtime_class_name: str | None = None
+    enable_service_links: bool | None = None
+    overhead: Resources = {}
+    os: PodOS | None = None
+    resources: ResourceRequirements | None = None
+
+
+class Pod(ObjectStruct):
+    """A pod: identity, wish, and what became of it."""
+
+    kind: str = "Pod"
+    api_version: str = "v1"
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: PodSpec = field(default_factory=PodSpec)
+    status: PodStatus = field(default_factory=PodStatus)
+
+    @property
+    def full_name(self) -> str:
+        """`namespace/name`, for logs and people."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def uid(self) -> str:
+        """The pod's identity over its whole life."""
+        return self.metadata.uid
+
+
+class PodList(ObjectStruct):
+    """Several pods."""
+
+    kind: str = "PodList"
+    api_version: str = "v1"
+    items: list[Pod] = []

@@ -1,0 +1,134 @@
+"""The pod as the node found it: phase, conditions, containers' states."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+from msgspec import field
+
+from pykubelet.api.casing import wire_name
+from pykubelet.api.meta import ObjectStruct, Resources
+
+
+class ContainerStateWaiting(ObjectStruct):
+    """Not running yet, and why."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerStateRunning(ObjectStruct):
+    """Running since."""
+
+    started_at: datetime | None = None
+
+
+class ContainerStateTerminated(msgspec.Struct, kw_only=True, rename=wire_name):
+    """How it ended; the exit code is always said, even when zero."""
+
+    exit_code: int
+    signal: int | msgspec.UnsetType = msgspec.UNSET
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    message: str | msgspec.UnsetType = msgspec.UNSET
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    container_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ContainerState(ObjectStruct):
+    """At most one of the three."""
+
+    waiting: ContainerStateWaiting | None = None
+    running: ContainerStateRunning | None = None
+    terminated: ContainerStateTerminated | None = None
+
+
+class StatusResources(ObjectStruct):
+    """Resources that a running container really has."""
+
+    limits: Resources = {}
+    requests: Resources = {}
+
+
+class VolumeMountStatus(ObjectStruct):
+    """How a volume was mounted."""
+
+    name: str
+    mount_path: str
+    read_only: bool = False
+    recursive_read_only: str | None = None
+
+
+class LinuxUser(msgspec.Struct, kw_only=True, rename=wire_name):
+    """Ids of a container's first process."""
+
+    uid: int
+    gid: int
+    supplemental_groups: list[int] = []
+
+
+class ContainerUser(ObjectStruct):
+    """Who a container's first process is."""
+
+    linux: LinuxUser | None = None
+
+
+class ContainerStatus(msgspec.Struct, kw_only=True, rename=wire_name):
+    """One container's state; the first fields are always written, as clients expect."""
+
+    name: str
+    state: ContainerState = field(default_factory=ContainerState)
+    last_state: ContainerState = field(default_factory=ContainerState)
+    ready: bool = False
+    restart_count: int = 0
+    image: str = ""
+    image_id: str = ""
+    container_id: str | msgspec.UnsetType = msgspec.UNSET
+    started: bool | msgspec.UnsetType = msgspec.UNSET
+    allocated_resources: Resources | msgspec.UnsetType = msgspec.UNSET
+    resources: StatusResources | msgspec.UnsetType = msgspec.UNSET
+    volume_mounts: list[VolumeMountStatus] | msgspec.UnsetType = msgspec.UNSET
+    user: ContainerUser | msgspec.UnsetType = msgspec.UNSET
+    stop_signal: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class PodCondition(msgspec.Struct, kw_only=True, rename=wire_name):
+    """One of the pod's conditions."""
+
+    type: str
+    status: str
+    observed_generation: int | msgspec.UnsetType = msgspec.UNSET
+    last_probe_time: datetime | None = None
+    last_transition_time: datetime | None = None
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    message: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class AddressStatus(ObjectStruct):
+    """An address of the pod or its host."""
+
+    ip: str = ""
+
+
+class PodStatus(ObjectStruct):
+    """What became of the pod."""
+
+    observed_generation: int = 0
+    phase: str = ""
+    conditions: list[PodCondition] = []
+    message: str = ""
+    reason: str = ""
+    nominated_node_name: str = ""
+    host_ip: str = ""
+    host_ips: list[AddressStatus] = []
+    pod_ip: str = ""
+    pod_ips: list[AddressStatus] = []
+    start_time: datetime | None = None
+    init_container_statuses: list[ContainerStatus] = []
+    container_statuses: list[ContainerStatus] = []
+    ephemeral_container_statuses: list[ContainerStatus] = []
+    qos_class: str = ""
+    resize: str = ""
+    allocated_resources: Resources = {}
+    resources: StatusResources | None = None

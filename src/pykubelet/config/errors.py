@@ -1,0 +1,30 @@
+"""What is wrong with a configuration, told all at once.
+
+A person who fixes one mistake per run loses patience; so everything in this room that looks at
+input collects `Problem`s, and the few places that must stop raise one `ConfigError` with all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake: where it is, and one sentence that says what is allowed there."""
+
+    path: str
+    """A field (`evictionHard[memory.available]`), a flag (`--max-pods`) or a file."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `str()` gives one line per problem."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(map(str, self.problems)))

@@ -1,0 +1,139 @@
+"""Taking one CNI network's rules out of the machine's packet filter.
+
+The CNI plugins `bridge` and `portmap` label what they add with the network's name, so a network's
+rules can be found and removed even when the plugins themselves can no longer be asked. What to
+remove is decided from the text of `iptables-save`; it is removed in one transaction, so that no
+chain is ever left without the jump that says whose it is.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pykubelet.host.processes import CommandError, run
+
+SHARED_CHAINS = frozenset({"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"})
+"""Chains that `portmap` makes once and that all networks of a machine share."""
+
+_OWN_CHAIN = re.compile(r"CNI-(DN-)?[0-9a-f]+")
+_PROGRAMS = ("iptables", "ip6tables")
+
+
+@dataclass(slots=True)
+class Table:
+    """One table of the packet filter."""
+
+    name: str
+    chains: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    """Each as `iptables-save` writes it: `-A CHAIN …`."""
+
+
+def parse_save(text: str) -> list[Table]:
+    """Read what `iptables-save` prints."""
+    tables: list[Table] = []
+    for line in text.splitlines():
+        if line.startswith("*"):
+            tables.append(Table(line[1:].strip()))
+        elif line.startswith(":") and tables:
+            tables[-1].chains.append(line[1:].split(" ", 1)[0])
+        elif line.startswith("-A ") and tables:
+            tables[-1].rules.append(line)
+    return tables
+
+
+def rules_of(text: str, network: str) -> list[str]:
+    """Give the rules that are labelled with this network's name."""
+    return [rule for table in parse_save(text) for rule in table.rules if _is_labelled(rule, network)]
+
+
+def plan_removal(text: str, network: str, *, keep_chains: Collection[str] = SHARED_CHAINS) -> str:
+    """Decide how to remove a network from the packet filter whose `iptables-save` is `text`.
+
+    Returns what `iptables-restore --noflush` shall read; empty when there is nothing to do. The
+    shared chains that are not in `keep_chains` go, too, once no other network uses them.
+    """
+    blocks = [_plan_table(table, network, frozenset(keep_chains)) for table in parse_save(text)]
+    return "".join(block for block in blocks if block)
+
+
+async def save(program: str = "iptables") -> str:
+    """Give the packet filter's text; empty where the program or the kernel's part is missing."""
+    try:
+        return await run(f"{program}-save")
+    except CommandError:
+        return ""
+
+
+async def shared_chains_present() -> set[str]:
+    """Give those shared chains that exist now."""
+    found: set[str] = set()
+    for program in _PROGRAMS:
+        for table in parse_save(await save(program)):
+            found.update(SHARED_CHAINS.intersection(table.chains))
+    return found
+
+
+async def network_rules(network: str) -> list[str]:
+    """Give the rules of a network that are in force now."""
+    return [rule for program in _PROGRAMS for rule in rules_of(await save(program), network)]
+
+
+async def remove_network(network: str, *, keep_chains: Collection[str] = SHARED_CHAINS) -> None:
+    """Remove a network's rules and chains, IPv4 and IPv6.
+
+    Raises CommandError when someone else keeps changing the same rules under our hands.
+    """
+    for program in _PROGRAMS:
+        for attempt in range(5):
+            plan = plan_removal(await save(program), network, keep_chains=keep_chains)
+            if not plan:
+                break
+            try:
+                await run(f"{program}-restore", "--noflush", "--wait", "5", input=plan.encode())
+            except CommandError:
+                # Between reading and writing a plugin may have removed what we wanted to remove.
+                if attempt == 4:
+                    raise
+
+
+def _is_labelled(rule: str, network: str) -> bool:
+    return rf"name: \"{network}\" id: \"" in rule
+
+
+def _chain(rule: str) -> str:
+    return rule.split(" ", 2)[1]
+
+
+def _target(rule: str) -> str:
+    words = rule.rsplit(" -j ", 1)
+    return words[1].split(" ", 1)[0] if len(words) == 2 else ""
+
+
+def _plan_table(table: Table, network: str, keep: frozenset[str]) -> str:
+    labelled = [rule for rule in table.rules if _is_labelled(rule, network)]
+    candidates = {_chain(rule) for rule in labelled} | {_target(rule) for rule in labelled}
+    doomed = {name for name in candidates if _OWN_CHAIN.fullmatch(name) and name in table.chains}
+    deletions = [rule for rule in labelled if _chain(rule) not in doomed]
+    remaining = [rule for rule in table.rules if _chain(rule) not in doomed and rule not in deletions]
+    unused = _unused_shared(table, remaining, keep)
+    deletions += [rule for rule in remaining if _target(rule) in unused and _chain(rule) not in unused]
+    doomed |= unused
+    if not doomed and not deletions:
+        return ""
+    lines = [f"*{table.name}"]
+    lines += ["-D " + rule.removeprefix("-A ") for rule in deletions]
+    # All are emptied before any is deleted: a chain that is jumped to cannot be deleted.
+    lines += [f"-F {name}" for name in sorted(doomed)]
+    lines += [f"-X {name}" for name in sorted(doomed)]
+    return "\n".join([*lines, "COMMIT", ""])
+
+
+def _unused_shared(table: Table, remaining: list[str], keep: frozenset[str]) -> set[str]:
+    """Give the shared chains that serve nobody: no host port is left, and no stranger jumps there."""
+    present = SHARED_CHAINS.intersection(table.chains)
+    if any(_chain(rule) == "CNI-HOSTPORT-DNAT" for rule in remaining):
+        return set()
+    builtin = {"PREROUTING", "OUTPUT", "POSTROUTING"}
+    strangers = {_target(rule) for rule in remaining if _chain(rule) not in builtin | SHARED_CHAINS}
+    return {name for name in present if name not in keep and name not in strangers}

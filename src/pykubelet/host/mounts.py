@@ -1,0 +1,121 @@
+"""What is mounted where, and taking it away again.
+
+Reads the kernel's own table (`/proc/self/mountinfo`), which is the only one that knows every
+bind mount and every mount on top of another. Which mounts to take away, and in which order, is
+decided by a pure function.
+"""
+
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of the kernel's mount table."""
+
+    id: int
+    parent: int
+    root: str
+    """The directory of the file system that is visible here; `/` unless it is a bind mount."""
+    point: Path
+    kind: str
+    """The file system's type: `ext4`, `overlay`, `cgroup2`."""
+    source: str
+    options: frozenset[str]
+    """Options of the mount and of its file system together."""
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """Read the table's text, in the kernel's order: what lies on top comes later."""
+    return [mount for line in text.splitlines() if (mount := _parse_line(line)) is not None]
+
+
+def read_mounts() -> list[Mount]:
+    """Give the mounts that this process sees."""
+    return parse_mountinfo(MOUNTINFO.read_text(errors="surrogateescape"))
+
+
+def mounts_below(mounts: Iterable[Mount], directory: Path) -> list[Mount]:
+    """Give the mounts strictly below a directory; one on the directory itself is not ours to judge."""
+    return [mount for mount in mounts if directory in mount.point.parents]
+
+
+def plan_unmounts(mounts: Iterable[Mount], directory: Path) -> list[Path]:
+    """Decide what to unmount so that nothing is mounted below a directory, in a workable order.
+
+    Children come before their parents and upper layers before what they hide, which is the
+    reverse of each mount's depth in the tree. A point that is mounted over twice appears twice.
+    """
+    below = mounts_below(mounts, directory)
+    parents = {mount.id: mount.parent for mount in below}
+
+    def depth(mount: Mount) -> int:
+        steps, seen, at = 0, {mount.id}, mount.parent
+        while at in parents and at not in seen:
+            seen.add(at)
+            steps, at = steps + 1, parents[at]
+        return steps
+
+    order = sorted(enumerate(below), key=lambda item: (depth(item[1]), item[0]), reverse=True)
+    return [mount.point for _, mount in order]
+
+
+def unmount(point: Path, *, detach: bool = False) -> bool:
+    """Unmount one point; with `detach` also a busy one, which then vanishes when its last user ends.
+
+    Returns whether the point was mounted. Raises OSError when it is and stays so.
+    """
+    flags = UMOUNT_NOFOLLOW | (MNT_DETACH if detach else 0)
+    if _libc().umount2(os.fsencode(point), flags) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOENT):
+        return False
+    raise OSError(number, os.strerror(number), str(point))
+
+
+def mount(source: str, point: Path, kind: str, options: str = "") -> None:
+    """Mount a file system; raises OSError with the kernel's reason."""
+    result = _libc().mount(os.fsencode(source), os.fsencode(point), kind.encode(), 0, os.fsencode(options))
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(point))
+
+
+def _parse_line(line: str) -> Mount | None:
+    fields = line.split(" ")
+    try:
+        # Optional fields of unknown number sit between the sixth and the lone dash.
+        dash = fields.index("-", 6)
+        kind, source, inner = fields[dash + 1 : dash + 4]
+        return Mount(
+            id=int(fields[0]),
+            parent=int(fields[1]),
+            root=_unescape(fields[3]),
+            point=Path(_unescape(fields[4])),
+            kind=kind,
+            source=_unescape(source),
+            options=frozenset(f"{fields[5]},{inner}".split(",")),
+        )
+    except ValueError:
+        return None
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,102 @@
+"""Who listens on a TCP port, so that "address already in use" can name the culprit.
+
+/proc/net/tcp and tcp6 know the socket; whose it is takes a walk over every process' open files,
+which only root sees completely. So the holder's name is best effort, its existence is certain.
+"""
+
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+
+_LISTEN = "0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening socket, as /proc/net shows it."""
+
+    address: IPv4Address | IPv6Address
+    port: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortHolder:
+    """Who has a port; `pid` 0 where that cannot be seen."""
+
+    port: int
+    address: str
+    pid: int = 0
+    command: str = ""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.command})" if self.pid else "another process"
+
+
+def port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
+    """Find who listens on a TCP port of this machine, on any address; None when nobody does."""
+    for listener in _listeners(proc):
+        if listener.port == port:
+            pid = _owner(listener.inode, proc)
+            command = _command(pid, proc) if pid else ""
+            return PortHolder(port, str(listener.address), pid, command)
+    return None
+
+
+def parse_listeners(text: str) -> list[Listener]:
+    """Find the listening sockets in the text of /proc/net/tcp or tcp6."""
+    found = []
+    for line in text.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == _LISTEN:
+            address, _, port = fields[1].rpartition(":")
+            found.append(Listener(_address(address), int(port, 16), int(fields[9])))
+    return found
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    # Words of four bytes in the machine's own byte order: big-endian ones read straight.
+    raw = bytes.fromhex(text)
+    words = [int.from_bytes(raw[at : at + 4]) for at in range(0, len(raw), 4)]
+    packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+    return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
+
+
+def _listeners(proc: Path) -> list[Listener]:
+    found = []
+    for name in ("tcp", "tcp6"):
+        try:
+            found += parse_listeners((proc / "net" / name).read_text())
+        except OSError:
+            continue  # a machine without IPv6 has no tcp6
+    return found
+
+
+def _owner(inode: int, proc: Path) -> int:
+    for folder in proc.iterdir():
+        if folder.name.isdecimal() and inode in _sockets(folder / "fd"):
+            return int(folder.name)
+    return 0
+
+
+def _sockets(folder: Path) -> set[int]:
+    found: set[int] = set()
+    try:
+        for entry in folder.iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if match := _SOCKET.match(str(entry.readlink())):
+                    found.add(int(match[1]))
+    except OSError:
+        pass  # the process ended, or is not ours to see
+    return found
+
+
+def _command(pid: int, proc: Path) -> str:
+    try:
+        return (proc / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return "ended meanwhile"

@@ -1,0 +1,1 @@
+"""Images on the node: pulling them, with which credentials, and how often."""

@@ -1,0 +1,1 @@
+"""Health of containers: startup, readiness and liveness probes."""

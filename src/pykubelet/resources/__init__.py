@@ -1,0 +1,1 @@
+"""What pods may use: QoS classes, cgroups, OOM scores."""

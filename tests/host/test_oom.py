@@ -1,0 +1,57 @@
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pykubelet.host.capabilities import has
+from pykubelet.host.oom import oom_score, set_oom_score
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_score_rises(sleeper: int) -> None:
+    set_oom_score(500, sleeper)
+    assert oom_score(sleeper) == 500
+    assert Path(f"/proc/{sleeper}/oom_score_adj").read_text().strip() == "500"
+
+
+@pytest.mark.skipif(has("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
+def test_without_the_capability_a_score_does_not_fall_and_the_error_says_why() -> None:
+    with pytest.raises(PermissionError, match="CAP_SYS_RESOURCE") as caught:
+        set_oom_score(-999)
+    assert caught.value.filename == "/proc/self/oom_score_adj"
+
+
+@pytest.mark.skipif(not has("CAP_SYS_RESOURCE"), reason="only with CAP_SYS_RESOURCE")
+def test_with_the_capability_a_score_falls(sleeper: int) -> None:
+    set_oom_score(-999, sleeper)
+    assert oom_score(sleeper) == -999
+
+
+def test_zero_is_this_process(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/oom_score_adj").write_text("0\n")
+    set_oom_score(-999, proc=tmp_path)
+    assert oom_score(proc=tmp_path) == -999
+    assert oom_score() == int(Path("/proc/self/oom_score_adj").read_text())
+
+
+def test_no_such_process() -> None:
+    with pytest.raises(ProcessLookupError, match="no process 4194999"):
+        set_oom_score(0, 4194999)
+    with pytest.raises(ProcessLookupError, match="no process 4194999"):
+        oom_score(4194999)
+
+
+@pytest.mark.parametrize(("score", "pid"), [(1001, 0), (-1001, 0), (0, -1)])
+def test_values_that_cannot_be(score: int, pid: int) -> None:
+    with pytest.raises(ValueError, match="OOM score|process id"):
+        set_oom_score(score, pid)
