@@ -7,7 +7,8 @@ read is written back exactly.
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+
+from pykubelet.api.text import quoted
 
 _NANOS = {
     "ns": 1,
@@ -19,8 +20,9 @@ _NANOS = {
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
-_TERM = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
-_LIMIT = 2**63 - 1
+_TERM = re.compile(r"(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_LONGEST_TEXT = 200
+_MOST = 2**63 - 1
 
 
 class Duration(int):
@@ -28,23 +30,26 @@ class Duration(int):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read `1h2m3.5s`-style text.
+        """Read `1h2m3.5s`-style text; what is finer than a nanosecond is dropped.
 
         Raises ValueError with one line that says what is wrong and shows an example.
         """
-        sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+        negative = text.startswith("-")
+        rest = text[1:] if negative or text.startswith("+") else text
         if rest == "0":
             return cls(0)
-        total, position = Decimal(0), 0
-        while match := _TERM.match(rest, position):
-            total += Decimal(match[1]) * _NANOS[match[2]]
-            position = match.end()
+        nanos, position = 0, 0
+        while len(rest) <= _LONGEST_TEXT and (term := _TERM.match(rest, position)):
+            whole, fraction, unit = term[1], term[2] or "", _NANOS[term[3]]
+            nanos += int(whole or 0) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
+            position = term.end()
         if not rest or position != len(rest):
-            why = "has no unit" if rest and re.fullmatch(r"[0-9.]+", rest, re.ASCII) else "is not a duration"
-            raise ValueError(f"{text!r} {why}: write a number and a unit, such as 10s, 1m30s or 100ms")
-        if total > _LIMIT:
-            raise ValueError(f"{text!r} is too long: the longest duration is about 292 years")
-        return cls(sign * int(total))
+            why = "has no unit" if re.fullmatch(r"[0-9.]+", rest, re.ASCII) else "is not a duration"
+            raise ValueError(f"{quoted(text)} {why}: write a number and a unit, such as 10s, 1m30s or 100ms")
+        # One more than the most below zero, as in any two's complement number.
+        if nanos > _MOST + negative:
+            raise ValueError(f"{quoted(text)} is too long: the longest duration is about 292 years")
+        return cls(-nanos if negative else nanos)
 
     @classmethod
     def of(cls, seconds: float) -> Duration:

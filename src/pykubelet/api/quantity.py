@@ -1,101 +1,111 @@
 """Amounts of resources: `100m` of cpu, `64Mi` of memory.
 
-A quantity keeps the exact value and the notation it was written in, because the notation
-decides how it is written back (`1024Mi` becomes `1Gi`, but `1000M` becomes `1G`).
+A quantity keeps its exact amount, in billionths, and the notation it was written in, because the
+notation decides how it is written back (`1024Mi` becomes `1Gi`, but `1000M` becomes `1G`).
+Two quantities are equal when their amounts are, however they were written.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
+from dataclasses import dataclass, field
 from typing import Literal
+
+from pykubelet.api.text import quoted
 
 Notation = Literal["decimal", "binary", "exponent"]
 
+_NANO = 10**9
+_LARGEST = (2**63 - 1) * _NANO
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_DECIMAL_SUFFIX = {power: suffix for suffix, power in _DECIMAL.items()}
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _FORM = re.compile(
-    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))"
-    r"(?:(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE](?P<exponent>[+-]?[0-9]{1,9}))?",
+    r"(?P<sign>[+-]?)(?=\.?[0-9])(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?"
+    r"(?:(?P<binary>[KMGTPE]i)|(?P<decimal>[numkMGTPE]?)|[eE](?P<exponent>[+-]?[0-9]+))",
     re.ASCII,
 )
-_LARGEST = Decimal(2**63 - 1)
-_SMALLEST_STEP = Decimal(1).scaleb(-9)
+_LONGEST_TEXT = 200
+# Past these powers of ten any number of that length is capped, or rounded up to one billionth.
+_WIDEST_EXPONENT = 2 * _LONGEST_TEXT
 
 
-@dataclass(frozen=True, slots=True, order=False)
+@dataclass(frozen=True, slots=True, order=True)
 class Quantity:
-    """An exact amount; compare and add by `.value`, print with `str()`."""
+    """An exact amount: `int()` gives whole units, `.milli` thousandths, `str()` the canonical text."""
 
-    value: Decimal
-    notation: Notation = "decimal"
+    nanos: int
+    notation: Notation = field(default="decimal", compare=False)
 
     @classmethod
     def parse(cls, text: str) -> Quantity:
-        """Read a quantity; amounts finer than one billionth are rounded up, as everywhere in Kubernetes.
+        """Read a quantity.
 
-        Raises ValueError with one line that says what is wrong and shows an example.
+        Amounts finer than one billionth are rounded away from zero and amounts beyond 2^63-1
+        become that, as everywhere in Kubernetes. Raises ValueError with one line that says what
+        is wrong and shows an example.
         """
-        form = _FORM.fullmatch(text)
+        form = _FORM.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
         if form is None:
             raise ValueError(
-                f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 64Mi or 2G"
+                f"{quoted(text)} is not a quantity: "
+                "write a number with an optional suffix, such as 500m, 64Mi or 2G"
             )
-        value, notation = Decimal(form["number"]), "decimal"
-        if form["exponent"] is not None:
-            exponent = int(form["exponent"])
-            notation = "exponent"
-            if value and not -200 <= exponent <= 200:
-                raise ValueError(f"{text!r} is out of range for a quantity: the largest is 2^63-1")
-            value = value.scaleb(exponent) if value else value
-        elif form["suffix"] in _BINARY:
-            value *= Decimal(1024) ** _BINARY[form["suffix"]]
+        fraction = form["fraction"] or ""
+        number, power = int(form["whole"] + fraction), 9 - len(fraction)
+        notation: Notation = "decimal"
+        if form["binary"]:
             notation = "binary"
+            number *= 1024 ** _BINARY.index(form["binary"])
+        elif form["exponent"]:
+            notation = "exponent"
+            power += max(-_WIDEST_EXPONENT, min(int(form["exponent"]), _WIDEST_EXPONENT))
         else:
-            value = value.scaleb(_DECIMAL[form["suffix"] or ""])
-        value = _round_up(value, _SMALLEST_STEP)
-        if abs(value) > _LARGEST:
-            value = _LARGEST.copy_sign(value)
-        return cls(value, notation)  # type: ignore[arg-type]
+            power += _DECIMAL[form["decimal"]]
+        nanos = number * 10**power if power >= 0 else _divide_up(number, 10**-power)
+        nanos = min(nanos, _LARGEST)
+        return cls(-nanos if form["sign"] == "-" else nanos, notation)
+
+    @classmethod
+    def of(cls, units: int, notation: Notation = "decimal") -> Quantity:
+        """Make one from whole units, such as bytes."""
+        return cls(units * _NANO, notation)
 
     def __int__(self) -> int:
-        return int(_round_up(self.value, Decimal(1)))
+        return _divide_up(self.nanos, _NANO)
 
     @property
     def milli(self) -> int:
-        """The amount in thousandths, rounded up: cpu in millicores."""
-        return int(_round_up(self.value.scaleb(3), Decimal(1)))
+        """The amount in thousandths, rounded away from zero: cpu in millicores."""
+        return _divide_up(self.nanos, 10**6)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the amount is whole units, so that `int()` loses nothing."""
+        return self.nanos % _NANO == 0
 
     def __str__(self) -> str:
-        value = self.value
-        if value == 0:
+        if self.nanos == 0:
             return "0"
-        if self.notation == "binary" and abs(value) >= 1024 and value == value.to_integral_value():
-            number, power = int(value), 0
-            while power < 6 and number % 1024 == 0:
-                number, power = number // 1024, power + 1
-            return f"{number}{dict(enumerate(('', *_BINARY)))[power]}"
-        sign, digits, exponent = value.normalize().as_tuple()
-        number = int("".join(map(str, digits)))
-        scale = int(exponent) - int(exponent) % 3
-        number *= 10 ** (int(exponent) - scale)
-        while scale > 18:
-            number, scale = number * 1000, scale - 3
-        suffix = {power: name for name, power in _DECIMAL.items()}[scale]
+        if self.notation == "binary" and self.is_whole and abs(self.nanos) >= 1024 * _NANO:
+            number, steps = _without_factor(self.nanos // _NANO, 1024)
+            return f"{number}{_BINARY[steps]}"
+        number, steps = _without_factor(self.nanos, 1000)
+        power = 3 * steps - 9
         if self.notation == "exponent":
-            suffix = f"e{scale}" if scale else ""
-        return f"{'-' if sign else ''}{number}{suffix}"
-
-    def __lt__(self, other: Quantity) -> bool:
-        return self.value < other.value
-
-    def __le__(self, other: Quantity) -> bool:
-        return self.value <= other.value
+            return f"{number}e{power}" if power else str(number)
+        return f"{number}{_DECIMAL_SUFFIX[power]}"
 
 
-def _round_up(value: Decimal, step: Decimal) -> Decimal:
-    """Round away from zero to a multiple of `step`."""
-    if value == value.quantize(step, rounding=ROUND_CEILING) if abs(value) < Decimal(10) ** 18 else True:
-        return value
-    return value.copy_abs().quantize(step, rounding=ROUND_CEILING).copy_sign(value)
+def _divide_up(number: int, by: int) -> int:
+    """Divide and round away from zero."""
+    quotient = -(-abs(number) // by)
+    return quotient if number >= 0 else -quotient
+
+
+def _without_factor(number: int, factor: int) -> tuple[int, int]:
+    """Divide by the factor as often as nothing is lost, and say how often that was."""
+    times = 0
+    while number % factor == 0:
+        number, times = number // factor, times + 1
+    return number, times

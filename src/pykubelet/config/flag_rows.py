@@ -32,6 +32,8 @@ class Flag:
     note: str = ""
     """What a user of a deprecated or ignored flag should know or do."""
     short: str = ""
+    secret: bool = False
+    """The value must never be shown."""
     group: str = ""
 
 
@@ -40,9 +42,9 @@ def group(title: str, *rows: Flag) -> tuple[Flag, ...]:
     return tuple(replace(row, group=title) for row in rows)
 
 
-def in_file(name: str, kind: Kind, field: str, text: str) -> Flag:
+def in_file(name: str, kind: Kind, field: str, text: str, *, secret: bool = False) -> Flag:
     """Make a row for a flag that sets a field of the configuration file, where it should be set."""
-    return Flag(name, kind, text, "file", field=field)
+    return Flag(name, kind, text, "file", field=field, secret=secret)
 
 
 def in_both(name: str, kind: Kind, field: str, text: str, *, short: str = "") -> Flag:
@@ -60,6 +62,6 @@ def old(name: str, kind: Kind, text: str, note: str) -> Flag:
     return Flag(name, kind, text, "deprecated", attribute=name.replace("-", "_"), note=note)
 
 
-def gone(name: str, kind: Kind, default: str, note: str) -> Flag:
+def gone(name: str, kind: Kind, default: str, note: str, *, secret: bool = False) -> Flag:
     """Make a row for a flag that is accepted and does nothing."""
-    return Flag(name, kind, "No effect.", "ignored", default=default, note=note)
+    return Flag(name, kind, "No effect.", "ignored", default=default, note=note, secret=secret)

@@ -8,7 +8,6 @@ example; the caller puts the flag's name in front.
 from __future__ import annotations
 
 import csv
-import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,10 @@ from typing import Any
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.api.duration import Duration
+from pykubelet.api.ip import parse_ip
+from pykubelet.api.names import label_value_problem, qualified_name_problem
 from pykubelet.api.quantity import Quantity
-from pykubelet.config.labels import label_key_fault, label_value_fault
+from pykubelet.api.text import quoted
 from pykubelet.config.types import MemoryReservation, Taint, VModuleItem
 
 
@@ -54,7 +55,7 @@ def _bool(text: str) -> bool:
         return True
     if text in _FALSE:
         return False
-    raise ValueError(f"{text!r} is neither true nor false: write true or false")
+    raise ValueError(f"{quoted(text)} is neither true nor false: write true or false")
 
 
 def _show_bool(value: bool) -> str:
@@ -65,11 +66,11 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         form = _INTEGER.fullmatch(text)
         if form is None or (low >= 0 and form["sign"]):
-            raise ValueError(f"{text!r} is not a whole number: write one such as 10")
+            raise ValueError(f"{quoted(text)} is not a whole number: write one such as 10")
         base = next(name for name in _BASES if form[name] is not None)
         value = _digits(form[base], _BASES[base]) * (-1 if form["sign"] == "-" else 1)
         if not low <= value <= high:
-            raise ValueError(f"{text} is out of range: it must be from {low} to {high}")
+            raise ValueError(f"{quoted(text)} is out of range: it must be from {low} to {high}")
         return value
 
     return parse
@@ -83,26 +84,17 @@ def _digits(text: str, base: int) -> int:
 def _decimal(text: str) -> int:
     """Read a verbosity: plain digits, as klog does."""
     if not re.fullmatch(r"[0-9]{1,20}", text, re.ASCII) or int(text) > 2**31 - 1:
-        raise ValueError(f"{text!r} is not a verbosity: write a number from 0 to {2**31 - 1}, such as 4")
+        raise ValueError(
+            f"{quoted(text)} is not a verbosity: write a number from 0 to {2**31 - 1}, such as 4"
+        )
     return int(text)
 
 
 def _ip(text: str) -> str | None:
     if not text:
         return None
-    if not is_ip(text):
-        raise ValueError(f"{text!r} is not an IP address: write one such as 0.0.0.0 or ::1")
+    parse_ip(text)
     return text
-
-
-def is_ip(text: str) -> bool:
-    """Whether a text is an IPv4 or IPv6 address; leading zeros are tolerated, zones are not."""
-    plain = re.sub(r"\b0+(?=[0-9])", "", text) if ":" not in text else text
-    try:
-        ipaddress.ip_address(plain)
-    except ValueError:
-        return False
-    return "%" not in text
 
 
 def _strings(text: str) -> list[str]:
@@ -111,7 +103,7 @@ def _strings(text: str) -> list[str]:
     try:
         return next(csv.reader([text], strict=True), [])
     except csv.Error as fault:
-        raise ValueError(f"{text!r} is not a comma-separated list ({fault}): write a,b,c") from None
+        raise ValueError(f"{quoted(text)} is not a comma-separated list ({fault}): write a,b,c") from None
 
 
 def _show_strings(value: list[str]) -> str:
@@ -129,7 +121,7 @@ def _pairs(
         if split and not part:
             continue
         if not found and not lone:
-            raise ValueError(f"{part!r} is not a pair: write key{separator}value, such as {example}")
+            raise ValueError(f"{quoted(part)} is not a pair: write key{separator}value, such as {example}")
         pairs.append((key.strip(), value.strip()))
     return pairs
 
@@ -143,14 +135,18 @@ def _booleans(text: str) -> dict[str, bool]:
     for key, value in _pairs(text, "=", "NodeSwap=true"):
         if value not in _TRUE | _FALSE:
             raise ValueError(
-                f"{value!r} for {key} is neither true nor false: write {key}=true or {key}=false"
+                f"{quoted(value)} for {key} is neither true nor false: write {key}=true or {key}=false"
             )
         result[key] = value in _TRUE
     return result
 
 
 def _headers(text: str) -> dict[str, list[str]]:
-    return _add_headers({}, _pairs(text, ":", "X-Role:node"))
+    try:
+        return _add_headers({}, _pairs(text, ":", ""))
+    except ValueError:
+        # Headers carry credentials, which an error message must not repeat.
+        raise ValueError("a header has no colon: write name:value, such as X-Role:node") from None
 
 
 def _join_headers(first: dict[str, list[str]], later: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -175,10 +171,12 @@ def _taints(text: str) -> list[Taint]:
         pair, colon, effect = part.partition(":")
         key, _, value = pair.partition("=")
         if effect not in _EFFECTS:
-            why = f"the effect {effect!r} is unknown" if colon else "it has no effect"
-            raise ValueError(f"{part!r} is not a taint, {why}: {example} ({', '.join(_EFFECTS)})")
-        if fault := label_key_fault(key) or label_value_fault(value):
-            raise ValueError(f"{part!r} is not a taint, {fault}: {example}")
+            why = f"the effect {quoted(effect)} is unknown" if colon else "it has no effect"
+            raise ValueError(f"{quoted(part)} is not a taint, {why}: {example} ({', '.join(_EFFECTS)})")
+        if fault := qualified_name_problem(key):
+            raise ValueError(f"{quoted(part)} is not a taint, its key {fault}")
+        if fault := label_value_problem(value):
+            raise ValueError(f"{quoted(part)} is not a taint, its value {fault}")
         if any((taint.key, taint.effect) == (key, effect) for taint in taints):
             raise ValueError(f"the taint {key}:{effect} is given twice: give it once")
         taints.append(Taint(key=key, value=value, effect=effect))
@@ -197,12 +195,12 @@ def _reserved_memory(text: str) -> list[MemoryReservation] | None:
     for part in text.split(";"):
         node, colon, rest = part.partition(":")
         if not colon or not re.fullmatch(r"[+-]?[0-9]{1,10}", node, re.ASCII) or abs(int(node)) >= 2**31:
-            raise ValueError(f"{part!r} does not start with a NUMA node: {example}")
+            raise ValueError(f"{quoted(part)} does not start with a NUMA node: {example}")
         limits = {}
         for limit in rest.split(","):
             name, equals, amount = limit.partition("=")
             if not equals or not (name == "memory" or name.startswith("hugepages-")):
-                raise ValueError(f"{limit!r} is neither memory nor hugepages: {example}")
+                raise ValueError(f"{quoted(limit)} is neither memory nor hugepages: {example}")
             limits[name] = str(Quantity.parse(amount))
         reservations.append(MemoryReservation(numa_node=int(node), limits=limits))
     return reservations
@@ -217,7 +215,7 @@ def _vmodule(text: str) -> list[VModuleItem]:
     for part in filter(None, text.split(",")):
         pattern, _, level = part.partition("=")
         if not pattern or not level:
-            raise ValueError(f"{part!r} is not pattern=N: write one such as loop=4,cgroup*=6")
+            raise ValueError(f"{quoted(part)} is not pattern=N: write one such as loop=4,cgroup*=6")
         items.append(VModuleItem(file_pattern=pattern, verbosity=_decimal(level)))
     return items
 
@@ -231,12 +229,12 @@ def _severity(text: str) -> int:
         return _SEVERITIES.index(text.upper())
     if text in ("0", "1", "2", "3"):
         return int(text)
-    raise ValueError(f"{text!r} is not a severity: write {', '.join(_SEVERITIES)} or 0 to 3")
+    raise ValueError(f"{quoted(text)} is not a severity: write {', '.join(_SEVERITIES)} or 0 to 3")
 
 
 def _trace_location(text: str) -> str:
     if text not in ("", ":0") and not re.fullmatch(r"[^:]+\.[^:]+:0*[1-9][0-9]*", text, re.ASCII):
-        raise ValueError(f"{text!r} is not a place in the source: write file:line, such as loop.py:64")
+        raise ValueError(f"{quoted(text)} is not a place in the source: write file:line, such as loop.py:64")
     return text
 
 
@@ -246,12 +244,12 @@ def _version(text: str) -> str:
     if text.startswith("v"):
         if not re.fullmatch(re.escape(KUBERNETES_VERSION) + r"([-+][0-9A-Za-z.+-]+)?", text, re.ASCII):
             raise ValueError(
-                f"{text!r} cannot be reported: only the part after {KUBERNETES_VERSION} can change, "
+                f"{quoted(text)} cannot be reported: only the part after {KUBERNETES_VERSION} can change, "
                 f"such as {KUBERNETES_VERSION}-mine"
             )
         return text
     if text not in _TRUE | _FALSE:
-        raise ValueError(f"{text!r} is no form of the version: write --version or --version=raw")
+        raise ValueError(f"{quoted(text)} is no form of the version: write --version or --version=raw")
     return _show_bool(text in _TRUE)
 
 

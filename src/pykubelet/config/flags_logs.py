@@ -1,5 +1,6 @@
 """Flags about the agent's own logs, and the flags that are accepted only for old times' sake."""
 
+from pykubelet.api.text import quoted
 from pykubelet.config.flag_rows import gone, group, in_both, in_file, old
 from pykubelet.config.flag_types import (
     BOOL,
@@ -22,7 +23,7 @@ _CADVISOR = "it set up a part of cAdvisor that does not exist here"
 def _runtime(text: str) -> str:
     if text != "remote":
         raise ValueError(
-            f"the built-in runtime {text!r} does not exist any more: leave the flag out and name a "
+            f"the built-in runtime {quoted(text)} does not exist any more: leave the flag out and name a "
             "CRI socket with --container-runtime-endpoint"
         )
     return text
@@ -33,10 +34,16 @@ CONTAINER_RUNTIME = Kind("string", _runtime)
 ROWS = (
     *group(
         "Logging",
-        in_both("v", LEVEL, "logging.verbosity", "How much to say; 2 is usual, 4 is for debugging.", short="v"),
-        in_both("vmodule", VMODULE, "logging.vmodule", "Verbosity of single files, such as loop=4,cgroup*=6."),
+        in_both(
+            "v", LEVEL, "logging.verbosity", "How much to say; 2 is usual, 4 is for debugging.", short="v"
+        ),
+        in_both(
+            "vmodule", VMODULE, "logging.vmodule", "Verbosity of single files, such as loop=4,cgroup*=6."
+        ),
         in_file("logging-format", STRING, "logging.format", "text or json."),
-        in_both("log-flush-frequency", DURATION, "logging.flush_frequency", "How long lines may be held back."),
+        in_both(
+            "log-flush-frequency", DURATION, "logging.flush_frequency", "How long lines may be held back."
+        ),
         in_file(
             "log-text-split-stream",
             BOOL,
@@ -63,7 +70,12 @@ ROWS = (
         ),
         old("logtostderr", BOOL, "Log to standard error instead of files.", _STDERR),
         old("alsologtostderr", BOOL, "Log to standard error as well as files.", _STDERR),
-        old("stderrthreshold", SEVERITY, "When logging to files, send this severity to standard error too.", _STDERR),
+        old(
+            "stderrthreshold",
+            SEVERITY,
+            "When logging to files, send this severity to standard error too.",
+            _STDERR,
+        ),
         old("log-file", STRING, "File to log to, with --logtostderr=false.", _STDERR),
         old("log-dir", STRING, "Directory to make a log file in, with --logtostderr=false.", _STDERR),
         old("log-file-max-size", UINT, "Megabytes at which --log-file starts over; 0: never.", _STDERR),
@@ -89,7 +101,7 @@ ROWS = (
         gone("storage-driver-buffer-duration", DURATION, "1m0s", _CADVISOR),
         gone("storage-driver-db", STRING, "cadvisor", _CADVISOR),
         gone("storage-driver-host", STRING, "localhost:8086", _CADVISOR),
-        gone("storage-driver-password", STRING, "root", _CADVISOR),
+        gone("storage-driver-password", STRING, "root", _CADVISOR, secret=True),
         gone("storage-driver-secure", BOOL, "", _CADVISOR),
         gone("storage-driver-table", STRING, "stats", _CADVISOR),
         gone("storage-driver-user", STRING, "root", _CADVISOR),

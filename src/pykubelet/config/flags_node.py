@@ -1,5 +1,6 @@
 """Flags about the node itself: its configuration, its name, its cluster, its clients."""
 
+from pykubelet.api.text import quoted
 from pykubelet.config.flag_rows import group, here, in_both, in_file, old
 from pykubelet.config.flag_types import (
     BOOL,
@@ -20,7 +21,7 @@ from pykubelet.config.flag_types import (
 def _cloud_provider(text: str) -> str:
     if text not in ("", "external"):
         raise ValueError(
-            f"the built-in provider {text!r} does not exist any more: write external and run the "
+            f"the built-in provider {quoted(text)} does not exist any more: write external and run the "
             "provider's own controller, or leave the flag out"
         )
     return text
@@ -64,7 +65,10 @@ ROWS = (
         here("node-labels", LABELS, "Labels to register the node with, such as role=web."),
         in_file("register-node", BOOL, "register_node", "Register with the API server."),
         in_file(
-            "register-with-taints", TAINTS, "register_with_taints", "Taints to register with, key=value:effect."
+            "register-with-taints",
+            TAINTS,
+            "register_with_taints",
+            "Taints to register with, key=value:effect.",
         ),
         here("cloud-provider", CLOUD_PROVIDER, "`external` when a cloud controller initializes the node."),
         in_both("provider-id", STRING, "provider_id", "The machine's identity at its cloud provider."),
@@ -75,7 +79,10 @@ ROWS = (
             "How often the node's status is computed, and reported if it changed.",
         ),
         in_file(
-            "node-status-max-images", INT32, "node_status_max_images", "Images to list in the node's status; -1: all."
+            "node-status-max-images",
+            INT32,
+            "node_status_max_images",
+            "Images to list in the node's status; -1: all.",
         ),
         in_file("kube-api-qps", INT32, "kube_api_qps", "Requests a second to the API server."),
         in_file("kube-api-burst", INT32, "kube_api_burst", "Requests to the API server in a burst."),
@@ -97,7 +104,12 @@ ROWS = (
         in_file("read-only-port", INT32, "read_only_port", "Port without authentication; 0: none."),
         in_file("healthz-bind-address", IP, "healthz_bind_address", "Address of the health endpoint."),
         in_file("healthz-port", INT32, "healthz_port", "Port of the health endpoint; 0: none."),
-        in_file("enable-debugging-handlers", BOOL, "enable_debugging_handlers", "Serve logs, exec, attach and forward."),
+        in_file(
+            "enable-debugging-handlers",
+            BOOL,
+            "enable_debugging_handlers",
+            "Serve logs, exec, attach and forward.",
+        ),
         in_file("contention-profiling", BOOL, "enable_contention_profiling", "Profile waits on locks."),
         in_file(
             "streaming-connection-idle-timeout",
@@ -105,7 +117,9 @@ ROWS = (
             "streaming_connection_idle_timeout",
             "How long an exec, attach or forward may be silent; 0: for ever.",
         ),
-        in_file("anonymous-auth", BOOL, "authentication.anonymous.enabled", "Let clients in that show nothing."),
+        in_file(
+            "anonymous-auth", BOOL, "authentication.anonymous.enabled", "Let clients in that show nothing."
+        ),
         in_file(
             "authentication-token-webhook",
             BOOL,
@@ -132,14 +146,29 @@ ROWS = (
             "How long a refusal is remembered.",
         ),
         in_file(
-            "client-ca-file", STRING, "authentication.x509.client_ca_file", "Authorities whose client certificates count."
+            "client-ca-file",
+            STRING,
+            "authentication.x509.client_ca_file",
+            "Authorities whose client certificates count.",
         ),
         here("cert-dir", STRING, "Directory for certificates that the agent makes or requests itself."),
-        in_file("tls-cert-file", STRING, "tls_cert_file", "Certificate to serve with, with its intermediates."),
+        in_file(
+            "tls-cert-file", STRING, "tls_cert_file", "Certificate to serve with, with its intermediates."
+        ),
         in_file("tls-private-key-file", STRING, "tls_private_key_file", "Private key of --tls-cert-file."),
         in_file("tls-cipher-suites", STRINGS, "tls_cipher_suites", "Cipher suites to serve with."),
-        in_file("tls-min-version", STRING, "tls_min_version", "VersionTLS10, VersionTLS11, VersionTLS12 or VersionTLS13."),
-        in_file("rotate-certificates", BOOL, "rotate_certificates", "Renew the client certificate before it expires."),
+        in_file(
+            "tls-min-version",
+            STRING,
+            "tls_min_version",
+            "VersionTLS10, VersionTLS11, VersionTLS12 or VersionTLS13.",
+        ),
+        in_file(
+            "rotate-certificates",
+            BOOL,
+            "rotate_certificates",
+            "Renew the client certificate before it expires.",
+        ),
         in_file(
             "rotate-server-certificates",
             BOOL,

@@ -9,19 +9,39 @@ ROWS = (
     *group(
         "Where pods come from",
         in_file("pod-manifest-path", STRING, "static_pod_path", "Directory or file of static pods."),
-        in_file("file-check-frequency", DURATION, "file_check_frequency", "How often that directory is read anew."),
+        in_file(
+            "file-check-frequency", DURATION, "file_check_frequency", "How often that directory is read anew."
+        ),
         in_file("manifest-url", STRING, "static_pod_url", "URL of static pods."),
-        in_file("manifest-url-header", HEADERS, "static_pod_url_header", "Headers for that URL, name:value."),
+        in_file(
+            "manifest-url-header",
+            HEADERS,
+            "static_pod_url_header",
+            "Headers for that URL, name:value.",
+            secret=True,
+        ),
         in_file("http-check-frequency", DURATION, "http_check_frequency", "How often that URL is read anew."),
-        in_file("sync-frequency", DURATION, "sync_frequency", "How often a pod is looked at when nothing happens."),
+        in_file(
+            "sync-frequency", DURATION, "sync_frequency", "How often a pod is looked at when nothing happens."
+        ),
         in_file("max-pods", INT32, "max_pods", "Pods that the node takes."),
-        in_file("pods-per-core", INT32, "pods_per_core", "Pods that the node takes for each core; 0: no such limit."),
+        in_file(
+            "pods-per-core",
+            INT32,
+            "pods_per_core",
+            "Pods that the node takes for each core; 0: no such limit.",
+        ),
     ),
     *group(
         "Runtime and containers",
-        in_file("container-runtime-endpoint", STRING, "container_runtime_endpoint", "Socket of the runtime (CRI)."),
         in_file(
-            "image-service-endpoint", STRING, "image_service_endpoint", "Socket of the image service, if another one."
+            "container-runtime-endpoint", STRING, "container_runtime_endpoint", "Socket of the runtime (CRI)."
+        ),
+        in_file(
+            "image-service-endpoint",
+            STRING,
+            "image_service_endpoint",
+            "Socket of the image service, if another one.",
         ),
         in_file(
             "runtime-request-timeout",
@@ -29,9 +49,18 @@ ROWS = (
             "runtime_request_timeout",
             "How long one call to the runtime may take; pulls, logs, exec and attach have no limit.",
         ),
-        in_file("container-log-max-size", STRING, "container_log_max_size", "Size at which a container's log is rotated."),
-        in_file("container-log-max-files", INT32, "container_log_max_files", "Log files kept for a container."),
-        in_both("seccomp-default", BOOL, "seccomp_default", "Run everything under the runtime's seccomp profile."),
+        in_file(
+            "container-log-max-size",
+            STRING,
+            "container_log_max_size",
+            "Size at which a container's log is rotated.",
+        ),
+        in_file(
+            "container-log-max-files", INT32, "container_log_max_files", "Log files kept for a container."
+        ),
+        in_both(
+            "seccomp-default", BOOL, "seccomp_default", "Run everything under the runtime's seccomp profile."
+        ),
         in_file(
             "allowed-unsafe-sysctls",
             STRINGS,
@@ -135,8 +164,12 @@ ROWS = (
         in_file("resolv-conf", STRING, "resolv_conf", "Resolver configuration that pods' DNS is based on."),
         in_file("pod-cidr", STRING, "pod_cidr", "Addresses for pods, in standalone mode."),
         in_file("hairpin-mode", STRING, "hairpin_mode", "promiscuous-bridge, hairpin-veth or none."),
-        in_file("make-iptables-util-chains", BOOL, "make_iptables_util_chains", "Keep the node's iptables chains."),
-        in_file("iptables-masquerade-bit", INT32, "iptables_masquerade_bit", "Mark bit for packets to masquerade."),
+        in_file(
+            "make-iptables-util-chains", BOOL, "make_iptables_util_chains", "Keep the node's iptables chains."
+        ),
+        in_file(
+            "iptables-masquerade-bit", INT32, "iptables_masquerade_bit", "Mark bit for packets to masquerade."
+        ),
         in_file("iptables-drop-bit", INT32, "iptables_drop_bit", "Mark bit for packets to drop."),
     ),
 )

@@ -23,7 +23,9 @@ ROWS = (
         in_file("system-cgroups", STRING, "system_cgroups", "Cgroup for processes that have none."),
         here("runtime-cgroups", STRING, "Cgroup that the container runtime runs in."),
         in_file("cpu-cfs-quota", BOOL, "cpu_cfs_quota", "Enforce CPU limits."),
-        in_file("cpu-cfs-quota-period", DURATION, "cpu_cfs_quota_period", "Period over which CPU limits hold."),
+        in_file(
+            "cpu-cfs-quota-period", DURATION, "cpu_cfs_quota_period", "Period over which CPU limits hold."
+        ),
         in_file("cpu-manager-policy", STRING, "cpu_manager_policy", "none or static."),
         in_file(
             "cpu-manager-policy-options",
@@ -50,15 +52,26 @@ ROWS = (
             "topology_manager_policy",
             "none, best-effort, restricted or single-numa-node.",
         ),
-        in_file("topology-manager-policy-options", MAP, "topology_manager_policy_options", "Options of that policy."),
+        in_file(
+            "topology-manager-policy-options",
+            MAP,
+            "topology_manager_policy_options",
+            "Options of that policy.",
+        ),
         in_file("topology-manager-scope", STRING, "topology_manager_scope", "container or pod."),
-        in_file("qos-reserved", MAP, "qos_reserved", "Part of requests kept for higher QoS, such as memory=50%."),
+        in_file(
+            "qos-reserved", MAP, "qos_reserved", "Part of requests kept for higher QoS, such as memory=50%."
+        ),
     ),
     *group(
         "Reservations",
-        in_file("system-reserved", MAP, "system_reserved", "What the system keeps, such as cpu=200m,memory=500Mi."),
+        in_file(
+            "system-reserved", MAP, "system_reserved", "What the system keeps, such as cpu=200m,memory=500Mi."
+        ),
         in_file("kube-reserved", MAP, "kube_reserved", "What Kubernetes' own daemons keep."),
-        in_file("system-reserved-cgroup", STRING, "system_reserved_cgroup", "Cgroup of the system's daemons."),
+        in_file(
+            "system-reserved-cgroup", STRING, "system_reserved_cgroup", "Cgroup of the system's daemons."
+        ),
         in_file("kube-reserved-cgroup", STRING, "kube_reserved_cgroup", "Cgroup of Kubernetes' own daemons."),
         in_file("reserved-cpus", STRING, "reserved_system_cpus", "CPUs kept from pods, such as 0-1,4."),
         in_file(
@@ -76,7 +89,9 @@ ROWS = (
     ),
     *group(
         "Eviction",
-        in_file("eviction-hard", THRESHOLDS, "eviction_hard", "Evict at once below these, memory.available<100Mi."),
+        in_file(
+            "eviction-hard", THRESHOLDS, "eviction_hard", "Evict at once below these, memory.available<100Mi."
+        ),
         in_file("eviction-soft", THRESHOLDS, "eviction_soft", "Evict after a grace period below these."),
         in_file(
             "eviction-soft-grace-period",

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from pykubelet import KUBERNETES_VERSION
+from pykubelet.api.text import quoted
+from pykubelet.config.documents import join_path
 from pykubelet.config.errors import Problem
 
 Stage = Literal["Alpha", "Beta", "GA", "Deprecated"]
@@ -40,7 +42,7 @@ class Gate:
 
 
 def _in_field(name: str) -> str:
-    return f"featureGates.{name}"
+    return join_path("featureGates", name)
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,9 @@ def _version(text: str) -> tuple[int, int]:
 
 
 def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, known_gates(), n=1)
+    close = difflib.get_close_matches(name[:80], known_gates(), n=1)
     hint = f"did you mean {close[0]}?" if close else "remove it; it may be from another release"
-    return f"there is no feature gate {name!r} in Kubernetes {KUBERNETES_VERSION}: {hint}"
+    return f"there is no feature gate {quoted(name)} in Kubernetes {KUBERNETES_VERSION}: {hint}"
 
 
 def _locked(gate: Gate, value: bool) -> str:

@@ -6,8 +6,8 @@ the nodes we serve are still cgroup v1; the agent warns instead.
 
 `Pointer[...]` marks the fields that the reference keeps as pointers. It matters for one thing
 only: an explicit zero (`0`, `0s`, `""`, `false`) in a pointer field is obeyed, while in any other
-field it means "not set" and becomes the default. Defaults that depend on other fields are filled
-in by `defaults.py`.
+field it means "not set" and becomes the default. An empty list or map that is written out is a
+value everywhere. Defaults that depend on other fields are filled in by `defaults.py`.
 """
 
 from typing import Annotated, TypeVar
@@ -35,9 +35,18 @@ class PointerMark(msgspec.Struct, frozen=True):
     """Marks a field whose explicit zero is a value and not an absence."""
 
 
+class QuantityMark(msgspec.Struct, frozen=True):
+    """Marks a text that is a quantity: kept in canonical form, and also read from a bare number."""
+
+
+class NanosecondsMark(msgspec.Struct, frozen=True):
+    """Marks a duration that may also be written as a number of nanoseconds."""
+
+
 Int32 = Annotated[int, IntRange(-(2**31), 2**31 - 1)]
 Int64 = Annotated[int, IntRange(-(2**63), 2**63 - 1)]
 UInt32 = Annotated[int, IntRange(0, 2**32 - 1)]
+QuantityText = Annotated[str, QuantityMark()]
 Pointer = Annotated[T, PointerMark()]
 
 
@@ -97,10 +106,10 @@ class MemorySwap(ConfigStruct):
 
 
 class OutputRouting(ConfigStruct):
-    """Where a log format sends its lines; `info_buffer_size` is a quantity."""
+    """Where a log format sends its lines."""
 
     split_stream: bool = False
-    info_buffer_size: str = "0"
+    info_buffer_size: QuantityText = "0"
 
 
 class LogFormats(ConfigStruct):
@@ -118,10 +127,10 @@ class VModuleItem(ConfigStruct):
 
 
 class Logging(ConfigStruct):
-    """The agent's own logging: `text` or `json`; `flush_frequency` also takes nanoseconds."""
+    """The agent's own logging: `text` or `json`."""
 
     format: str = "text"
-    flush_frequency: Duration = _span("5s")
+    flush_frequency: Annotated[Duration, NanosecondsMark()] = _span("5s")
     verbosity: UInt32 = 0
     vmodule: list[VModuleItem] = []
     options: LogFormats = field(default_factory=LogFormats)
@@ -144,7 +153,7 @@ class MemoryReservation(ConfigStruct):
     """Memory of one NUMA node that pods do not get."""
 
     numa_node: Int32 = 0
-    limits: dict[str, str] = {}
+    limits: dict[str, QuantityText] = {}
 
 
 class Taint(ConfigStruct):
@@ -306,7 +315,7 @@ class KubeletConfiguration(ConfigStruct):
     # The agent's own logs, and shutting down with the machine.
     logging: Logging = field(default_factory=Logging)
     enable_system_log_handler: Pointer[bool] = True
-    enable_system_log_query: Pointer[bool | None] = None
+    enable_system_log_query: Pointer[bool] = False
     shutdown_grace_period: Duration = Duration(0)
     shutdown_grace_period_critical_pods: Duration = Duration(0)
     shutdown_grace_period_by_pod_priority: list[ShutdownGracePeriodByPodPriority] = []

@@ -40,9 +40,14 @@ class Endpoint:
         path = text if bare else _path_of_url(text)
         if not path.strip("/"):
             raise EndpointError(f"endpoint {text!r} names no socket; write unix:///path/to/socket")
+        try:
+            size = len(os.fsencode(path))
+        except UnicodeEncodeError:
+            raise EndpointError(
+                f"endpoint {text!r} is not valid text; write unix:///path/to/socket"
+            ) from None
         if "\0" in path:
             raise EndpointError(f"endpoint {text!r} holds a zero byte; write unix:///path/to/socket")
-        size = len(os.fsencode(path))
         if size > MAX_PATH_BYTES:
             raise EndpointError(
                 f"endpoint {text!r} is too long: a socket's path has at most {MAX_PATH_BYTES} bytes, "
@@ -53,13 +58,15 @@ class Endpoint:
     @property
     def target(self) -> str:
         """The address as gRPC wants it: a URL, so special characters are quoted."""
-        return "unix:" + quote(self.path)
+        return "unix:" + quote(os.fsencode(self.path))
 
     def __str__(self) -> str:
-        return "unix://" + quote(self.path)
+        return "unix://" + quote(os.fsencode(self.path))
 
 
 def _path_of_url(text: str) -> str:
+    if any(ord(character) < 32 for character in text):
+        raise EndpointError(f"endpoint {text!r} holds a control character; write unix:///path/to/socket")
     try:
         url = urlsplit(text)
     except ValueError as err:
@@ -79,4 +86,4 @@ def _path_of_url(text: str) -> str:
         )
     if url.query or url.fragment:
         raise EndpointError(f"endpoint {text!r} has something after the path; write unix:///path/to/socket")
-    return unquote(url.path)
+    return unquote(url.path, errors="surrogateescape")

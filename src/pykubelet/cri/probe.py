@@ -59,7 +59,8 @@ def silent(endpoint: Endpoint, seconds: float) -> ConnectError:
 def _check_file(endpoint: Endpoint) -> None:
     mode = Path(endpoint.path).stat().st_mode
     if not stat.S_ISSOCK(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a device"
+        kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
         raise ConnectError(
             f"{endpoint} is {kind}, not a socket; set --container-runtime-endpoint to the runtime's socket",
             "FailedPrecondition",

@@ -17,7 +17,8 @@ _TEXT = """\
 This directory belongs to pykubelet, a Kubernetes node agent.
 `pykubelet down --data-dir ...` removes it with everything in it.
 """
-_FRESH_FILE_SYSTEM = frozenset({"lost+found"})
+# What a fresh file system and an interrupted `down` leave.
+_NOTHING = frozenset({"lost+found", "lock"})
 
 
 def is_ours(instance: Instance) -> bool:
@@ -79,7 +80,7 @@ def make_folders(instance: Instance) -> None:
 
 def _entries(directory: Path) -> set[str] | None:
     try:
-        return set(os.listdir(directory)) - _FRESH_FILE_SYSTEM
+        return set(os.listdir(directory)) - _NOTHING
     except OSError:
         return None
 

@@ -71,8 +71,6 @@ max_conf_num = 1
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = {snapshotter}
 default_runtime_name = "runc"
-# An image's compressed layers are of no use once they are unpacked.
-discard_unpacked_layers = true
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
@@ -88,7 +86,9 @@ def containerd_config(
     instance: Instance, machine: Machine, *, pause_image: str, snapshotter: str, cgroup_driver: str
 ) -> str:
     """Write the configuration; `cgroup_driver` is `cgroupfs` or `systemd`."""
-    disabled = [*_DISABLED] if snapshotter == "native" else [*_DISABLED, "io.containerd.snapshotter.v1.native"]
+    disabled = (
+        [*_DISABLED] if snapshotter == "native" else [*_DISABLED, "io.containerd.snapshotter.v1.native"]
+    )
     return _TEMPLATE.format(
         root=toml(instance.containerd_root),
         state=toml(instance.containerd_state),

@@ -146,9 +146,13 @@ def _resolve(data_dir: Path) -> Path:
         path = data_dir.resolve()
         str(path).encode()
     except UnicodeEncodeError:
-        raise DirectoryError(f"data directory {str(data_dir)!r} is not valid UTF-8: choose another path") from None
+        raise DirectoryError(
+            f"data directory {str(data_dir)!r} is not valid UTF-8: choose another path"
+        ) from None
     except (OSError, RuntimeError, ValueError) as err:
-        raise DirectoryError(f"data directory {str(data_dir)!r} cannot be used: {err}: choose another path") from err
+        raise DirectoryError(
+            f"data directory {str(data_dir)!r} cannot be used: {err}: choose another path"
+        ) from err
     return path
 
 
@@ -162,7 +166,9 @@ def _refuse(path: Path) -> None:
     # overlayfs separates its directories by colons and its options by commas, and knows no quoting.
     if bad := sorted({char for char in str(path) if char in ":,\\" or not char.isprintable()}):
         shown = " ".join(repr(char) for char in bad)
-        raise DirectoryError(f"data directory {str(path)!r} contains {shown}, which mounts cannot express: choose another path")
+        raise DirectoryError(
+            f"data directory {str(path)!r} contains {shown}, which mounts cannot express: choose another path"
+        )
     size = len(os.fsencode(path / _LONGEST_SOCKET))
     if size > MAX_PATH_BYTES:
         allowed = MAX_PATH_BYTES - len(f"/{_LONGEST_SOCKET}")

@@ -8,32 +8,38 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from pykubelet.embedded.errors import AlreadyRunning, DirectoryError
 from pykubelet.embedded.instance import Instance
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a data directory, as far as it has said so."""
+
+    pid: int | None
+    purpose: str
+
+
 @contextmanager
-def hold(instance: Instance) -> Iterator[None]:
-    """Hold the data directory, which must exist, until the block ends.
+def hold(instance: Instance, purpose: str) -> Iterator[None]:
+    """Hold the data directory, which must exist, until the block ends; the purpose is `up` or `down`.
 
     Raises AlreadyRunning, with the holder's pid, when someone else holds it.
     """
     fd = _lock(instance)
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {purpose}\n".encode(), 0)
         yield
         os.ftruncate(fd, 0)
     finally:
         os.close(fd)
 
 
-def holder(instance: Instance) -> int | None:
-    """Give the pid of the process that holds the data directory; None when nobody does.
-
-    0 stands for a holder that has not yet said who it is.
-    """
+def holder(instance: Instance) -> Holder | None:
+    """Give the process that holds the data directory; None when nobody does."""
     try:
         fd = os.open(instance.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -41,7 +47,7 @@ def holder(instance: Instance) -> int | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read_pid(fd) or 0
+        return _read(fd)
     finally:
         os.close(fd)
     return None
@@ -56,14 +62,9 @@ def _lock(instance: Instance) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = _read_pid(fd)
+            found = _read(fd)
             os.close(fd)
-            who = f" with pid {pid}" if pid else ""
-            raise AlreadyRunning(
-                f"pykubelet is already running{who} on {instance.data_dir}: "
-                "stop that one first, or choose another --data-dir",
-                pid,
-            ) from None
+            raise AlreadyRunning(_refusal(instance, found), found.pid) from None
         # A `down` may have deleted the file between our opening and locking it.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(instance.lock)):
@@ -71,6 +72,19 @@ def _lock(instance: Instance) -> int:
         os.close(fd)
 
 
-def _read_pid(fd: int) -> int | None:
-    text = os.pread(fd, 32, 0).strip()
-    return int(text) if text.isdigit() else None
+def _refusal(instance: Instance, found: Holder) -> str:
+    who = f" with pid {found.pid}" if found.pid else ""
+    if found.purpose == "down":
+        return f"{instance.data_dir} is being removed{who}: wait until that is done"
+    return (
+        f"pykubelet is already running{who} on {instance.data_dir}: "
+        "stop that one first, or choose another --data-dir"
+    )
+
+
+def _read(fd: int) -> Holder:
+    """Read who holds the lock; whoever has just taken it may not have written that yet."""
+    words = os.pread(fd, 64, 0).split()
+    if len(words) == 2 and words[0].isdigit():
+        return Holder(int(words[0]), words[1].decode(errors="replace"))
+    return Holder(None, "")

@@ -47,7 +47,9 @@ def inspect_machine() -> Machine:
     path = search_path()
     found = {name: shutil.which(name, path=path) for name in PROGRAMS}
     missing = [f"{name} ({PROGRAMS[name]})" for name, place in found.items() if place is None]
-    folder = next((place for place in CNI_FOLDERS if all((place / name).is_file() for name in CNI_PLUGINS)), None)
+    folder = next(
+        (place for place in CNI_FOLDERS if all((place / name).is_file() for name in CNI_PLUGINS)), None
+    )
     if folder is None:
         missing.append(f"the CNI plugins {', '.join(CNI_PLUGINS)} (containernetworking-plugins)")
     if missing or folder is None:

@@ -66,5 +66,9 @@ def conflist(instance: Instance, subnet: IPv4Network, mtu: int | None = None) ->
 def _spans() -> Iterator[tuple[int, int]]:
     for text in _PRIVATE:
         network = IPv4Network(text)
-        first = max(int(network.network_address), int(_FIRST)) if _FIRST in network else int(network.network_address)
+        first = (
+            max(int(network.network_address), int(_FIRST))
+            if _FIRST in network
+            else int(network.network_address)
+        )
         yield first, int(network.broadcast_address)

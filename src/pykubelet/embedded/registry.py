@@ -83,7 +83,9 @@ async def _lock(directory: Path) -> int:
             pass
         os.close(fd)
         if asyncio.get_running_loop().time() > deadline:
-            raise EmbeddedError(f"{directory} has been locked for {_PATIENCE:g} s by another pykubelet: try again")
+            raise EmbeddedError(
+                f"{directory} has been locked for {_PATIENCE:g} s by another pykubelet: try again"
+            )
         await asyncio.sleep(0.02)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 _HEADER = struct.Struct("iIII")
 _BUFFER = 64 * 1024
 _HINTS = {
-    errno.EMFILE: "no inotify instances left: raise the sysctl fs.inotify.max_user_instances",
+    errno.EMFILE: "no inotify instances or open files left: raise the sysctl fs.inotify.max_user_instances",
     errno.ENOSPC: "no inotify watches left: raise the sysctl fs.inotify.max_user_watches",
 }
 

@@ -1,0 +1,51 @@
+"""Sets of CPUs as the kernel and Kubernetes write them: `0-3,5`."""
+
+from collections.abc import Iterable, Iterator
+
+from pykubelet.api.text import quoted
+
+MOST_CPUS = 65536
+"""Far beyond any kernel's limit; a larger number in a list is a mistake, not a machine."""
+
+
+def parse(text: str) -> frozenset[int]:
+    """Read a list of CPUs and ranges of them; an empty text is the empty set.
+
+    Raises ValueError with one line that says what is wrong and shows an example.
+    """
+    cpus: set[int] = set()
+    for part in text.split(",") if text else ():
+        first, dash, last = part.partition("-")
+        low = _number(first, text)
+        high = _number(last, text) if dash else low
+        if low > high:
+            raise ValueError(f"{quoted(part)} runs backwards: write the smaller number first, such as 0-3")
+        cpus.update(range(low, high + 1))
+    return frozenset(cpus)
+
+
+def format(cpus: Iterable[int]) -> str:
+    """Write a set of CPUs in its shortest form, in ascending order."""
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in _ranges(sorted(cpus)))
+
+
+def _number(digits: str, text: str) -> int:
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10):
+        raise ValueError(f"{quoted(text)} is not a list of CPUs: write numbers and ranges, such as 0-3,5")
+    if (number := int(digits)) >= MOST_CPUS:
+        raise ValueError(f"{quoted(text)} names CPU {number}: the largest possible is {MOST_CPUS - 1}")
+    return number
+
+
+def _ranges(ordered: list[int]) -> Iterator[tuple[int, int]]:
+    low = high = None
+    for cpu in ordered:
+        if low is None or high is None:
+            low = high = cpu
+        elif cpu <= high + 1:
+            high = cpu
+        else:
+            yield low, high
+            low = high = cpu
+    if low is not None and high is not None:
+        yield low, high

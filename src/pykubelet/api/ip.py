@@ -1,0 +1,40 @@
+"""IP addresses and networks, read as leniently as Kubernetes reads them.
+
+Old configurations write IPv4 addresses with leading zeros (`010.0.0.1`), which Kubernetes still
+reads as decimal while Python refuses; addresses with a zone (`fe80::1%eth0`) are refused by both.
+"""
+
+import ipaddress
+import re
+
+from pykubelet.api.text import quoted
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_LEADING_ZEROS = re.compile(r"(?<![0-9A-Fa-f:])0+(?=[0-9])", re.ASCII)
+
+
+def parse_ip(text: str) -> IPAddress:
+    """Read an address; raises ValueError with one line that shows examples."""
+    try:
+        if "%" not in text:
+            return ipaddress.ip_address(_without_leading_zeros(text))
+    except ValueError:
+        pass
+    raise ValueError(f"{quoted(text)} is not an IP address: write one such as 10.96.0.10 or fd00::10")
+
+
+def parse_cidr(text: str) -> IPNetwork:
+    """Read a network with its length; bits of the host part may be set, as in `10.0.0.1/24`."""
+    try:
+        address, slash, length = text.partition("/")
+        if slash and "%" not in text and re.fullmatch(r"[0-9]{1,3}", length, re.ASCII):
+            return ipaddress.ip_network(f"{_without_leading_zeros(address)}/{length}", strict=False)
+    except ValueError:
+        pass
+    raise ValueError(f"{quoted(text)} is not a network: write one such as 10.244.0.0/24 or fd00::/64")
+
+
+def _without_leading_zeros(address: str) -> str:
+    return _LEADING_ZEROS.sub("", address) if "." in address else address

@@ -1,0 +1,68 @@
+"""The shapes of names in Kubernetes: DNS names, label keys and values, image names.
+
+Each `…_problem` function gives None for a good name and otherwise the sentence that says what is
+allowed, for the caller to put behind the place where the name was found.
+"""
+
+import re
+
+_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_DNS_LABEL = re.compile(_LABEL)
+_DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_QUALIFIED = re.compile(r"(?:[A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_HOST = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_REPOSITORY = re.compile(
+    rf"(?:(?:{_HOST}(?:\.{_HOST})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?/)?{_COMPONENT}(?:/{_COMPONENT})*"
+)
+_LONGEST_REPOSITORY = 255
+
+
+def dns_label_problem(name: str) -> str | None:
+    """Say what is wrong with a DNS label, such as a namespace or a container name."""
+    if len(name) <= 63 and _DNS_LABEL.fullmatch(name):
+        return None
+    return (
+        "must be 1 to 63 lower case letters, digits or '-', and begin and end with a letter or digit, "
+        "such as my-name"
+    )
+
+
+def dns_subdomain_problem(name: str) -> str | None:
+    """Say what is wrong with a DNS name of one or more labels, such as a node or pod name."""
+    if len(name) <= 253 and _DNS_SUBDOMAIN.fullmatch(name):
+        return None
+    return (
+        "must be at most 253 lower case letters, digits, '-' or '.', each part beginning and ending "
+        "with a letter or digit, such as node-1.example.com"
+    )
+
+
+def qualified_name_problem(name: str) -> str | None:
+    """Say what is wrong with the key of a label, an annotation or a taint, or a resource name."""
+    prefix, slash, rest = name.rpartition("/")
+    if slash and dns_subdomain_problem(prefix):
+        return "must have a DNS name before the '/', such as example.com/my-key"
+    if len(rest) <= 63 and _QUALIFIED.fullmatch(rest):
+        return None
+    return (
+        "must be 1 to 63 letters, digits, '-', '_' or '.', beginning and ending with a letter or digit, "
+        "after an optional DNS name and '/', such as example.com/my-key"
+    )
+
+
+def label_value_problem(value: str) -> str | None:
+    """Say what is wrong with the value of a label or a taint; it may be empty."""
+    if not value or (len(value) <= 63 and _QUALIFIED.fullmatch(value)):
+        return None
+    return (
+        "must be empty, or at most 63 letters, digits, '-', '_' or '.', beginning and ending "
+        "with a letter or digit, such as my-value"
+    )
+
+
+def image_repository_problem(name: str) -> str | None:
+    """Say what is wrong with the name of an image without tag and digest."""
+    if len(name) <= _LONGEST_REPOSITORY and _REPOSITORY.fullmatch(name):
+        return None
+    return "must be the name of an image without tag and digest, such as registry.example.com/team/app"

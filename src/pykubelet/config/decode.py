@@ -1,0 +1,212 @@
+"""From plain data to configuration structs, strictly, with every mistake told at once.
+
+The structs' own type hints are the schema. A field that is wrong keeps its default, so that the
+reading goes on and finds the next mistake; the caller must not use the result when there are
+problems. Any input that JSON can express ends in a struct and a list, never in an exception.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from collections.abc import Callable, Iterable
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from pykubelet.api.duration import Duration
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.text import quoted
+from pykubelet.config.documents_yaml import join_path
+from pykubelet.config.errors import Problem
+from pykubelet.config.types import Int64, IntRange, NanosecondsMark, PointerMark, QuantityMark
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_ABSENT = object()
+_MOST_HINTS = 50
+
+
+def decode(cls: type[S], data: Any, path: str = "") -> tuple[S, list[Problem]]:
+    """Read a struct; `path` is what the problems' paths begin with.
+
+    None is the same as leaving a field out, and so is a zero in a field that is not a `Pointer`.
+    """
+    problems: list[Problem] = []
+    return _struct(cls, data, path, problems), problems
+
+
+def kind_of(value: object) -> str:
+    """Say what a value is, for a sentence; scalars are shown."""
+    match value:
+        case None:
+            return "empty"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"the number {value!r}" if abs(value) < 1e100 else "a huge number"
+        case str():
+            return f"the text {quoted(value)}"
+        case list():
+            return "a list"
+    return "a mapping"
+
+
+class _Hint(NamedTuple):
+    """A type hint without its wrapping: `Annotated[int | None, X()]` is `int` and `(X(),)`."""
+
+    type: Any
+    marks: tuple[Any, ...]
+
+    def mark(self, kind: type[S]) -> S | None:
+        return next((mark for mark in self.marks if isinstance(mark, kind)), None)
+
+
+class _Field(NamedTuple):
+    name: str
+    hint: _Hint
+
+
+@functools.cache
+def _fields(cls: type[msgspec.Struct]) -> dict[str, _Field]:
+    """Give the fields of a struct by their JSON names."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {
+        info.encode_name: _Field(info.name, _unwrap(hints[info.name])) for info in msgspec.structs.fields(cls)
+    }
+
+
+@functools.cache
+def _unwrap(hint: Any, marks: tuple[Any, ...] = ()) -> _Hint:
+    if get_origin(hint) is Annotated:
+        return _unwrap(hint.__origin__, (*marks, *hint.__metadata__))
+    if get_origin(hint) in (Union, UnionType):
+        [inner] = (part for part in get_args(hint) if part is not NoneType)
+        return _unwrap(inner, marks)
+    return _Hint(hint, marks)
+
+
+def _struct(cls: type[S], data: Any, path: str, problems: list[Problem]) -> S:
+    if not isinstance(data, dict):
+        problems.append(Problem(path or "document", f"must be a mapping of fields, not {kind_of(data)}"))
+        return cls()
+    fields = _fields(cls)
+    given: dict[str, Any] = {}
+    unknown: list[str] = []
+    for key, value in data.items():
+        if key not in fields:
+            unknown.append(str(key))
+        elif value is not None:
+            field = fields[key]
+            result = _value(field.hint, value, join_path(path, key), problems)
+            if result is not _ABSENT and (field.hint.mark(PointerMark) or not _is_zero(result)):
+                given[field.name] = result
+    problems += _unknown(unknown, list(fields), path)
+    return cls(**given)
+
+
+def _value(hint: _Hint, data: Any, path: str, problems: list[Problem]) -> Any:
+    """Read one value; what is wrong with it goes into `problems`, and _ABSENT comes back."""
+    if isinstance(hint.type, type) and issubclass(hint.type, msgspec.Struct):
+        return _struct(hint.type, data, path, problems)
+    if get_origin(hint.type) is list:
+        if not isinstance(data, list):
+            problems.append(Problem(path, f"must be a list, not {kind_of(data)}"))
+            return _ABSENT
+        inner = _unwrap(get_args(hint.type)[0])
+        return [_value(inner, item, f"{path}[{index}]", problems) for index, item in enumerate(data)]
+    if get_origin(hint.type) is dict:
+        if not isinstance(data, dict):
+            problems.append(Problem(path, f"must be a mapping, not {kind_of(data)}"))
+            return _ABSENT
+        inner = _unwrap(get_args(hint.type)[1])
+        return {
+            str(key): _value(inner, item, f"{path}[{quoted(str(key))[1:-1]}]", problems)
+            for key, item in data.items()
+        }
+    try:
+        return _SCALARS[hint.type](hint, data)
+    except ValueError as err:
+        problems.append(Problem(path, str(err)))
+        return _ABSENT
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str) and not value
+
+
+def _bool(_hint: _Hint, data: Any) -> bool:
+    if not isinstance(data, bool):
+        raise ValueError(f"must be true or false, not {kind_of(data)}")
+    return data
+
+
+def _int(hint: _Hint, data: Any) -> int:
+    if not isinstance(data, int) or isinstance(data, bool):
+        raise ValueError(f"must be a whole number, not {kind_of(data)}{_unquote(data)}")
+    allowed = hint.mark(IntRange)
+    if allowed and not allowed.low <= data <= allowed.high:
+        raise ValueError(f"must be from {allowed.low} to {allowed.high}, not {kind_of(data)}")
+    return data
+
+
+def _float(_hint: _Hint, data: Any) -> float:
+    if not isinstance(data, int | float) or isinstance(data, bool):
+        raise ValueError(f"must be a number, not {kind_of(data)}{_unquote(data)}")
+    if not abs(data) < 1e100 or math.isnan(data):
+        raise ValueError(f"must be a usual number, not {kind_of(data)}")
+    return float(data)
+
+
+def _str(hint: _Hint, data: Any) -> str:
+    if hint.mark(QuantityMark):
+        return _quantity(data)
+    if not isinstance(data, str):
+        quote = ": put it in quotes" if isinstance(data, bool | int | float) else ""
+        raise ValueError(f"must be text, not {kind_of(data)}{quote}")
+    if "\0" in data:
+        raise ValueError("holds a NUL character: remove it")
+    return data
+
+
+def _quantity(data: Any) -> str:
+    if isinstance(data, bool) or not isinstance(data, str | int | float):
+        raise ValueError(f"must be a quantity such as 64Mi, not {kind_of(data)}")
+    return str(Quantity.parse(data.strip() if isinstance(data, str) else _digits(data)))
+
+
+def _digits(number: float) -> str:
+    return repr(number) if abs(number) < 1e100 else "a huge number"
+
+
+def _duration(hint: _Hint, data: Any) -> Duration:
+    if isinstance(data, str):
+        return Duration.parse(data)
+    if isinstance(data, int) and not isinstance(data, bool) and hint.mark(NanosecondsMark):
+        return Duration(_int(_unwrap(Int64), data))
+    unit = f", such as {data}s" if isinstance(data, int) and 0 <= data < 10**9 and data is not True else ""
+    raise ValueError(f"must be text with a unit{unit or ', such as 10s'}, not {kind_of(data)}")
+
+
+_SCALARS: dict[type, Callable[[_Hint, Any], Any]] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    str: _str,
+    Duration: _duration,
+}
+
+
+def _unquote(data: Any) -> str:
+    return ": remove the quotes" if isinstance(data, str) and data.strip().lstrip("-").isdecimal() else ""
+
+
+def _unknown(keys: list[str], known: Iterable[str], path: str) -> Iterable[Problem]:
+    by_lower = {name.lower(): name for name in known}
+    for index, key in enumerate(keys):
+        # A file with this many unknown fields is of another kind, and comparing takes time.
+        close = difflib.get_close_matches(key[:99].lower(), by_lower, n=1) if index < _MOST_HINTS else []
+        hint = f"did you mean {by_lower[close[0]]}?" if close else "remove it"
+        yield Problem(join_path(path, key), f"there is no such field: {hint}")

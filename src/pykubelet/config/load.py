@@ -1,0 +1,168 @@
+"""From a command line to everything the agent was told: flags, configuration, gates.
+
+The order is the reference's: flags are read; without `--config` the old defaults of the command line
+hold, with it those of the file; drop-ins go over the file; flags go over everything, feature gates
+name by name, lists and maps as a whole. Then all of it is checked.
+
+Whatever is wrong anywhere is raised as one `ConfigError` that lists every problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pykubelet.config.defaults import complete
+from pykubelet.config.documents import join_path
+from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.config.files import load_config_files
+from pykubelet.config.flag_rows import Flag
+from pykubelet.config.flag_table import BY_NAME, LEGACY_DEFAULTS, field_path, set_field
+from pykubelet.config.flags import ParsedFlags, parse_flags
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.kubelet_flags import KubeletFlags, check_flags, log_options
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.validate import validate
+from pykubelet.logs.mask import MASK, mask_text
+from pykubelet.logs.setup import LogOptions
+
+Action = Literal["run", "help", "version"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the operator asked for."""
+
+    flags: KubeletFlags
+    config: KubeletConfiguration
+    gates: FeatureGates
+    warnings: list[str]
+    """Sentences for the log: deprecated flags, gates that will go."""
+    given: dict[str, str]
+    """The flags that were given, as text, secrets masked: for the log."""
+    action: Action
+
+    def log_options(self) -> LogOptions:
+        """Give the settings of the agent's own logs."""
+        return log_options(self.flags, self.config)
+
+
+def load(argv: Sequence[str]) -> Loaded:
+    """Read a command line (without the command) and the files it names.
+
+    Raises ConfigError with everything that is wrong.
+    """
+    parsed = parse_flags(argv)
+    flags = _kubelet_flags(parsed)
+    given = _shown(parsed)
+    action = _action(flags)
+    if action != "run" and not parsed.problems:
+        return Loaded(flags, baseline(), FeatureGates(), [], given, action)
+
+    asked = parsed.values.get("feature-gates", {})
+    config, unreadable = _from_files(flags, asked)
+    _overlay(config, parsed)
+    gates = FeatureGates().with_overrides(
+        config.feature_gates,
+        lambda name: "--feature-gates" if name in asked else join_path("featureGates", name),
+    )
+    by_flag = {field_path(BY_NAME[name].field): f"--{name}" for name in parsed.values if BY_NAME[name].field}
+    found = _name_flags(validate(config, gates.enabled), by_flag, only=bool(unreadable))
+    problems = [*parsed.problems, *gates.problems, *unreadable, *check_flags(flags, config), *found]
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return Loaded(flags, config, gates, [*_warnings(parsed, flags), *gates.warnings], given, action)
+
+
+def baseline(gate_enabled: Callable[[str], bool] | None = None) -> KubeletConfiguration:
+    """Give the configuration of a command line without flags."""
+    config = KubeletConfiguration()
+    complete(config, set(), gate_enabled or FeatureGates().enabled)
+    for path, value in LEGACY_DEFAULTS.items():
+        set_field(config, path, value)
+    return config
+
+
+def _kubelet_flags(parsed: ParsedFlags) -> KubeletFlags:
+    values = {BY_NAME[name].attribute: value for name, value in parsed.values.items()}
+    values.pop("", None)
+    return KubeletFlags(**values)
+
+
+def _action(flags: KubeletFlags) -> Action:
+    if flags.help:
+        return "help"
+    return "version" if flags.version in ("true", "raw") else "run"
+
+
+def _from_files(flags: KubeletFlags, asked: Mapping[str, bool]) -> tuple[KubeletConfiguration, list[Problem]]:
+    def gates_for(in_file: dict[str, bool]) -> Callable[[str], bool]:
+        return FeatureGates().with_overrides({**in_file, **asked}).enabled
+
+    if not flags.config and not flags.config_dir:
+        return baseline(gates_for({})), []
+    path = Path(flags.config) if flags.config else None
+    drop_ins = Path(flags.config_dir) if flags.config_dir else None
+    try:
+        return load_config_files(path, drop_ins, gates_for), []
+    except ConfigError as error:
+        return baseline(gates_for({})), error.problems
+
+
+def _overlay(config: KubeletConfiguration, parsed: ParsedFlags) -> None:
+    for name, value in parsed.values.items():
+        field = BY_NAME[name].field
+        if field == "feature_gates":
+            config.feature_gates = {**config.feature_gates, **value}
+        elif field:
+            set_field(config, field, value)
+
+
+def _name_flags(problems: list[Problem], by_flag: Mapping[str, str], *, only: bool) -> list[Problem]:
+    """Say which flag a problem comes from; `only` drops those that come from no flag.
+
+    When the file could not be read, nothing can be said about fields that only the file would set.
+    """
+    result = []
+    for problem in problems:
+        flag = next((flag for path, flag in by_flag.items() if _is_below(problem.path, path)), "")
+        if flag:
+            result.append(Problem(problem.path, f"{problem.message} (set by {flag})"))
+        elif not only:
+            result.append(problem)
+    return result
+
+
+def _is_below(path: str, field: str) -> bool:
+    return path == field or path.startswith((f"{field}.", f"{field}["))
+
+
+def _warnings(parsed: ParsedFlags, flags: KubeletFlags) -> list[str]:
+    given = [BY_NAME[name] for name in parsed.names()]
+    warnings = []
+    if movable := [flag for flag in given if flag.status == "file"]:
+        warnings.append(
+            f"these flags belong in the configuration file (--config): {_listed(movable)}; "
+            "`pykubelet config convert-flags` writes it for you"
+        )
+    warnings += [f"--{flag.name} is deprecated: {flag.note}" for flag in given if flag.status == "deprecated"]
+    warnings += [f"--{flag.name} has no effect: {flag.note}" for flag in given if flag.status == "ignored"]
+    if flags.bootstrap_kubeconfig and not flags.kubeconfig:
+        warnings.append(
+            "--bootstrap-kubeconfig has no effect without --kubeconfig, which says where to keep the "
+            "credentials: the agent runs standalone"
+        )
+    return warnings
+
+
+def _listed(flags: list[Flag]) -> str:
+    return ", ".join(f"--{flag.name}" for flag in flags)
+
+
+def _shown(parsed: ParsedFlags) -> dict[str, str]:
+    texts: dict[str, list[str]] = {}
+    for given in parsed.given:
+        texts.setdefault(given.flag.name, []).append(MASK if given.flag.secret else mask_text(given.text))
+    return {name: ",".join(values) for name, values in texts.items()}

@@ -1,0 +1,215 @@
+"""The two images that every private runtime has without a registry: pause and busybox.
+
+Built from two statically linked programs of the machine's own packages, so that the first pod of a
+machine without a network starts like any other. They are imported when they are missing or when
+the programs have changed, which a start without changes finds out without reading them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.embedded.errors import EmbeddedError
+from pykubelet.embedded.needs import Machine
+from pykubelet.embedded.oci import Entry, ImageConfig, Platform, image_archive
+from pykubelet.host.processes import CommandError, run
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+
+PAUSE_IMAGE = "pykubelet.local/pause:1"
+BUSYBOX_REPOSITORY = "pykubelet.local/busybox"
+
+_RECIPE = "1"
+"""To be raised when what is put around the programs changes."""
+_PT_INTERP = 3
+_NOBODY = "65535:65535"
+_SEEN_BY_CRI = 5.0
+
+_ARCHITECTURES = {
+    "x86_64": Platform("amd64"),
+    "aarch64": Platform("arm64", "v8"),
+    "armv7l": Platform("arm", "v7"),
+    "armv6l": Platform("arm", "v6"),
+    "i686": Platform("386"),
+    "ppc64le": Platform("ppc64le"),
+    "riscv64": Platform("riscv64"),
+    "s390x": Platform("s390x"),
+}
+
+_PASSWD = """\
+root:x:0:0:root:/root:/bin/sh
+daemon:x:1:1:daemon:/:/bin/false
+nobody:x:65534:65534:nobody:/:/bin/false
+"""
+_GROUP = """\
+root:x:0:
+daemon:x:1:
+tty:x:5:
+users:x:100:
+nogroup:x:65534:
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """An image that can be built from a program of this machine."""
+
+    name: str
+    source: str
+    """What it is built from; it changes when the program does."""
+    build: Callable[[], bytes]
+    """Writes its archive; blocks for some milliseconds."""
+
+
+async def find_seeds(machine: Machine) -> list[Seed]:
+    """Find out which images this machine's programs give, pause first.
+
+    Raises EmbeddedError when a program is not as it has to be.
+    """
+    pause, busybox = machine.programs["catatonit"], machine.programs["busybox"]
+    about = await _ask(busybox)
+    applets = (await _ask(busybox, "--list")).split()
+    target = machine_platform(platform.machine())
+    return [
+        Seed(PAUSE_IMAGE, _fingerprint(pause), lambda: pause_archive(read_static(pause), target)),
+        Seed(
+            f"{BUSYBOX_REPOSITORY}:{busybox_version(about)}",
+            _fingerprint(busybox),
+            lambda: busybox_archive(
+                f"{BUSYBOX_REPOSITORY}:{busybox_version(about)}", read_static(busybox), applets, target
+            ),
+        ),
+    ]
+
+
+async def plant(seeds: Iterable[Seed], known: Mapping[str, str], cri: Cri, importer: Sequence[str]) -> dict[str, str]:
+    """Make sure that the runtime has the images; returns what each was built from, for next time.
+
+    `known` is what an earlier call returned, `importer` the command that reads an archive from its
+    standard input. Raises EmbeddedError when an image cannot be imported.
+    """
+    planted = {}
+    for seed in seeds:
+        if known.get(seed.name) != seed.source or not await _has(cri, seed.name):
+            log.info("Importing an image", image=seed.name)
+            archive = await asyncio.to_thread(seed.build)
+            try:
+                await run(*importer, input=archive, timeout=120)
+                # The runtime's CRI side hears of it a moment later.
+                async with asyncio.timeout(_SEEN_BY_CRI):
+                    while not await _has(cri, seed.name):
+                        await asyncio.sleep(0.02)
+            except (CommandError, TimeoutError) as err:
+                why = str(err) or "the runtime does not show it"
+                raise EmbeddedError(f"image {seed.name} could not be imported: {why}") from err
+        planted[seed.name] = seed.source
+    return planted
+
+
+def pause_archive(program: bytes, target: Platform) -> bytes:
+    """Write the image of the process that holds a pod's namespaces and reaps its orphans."""
+    config = ImageConfig(entrypoint=["/pause", "-P"], user=_NOBODY)
+    return image_archive(PAUSE_IMAGE, [Entry("pause", data=program)], config, target)
+
+
+def busybox_archive(name: str, program: bytes, applets: list[str], target: Platform) -> bytes:
+    """Write the image of a small shell with everything around it."""
+    entries = [Entry("bin/busybox", data=program)]
+    entries += [Entry(f"bin/{applet}", link="busybox") for applet in applets if applet != "busybox"]
+    entries += [
+        Entry(folder)
+        for folder in ("dev", "home", "proc", "sys", "usr", "usr/bin", "var", "var/spool", "var/www")
+    ]
+    entries += [Entry("tmp", mode=0o1777), Entry("root", mode=0o700), Entry("var/tmp", mode=0o1777)]
+    entries += [
+        Entry("etc/passwd", data=_PASSWD.encode(), mode=0o644),
+        Entry("etc/group", data=_GROUP.encode(), mode=0o644),
+    ]
+    # Scripts in the wild say so.
+    entries += [Entry("usr/bin/env", link="../../bin/busybox")]
+    config = ImageConfig(command=["sh"], env={"PATH": "/bin"})
+    return image_archive(name, entries, config, target)
+
+
+def machine_platform(machine: str) -> Platform:
+    """Translate the kernel's name of a processor into that of images.
+
+    Raises EmbeddedError for a processor that containers do not know.
+    """
+    try:
+        return _ARCHITECTURES[machine]
+    except KeyError:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise EmbeddedError(f"no images for the processor {machine!r}: pykubelet knows {known}") from None
+
+
+def busybox_version(about: str) -> str:
+    """Take `1.35` out of what busybox says of itself.
+
+    Raises EmbeddedError when it says something else.
+    """
+    match = re.match(r"BusyBox v(\d+\.\d+)", about)
+    if match is None:
+        raise EmbeddedError(
+            f"busybox does not say its version ({about[:40]!r}): install the package busybox-static"
+        )
+    return match[1]
+
+
+def read_static(program: Path) -> bytes:
+    """Read a program that needs nothing but the kernel.
+
+    Raises EmbeddedError when it needs shared libraries, which an image of one file does not have.
+    """
+    try:
+        content = program.read_bytes()
+        static = is_static(content)
+    except (OSError, ValueError) as err:
+        raise EmbeddedError(f"{program} cannot be used for an image: {err}") from err
+    if not static:
+        package = {"busybox": "busybox-static"}.get(program.name, program.name)
+        raise EmbeddedError(f"{program} is not statically linked: install the Debian package {package}")
+    return content
+
+
+def is_static(program: bytes) -> bool:
+    """Whether an ELF program runs without a dynamic loader.
+
+    Raises ValueError when it is no ELF program.
+    """
+    try:
+        if program[:4] != b"\x7fELF":
+            raise ValueError("it is not an ELF program")
+        wide, order = program[4] == 2, "<" if program[5] == 1 else ">"
+        (offset,) = struct.unpack_from(f"{order}{'Q' if wide else 'I'}", program, 32 if wide else 28)
+        size, count = struct.unpack_from(f"{order}HH", program, 54 if wide else 42)
+        kinds = [struct.unpack_from(f"{order}I", program, offset + index * size)[0] for index in range(count)]
+    except (struct.error, IndexError):
+        raise ValueError("it is not a whole ELF program") from None
+    return _PT_INTERP not in kinds
+
+
+def _fingerprint(program: Path) -> str:
+    found = program.stat()
+    return f"{program} {found.st_size} {found.st_mtime_ns} recipe {_RECIPE}"
+
+
+async def _ask(program: Path, *arguments: str) -> str:
+    try:
+        return await run(str(program), *arguments)
+    except CommandError as err:
+        raise EmbeddedError(f"{err}: install the Debian package busybox-static") from err
+
+
+async def _has(cri: Cri, image: str) -> bool:
+    answer = await cri.images.image_status(pb.ImageSpec(image=image))
+    return answer.HasField("image")

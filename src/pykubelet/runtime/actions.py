@@ -1,0 +1,289 @@
+"""The decision: from a pod and what the runtime has of it to what shall be done.
+
+`decide` is the heart of the agent and does nothing itself. Its answer names the sandbox to make,
+the containers to kill with the reason, and those to start: init containers one after the other,
+sidecars (init containers that stay) beside them, ephemeral ones at any time, ordinary ones once
+initialization is over. Calling it again with the new facts leads step by step to a pod that needs
+nothing more; whoever applies it may be interrupted at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from pykubelet.api.pod import Container, Pod
+from pykubelet.runtime.hashing import container_hash
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.restart import is_sidecar, restarts_after_failure, should_restart
+
+KillReason = Literal["", "Unknown", "StartupProbe", "LivenessProbe", "Requested"]
+
+
+class Verdicts(msgspec.Struct, frozen=True):
+    """What the probes say, by container id: True healthy, False failed, absent not known yet."""
+
+    liveness: Mapping[str, bool] = {}
+    startup: Mapping[str, bool] = {}
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """A container to stop, and why."""
+
+    container: ObservedContainer
+    message: str
+    reason: KillReason = ""
+
+
+class Actions(msgspec.Struct, kw_only=True):
+    """What shall be done, in the order of the fields."""
+
+    kill_pod: bool = False
+    """Stop every container and sandbox first."""
+    kill: list[Kill] = []
+    create_sandbox: bool = False
+    attempt: int = 0
+    """The attempt number of the sandbox to create."""
+    sandbox_id: str = ""
+    """The sandbox there is: to use, or (with `create_sandbox`) the one that is replaced."""
+    start_ephemeral: list[str] = []
+    start_init: list[str] = []
+    start: list[str] = []
+    why: str = ""
+    """The sandbox's story in a few words, for the timeline."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (
+            self.kill_pod
+            or self.kill
+            or self.create_sandbox
+            or self.start_ephemeral
+            or self.start_init
+            or self.start
+        )
+
+
+def decide(
+    pod: Pod,
+    observed: ObservedPod,
+    verdicts: Verdicts | None = None,
+    restart_requested: frozenset[str] = frozenset(),
+) -> Actions:
+    """Say what brings the pod nearer to its desired state.
+
+    `restart_requested` holds ids of containers that a person wants restarted in place.
+    """
+    verdicts = verdicts or Verdicts()
+    actions = _sandbox(pod, observed)
+    if actions.create_sandbox:
+        _start_over(pod, observed, actions)
+        return actions
+    actions.start_ephemeral = [
+        c.name for c in pod.spec.ephemeral_containers if observed.latest(c.name) is None
+    ]
+    initialized = _initialize(pod, observed, verdicts, restart_requested, actions)
+    if not actions.kill_pod and initialized:
+        _run(pod, observed, verdicts, restart_requested, actions)
+    return actions
+
+
+def sandbox_is_stale(pod: Pod, observed: ObservedPod) -> bool:
+    """Whether the pod has no sandbox, or one that must be replaced."""
+    return _sandbox(pod, observed).create_sandbox
+
+
+def _sandbox(pod: Pod, observed: ObservedPod) -> Actions:
+    """Decide on the sandbox alone; a new one means that everything is killed first."""
+
+    def replace(why: str, old: str) -> Actions:
+        return Actions(
+            kill_pod=True, create_sandbox=True, attempt=newest.attempt + 1, sandbox_id=old, why=why
+        )
+
+    if not observed.sandboxes:
+        return Actions(kill_pod=True, create_sandbox=True, why="no sandbox yet")
+    newest = observed.sandboxes[0]
+    if sum(sandbox.ready for sandbox in observed.sandboxes) > 1:
+        return replace("several sandboxes are ready", newest.id)
+    if not newest.ready:
+        return replace("the sandbox is not ready", newest.id)
+    if newest.host_network != pod.spec.host_network:
+        return replace("the pod's network has changed", "")
+    if not pod.spec.host_network and not newest.ips:
+        return replace("the sandbox has no address", newest.id)
+    return Actions(attempt=newest.attempt, sandbox_id=newest.id)
+
+
+def _start_over(pod: Pod, observed: ObservedPod, actions: Actions) -> None:
+    """Fill in what follows a new sandbox; a pod that is done gets none."""
+    if pod.spec.restart_policy == "Never" and actions.attempt != 0 and observed.containers:
+        actions.create_sandbox = False
+        return
+    wanted = [c for c in pod.spec.containers if not _finished_for_good(pod, c, observed)]
+    if not wanted and any(observed.latest(c.name) for c in pod.spec.containers):
+        actions.create_sandbox = False
+    elif pod.spec.init_containers:
+        actions.start_init = [pod.spec.init_containers[0].name]
+    else:
+        actions.start = [c.name for c in wanted]
+
+
+def _finished_for_good(pod: Pod, container: Container, observed: ObservedPod) -> bool:
+    if (container.restart_policy or pod.spec.restart_policy) != "OnFailure":
+        return False
+    last = observed.latest(container.name)
+    return last is not None and last.phase == "exited" and last.exit_code == 0
+
+
+def _initialize(
+    pod: Pod, observed: ObservedPod, verdicts: Verdicts, requested: frozenset[str], actions: Actions
+) -> bool:
+    """Decide on the init containers; True when ordinary containers may run.
+
+    Walks from the last init container to the first: the runtime may have lost the earlier ones,
+    so the newest trace decides how far initialization got.
+    """
+    init = pod.spec.init_containers
+    if not init:
+        return True
+    # Ordinary containers in being prove initialization, whatever is left of the init containers. Exited ones
+    # do not: they may be of an earlier sandbox.
+    latest = (observed.latest(container.name) for container in pod.spec.containers)
+    done = any(last is not None and last.phase in ("created", "running") for last in latest)
+    passed = done
+    start: list[int] = []
+    for index in reversed(range(len(init))):
+        container = init[index]
+        last = observed.latest(container.name)
+        sidecar = is_sidecar(container)
+        if last is None:
+            if passed and sidecar:
+                start.append(index)
+            continue
+        if passed and not sidecar:
+            continue
+        if sidecar:
+            begun = _keep_sidecar(index, container, last, verdicts, requested, actions, start)
+        else:
+            begun = _advance_init(index, pod, container, last, actions, start)
+            if begun is None:
+                return False
+        if begun:
+            if index == len(init) - 1:
+                done = True
+            elif not passed:
+                start.append(index + 1)
+        passed = True
+    if not passed:
+        start.append(0)
+    actions.start_init = [init[index].name for index in sorted(set(start))]
+    return done
+
+
+def _keep_sidecar(
+    index: int,
+    container: Container,
+    last: ObservedContainer,
+    verdicts: Verdicts,
+    requested: frozenset[str],
+    actions: Actions,
+    start: list[int],
+) -> bool:
+    """Decide on a sidecar that exists; True when the next init container need not wait for it."""
+
+    def restart(message: str, reason: KillReason) -> None:
+        actions.kill.append(Kill(last, message, reason))
+        start.append(index)
+
+    if last.phase == "unknown":
+        restart('Init container is in "unknown" state, try killing it before restart', "Unknown")
+        return False
+    if last.phase != "running":
+        start.append(index)
+        return False
+    if container.startup_probe is not None:
+        started = verdicts.startup.get(last.id)
+        if started is False:
+            restart(f"Init container {container.name} failed startup probe", "StartupProbe")
+        if not started:
+            return False
+    if last.id in requested:
+        restart(f"Init container {container.name} is restarted on request", "Requested")
+    elif last.hash != container_hash(container):
+        restart(f"Init container {container.name} definition changed", "")
+    elif container.liveness_probe is not None and verdicts.liveness.get(last.id) is False:
+        restart(f"Init container {container.name} failed liveness probe", "LivenessProbe")
+    return True
+
+
+def _advance_init(
+    index: int, pod: Pod, container: Container, last: ObservedContainer, actions: Actions, start: list[int]
+) -> bool | None:
+    """Decide on an init container that exists: True done, False not yet, None the pod has failed."""
+    if last.phase == "running":
+        return False
+    if last.phase == "created":
+        # Creating and starting is one step here; one that is only created was refused by the runtime.
+        start.append(index)
+        return False
+    if last.phase == "exited" and last.exit_code == 0:
+        return True
+    again = (
+        should_restart(pod, container, last)
+        if last.phase == "exited"
+        else restarts_after_failure(pod, container)
+    )
+    if not again:
+        actions.kill_pod = True
+        return None
+    if last.phase == "unknown":
+        message = 'Init container is in "unknown" state, try killing it before restart'
+        actions.kill.append(Kill(last, message, "Unknown"))
+    start.append(index)
+    return False
+
+
+def _run(
+    pod: Pod, observed: ObservedPod, verdicts: Verdicts, requested: frozenset[str], actions: Actions
+) -> None:
+    """Decide on the ordinary containers; a pod of which nothing runs and nothing shall is killed."""
+    keep = 0
+    for container in pod.spec.containers:
+        last = observed.latest(container.name)
+        if last is None or last.phase != "running":
+            if should_restart(pod, container, last):
+                actions.start.append(container.name)
+                if last is not None and last.phase == "unknown":
+                    message = 'Container is in "unknown" state, try killing it before restart'
+                    actions.kill.append(Kill(last, message, "Unknown"))
+            continue
+        kill = _fault_of(container, last, verdicts, requested)
+        if kill is None:
+            keep += 1
+            continue
+        if kill.reason in ("", "Requested") or restarts_after_failure(pod, container):
+            kill = Kill(last, f"{kill.message}, will be restarted", kill.reason)
+            actions.start.append(container.name)
+        actions.kill.append(kill)
+    if keep == 0 and not actions.start:
+        actions.kill_pod = True
+        actions.start_init = []
+
+
+def _fault_of(
+    container: Container, last: ObservedContainer, verdicts: Verdicts, requested: frozenset[str]
+) -> Kill | None:
+    """Why a running container must go, or None."""
+    if last.hash != container_hash(container):
+        return Kill(last, f"Container {container.name} definition changed")
+    if last.id in requested:
+        return Kill(last, f"Container {container.name} is restarted on request", "Requested")
+    if verdicts.liveness.get(last.id) is False:
+        return Kill(last, f"Container {container.name} failed liveness probe", "LivenessProbe")
+    if verdicts.startup.get(last.id) is False:
+        return Kill(last, f"Container {container.name} failed startup probe", "StartupProbe")
+    return None

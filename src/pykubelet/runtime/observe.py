@@ -1,0 +1,195 @@
+"""Looking at the runtime: from CRI's answers to the facts in `observed.py`.
+
+A list call is cheap, a status call per container is not; a container that has ended never changes
+again, so its facts are kept and asked for only once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.errors import NotFound
+from pykubelet.runtime.labels import CONTAINER_HASH, CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID, RESTART_COUNT
+from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.runtime.termination import termination_message
+
+_PHASE: dict[int, ContainerPhase] = {
+    pb.CONTAINER_CREATED: "created",
+    pb.CONTAINER_RUNNING: "running",
+    pb.CONTAINER_EXITED: "exited",
+}
+
+
+class Observer:
+    """Reads pods from the runtime."""
+
+    def __init__(self, cri: Cri) -> None:
+        self._cri = cri
+        self._ended: dict[str, ObservedContainer] = {}
+        self._sandboxes: dict[str, ObservedSandbox] = {}
+
+    async def pod(self, uid: str) -> ObservedPod:
+        """All that the runtime has of one pod, in full detail."""
+        mine = {POD_UID: uid}
+        sandboxes, containers = await asyncio.gather(
+            self._cri.runtime.list_pod_sandbox(pb.PodSandboxFilter(label_selector=mine)),
+            self._cri.runtime.list_containers(pb.ContainerFilter(label_selector=mine)),
+        )
+        details = await asyncio.gather(
+            *(self._sandbox(sandbox) for sandbox in sandboxes), *(self._container(c) for c in containers)
+        )
+        seen_sandboxes = [found for found in details if isinstance(found, ObservedSandbox)]
+        seen_containers = [found for found in details if isinstance(found, ObservedContainer)]
+        labels = next((item.labels for item in [*sandboxes, *containers]), {})
+        return ObservedPod(
+            uid=uid,
+            name=labels.get(POD_NAME, ""),
+            namespace=labels.get(POD_NAMESPACE, ""),
+            sandboxes=tuple(sorted(seen_sandboxes, key=lambda s: s.created_at, reverse=True)),
+            containers=tuple(sorted(seen_containers, key=lambda c: (c.created_at, c.attempt), reverse=True)),
+        )
+
+    async def all_pods(self) -> dict[str, ObservedPod]:
+        """Every pod that the runtime knows, as lists tell: states and identities, no details."""
+        sandboxes, containers = await asyncio.gather(
+            self._cri.runtime.list_pod_sandbox(), self._cri.runtime.list_containers()
+        )
+        self._forget_missing({c.id for c in containers}, {s.id for s in sandboxes})
+        by_uid: dict[str, tuple[list[ObservedSandbox], list[ObservedContainer], dict[str, str]]]
+        by_uid = defaultdict(lambda: ([], [], {}))
+        for sandbox in sandboxes:
+            if uid := sandbox.labels.get(POD_UID):
+                found = by_uid[uid]
+                found[0].append(_listed_sandbox(sandbox))
+                found[2].update(sandbox.labels)
+        for container in containers:
+            if uid := container.labels.get(POD_UID):
+                found = by_uid[uid]
+                found[1].append(_listed_container(container))
+                found[2].update(container.labels)
+        return {
+            uid: ObservedPod(
+                uid=uid,
+                name=labels.get(POD_NAME, ""),
+                namespace=labels.get(POD_NAMESPACE, ""),
+                sandboxes=tuple(sorted(boxes, key=lambda s: s.created_at, reverse=True)),
+                containers=tuple(sorted(seen, key=lambda c: (c.created_at, c.attempt), reverse=True)),
+            )
+            for uid, (boxes, seen, labels) in by_uid.items()
+        }
+
+    def _forget_missing(self, containers: set[str], sandboxes: set[str]) -> None:
+        for gone in self._ended.keys() - containers:
+            del self._ended[gone]
+        for gone in self._sandboxes.keys() - sandboxes:
+            del self._sandboxes[gone]
+
+    async def _sandbox(self, listed: pb.PodSandbox) -> ObservedSandbox | None:
+        ready = listed.state == pb.SANDBOX_READY
+        known = self._sandboxes.get(listed.id)
+        if known is not None and known.ready == ready and (known.ips or known.host_network or not ready):
+            return known
+        try:
+            status = (await self._cri.runtime.pod_sandbox_status(listed.id)).status
+        except NotFound:
+            return None
+        found = observed_sandbox(status)
+        self._sandboxes[listed.id] = found
+        return found
+
+    async def _container(self, listed: pb.Container) -> ObservedContainer | None:
+        if listed.state == pb.CONTAINER_EXITED and (known := self._ended.get(listed.id)) is not None:
+            return known
+        try:
+            status = (await self._cri.runtime.container_status(listed.id)).status
+        except NotFound:
+            return None
+        found = observed_container(status, listed.pod_sandbox_id)
+        if found.phase == "exited":
+            self._ended[listed.id] = found
+        return found
+
+
+def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
+    """Give a sandbox's facts from its status."""
+    network = status.network
+    ips = (network.ip, *(extra.ip for extra in network.additional_ips)) if network.ip else ()
+    return ObservedSandbox(
+        id=status.id,
+        ready=status.state == pb.SANDBOX_READY,
+        created_at=status.created_at,
+        attempt=status.metadata.attempt,
+        ips=ips,
+        host_network=status.linux.namespaces.options.network == pb.NODE,
+        runtime_handler=status.runtime_handler,
+    )
+
+
+def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> ObservedContainer:
+    """Give a container's facts from its status, with the message that it left behind if it ended."""
+    phase = _PHASE.get(status.state, "unknown")
+    user = status.user.linux if status.HasField("user") and status.user.HasField("linux") else None
+    return ObservedContainer(
+        id=status.id,
+        name=status.labels.get(CONTAINER_NAME, status.metadata.name),
+        phase=phase,
+        sandbox_id=sandbox_id,
+        attempt=status.metadata.attempt,
+        created_at=status.created_at,
+        started_at=status.started_at,
+        finished_at=status.finished_at,
+        exit_code=status.exit_code,
+        reason=_reason(status),
+        message=termination_message(status) if phase == "exited" else status.message,
+        image=status.image.image,
+        image_id=status.image_ref,
+        hash=status.annotations.get(CONTAINER_HASH, ""),
+        restart_count=_number(status.annotations.get(RESTART_COUNT)),
+        annotations=dict(status.annotations),
+        labels=dict(status.labels),
+        log_path=status.log_path,
+        user=None if user is None else (user.uid, user.gid, tuple(user.supplemental_groups)),
+    )
+
+
+def _reason(status: pb.ContainerStatus) -> str:
+    if status.reason or status.state != pb.CONTAINER_EXITED:
+        return status.reason
+    return "Completed" if status.exit_code == 0 else "Error"
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+def _listed_sandbox(listed: pb.PodSandbox) -> ObservedSandbox:
+    return ObservedSandbox(
+        id=listed.id,
+        ready=listed.state == pb.SANDBOX_READY,
+        created_at=listed.created_at,
+        attempt=listed.metadata.attempt,
+    )
+
+
+def _listed_container(listed: pb.Container) -> ObservedContainer:
+    return ObservedContainer(
+        id=listed.id,
+        name=listed.labels.get(CONTAINER_NAME, listed.metadata.name),
+        phase=_PHASE.get(listed.state, "unknown"),
+        sandbox_id=listed.pod_sandbox_id,
+        attempt=listed.metadata.attempt,
+        created_at=listed.created_at,
+        image=listed.image.image,
+        image_id=listed.image_ref,
+        annotations=dict(listed.annotations),
+        labels=dict(listed.labels),
+    )
+
+
+def running_ids(pods: Iterable[ObservedPod]) -> set[str]:
+    """Ids of all running containers."""
+    return {container.id for pod in pods for container in pod.running}

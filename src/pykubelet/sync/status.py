@@ -1,0 +1,154 @@
+"""A pod's status document, computed purely from its spec, the runtime's picture and the probes.
+
+One call gives the whole document; whoever publishes it compares it with the last one and sends
+only what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import AddressStatus, ContainerStatus, PodCondition, PodStatus
+from pykubelet.pods.static import is_static_pod
+from pykubelet.resources.qos import pod_requests, qos_class
+from pykubelet.runtime.actions import sandbox_is_stale
+from pykubelet.runtime.restart import is_sidecar
+from pykubelet.sync.status_containers import PodView, container_statuses
+from pykubelet.sync.status_phase import TERMINAL, phase_of
+
+OWNED = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+"""Conditions that only the agent writes; all others are kept as they are."""
+
+
+def compute_status(view: PodView, now: datetime) -> PodStatus:
+    """Give the pod's status as of `now`."""
+    pod, observed, previous = view.pod, view.observed, view.previous
+    ordinary = container_statuses(view, "ordinary")
+    init = container_statuses(view, "init")
+    by_name = {status.name: status for status in [*ordinary, *init]}
+    active = any(
+        last is not None and last.phase == "running"
+        for last in (observed.latest(container.name) for container in pod.spec.containers)
+    )
+    phase = phase_of(pod, by_name, terminal=view.terminal, initialized=active, static=is_static_pod(pod))
+    for earlier in (previous.phase, pod.status.phase):
+        if phase not in TERMINAL and earlier in TERMINAL:
+            phase = earlier
+    status = PodStatus(
+        observed_generation=pod.metadata.generation,
+        phase=phase,
+        qos_class=qos_class(pod),
+        start_time=previous.start_time or pod.status.start_time or now,
+        container_statuses=ordinary,
+        init_container_statuses=init,
+        ephemeral_container_statuses=container_statuses(view, "ephemeral"),
+        allocated_resources=pod_requests(pod),
+    )
+    if phase == previous.phase:
+        status.reason = previous.reason or pod.status.reason
+        status.message = previous.message or pod.status.message
+    _set_addresses(status, view)
+    status.conditions = _conditions(view, by_name, phase, now)
+    return status
+
+
+def _set_addresses(status: PodStatus, view: PodView) -> None:
+    ips = list(view.observed.ips) or [address.ip for address in view.previous.pod_ips]
+    status.host_ips = [AddressStatus(ip=ip) for ip in view.host_ips]
+    if view.pod.spec.host_network:
+        ips = list(view.host_ips)
+    status.pod_ips = [AddressStatus(ip=ip) for ip in ips]
+    status.host_ip = view.host_ips[0] if view.host_ips else ""
+    status.pod_ip = ips[0] if ips else ""
+
+
+def _conditions(
+    view: PodView, statuses: dict[str, ContainerStatus], phase: str, now: datetime
+) -> list[PodCondition]:
+    pod = view.pod
+    foreign = [condition for condition in pod.status.conditions if condition.type not in OWNED]
+    containers = _containers_ready(pod, statuses, phase)
+    ready = containers
+    if containers[0] == "True" and (missing := _gates_missing(pod, foreign)):
+        ready = ("False", "ReadinessGatesNotReady", ", ".join(missing))
+    owned = {
+        "PodReadyToStartContainers": ("False" if sandbox_is_stale(pod, view.observed) else "True", "", ""),
+        "Initialized": _initialized(pod, statuses, phase),
+        "Ready": ready,
+        "ContainersReady": containers,
+        "PodScheduled": ("True", "", ""),
+    }
+    return [*foreign, *(_condition(view, kind, *facts, now=now) for kind, facts in owned.items())]
+
+
+def _condition(
+    view: PodView, kind: str, status: str, reason: str, message: str, *, now: datetime
+) -> PodCondition:
+    before = next((condition for condition in view.previous.conditions if condition.type == kind), None)
+    unchanged = before is not None and before.status == status
+    return PodCondition(
+        type=kind,
+        status=status,
+        observed_generation=view.pod.metadata.generation or msgspec.UNSET,
+        last_transition_time=before.last_transition_time if before is not None and unchanged else now,
+        reason=reason or msgspec.UNSET,
+        message=message or msgspec.UNSET,
+    )
+
+
+def _names(what: str, names: Sequence[str]) -> list[str]:
+    return [f"containers with {what} status: [{' '.join(names)}]"] if names else []
+
+
+def _containers_ready(pod: Pod, statuses: dict[str, ContainerStatus], phase: str) -> tuple[str, str, str]:
+    watched = [c.name for c in [*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers]]
+    unknown = [name for name in watched if name not in statuses]
+    unready = [name for name in watched if name in statuses and not statuses[name].ready]
+    if phase == "Failed":
+        return "False", "PodFailed", ""
+    if phase == "Succeeded" and not unknown:
+        return "False", "PodCompleted", ""
+    problems = [*_names("unknown", unknown), *_names("unready", unready)]
+    return ("False", "ContainersNotReady", ", ".join(problems)) if problems else ("True", "", "")
+
+
+def _initialized(pod: Pod, statuses: dict[str, ContainerStatus], phase: str) -> tuple[str, str, str]:
+    unknown = [c.name for c in pod.spec.init_containers if c.name not in statuses]
+    incomplete = [
+        c.name
+        for c in pod.spec.init_containers
+        if c.name in statuses
+        and not (statuses[c.name].started is True if is_sidecar(c) else statuses[c.name].ready)
+    ]
+    if phase == "Succeeded" and not unknown:
+        return "True", "PodCompleted", ""
+    if any(_has_started(statuses.get(container.name)) for container in pod.spec.containers):
+        return "True", "", ""
+    problems = [*_names("unknown", unknown), *_names("incomplete", incomplete)]
+    return ("False", "ContainersNotInitialized", ", ".join(problems)) if problems else ("True", "", "")
+
+
+def _has_started(status: ContainerStatus | None) -> bool:
+    return status is not None and any(
+        (status.started is True, status.state.terminated, status.last_state.terminated)
+    )
+
+
+def _gates_missing(pod: Pod, conditions: Sequence[PodCondition]) -> list[str]:
+    found = {condition.type: condition.status for condition in conditions}
+    missing = []
+    for gate in pod.spec.readiness_gates:
+        if gate.condition_type not in found:
+            missing.append(
+                f'corresponding condition of pod readiness gate "{gate.condition_type}" does not exist.'
+            )
+        elif found[gate.condition_type] != "True":
+            missing.append(
+                f'the status of pod readiness gate "{gate.condition_type}" is not "True", '
+                f"but {found[gate.condition_type]}"
+            )
+    return missing

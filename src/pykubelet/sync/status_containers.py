@@ -1,0 +1,229 @@
+"""One container's status from its spec, its incarnations in the runtime and what was said before.
+
+The runtime forgets: dead containers are removed, nodes reboot, the agent restarts. What was once
+reported as ended stays reported, and a container that vanished is shown as ended in an unknown
+way rather than as never started, because users and controllers act on the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from pykubelet.api.pod import Container, Pod, VolumeMount
+from pykubelet.api.pod_status import (
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    ContainerStatus,
+    ContainerUser,
+    LinuxUser,
+    PodStatus,
+    StatusResources,
+    VolumeMountStatus,
+)
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.restart import is_sidecar, should_restart
+
+Kind = Literal["ordinary", "init", "ephemeral"]
+
+LOST = 137
+"""The exit code reported for a container whose end nobody saw."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why a container could not be started last time: a reason such as `ErrImagePull`, and its story."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the probes say of a container."""
+
+    started: bool = False
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """Everything that a pod's status is computed from."""
+
+    pod: Pod
+    observed: ObservedPod
+    previous: PodStatus = field(default_factory=PodStatus)
+    failures: Mapping[str, StartFailure] = field(default_factory=dict)
+    health: Mapping[str, Health] = field(default_factory=dict)
+    terminal: bool = False
+    """Nothing of this pod will run again (its worker is past termination)."""
+    host_ips: Sequence[str] = ()
+    runtime_name: str = "containerd"
+    recursive_read_only: bool = False
+    """Whether the runtime can make mounts below a read-only mount read-only too."""
+
+
+def container_statuses(view: PodView, kind: Kind) -> list[ContainerStatus]:
+    """Give the statuses of all containers of one kind: init ones in their order, others by name."""
+    spec, previous = view.pod.spec, view.previous
+    containers, before = {
+        "ordinary": (spec.containers, previous.container_statuses),
+        "init": (spec.init_containers, previous.init_container_statuses),
+        "ephemeral": (spec.ephemeral_containers, previous.ephemeral_container_statuses),
+    }[kind]
+    old = {status.name: status for status in before}
+    statuses = [_status(view, container, kind, old.get(container.name)) for container in containers]
+    return statuses if kind == "init" else sorted(statuses, key=lambda status: status.name)
+
+
+def api_time(nanoseconds: int) -> datetime | None:
+    """Give a runtime's time as the API writes it; 0 is none."""
+    return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC) if nanoseconds else None
+
+
+def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatus | None) -> ContainerStatus:
+    incarnations = [c for c in view.observed.containers if c.name == container.name][:2]
+    if incarnations:
+        status = _of_runtime(view, container, incarnations, old)
+    else:
+        status = _without_runtime(view, container, kind, old)
+    _explain_waiting(view, container, kind, status)
+    health = view.health.get(container.name, Health())
+    status.started, status.ready = health.started, health.ready
+    return status
+
+
+def _of_runtime(
+    view: PodView,
+    container: Container,
+    incarnations: Sequence[ObservedContainer],
+    old: ContainerStatus | None,
+) -> ContainerStatus:
+    newest = incarnations[0]
+    status = ContainerStatus(
+        name=container.name,
+        state=_state(view, newest, old),
+        restart_count=newest.restart_count,
+        image=newest.image,
+        image_id=newest.image_id,
+        container_id=f"{view.runtime_name}://{newest.id}",
+        resources=StatusResources(limits=container.resources.limits, requests=container.resources.requests),
+    )
+    if newest.phase == "unknown" and status.state.terminated is not None and old is not None:
+        status.restart_count = old.restart_count + 1
+    if old is not None:
+        status.restart_count = max(status.restart_count, old.restart_count)
+        status.last_state = _last_state_after(old, status)
+    if len(incarnations) > 1:
+        status.last_state = _state(view, incarnations[1], old)
+    if container.resources.requests:
+        status.allocated_resources = container.resources.requests
+    if container.volume_mounts:
+        status.volume_mounts = _mounts(view, container.volume_mounts)
+    if newest.user is not None:
+        uid, gid, groups = newest.user
+        status.user = ContainerUser(linux=LinuxUser(uid=uid, gid=gid, supplemental_groups=list(groups)))
+    return status
+
+
+def _last_state_after(old: ContainerStatus, new: ContainerStatus) -> ContainerState:
+    if old.container_id != new.container_id and old.state.terminated is not None:
+        return ContainerState(terminated=old.state.terminated)
+    return old.last_state
+
+
+def _state(view: PodView, container: ObservedContainer, old: ContainerStatus | None) -> ContainerState:
+    if container.phase == "running":
+        return ContainerState(running=ContainerStateRunning(started_at=api_time(container.started_at)))
+    if container.phase == "exited":
+        return ContainerState(
+            terminated=ContainerStateTerminated(
+                exit_code=container.exit_code,
+                reason=container.reason or msgspec.UNSET,
+                message=container.message or msgspec.UNSET,
+                started_at=api_time(container.started_at),
+                finished_at=api_time(container.finished_at),
+                container_id=f"{view.runtime_name}://{container.id}",
+            )
+        )
+    if container.phase == "unknown" and old is not None and old.state.running is not None:
+        return _lost("The container could not be located when the pod was terminated")
+    return ContainerState(waiting=ContainerStateWaiting())
+
+
+def _lost(message: str) -> ContainerState:
+    ended = ContainerStateTerminated(exit_code=LOST, reason="ContainerStatusUnknown", message=message)
+    return ContainerState(terminated=ended)
+
+
+def _without_runtime(
+    view: PodView, container: Container, kind: Kind, old: ContainerStatus | None
+) -> ContainerStatus:
+    """A container that the runtime does not have: not made yet, or gone."""
+    if old is not None and old.state.terminated is not None:
+        return msgspec.structs.replace(old)
+    reason = "PodInitializing" if view.pod.spec.init_containers else "ContainerCreating"
+    status = ContainerStatus(
+        name=container.name,
+        image=container.image,
+        state=ContainerState(waiting=ContainerStateWaiting(reason=reason)),
+    )
+    if container.volume_mounts:
+        status.volume_mounts = _mounts(view, container.volume_mounts)
+    if old is None:
+        return status
+    status.restart_count, status.last_state = old.restart_count, old.last_state
+    if old.state.running is not None and old.last_state.terminated is None:
+        status.last_state = _lost(
+            "The container could not be located when the pod was deleted.  The container used to be Running"
+        )
+        if view.pod.metadata.deletion_timestamp is None:
+            status.restart_count += 1
+    return status
+
+
+def _explain_waiting(view: PodView, container: Container, kind: Kind, status: ContainerStatus) -> None:
+    """Show a container that will be tried again as waiting, with the reason of the last failure."""
+    last = view.observed.latest(container.name)
+    if kind == "init":
+        if last is not None and last.phase == "exited" and last.exit_code == 0:
+            return
+        begun = any(view.observed.latest(ordinary.name) for ordinary in view.pod.spec.containers)
+        if last is None and begun and not is_sidecar(container) and status.state.waiting is not None:
+            message = (
+                "Unable to get init container status from container runtime and pod has been initialized, "
+                "treat it as exited normally"
+            )
+            ended = ContainerStateTerminated(exit_code=0, reason="Completed", message=message)
+            status.state = ContainerState(terminated=ended)
+            return
+    failure = view.failures.get(container.name)
+    if failure is None or not should_restart(view.pod, container, last):
+        return
+    if status.state.terminated is not None:
+        status.last_state = status.state
+    waiting = ContainerStateWaiting(reason=failure.reason, message=failure.message)
+    status.state = ContainerState(waiting=waiting)
+
+
+def _mounts(view: PodView, mounts: Sequence[VolumeMount]) -> list[VolumeMountStatus]:
+    return [
+        VolumeMountStatus(
+            name=mount.name,
+            mount_path=mount.mount_path,
+            read_only=mount.read_only,
+            recursive_read_only=_recursive(view, mount) if mount.read_only else None,
+        )
+        for mount in mounts
+    ]
+
+
+def _recursive(view: PodView, mount: VolumeMount) -> str:
+    wanted = mount.recursive_read_only in ("Enabled", "IfPossible")
+    return "Enabled" if wanted and view.recursive_read_only else "Disabled"

@@ -1,0 +1,148 @@
+"""The compiled messages are the protocol's, name by name and number by number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
+
+from pykubelet.cri import events_pb2, events_tasks_pb2, events_types_pb2, runtime_pb2
+
+DATA = Path(__file__).parent.parent / "data"
+FILES: list[FileDescriptor] = [
+    module.DESCRIPTOR for module in (runtime_pb2, events_pb2, events_tasks_pb2, events_types_pb2)
+]
+
+Fields = dict[str, tuple[int, str]]
+Rpcs = dict[str, tuple[str, bool, str]]
+
+
+class Table(NamedTuple):
+    """What a file of facts says: full names to contents."""
+
+    messages: dict[str, Fields]
+    enums: dict[str, dict[str, int]]
+    services: dict[str, Rpcs]
+
+
+def read_table(path: Path) -> Table:
+    table, package = Table({}, {}, {}), ""
+    body: dict[str, Any] = {}
+    for line in filter(str.strip, path.read_text().splitlines()):
+        word, _, rest = line.strip().partition(" ")
+        if word == "package":
+            package = rest
+        elif word == "service":
+            body = table.services[rest] = {}
+        elif word == "enum":
+            name, *values = rest.split()
+            table.enums[f"{package}.{name}"] = {
+                key: int(number) for key, number in (value.split("=") for value in values)
+            }
+        elif word == "message":
+            body = table.messages[f"{package}.{rest}"] = {}
+        elif word.isdecimal():
+            name, kind = rest.split(None, 1)
+            body[name] = (int(word), kind.strip())
+        else:
+            rpc = re.fullmatch(r"\((\S+)\) -> (stream )?(\S+)", rest)
+            assert rpc, line
+            body[word] = (rpc[1], bool(rpc[2]), rpc[3])
+    return table
+
+
+def full(package: str, name: str, known: set[str]) -> str:
+    return f"{package}.{name}" if f"{package}.{name}" in known else name
+
+
+def kind_of(field: FieldDescriptor) -> str:
+    """Spell a field's type as the tables do, with full names."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = field.message_type.fields
+        return f"map<{kind_of(key)},{kind_of(value)}>"
+    if field.message_type is not None:
+        name = field.message_type.full_name
+    elif field.enum_type is not None:
+        name = field.enum_type.full_name
+    else:
+        scalars = {
+            getattr(FieldDescriptor, f"TYPE_{n.upper()}"): n
+            for n in "string bool bytes int32 int64 uint32 uint64 double".split()
+        }
+        name = scalars[field.type]
+    return f"repeated {name}" if field.is_repeated else name
+
+
+def all_messages(file: FileDescriptor) -> Iterator[Descriptor]:
+    yield from file.message_types_by_name.values()
+
+
+def all_enums(file: FileDescriptor) -> Iterator[EnumDescriptor]:
+    yield from file.enum_types_by_name.values()
+    for message in all_messages(file):
+        yield from message.enum_types
+
+
+def qualified(kind: str, package: str, known: set[str]) -> str:
+    prefix, _, name = kind.rpartition(" ")
+    return f"{prefix} {full(package, name, known)}".strip()
+
+
+CRI = read_table(DATA / "cri.txt")
+EVENTS = read_table(DATA / "containerd-events.txt")
+MESSAGES = {message.full_name: message for file in FILES for message in all_messages(file)}
+ENUMS = {enum.full_name: enum for file in FILES for enum in all_enums(file)}
+SERVICES = {service.full_name: service for file in FILES for service in file.services_by_name.values()}
+KNOWN = {*MESSAGES, *ENUMS}
+# The only field that is left out on purpose.
+LEFT_OUT = {"containerd.events.TaskCreate": {"rootfs"}}
+
+
+def test_the_tables_are_whole() -> None:
+    assert len(CRI.messages) == 170
+    assert len(CRI.services["runtime.v1.RuntimeService"]) == 35
+    assert len(CRI.services["runtime.v1.ImageService"]) == 6
+    assert len(EVENTS.messages) == 15
+
+
+def test_nothing_more_and_nothing_less() -> None:
+    assert {*CRI.messages, *EVENTS.messages} == {*MESSAGES}
+    assert {*CRI.enums, *EVENTS.enums} == {*ENUMS}
+    assert {*CRI.services, *EVENTS.services} == {*SERVICES}
+
+
+@pytest.mark.parametrize("name", [*CRI.messages, *EVENTS.messages])
+def test_message(name: str) -> None:
+    facts, message = {**CRI.messages, **EVENTS.messages}[name], MESSAGES[name]
+    package = message.file.package
+    assert {field.name: (field.number, kind_of(field)) for field in message.fields} == {
+        field: (number, qualified(kind, package, KNOWN))
+        for field, (number, kind) in facts.items()
+        if field not in LEFT_OUT.get(name, ())
+    }
+    assert not any(field.containing_oneof for field in message.fields), "the protocol has no oneof"
+
+
+@pytest.mark.parametrize("name", [*CRI.enums, *EVENTS.enums])
+def test_enum(name: str) -> None:
+    facts = {**CRI.enums, **EVENTS.enums}[name]
+    assert {value.name: value.number for value in ENUMS[name].values} == facts
+
+
+@pytest.mark.parametrize("name", [*CRI.services, *EVENTS.services])
+def test_service(name: str) -> None:
+    facts = {**CRI.services, **EVENTS.services}[name]
+    package = SERVICES[name].file.package
+    rpcs = {
+        method.name: (method.input_type.full_name, method.server_streaming, method.output_type.full_name)
+        for method in SERVICES[name].methods
+    }
+    assert rpcs == {
+        rpc: (full(package, request, KNOWN), stream, full(package, response, KNOWN))
+        for rpc, (request, stream, response) in facts.items()
+    }
+    assert not any(method.client_streaming for method in SERVICES[name].methods)

@@ -1,0 +1,62 @@
+import os
+import socket
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from pykubelet.host.ports import Listener, PortHolder, parse_listeners, port_holder
+
+HEADINGS = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+TAIL = "00000000:00000000 00:00000000 00000000     0        0"
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes in the machine's byte order")
+def test_listeners_are_read() -> None:
+    text = (
+        HEADINGS
+        + f"   0: 0100007F:2808 00000000:0000 0A {TAIL} 1664 1 0000 100 0 0 10 0\n"
+        + f"   1: 020200C0:07E8 010200C0:D903 01 {TAIL} 1700 1 0000 20 4 30 10 -1\n"
+        + f"   2: 00000000000000000000000001000000:0016 {'0' * 32}:0000 0A {TAIL} 1701 1 0000 100 0 0 10 0\n"
+        + "   3: nothing\n"
+    )
+    assert parse_listeners(text) == [
+        Listener(ip_address("127.0.0.1"), 10248, 1664),
+        Listener(ip_address("::1"), 22, 1701),
+    ]
+    assert parse_listeners("") == []
+
+
+@pytest.mark.parametrize(
+    ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::")]
+)
+def test_we_hold_our_own_port(family: socket.AddressFamily, address: str) -> None:
+    with socket.socket(family) as sock:
+        sock.bind((address, 0))
+        port = sock.getsockname()[1]
+        sock.listen()
+        holder = port_holder(port)
+        assert holder is not None
+        assert (holder.port, holder.address, holder.pid) == (port, address, os.getpid())
+        assert holder.command == Path("/proc/self/comm").read_text().strip()
+        assert str(holder) == f"pid {os.getpid()} ({holder.command})"
+    assert port_holder(port) is None
+
+
+def test_a_bound_port_that_nobody_listens_on_is_not_held() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        assert port_holder(sock.getsockname()[1]) is None
+
+
+def test_a_holder_that_cannot_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text(HEADINGS + f"   0: 0100007F:2808 00000000:0000 0A {TAIL} 1664 1 0 0\n")
+    (tmp_path / "12/fd").mkdir(parents=True)
+    (tmp_path / "13").mkdir()
+    holder = port_holder(10248, tmp_path)
+    assert holder is not None
+    assert holder.pid == 0
+    assert str(holder) == "another process"
+    assert str(PortHolder(1, "::", 5, "foo")) == "pid 5 (foo)"
