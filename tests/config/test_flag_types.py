@@ -43,13 +43,13 @@ GOOD: list[tuple[Kind, str, Any]] = [
     (kinds.MAP, "a=b=c", {"a": "b=c"}),
     (kinds.LABELS, "role=web,edge", {"role": "web", "edge": ""}),
     (kinds.OPTION, "a=b,c", {"a": "b,c"}),
-    (kinds.THRESHOLDS, "memory.available<100Mi,nodefs.available<10%", {"memory.available": "100Mi", "nodefs.available": "10%"}),
+    (kinds.THRESHOLDS, "memory.available<1Gi,a<10%", {"memory.available": "1Gi", "a": "10%"}),
     (kinds.GATES, "A=true,B=0", {"A": True, "B": False}),
     (kinds.HEADERS, "a:1,b:2:3,a:4", {"a": ["1", "4"], "b": ["2:3"]}),
     (kinds.TAINTS, "", []),
     (kinds.TAINTS, "a=b:NoSchedule", [Taint(key="a", value="b", effect="NoSchedule")]),
     (kinds.TAINTS, "x.io/a:NoExecute", [Taint(key="x.io/a", value="", effect="NoExecute")]),
-    (kinds.TAINTS, "a=:NoSchedule,a=:NoExecute", [Taint(key="a", effect="NoSchedule"), Taint(key="a", effect="NoExecute")]),
+    (kinds.TAINTS, "a=:NoExecute,b:NoExecute", [Taint(key=key, effect="NoExecute") for key in "ab"]),
     (kinds.RESERVED_MEMORY, "", None),
     (
         kinds.RESERVED_MEMORY,
@@ -61,7 +61,7 @@ GOOD: list[tuple[Kind, str, Any]] = [
     ),
     (kinds.QUANTITY, "1024Ki", "1Mi"),
     (kinds.LEVEL, "4", 4),
-    (kinds.VMODULE, "loop=4,cgroup*=6,", [VModuleItem(file_pattern="loop", verbosity=4), VModuleItem(file_pattern="cgroup*", verbosity=6)]),
+    (kinds.VMODULE, "a=4,b*=4,", [VModuleItem(file_pattern=name, verbosity=4) for name in ("a", "b*")]),
     (kinds.SEVERITY, "WARNING", 1),
     (kinds.SEVERITY, "error", 2),
     (kinds.SEVERITY, "3", 3),
@@ -71,11 +71,12 @@ GOOD: list[tuple[Kind, str, Any]] = [
     (kinds.VERSION, "raw", "raw"),
     (kinds.VERSION, "0", "false"),
     (kinds.VERSION, "v1.36.0-mine", "v1.36.0-mine"),
-]  # fmt: skip
+]
 
 BAD: list[tuple[Kind, str]] = [
     *[(kinds.BOOL, text) for text in ("yes", "", "tRUE", " true", "2")],
-    *[(kinds.INT32, text) for text in ("", "ten", "1.5", "08", "0x", "1__0", " 1", "٣", "2147483648", "9" * 5000)],
+    *[(kinds.INT32, text) for text in ("", "ten", "1.5", "08", "0x", "1__0", " 1", "٣")],
+    *[(kinds.INT32, text) for text in ("2147483648", "-2147483649", "9" * 5000)],
     (kinds.INT, "9223372036854775808"),
     (kinds.UINT, "-1"),
     (kinds.UINT, "+1"),
@@ -87,15 +88,20 @@ BAD: list[tuple[Kind, str]] = [
     (kinds.THRESHOLDS, "memory.available=100Mi"),
     *[(kinds.GATES, text) for text in ("A", "A=yes", "A=")],
     (kinds.HEADERS, "a"),
-    *[(kinds.TAINTS, text) for text in ("a", "a=b", "a=b:Never", "a=b=c:NoSchedule", "-:NoSchedule", "a:NoSchedule,a=b:NoSchedule")],
-    *[(kinds.RESERVED_MEMORY, text) for text in ("memory=1Gi", "x:memory=1Gi", "0:memory", "0:cpu=1", "0:memory=much", "0:", ";")],
+    *[(kinds.TAINTS, text) for text in ("a", "a=b", "a=b:Never", "a=b=c:NoSchedule", "-:NoSchedule")],
+    (kinds.TAINTS, "a:NoSchedule,a=b:NoSchedule"),
+    *[
+        (kinds.RESERVED_MEMORY, text)
+        for text in ("memory=1Gi", "x:memory=1Gi", "0:memory", "0:cpu=1", "0:", ";")
+    ],
+    (kinds.RESERVED_MEMORY, "0:memory=much"),
     *[(kinds.QUANTITY, text) for text in ("", "much", "1KiB")],
     *[(kinds.LEVEL, text) for text in ("", "-1", "0x4", "2147483648")],
     *[(kinds.VMODULE, text) for text in ("loop", "=4", "loop=", "loop=x", "a=b=4")],
     *[(kinds.SEVERITY, text) for text in ("", "LOUD", "4")],
     *[(kinds.TRACE_LOCATION, text) for text in ("loop", "loop.py:0", "loop:1:2")],
     *[(kinds.VERSION, text) for text in ("", "1.36", "v1.35.0", "v1.36.0junk")],
-]  # fmt: skip
+]
 
 ALL_KINDS = list({id(flag.kind): flag.kind for flag in FLAGS}.values())
 

@@ -62,7 +62,7 @@ Answer = Message | Refuse | Hang | list[Message | Refuse | Hang]
 
 
 @dataclass
-class Runtime(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+class Runtime:
     """A gRPC server that gives the answers it was told to, and an empty message otherwise.
 
     With `prefix` it is found under another version of the protocol.

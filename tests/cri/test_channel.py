@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
@@ -89,16 +89,16 @@ async def test_closing_fails_calls_under_way_without_cancelling_their_tasks(
         async for _ in cri.runtime.container_events():
             pass
 
-    async def fails(call: Callable[[], object], *, name: str) -> None:
+    async def fails(call: Callable[[], Awaitable[object]], *, name: str) -> None:
         with pytest.raises(errors.Unavailable, match=f"{name}.*closed"):
-            await call()  # type: ignore[misc]
+            await call()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(fails(lambda: cri.images.pull_image(pb.ImageSpec(image="x")), name="PullImage"))
         tasks.create_task(fails(listen, name="GetContainerEvents"))
         await asyncio.sleep(0.1)
         await cri.close()
-    with pytest.raises(errors.Unavailable, match="Version.*closed"):
+    with pytest.raises(errors.Unavailable, match=r"Version.*closed"):
         await cri.runtime.version()
     await cri.close()
 
@@ -162,7 +162,7 @@ async def test_stream_ends_with_the_runtime(scripted: Runtime, cri: Cri) -> None
     event = pb.ContainerEventResponse(container_id="c1")
     scripted.answers["GetContainerEvents"] = [event, event, Refuse("UNAVAILABLE", "going down")]
     heard = []
-    with pytest.raises(errors.Unavailable, match="GetContainerEvents.*going down"):
+    with pytest.raises(errors.Unavailable, match=r"GetContainerEvents.*going down"):
         async for one in cri.runtime.container_events():
             heard.append(one)
     assert heard == [event, event]
@@ -214,7 +214,7 @@ async def test_metrics(scripted: Runtime, cri: Cri, registry: CollectorRegistry)
 async def test_an_invalid_answer_counts_as_an_error(
     scripted: Runtime, cri: Cri, registry: CollectorRegistry
 ) -> None:
-    with pytest.raises(errors.BadResponse, match="RunPodSandbox.*not set: pod_sandbox_id"):
+    with pytest.raises(errors.BadResponse, match=r"RunPodSandbox.*not set: pod_sandbox_id"):
         await cri.runtime.run_pod_sandbox(pb.PodSandboxConfig(), "kata")
     scripted.answers["RunPodSandbox"] = pb.RunPodSandboxResponse(pod_sandbox_id="s1")
     assert await cri.runtime.run_pod_sandbox(pb.PodSandboxConfig(), "kata") == "s1"

@@ -40,6 +40,7 @@ READY = pb.StatusResponse(
         conditions=[pb.RuntimeCondition(type=name, status=True) for name in ("RuntimeReady", "NetworkReady")]
     )
 )
+NETWORK = pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr="10.0.0.0/24"))
 CONTAINER_FILTER = pb.ContainerFilter(id="c1")
 AUTH = pb.AuthConfig(username="u", password="p")
 SANDBOX_STATUS = pb.PodSandboxStatusResponse(
@@ -53,13 +54,15 @@ PULL = pb.PullImageRequest(image=IMAGE, auth=AUTH, sandbox_config=SANDBOX)
 
 # fmt: off
 RPCS = [
-    Rpc("Version", "version", lambda c: c.runtime.version(), pb.VersionRequest(version="0.1.0"), VERSION, VERSION),
-    Rpc("Status", "status", lambda c: c.runtime.status(verbose=True), pb.StatusRequest(verbose=True), READY, READY),
+    Rpc("Version", "version", lambda c: c.runtime.version(), pb.VersionRequest(version="0.1.0"), VERSION,
+        VERSION),
+    Rpc("Status", "status", lambda c: c.runtime.status(verbose=True), pb.StatusRequest(verbose=True), READY,
+        READY),
     Rpc("RuntimeConfig", "runtime_config", lambda c: c.runtime.runtime_config(), pb.RuntimeConfigRequest(),
         pb.RuntimeConfigResponse(), pb.RuntimeConfigResponse()),
     Rpc("UpdateRuntimeConfig", "update_runtime_config",
-        lambda c: c.runtime.update_runtime_config(pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr="10.0.0.0/24"))),
-        pb.UpdateRuntimeConfigRequest(runtime_config=pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr="10.0.0.0/24"))),
+        lambda c: c.runtime.update_runtime_config(NETWORK),
+        pb.UpdateRuntimeConfigRequest(runtime_config=NETWORK),
         pb.UpdateRuntimeConfigResponse()),
     Rpc("RunPodSandbox", "run_podsandbox", lambda c: c.runtime.run_pod_sandbox(SANDBOX, "kata"),
         pb.RunPodSandboxRequest(config=SANDBOX, runtime_handler="kata"),
@@ -70,7 +73,8 @@ RPCS = [
         pb.RemovePodSandboxRequest(pod_sandbox_id="s1"), pb.RemovePodSandboxResponse()),
     Rpc("PodSandboxStatus", "podsandbox_status", lambda c: c.runtime.pod_sandbox_status("s1", verbose=True),
         pb.PodSandboxStatusRequest(pod_sandbox_id="s1", verbose=True), SANDBOX_STATUS, SANDBOX_STATUS),
-    Rpc("ListPodSandbox", "list_podsandbox", lambda c: c.runtime.list_pod_sandbox(pb.PodSandboxFilter(id="s1")),
+    Rpc("ListPodSandbox", "list_podsandbox",
+        lambda c: c.runtime.list_pod_sandbox(pb.PodSandboxFilter(id="s1")),
         pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(id="s1")),
         pb.ListPodSandboxResponse(items=[pb.PodSandbox(id="s1")]), [pb.PodSandbox(id="s1")]),
     Rpc("UpdatePodSandboxResources", "update_podsandbox_resources",
@@ -83,7 +87,8 @@ RPCS = [
     Rpc("StartContainer", "start_container", lambda c: c.runtime.start_container("c1"),
         pb.StartContainerRequest(container_id="c1"), pb.StartContainerResponse()),
     Rpc("StopContainer", "stop_container", lambda c: c.runtime.stop_container("c1", 45),
-        pb.StopContainerRequest(container_id="c1", timeout=45), pb.StopContainerResponse(), None, TIMEOUT + 45),
+        pb.StopContainerRequest(container_id="c1", timeout=45), pb.StopContainerResponse(), None,
+        TIMEOUT + 45),
     Rpc("RemoveContainer", "remove_container", lambda c: c.runtime.remove_container("c1"),
         pb.RemoveContainerRequest(container_id="c1"), pb.RemoveContainerResponse()),
     Rpc("ListContainers", "list_containers", lambda c: c.runtime.list_containers(CONTAINER_FILTER),
@@ -91,21 +96,27 @@ RPCS = [
         pb.ListContainersResponse(containers=[pb.Container(id="c1")]), [pb.Container(id="c1")]),
     Rpc("ContainerStatus", "container_status", lambda c: c.runtime.container_status("c1", verbose=True),
         pb.ContainerStatusRequest(container_id="c1", verbose=True), CONTAINER_STATUS, CONTAINER_STATUS),
-    Rpc("UpdateContainerResources", "update_container", lambda c: c.runtime.update_container_resources("c1", LINUX),
-        pb.UpdateContainerResourcesRequest(container_id="c1", linux=LINUX), pb.UpdateContainerResourcesResponse()),
+    Rpc("UpdateContainerResources", "update_container",
+        lambda c: c.runtime.update_container_resources("c1", LINUX),
+        pb.UpdateContainerResourcesRequest(container_id="c1", linux=LINUX),
+        pb.UpdateContainerResourcesResponse()),
     Rpc("ReopenContainerLog", "reopen_container_log", lambda c: c.runtime.reopen_container_log("c1"),
         pb.ReopenContainerLogRequest(container_id="c1"), pb.ReopenContainerLogResponse()),
-    Rpc("CheckpointContainer", "checkpoint_container", lambda c: c.runtime.checkpoint_container("c1", "/x", 99),
+    Rpc("CheckpointContainer", "checkpoint_container",
+        lambda c: c.runtime.checkpoint_container("c1", "/x", 99),
         pb.CheckpointContainerRequest(container_id="c1", location="/x", timeout=99),
         pb.CheckpointContainerResponse(), None, 99),
-    Rpc("CheckpointContainer", "checkpoint_container", lambda c: c.runtime.checkpoint_container("c1", "/x", 1),
+    Rpc("CheckpointContainer", "checkpoint_container",
+        lambda c: c.runtime.checkpoint_container("c1", "/x", 1),
         pb.CheckpointContainerRequest(container_id="c1", location="/x", timeout=TIMEOUT),
         pb.CheckpointContainerResponse()),
     Rpc("ExecSync", "exec_sync", lambda c: c.runtime.exec_sync("c1", ["ls", "-l"], 5),
         pb.ExecSyncRequest(container_id="c1", cmd=["ls", "-l"], timeout=5),
-        pb.ExecSyncResponse(stdout=b"x", exit_code=3), pb.ExecSyncResponse(stdout=b"x", exit_code=3), TIMEOUT + 5),
+        pb.ExecSyncResponse(stdout=b"x", exit_code=3), pb.ExecSyncResponse(stdout=b"x", exit_code=3),
+        TIMEOUT + 5),
     Rpc("ExecSync", "exec_sync", lambda c: c.runtime.exec_sync("c1", ["ls"]),
-        pb.ExecSyncRequest(container_id="c1", cmd=["ls"]), pb.ExecSyncResponse(), pb.ExecSyncResponse(), None),
+        pb.ExecSyncRequest(container_id="c1", cmd=["ls"]), pb.ExecSyncResponse(), pb.ExecSyncResponse(),
+        None),
     Rpc("Exec", "exec", lambda c: c.runtime.exec(pb.ExecRequest(container_id="c1")),
         pb.ExecRequest(container_id="c1"), pb.ExecResponse(url="http://x"), "http://x"),
     Rpc("Attach", "attach", lambda c: c.runtime.attach(pb.AttachRequest(container_id="c1")),
@@ -119,16 +130,19 @@ RPCS = [
         pb.ListContainerStatsRequest(), pb.ListContainerStatsResponse(stats=[pb.ContainerStats()]),
         [pb.ContainerStats()]),
     Rpc("PodSandboxStats", "podsandbox_stats", lambda c: c.stats.pod_sandbox_stats("s1"),
-        pb.PodSandboxStatsRequest(pod_sandbox_id="s1"), pb.PodSandboxStatsResponse(stats=pb.PodSandboxStats()),
+        pb.PodSandboxStatsRequest(pod_sandbox_id="s1"),
+        pb.PodSandboxStatsResponse(stats=pb.PodSandboxStats()),
         pb.PodSandboxStats()),
     Rpc("ListPodSandboxStats", "list_podsandbox_stats", lambda c: c.stats.list_pod_sandbox_stats(),
         pb.ListPodSandboxStatsRequest(), pb.ListPodSandboxStatsResponse(stats=[pb.PodSandboxStats()]),
         [pb.PodSandboxStats()]),
     Rpc("ListMetricDescriptors", "list_metric_descriptors", lambda c: c.stats.list_metric_descriptors(),
-        pb.ListMetricDescriptorsRequest(), pb.ListMetricDescriptorsResponse(descriptors=[pb.MetricDescriptor(name="m")]),
+        pb.ListMetricDescriptorsRequest(),
+        pb.ListMetricDescriptorsResponse(descriptors=[pb.MetricDescriptor(name="m")]),
         [pb.MetricDescriptor(name="m")]),
     Rpc("ListPodSandboxMetrics", "list_podsandbox_metrics", lambda c: c.stats.list_pod_sandbox_metrics(),
-        pb.ListPodSandboxMetricsRequest(), pb.ListPodSandboxMetricsResponse(pod_metrics=[pb.PodSandboxMetrics()]),
+        pb.ListPodSandboxMetricsRequest(),
+        pb.ListPodSandboxMetricsResponse(pod_metrics=[pb.PodSandboxMetrics()]),
         [pb.PodSandboxMetrics()]),
     Rpc("ListImages", "list_images", lambda c: c.images.list_images(pb.ImageFilter(image=IMAGE)),
         pb.ListImagesRequest(filter=pb.ImageFilter(image=IMAGE)),
@@ -154,7 +168,8 @@ STREAMS: dict[str, tuple[str, Callable[[Cri], Awaitable[Any]], Message, Message]
     "StreamPodSandboxStats": ("ListPodSandboxStats", lambda c: c.stats.list_pod_sandbox_stats(),
         pb.StreamPodSandboxStatsResponse(pod_sandbox_stats=[pb.PodSandboxStats()]), pb.PodSandboxStats()),
     "StreamPodSandboxMetrics": ("ListPodSandboxMetrics", lambda c: c.stats.list_pod_sandbox_metrics(),
-        pb.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=[pb.PodSandboxMetrics()]), pb.PodSandboxMetrics()),
+        pb.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=[pb.PodSandboxMetrics()]),
+        pb.PodSandboxMetrics()),
     "StreamImages": ("ListImages", lambda c: c.images.list_images(),
         pb.StreamImagesResponse(images=[pb.Image(id="i1")]), pb.Image(id="i1")),
 }
@@ -212,7 +227,7 @@ async def test_other_errors_of_a_streamed_list_are_errors(scripted: Runtime, met
     async with await connect(
         str(scripted.path), timeout=Duration.of(TIMEOUT), metrics=metrics, stream_lists=True
     ) as cri:
-        with pytest.raises(errors.CriError, match="StreamContainers.*half way"):
+        with pytest.raises(errors.CriError, match=r"StreamContainers.*half way"):
             await cri.runtime.list_containers()
 
 

@@ -86,7 +86,7 @@ async def unwatching_is_confirmed(folder: Path) -> None:
 
 async def cancelling_frees_everything(folder: Path) -> None:
     def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     async def watch_for_ever() -> None:
         with Inotify() as changes:

@@ -40,7 +40,10 @@ def test_texts() -> None:
     config = parse_config('# CONFIG_A is not set\nCONFIG_B=y\nCONFIG_C=m\nCONFIG_D="x=y"\n\n')
     assert config == {"CONFIG_B": "y", "CONFIG_C": "m", "CONFIG_D": "x=y"}
     assert parse_filesystems("nodev\tproc\n\text4\n\n") == {"proc", "ext4"}
-    lists = ["kernel/fs/overlayfs/overlay.ko\n", "kernel/net/br-nf.ko.xz: kernel/net/x.ko.xz\nkernel/v.ko.zst:\n"]
+    lists = [
+        "kernel/fs/overlayfs/overlay.ko\n",
+        "kernel/net/br-nf.ko.xz: kernel/net/x.ko.xz\nkernel/v.ko.zst:\n",
+    ]
     assert parse_module_list(lists) == {"overlay", "br_nf", "v"}
 
 

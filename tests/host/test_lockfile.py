@@ -1,6 +1,5 @@
 import asyncio
 import fcntl
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -128,13 +127,13 @@ async def test_releasing_ends_the_waiting(tmp_path: Path) -> None:
 async def test_cancelling_the_wait_leaves_nothing_open(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with LockFile(path):
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         second = LockFile(path)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await second.acquire()
         assert not second.held
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 async def test_contention_without_watching_is_a_mistake(tmp_path: Path) -> None:

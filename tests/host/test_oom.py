@@ -53,5 +53,5 @@ def test_no_such_process() -> None:
 
 @pytest.mark.parametrize(("score", "pid"), [(1001, 0), (-1001, 0), (0, -1)])
 def test_values_that_cannot_be(score: int, pid: int) -> None:
-    with pytest.raises(ValueError, match="OOM score|process id"):
+    with pytest.raises(ValueError, match=r"OOM score|process id"):
         set_oom_score(score, pid)

@@ -8,7 +8,9 @@ import pytest
 
 from pykubelet.host.ports import Listener, PortHolder, parse_listeners, port_holder
 
-HEADINGS = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+HEADINGS = (
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+)
 TAIL = "00000000:00000000 00:00000000 00000000     0        0"
 
 

@@ -60,5 +60,7 @@ def test_reading(tmp_path: Path) -> None:
 
 
 def test_here_it_agrees_with_the_kernels_total() -> None:
-    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("SwapTotal"))
+    total = next(
+        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("SwapTotal")
+    )
     assert sum(area.size_kib for area in swap_areas()) == int(total.split()[1])

@@ -29,7 +29,7 @@ class BackOff:
         entry = self._entries.get(key)
         if entry is None or self._expired(entry, since):
             return 0.0
-        return max(0.0, since + entry.pause - now)
+        return max(0.0, entry.pause - (now - since))
 
     def pause(self, key: str) -> float:
         """The pause now in force for this key."""

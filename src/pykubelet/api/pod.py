@@ -353,6 +353,14 @@ class PodOS(ObjectStruct):
     name: str = ""
 
 
+class PodResourceClaim(ObjectStruct):
+    """A claim for devices that the pod's containers name."""
+
+    name: str
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(ObjectStruct):
     """What the author wants."""
 
@@ -367,6 +375,8 @@ class PodSpec(ObjectStruct):
     dns_config: PodDNSConfig | None = None
     node_selector: dict[str, str] = {}
     service_account_name: str = ""
+    service_account: str = ""
+    """The old name of `service_account_name`."""
     automount_service_account_token: bool | None = None
     node_name: str = ""
     host_network: bool = False
@@ -392,6 +402,7 @@ class PodSpec(ObjectStruct):
     overhead: Resources = {}
     os: PodOS | None = None
     resources: ResourceRequirements | None = None
+    resource_claims: list[PodResourceClaim] = []
 
 
 class Pod(ObjectStruct):

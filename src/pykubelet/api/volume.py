@@ -1,13 +1,19 @@
 """Volumes as a pod names them.
 
-The kinds that the agent mounts today are typed; of any other only the name is kept (`other_kinds`
-in the volumes room says which these are), so that a pod that uses one is refused with its name.
+The kinds that the agent mounts today are typed; the others are kept as they were written, so that
+a pod that uses one can be checked, shown, and refused with the kind's name.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec import field
+
 from pykubelet.api.meta import ObjectStruct
 from pykubelet.api.quantity import Quantity
+
+AsWritten = dict[str, Any]
 
 
 class EmptyDir(ObjectStruct):
@@ -30,3 +36,43 @@ class Volume(ObjectStruct):
     name: str
     empty_dir: EmptyDir | None = None
     host_path: HostPath | None = None
+    aws_elastic_block_store: AsWritten | None = None
+    azure_disk: AsWritten | None = None
+    azure_file: AsWritten | None = None
+    cephfs: AsWritten | None = None
+    cinder: AsWritten | None = None
+    config_map: AsWritten | None = None
+    csi: AsWritten | None = None
+    downward_api: AsWritten | None = None
+    ephemeral: AsWritten | None = None
+    fc: AsWritten | None = None
+    flex_volume: AsWritten | None = None
+    flocker: AsWritten | None = None
+    gce_persistent_disk: AsWritten | None = None
+    git_repo: AsWritten | None = None
+    glusterfs: AsWritten | None = None
+    image: AsWritten | None = None
+    iscsi: AsWritten | None = None
+    nfs: AsWritten | None = None
+    persistent_volume_claim: AsWritten | None = None
+    photon_persistent_disk: AsWritten | None = None
+    portworx_volume: AsWritten | None = None
+    projected: AsWritten | None = None
+    quobyte: AsWritten | None = None
+    rbd: AsWritten | None = None
+    scale_io: AsWritten | None = field(name="scaleIO", default=None)
+    secret: AsWritten | None = None
+    storageos: AsWritten | None = None
+    vsphere_volume: AsWritten | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that are set, as the API writes them; a good volume has exactly one."""
+        return tuple(wire for name, wire in _KINDS if getattr(self, name) is not None)
+
+
+_KINDS = tuple(
+    (name, wire)
+    for name, wire in zip(Volume.__struct_fields__, Volume.__struct_encode_fields__, strict=True)
+    if name != "name"
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -38,6 +38,18 @@ def decode(cls: type[S], data: Any, path: str = "") -> tuple[S, list[Problem]]:
     return _struct(cls, data, path, problems), problems
 
 
+def explicit_fields(cls: type[msgspec.Struct], data: Mapping[str, Any]) -> set[str]:
+    """Give the JSON names of the struct's fields that the data sets: what `decode` counts as given."""
+    fields = _fields(cls)
+    return {
+        key
+        for key, value in data.items()
+        if key in fields
+        and value is not None
+        and _counts(fields[key].hint, _value(fields[key].hint, value, key, []))
+    }
+
+
 def kind_of(value: object) -> str:
     """Say what a value is, for a sentence; scalars are shown."""
     match value:
@@ -60,8 +72,8 @@ class _Hint(NamedTuple):
     type: Any
     marks: tuple[Any, ...]
 
-    def mark(self, kind: type[S]) -> S | None:
-        return next((mark for mark in self.marks if isinstance(mark, kind)), None)
+    def has(self, kind: type) -> bool:
+        return any(isinstance(mark, kind) for mark in self.marks)
 
 
 class _Field(NamedTuple):
@@ -101,7 +113,7 @@ def _struct(cls: type[S], data: Any, path: str, problems: list[Problem]) -> S:
         elif value is not None:
             field = fields[key]
             result = _value(field.hint, value, join_path(path, key), problems)
-            if result is not _ABSENT and (field.hint.mark(PointerMark) or not _is_zero(result)):
+            if _counts(field.hint, result):
                 given[field.name] = result
     problems += _unknown(unknown, list(fields), path)
     return cls(**given)
@@ -133,8 +145,10 @@ def _value(hint: _Hint, data: Any, path: str, problems: list[Problem]) -> Any:
         return _ABSENT
 
 
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str) and not value
+def _counts(hint: _Hint, result: Any) -> bool:
+    """Whether a value that was read is set, and not a zero that stands for nothing."""
+    is_zero = isinstance(result, bool | int | float | str) and not result
+    return result is not _ABSENT and (not is_zero or hint.has(PointerMark))
 
 
 def _bool(_hint: _Hint, data: Any) -> bool:
@@ -146,9 +160,9 @@ def _bool(_hint: _Hint, data: Any) -> bool:
 def _int(hint: _Hint, data: Any) -> int:
     if not isinstance(data, int) or isinstance(data, bool):
         raise ValueError(f"must be a whole number, not {kind_of(data)}{_unquote(data)}")
-    allowed = hint.mark(IntRange)
-    if allowed and not allowed.low <= data <= allowed.high:
-        raise ValueError(f"must be from {allowed.low} to {allowed.high}, not {kind_of(data)}")
+    for mark in hint.marks:
+        if isinstance(mark, IntRange) and not mark.low <= data <= mark.high:
+            raise ValueError(f"must be from {mark.low} to {mark.high}, not {kind_of(data)}")
     return data
 
 
@@ -161,7 +175,7 @@ def _float(_hint: _Hint, data: Any) -> float:
 
 
 def _str(hint: _Hint, data: Any) -> str:
-    if hint.mark(QuantityMark):
+    if hint.has(QuantityMark):
         return _quantity(data)
     if not isinstance(data, str):
         quote = ": put it in quotes" if isinstance(data, bool | int | float) else ""
@@ -184,7 +198,7 @@ def _digits(number: float) -> str:
 def _duration(hint: _Hint, data: Any) -> Duration:
     if isinstance(data, str):
         return Duration.parse(data)
-    if isinstance(data, int) and not isinstance(data, bool) and hint.mark(NanosecondsMark):
+    if isinstance(data, int) and not isinstance(data, bool) and hint.has(NanosecondsMark):
         return Duration(_int(_unwrap(Int64), data))
     unit = f", such as {data}s" if isinstance(data, int) and 0 <= data < 10**9 and data is not True else ""
     raise ValueError(f"must be text with a unit{unit or ', such as 10s'}, not {kind_of(data)}")

@@ -5,11 +5,10 @@ All other defaults are in `types.py`, next to their fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Mapping
 
 from pykubelet.api.duration import Duration
-from pykubelet.config.types import CrashLoopBackOff, KubeletConfiguration
+from pykubelet.config.types import KubeletConfiguration
 
 DEFAULT_EVICTION_HARD: Mapping[str, str] = {
     "memory.available": "100Mi",
@@ -26,28 +25,28 @@ GATED_FIELDS = ("crashLoopBackOff", "imagePullCredentialsVerificationPolicy")
 
 
 def complete(
-    config: KubeletConfiguration, explicit: Mapping[str, Any], gate_enabled: Callable[[str], bool]
+    config: KubeletConfiguration, explicit: Container[str], gate_enabled: Callable[[str], bool]
 ) -> None:
-    """Fill in what follows from the rest; `explicit` is the document that was decoded.
+    """Fill in what follows from the rest; `explicit` has the JSON names of the fields that were set.
 
     A field that was set is left alone, with one exception: any negative `podPidsLimit` means -1.
     """
-    if not _is_set(explicit, "nodeStatusReportFrequency") and _is_set(explicit, "nodeStatusUpdateFrequency"):
+    if "nodeStatusReportFrequency" not in explicit and "nodeStatusUpdateFrequency" in explicit:
         # Whoever chose how often the status is computed wants it reported as often.
         config.node_status_report_frequency = config.node_status_update_frequency
-    if explicit.get("serializeImagePulls") is None:
+    if "serializeImagePulls" not in explicit:
         config.serialize_image_pulls = (config.max_parallel_image_pulls or 1) < 2
     if config.pod_pids_limit < 0:
         config.pod_pids_limit = -1
-    if explicit.get("evictionHard") is None:
+    if "evictionHard" not in explicit:
         config.eviction_hard = dict(DEFAULT_EVICTION_HARD)
     elif config.merge_default_eviction_settings:
         config.eviction_hard = {**DEFAULT_EVICTION_HARD, **config.eviction_hard}
-    if gate_enabled("KubeletCrashLoopBackOffMax") and config.crash_loop_back_off == CrashLoopBackOff():
-        config.crash_loop_back_off.max_container_restart_period = LONGEST_RESTART_PAUSE
-    if not gate_enabled("KubeletEnsureSecretPulledImages") and not explicit.get(
-        "imagePullCredentialsVerificationPolicy"
-    ):
+    back_off = config.crash_loop_back_off
+    if back_off.max_container_restart_period is None and gate_enabled("KubeletCrashLoopBackOffMax"):
+        back_off.max_container_restart_period = LONGEST_RESTART_PAUSE
+    policy_set = "imagePullCredentialsVerificationPolicy" in explicit
+    if not policy_set and not gate_enabled("KubeletEnsureSecretPulledImages"):
         config.image_pull_credentials_verification_policy = ""
 
 
@@ -62,9 +61,3 @@ def legacy_defaults() -> KubeletConfiguration:
     config.authentication.webhook.enabled = False
     config.authorization.mode = "AlwaysAllow"
     return config
-
-
-def _is_set(explicit: Mapping[str, Any], field: str) -> bool:
-    """Whether a duration was given; zero is the same as nothing."""
-    given = explicit.get(field)
-    return given is not None and Duration.parse(given) != 0

@@ -18,16 +18,6 @@ FLAGS: tuple[Flag, ...] = (*flags_node.ROWS, *flags_pods.ROWS, *flags_resources.
 
 BY_NAME: Mapping[str, Flag] = MappingProxyType({flag.name: flag for flag in FLAGS})
 
-LEGACY_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "authentication.anonymous.enabled": True,
-        "authentication.webhook.enabled": False,
-        "authorization.mode": "AlwaysAllow",
-        "read_only_port": 10255,
-    }
-)
-"""What these fields are as long as no configuration file is used: command lines came first."""
-
 
 def get_field(config: KubeletConfiguration, path: str) -> Any:
     """Read a field by its path of Python names."""

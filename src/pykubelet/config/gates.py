@@ -19,7 +19,6 @@ from typing import Literal, get_args
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.api.text import quoted
-from pykubelet.config.documents import join_path
 from pykubelet.config.errors import Problem
 
 Stage = Literal["Alpha", "Beta", "GA", "Deprecated"]
@@ -41,8 +40,11 @@ class Gate:
     """Gates that must be on whenever this one is."""
 
 
-def _in_field(name: str) -> str:
-    return join_path("featureGates", name)
+def gate_path(name: str) -> str:
+    """Give the path of a gate in the configuration file, for a problem."""
+    return (
+        f"featureGates.{name}" if name.isidentifier() and len(name) < 80 else f"featureGates[{quoted(name)}]"
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class FeatureGates:
         return self.overrides.get(group, gate.default)
 
     def with_overrides(
-        self, wanted: Mapping[str, bool], where: Callable[[str], str] = _in_field
+        self, wanted: Mapping[str, bool], where: Callable[[str], str] = gate_path
     ) -> FeatureGates:
         """Set gates, on top of what was set before.
 

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pykubelet.config.defaults import complete
-from pykubelet.config.documents import join_path
 from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.config.files import load_config_files
 from pykubelet.config.flag_rows import Flag
-from pykubelet.config.flag_table import BY_NAME, LEGACY_DEFAULTS, field_path, set_field
+from pykubelet.config.flag_table import BY_NAME, field_path, set_field
 from pykubelet.config.flags import ParsedFlags, parse_flags
-from pykubelet.config.gates import FeatureGates
+from pykubelet.config.gates import FeatureGates, gate_path
 from pykubelet.config.kubelet_flags import KubeletFlags, check_flags, log_options
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validate import validate
@@ -66,23 +64,19 @@ def load(argv: Sequence[str]) -> Loaded:
     _overlay(config, parsed)
     gates = FeatureGates().with_overrides(
         config.feature_gates,
-        lambda name: "--feature-gates" if name in asked else join_path("featureGates", name),
+        lambda name: "--feature-gates" if name in asked else gate_path(name),
     )
     by_flag = {field_path(BY_NAME[name].field): f"--{name}" for name in parsed.values if BY_NAME[name].field}
     found = _name_flags(validate(config, gates.enabled), by_flag, only=bool(unreadable))
     problems = [*parsed.problems, *gates.problems, *unreadable, *check_flags(flags, config), *found]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    return Loaded(flags, config, gates, [*_warnings(parsed, flags), *gates.warnings], given, action)
+    return Loaded(flags, config, gates, [*_warnings(parsed, flags, config), *gates.warnings], given, action)
 
 
-def baseline(gate_enabled: Callable[[str], bool] | None = None) -> KubeletConfiguration:
+def baseline() -> KubeletConfiguration:
     """Give the configuration of a command line without flags."""
-    config = KubeletConfiguration()
-    complete(config, set(), gate_enabled or FeatureGates().enabled)
-    for path, value in LEGACY_DEFAULTS.items():
-        set_field(config, path, value)
-    return config
+    return load_config_files(None, None, lambda gates: FeatureGates().with_overrides(gates).enabled)
 
 
 def _kubelet_flags(parsed: ParsedFlags) -> KubeletFlags:
@@ -101,14 +95,12 @@ def _from_files(flags: KubeletFlags, asked: Mapping[str, bool]) -> tuple[Kubelet
     def gates_for(in_file: dict[str, bool]) -> Callable[[str], bool]:
         return FeatureGates().with_overrides({**in_file, **asked}).enabled
 
-    if not flags.config and not flags.config_dir:
-        return baseline(gates_for({})), []
     path = Path(flags.config) if flags.config else None
     drop_ins = Path(flags.config_dir) if flags.config_dir else None
     try:
         return load_config_files(path, drop_ins, gates_for), []
     except ConfigError as error:
-        return baseline(gates_for({})), error.problems
+        return load_config_files(None, None, gates_for), error.problems
 
 
 def _overlay(config: KubeletConfiguration, parsed: ParsedFlags) -> None:
@@ -139,7 +131,7 @@ def _is_below(path: str, field: str) -> bool:
     return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
-def _warnings(parsed: ParsedFlags, flags: KubeletFlags) -> list[str]:
+def _warnings(parsed: ParsedFlags, flags: KubeletFlags, config: KubeletConfiguration) -> list[str]:
     given = [BY_NAME[name] for name in parsed.names()]
     warnings = []
     if movable := [flag for flag in given if flag.status == "file"]:
@@ -153,6 +145,12 @@ def _warnings(parsed: ParsedFlags, flags: KubeletFlags) -> list[str]:
         warnings.append(
             "--bootstrap-kubeconfig has no effect without --kubeconfig, which says where to keep the "
             "credentials: the agent runs standalone"
+        )
+    reserved = config.kube_reserved_cgroup
+    if config.kubelet_cgroups and reserved and not config.kubelet_cgroups.startswith(reserved):
+        warnings.append(
+            f"kubeletCgroups {config.kubelet_cgroups} is outside kubeReservedCgroup {reserved}: "
+            "the agent's own usage will not count against what is reserved for it"
         )
     return warnings
 

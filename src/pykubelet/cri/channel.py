@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, TypeVar
@@ -96,7 +96,7 @@ class Channel:
         *,
         timeout: float,
         operation: str = "",
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncGenerator[Answer, None]:
         """Make one call that is answered many times.
 
         Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops.

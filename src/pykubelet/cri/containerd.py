@@ -7,7 +7,8 @@ stream breaks, because events in between are lost.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from google.protobuf.message import DecodeError, Message
 
@@ -35,17 +36,19 @@ _TYPES: dict[str, type[Message]] = {
 }
 
 
-async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> AsyncIterator[Message]:
+async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> AsyncGenerator[Message, None]:
     """Yield every task event (`TaskStart`, `TaskExit`, …) until the connection breaks.
 
     Close the iterator (`contextlib.aclosing`) when leaving it early. Raises Unimplemented where the
     runtime is not containerd, Unavailable when the connection breaks.
     """
     request = events_pb2.SubscribeRequest(filters=[f'topic~="^/tasks/",namespace=={namespace}'])
-    async for envelope in channel.stream(SUBSCRIBE, request, events_types_pb2.Envelope, timeout=FOREVER):
-        event = decode(envelope)
-        if event is not None:
-            yield event
+    envelopes = channel.stream(SUBSCRIBE, request, events_types_pb2.Envelope, timeout=FOREVER)
+    async with aclosing(envelopes):
+        async for envelope in envelopes:
+            event = decode(envelope)
+            if event is not None:
+                yield event
 
 
 def decode(envelope: events_types_pb2.Envelope) -> Message | None:

@@ -5,12 +5,12 @@ All methods raise CriError.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from pykubelet.cri import checks
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import FOREVER
-from pykubelet.cri.service import IMAGE_SERVICE, Service
+from pykubelet.cri.service import IMAGE_SERVICE, Service, flatten
 
 
 class ImageClient(Service):
@@ -26,12 +26,11 @@ class ImageClient(Service):
         request = pb.ListImagesRequest(filter=filter)
         return list((await self._call("ListImages", "list_images", request, pb.ListImagesResponse)).images)
 
-    async def stream_images(self, filter: pb.ImageFilter | None = None) -> AsyncIterator[pb.Image]:
+    def stream_images(self, filter: pb.ImageFilter | None = None) -> AsyncGenerator[pb.Image, None]:
         """List images one by one, which has no limit of size."""
         request = pb.StreamImagesRequest(filter=filter)
-        async for part in self._stream("StreamImages", "list_images", request, pb.StreamImagesResponse):
-            for item in part.images:
-                yield item
+        parts = self._stream("StreamImages", "list_images", request, pb.StreamImagesResponse)
+        return flatten(parts, lambda part: part.images)
 
     async def image_status(self, image: pb.ImageSpec, *, verbose: bool = False) -> pb.ImageStatusResponse:
         """Ask for an image; the answer's `image` is not set when the runtime does not have it."""

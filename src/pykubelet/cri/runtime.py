@@ -16,14 +16,14 @@ All methods raise CriError. Operation names are the reference's, so dashboards k
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from time import perf_counter
 
 from pykubelet.cri import checks
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import FOREVER
 from pykubelet.cri.errors import CommandTimedOut, DeadlineExceeded
-from pykubelet.cri.service import RUNTIME_SERVICE, Service
+from pykubelet.cri.service import RUNTIME_SERVICE, Service, flatten
 
 AGENT_API_VERSION = "0.1.0"
 """What agent and runtime call the agent's side of the protocol; it never changed."""
@@ -109,16 +109,13 @@ class RuntimeClient(Service):
         answer = await self._call("ListPodSandbox", "list_podsandbox", request, pb.ListPodSandboxResponse)
         return list(answer.items)
 
-    async def stream_pod_sandboxes(
+    def stream_pod_sandboxes(
         self, filter: pb.PodSandboxFilter | None = None
-    ) -> AsyncIterator[pb.PodSandbox]:
+    ) -> AsyncGenerator[pb.PodSandbox, None]:
         """List sandboxes one by one, which has no limit of size."""
         request = pb.StreamPodSandboxesRequest(filter=filter)
-        async for part in self._stream(
-            "StreamPodSandboxes", "list_podsandbox", request, pb.StreamPodSandboxesResponse
-        ):
-            for item in part.pod_sandboxes:
-                yield item
+        parts = self._stream("StreamPodSandboxes", "list_podsandbox", request, pb.StreamPodSandboxesResponse)
+        return flatten(parts, lambda part: part.pod_sandboxes)
 
     async def update_pod_sandbox_resources(
         self,
@@ -197,16 +194,13 @@ class RuntimeClient(Service):
         answer = await self._call("ListContainers", "list_containers", request, pb.ListContainersResponse)
         return list(answer.containers)
 
-    async def stream_containers(
+    def stream_containers(
         self, filter: pb.ContainerFilter | None = None
-    ) -> AsyncIterator[pb.Container]:
+    ) -> AsyncGenerator[pb.Container, None]:
         """List containers one by one, which has no limit of size."""
         request = pb.StreamContainersRequest(filter=filter)
-        async for part in self._stream(
-            "StreamContainers", "list_containers", request, pb.StreamContainersResponse
-        ):
-            for item in part.containers:
-                yield item
+        parts = self._stream("StreamContainers", "list_containers", request, pb.StreamContainersResponse)
+        return flatten(parts, lambda part: part.containers)
 
     async def update_container_resources(self, container_id: str, linux: pb.LinuxContainerResources) -> None:
         """Change a container's cgroup while it runs."""
@@ -233,19 +227,19 @@ class RuntimeClient(Service):
             timeout=max(timeout_seconds, self._timeout),
         )
 
-    async def container_events(self) -> AsyncIterator[pb.ContainerEventResponse]:
+    def container_events(self) -> AsyncGenerator[pb.ContainerEventResponse, None]:
         """Yield every change of every container, until the connection breaks or the runtime ends.
 
-        Raises Unimplemented at the first step where the runtime has no such stream.
+        Raises Unimplemented at the first step where the runtime has no such stream. Close it
+        (`contextlib.aclosing`) when leaving it early.
         """
-        async for event in self._stream(
+        return self._stream(
             "GetContainerEvents",
             "get_container_events",
             pb.GetEventsRequest(),
             pb.ContainerEventResponse,
             timeout=FOREVER,
-        ):
-            yield event
+        )
 
     # Commands and streams
 

@@ -6,9 +6,9 @@ agent's `CRIListStreaming` gate is on, and given up for good at the first runtim
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from typing import ClassVar
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import ClassVar, TypeVar
 
 from google.protobuf.message import Message
 
@@ -18,6 +18,8 @@ from pykubelet.cri.errors import Unimplemented
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
+
+Item = TypeVar("Item")
 
 RUNTIME_SERVICE = "/runtime.v1.RuntimeService/"
 IMAGE_SERVICE = "/runtime.v1.ImageService/"
@@ -60,7 +62,7 @@ class Service:
         answer: type[Answer],
         *,
         timeout: float | None = None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncGenerator[Answer, None]:
         return self._channel.stream(
             self.path + method,
             request,
@@ -77,3 +79,13 @@ class Service:
         except Unimplemented as err:
             self._streaming = False
             log.info("The runtime cannot stream lists, using plain lists", call=err.call)
+
+
+async def flatten(
+    parts: AsyncGenerator[Answer, None], pick: Callable[[Answer], Iterable[Item]]
+) -> AsyncGenerator[Item, None]:
+    """Yield the items of every part of a streamed list."""
+    async with aclosing(parts):
+        async for part in parts:
+            for item in pick(part):
+                yield item

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.service import RUNTIME_SERVICE, Service
+from pykubelet.cri.service import RUNTIME_SERVICE, Service, flatten
 
 
 class StatsClient(Service):
@@ -33,16 +33,15 @@ class StatsClient(Service):
         )
         return list(answer.stats)
 
-    async def stream_container_stats(
+    def stream_container_stats(
         self, filter: pb.ContainerStatsFilter | None = None
-    ) -> AsyncIterator[pb.ContainerStats]:
+    ) -> AsyncGenerator[pb.ContainerStats, None]:
         """List the use of containers one by one, which has no limit of size."""
         request = pb.StreamContainerStatsRequest(filter=filter)
-        async for part in self._stream(
+        parts = self._stream(
             "StreamContainerStats", "list_container_stats", request, pb.StreamContainerStatsResponse
-        ):
-            for item in part.container_stats:
-                yield item
+        )
+        return flatten(parts, lambda part: part.container_stats)
 
     async def pod_sandbox_stats(self, sandbox_id: str) -> pb.PodSandboxStats:
         """Ask for one pod's use, its network included."""
@@ -64,16 +63,15 @@ class StatsClient(Service):
         )
         return list(answer.stats)
 
-    async def stream_pod_sandbox_stats(
+    def stream_pod_sandbox_stats(
         self, filter: pb.PodSandboxStatsFilter | None = None
-    ) -> AsyncIterator[pb.PodSandboxStats]:
+    ) -> AsyncGenerator[pb.PodSandboxStats, None]:
         """List the use of pods one by one, which has no limit of size."""
         request = pb.StreamPodSandboxStatsRequest(filter=filter)
-        async for part in self._stream(
+        parts = self._stream(
             "StreamPodSandboxStats", "list_podsandbox_stats", request, pb.StreamPodSandboxStatsResponse
-        ):
-            for item in part.pod_sandbox_stats:
-                yield item
+        )
+        return flatten(parts, lambda part: part.pod_sandbox_stats)
 
     async def list_metric_descriptors(self) -> list[pb.MetricDescriptor]:
         """Ask which metrics `list_pod_sandbox_metrics` will hold."""
@@ -98,13 +96,12 @@ class StatsClient(Service):
         )
         return list(answer.pod_metrics)
 
-    async def stream_pod_sandbox_metrics(self) -> AsyncIterator[pb.PodSandboxMetrics]:
+    def stream_pod_sandbox_metrics(self) -> AsyncGenerator[pb.PodSandboxMetrics, None]:
         """List pods' metrics one by one, which has no limit of size."""
-        async for part in self._stream(
+        parts = self._stream(
             "StreamPodSandboxMetrics",
             "list_podsandbox_metrics",
             pb.StreamPodSandboxMetricsRequest(),
             pb.StreamPodSandboxMetricsResponse,
-        ):
-            for item in part.pod_sandbox_metrics:
-                yield item
+        )
+        return flatten(parts, lambda part: part.pod_sandbox_metrics)

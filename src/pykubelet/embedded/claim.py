@@ -52,7 +52,8 @@ def claim(instance: Instance) -> bool:
     try:
         if not directory.parent.is_dir():
             raise DirectoryError(
-                f"data directory {directory} cannot be made: {directory.parent} does not exist: create it first"
+                f"data directory {directory} cannot be made: its parent does not exist: "
+                f"run 'mkdir -p {directory.parent}' first"
             )
         directory.mkdir(mode=0o755, exist_ok=True)
         if directory.stat().st_uid != os.geteuid():
@@ -80,7 +81,7 @@ def make_folders(instance: Instance) -> None:
 
 def _entries(directory: Path) -> set[str] | None:
     try:
-        return set(os.listdir(directory)) - _NOTHING
+        return {path.name for path in directory.iterdir()} - _NOTHING
     except OSError:
         return None
 

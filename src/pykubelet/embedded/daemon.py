@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.errors import CriError, Unimplemented
+from pykubelet.cri.errors import CriError
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.embedded.errors import RuntimeFailed
 from pykubelet.embedded.instance import Instance
@@ -63,7 +63,9 @@ class Daemon:
             await self._ready()
         except BaseException as err:
             await self.stop()
-            if isinstance(err, RuntimeFailed) and (words := last_words(self._instance.containerd_log, position)):
+            if isinstance(err, RuntimeFailed) and (
+                words := last_words(self._instance.containerd_log, position)
+            ):
                 raise RuntimeFailed(f"{err}; its log ends with: {words}") from err
             raise
 
@@ -123,15 +125,17 @@ class Daemon:
                     if self._instance.socket.is_socket():
                         try:
                             missing = await self._ask()
-                        except Unimplemented as err:
-                            raise RuntimeFailed(f"containerd has no working CRI: {err}") from err
                         except CriError as err:
+                            if err.code == "Unimplemented":
+                                raise RuntimeFailed("containerd runs, but its CRI part does not") from err
                             missing = str(err)
                         if not missing:
                             return
                     await asyncio.sleep(_ASK_AGAIN)
         except TimeoutError:
-            raise RuntimeFailed(f"containerd was not ready after {self._start_timeout:g} s: {missing}") from None
+            raise RuntimeFailed(
+                f"containerd was not ready after {self._start_timeout:g} s: {missing}"
+            ) from None
         raise RuntimeFailed(f"containerd ended with status {self._process.returncode} while starting")
 
     async def _ask(self) -> str:

@@ -21,15 +21,14 @@ NAMESPACE = "k8s.io"
 """containerd's own namespace for everything that comes through CRI."""
 
 _LONGEST_SOCKET = "kubelet/device-plugins/kubelet.sock"
-_NEVER = frozenset(
-    Path(path)
-    for path in (
-        "/ /bin /boot /dev /etc /home /lib /lib32 /lib64 /media /mnt /opt /proc /root /run /sbin /srv /sys /tmp"
-        " /usr /usr/bin /usr/lib /usr/local /usr/sbin /usr/share /var /var/cache /var/lib /var/lib/cni"
-        " /var/lib/containerd /var/lib/docker /var/lib/kubelet /var/log /var/run /var/spool /var/tmp"
-    ).split()
-)
-_NEVER_BELOW = tuple(Path(path) for path in ("/proc", "/sys", "/dev"))
+_SYSTEM = """
+/ /bin /boot /etc /home /lib /lib32 /lib64 /media /mnt /opt /root /run /sbin /srv /tmp
+/usr /usr/bin /usr/lib /usr/local /usr/sbin /usr/share /usr/src
+/var /var/cache /var/lib /var/log /var/run /var/spool /var/tmp
+/var/lib/cni /var/lib/containerd /var/lib/containers /var/lib/docker /var/lib/dpkg /var/lib/kubelet
+"""
+_NEVER = frozenset(Path(path) for path in _SYSTEM.split())
+_NEVER_IN = (Path("/proc"), Path("/sys"), Path("/dev"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def _resolve(data_dir: Path) -> Path:
 
 def _refuse(path: Path) -> None:
     """Raise for paths that containerd could not work in, or that hold what is not ours."""
-    if path in _NEVER or path in _homes() or any(place in path.parents for place in _NEVER_BELOW):
+    if path in _NEVER or path in _homes() or any(path.is_relative_to(place) for place in _NEVER_IN):
         raise DirectoryError(
             f"data directory {path} belongs to the system or to a person: "
             f"choose a directory of its own, such as {DEFAULT_DATA_DIR}"

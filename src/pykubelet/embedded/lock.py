@@ -67,7 +67,7 @@ def _lock(instance: Instance) -> int:
             raise AlreadyRunning(_refusal(instance, found), found.pid) from None
         # A `down` may have deleted the file between our opening and locking it.
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.stat(instance.lock)):
+            if os.path.samestat(os.fstat(fd), instance.lock.stat()):
                 return fd
         os.close(fd)
 

@@ -32,7 +32,7 @@ def choose_subnet(used: Iterable[IPv4Network]) -> IPv4Network:
                 return candidate
             at = (int(clash.broadcast_address) // _SIZE + 1) * _SIZE
     raise EmbeddedError(
-        "no free private /24 network is left for pods: every one overlaps a route of this machine ('ip route')"
+        "no private /24 network is free for pods: every one overlaps a route of this machine (see 'ip route')"
     )
 
 

@@ -77,7 +77,7 @@ async def _lock(directory: Path) -> int:
             raise EmbeddedError(f"{directory} cannot be used: {err.strerror}: root is needed") from err
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(directory)):
+            if os.path.samestat(os.fstat(fd), directory.stat()):
                 return fd
         except (BlockingIOError, FileNotFoundError):
             pass

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from contextlib import AsyncExitStack
 from ipaddress import IPv4Network
 from typing import Self
@@ -29,6 +28,7 @@ from pykubelet.embedded.instance import NAMESPACE, Instance
 from pykubelet.embedded.registry import open_registry
 from pykubelet.embedded.teardown import erase
 from pykubelet.host import iptables, links
+from pykubelet.host.mounts import remove_tree
 from pykubelet.host.processes import CommandError, boot_id
 from pykubelet.logs import get_logger
 from pykubelet.tasks import TaskScope
@@ -107,7 +107,13 @@ class PrivateRuntime:
         daemon = Daemon(self.instance, machine, start_timeout=self._start_timeout)
         resources.push_async_callback(daemon.stop)
         await daemon.start()
-        importer = [str(machine.programs["ctr"]), "--address", str(self.instance.socket), "--namespace", NAMESPACE]
+        importer = [
+            str(machine.programs["ctr"]),
+            "--address",
+            str(self.instance.socket),
+            "--namespace",
+            NAMESPACE,
+        ]
         importer += ["images", "import", "--snapshotter", kept.snapshotter, "-"]
         async with await daemon.connect() as cri:
             kept.seeds = await seed_images.plant(seeds, kept.seeds, cri, importer)
@@ -153,14 +159,16 @@ class PrivateRuntime:
         if kept.boot_id != boot_id():
             log.info("The machine was restarted: forgetting the containers of before")
             for stale in (self.instance.containerd_state, self.instance.cni_leases):
-                shutil.rmtree(stale, ignore_errors=True)
+                remove_tree(stale)
             kept.boot_id = boot_id()
         subnet = IPv4Network(kept.subnet)
         # Pods that have addresses keep them; without a bridge there are none.
         if any(subnet.overlaps(network) for network in used) and not links.link_exists(self.instance.bridge):
             kept.subnet = str(pod_network.choose_subnet(used))
-            shutil.rmtree(self.instance.cni_leases, ignore_errors=True)
-            log.warning("The pods' network is used by others now: choosing another", was=subnet, now=kept.subnet)
+            remove_tree(self.instance.cni_leases)
+            log.warning(
+                "The pods' network is used by others now: choosing another", was=subnet, now=kept.subnet
+            )
 
     async def _configure(self, machine: needs.Machine, kept: state.State) -> None:
         uplink = await links.uplink_mtu()

@@ -32,7 +32,6 @@ _RECIPE = "1"
 """To be raised when what is put around the programs changes."""
 _PT_INTERP = 3
 _NOBODY = "65535:65535"
-_SEEN_BY_CRI = 5.0
 
 _ARCHITECTURES = {
     "x86_64": Platform("amd64"),
@@ -45,12 +44,12 @@ _ARCHITECTURES = {
     "s390x": Platform("s390x"),
 }
 
-_PASSWD = """\
+_USERS = """\
 root:x:0:0:root:/root:/bin/sh
 daemon:x:1:1:daemon:/:/bin/false
 nobody:x:65534:65534:nobody:/:/bin/false
 """
-_GROUP = """\
+_GROUPS = """\
 root:x:0:
 daemon:x:1:
 tty:x:5:
@@ -91,7 +90,9 @@ async def find_seeds(machine: Machine) -> list[Seed]:
     ]
 
 
-async def plant(seeds: Iterable[Seed], known: Mapping[str, str], cri: Cri, importer: Sequence[str]) -> dict[str, str]:
+async def plant(
+    seeds: Iterable[Seed], known: Mapping[str, str], cri: Cri, importer: Sequence[str]
+) -> dict[str, str]:
     """Make sure that the runtime has the images; returns what each was built from, for next time.
 
     `known` is what an earlier call returned, `importer` the command that reads an archive from its
@@ -104,13 +105,9 @@ async def plant(seeds: Iterable[Seed], known: Mapping[str, str], cri: Cri, impor
             archive = await asyncio.to_thread(seed.build)
             try:
                 await run(*importer, input=archive, timeout=120)
-                # The runtime's CRI side hears of it a moment later.
-                async with asyncio.timeout(_SEEN_BY_CRI):
-                    while not await _has(cri, seed.name):
-                        await asyncio.sleep(0.02)
-            except (CommandError, TimeoutError) as err:
-                why = str(err) or "the runtime does not show it"
-                raise EmbeddedError(f"image {seed.name} could not be imported: {why}") from err
+            except CommandError as err:
+                raise EmbeddedError(f"image {seed.name} could not be imported: {err}") from err
+            await _wait_until_seen(cri, seed.name)
         planted[seed.name] = seed.source
     return planted
 
@@ -131,8 +128,8 @@ def busybox_archive(name: str, program: bytes, applets: list[str], target: Platf
     ]
     entries += [Entry("tmp", mode=0o1777), Entry("root", mode=0o700), Entry("var/tmp", mode=0o1777)]
     entries += [
-        Entry("etc/passwd", data=_PASSWD.encode(), mode=0o644),
-        Entry("etc/group", data=_GROUP.encode(), mode=0o644),
+        Entry("etc/passwd", data=_USERS.encode(), mode=0o644),
+        Entry("etc/group", data=_GROUPS.encode(), mode=0o644),
     ]
     # Scripts in the wild say so.
     entries += [Entry("usr/bin/env", link="../../bin/busybox")]
@@ -208,6 +205,15 @@ async def _ask(program: Path, *arguments: str) -> str:
         return await run(str(program), *arguments)
     except CommandError as err:
         raise EmbeddedError(f"{err}: install the Debian package busybox-static") from err
+
+
+async def _wait_until_seen(cri: Cri, image: str) -> None:
+    # The runtime's CRI side hears of an import a moment later, through an event of its own.
+    for _ in range(250):
+        if await _has(cri, image):
+            return
+        await asyncio.sleep(0.02)
+    raise EmbeddedError(f"image {image} was imported, but the runtime does not show it: see containerd's log")
 
 
 async def _has(cri: Cri, image: str) -> bool:

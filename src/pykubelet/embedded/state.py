@@ -52,7 +52,8 @@ def load(instance: Instance) -> State | None:
         return None
     except (OSError, msgspec.DecodeError) as err:
         raise EmbeddedError(
-            f"{instance.state} is damaged ({err}): run 'pykubelet down --data-dir {instance.data_dir}' and start again"
+            f"{instance.state} is damaged ({err}): "
+            f"run 'pykubelet down --data-dir {instance.data_dir}' and start again"
         ) from err
 
 

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +87,33 @@ def unmount(point: Path, *, detach: bool = False) -> bool:
     raise OSError(number, os.strerror(number), str(point))
 
 
+def remove_tree(path: Path) -> None:
+    """Delete a file, or a directory with everything in it, unless something is mounted inside.
+
+    What is already gone is fine. Raises OSError with EBUSY when there is a mount, because deleting
+    would go on into somebody else's files, and before anything is deleted.
+    """
+    if mounts_below(read_mounts(), path.parent.resolve() / path.name):
+        raise OSError(errno.EBUSY, "something is mounted inside", str(path))
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, onerror=_unless_gone)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def mount(source: str, point: Path, kind: str, options: str = "") -> None:
     """Mount a file system; raises OSError with the kernel's reason."""
     result = _libc().mount(os.fsencode(source), os.fsencode(point), kind.encode(), 0, os.fsencode(options))
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(point))
+
+
+def _unless_gone(
+    function: object, path: str, failure: tuple[type[BaseException], BaseException, object]
+) -> None:
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]
 
 
 def _parse_line(line: str) -> Mount | None:

@@ -70,7 +70,9 @@ class Journal:
         """Record an event about a pod."""
         now = self._clock()
         record = self._records.setdefault(pod.uid, _Record())
-        event = next((e for e in record.events if (e.reason, e.message, e.where) == (reason, message, where)), None)
+        event = next(
+            (e for e in record.events if (e.reason, e.message, e.where) == (reason, message, where)), None
+        )
         if event is None:
             event = Event(kind, reason, message, where, now, now)
             record.events.append(event)
@@ -78,7 +80,13 @@ class Journal:
             event.count += 1
             event.last = now
         log.v(2).info(
-            "Event occurred", pod=pod.full_name, podUID=pod.uid, type=kind, reason=reason, message=message, field=where
+            "Event occurred",
+            pod=pod.full_name,
+            podUID=pod.uid,
+            type=kind,
+            reason=reason,
+            message=message,
+            field=where,
         )
         for listener in self._listeners:
             listener(pod, event)

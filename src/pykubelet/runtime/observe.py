@@ -13,7 +13,14 @@ from collections.abc import Iterable
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import NotFound
-from pykubelet.runtime.labels import CONTAINER_HASH, CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID, RESTART_COUNT
+from pykubelet.runtime.labels import (
+    CONTAINER_HASH,
+    CONTAINER_NAME,
+    POD_NAME,
+    POD_NAMESPACE,
+    POD_UID,
+    RESTART_COUNT,
+)
 from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.runtime.termination import termination_message
 

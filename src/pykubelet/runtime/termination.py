@@ -20,7 +20,9 @@ LOG_BYTES, LOG_LINES = 2048, 80
 def termination_message(status: pb.ContainerStatus) -> str:
     """Give what an ended container left to say, after the runtime's own message if there is one."""
     path = status.annotations.get(TERMINATION_MESSAGE_PATH, "")
-    host_path = next((mount.host_path for mount in status.mounts if path and mount.container_path == path), "")
+    host_path = next(
+        (mount.host_path for mount in status.mounts if path and mount.container_path == path), ""
+    )
     words = _read_start(host_path, MESSAGE_BYTES) if host_path else ""
     wants_log = status.annotations.get(TERMINATION_MESSAGE_POLICY) == "FallbackToLogsOnError"
     if not words and wants_log and status.exit_code != 0 and status.log_path:
@@ -34,7 +36,11 @@ def _read_start(path: str, limit: int) -> str:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as err:
-        return "" if isinstance(err, FileNotFoundError) else f"Error on reading termination log {path}: {err.strerror}"
+        return (
+            ""
+            if isinstance(err, FileNotFoundError)
+            else f"Error on reading termination log {path}: {err.strerror}"
+        )
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             return f"Error on reading termination log {path}: it is not a plain file"

@@ -1,0 +1,153 @@
+"""A pod's own fields and resources as text: what the downward API gives to containers.
+
+Environment variables and downward volumes show the same values, so both take them from here.
+Problems are ValueErrors whose text is for the pod's author.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pykubelet.api.meta import Resources
+from pykubelet.api.names import qualified_name_problem
+from pykubelet.api.pod import Container, ObjectFieldSelector, Pod, ResourceFieldSelector
+from pykubelet.api.quantity import Quantity
+
+_SUBSCRIPT = re.compile(r"(?P<path>.+?)\['(?P<key>.*)'\]", re.DOTALL)
+_DEFAULTED = ("cpu", "memory", "ephemeral-storage")
+_POD_LEVEL = ("cpu", "memory")
+_ESCAPES = {
+    "\a": r"\a",
+    "\b": r"\b",
+    "\f": r"\f",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+    "\v": r"\v",
+    "\\": r"\\",
+    '"': r"\"",
+}
+
+
+def field_value(
+    selector: ObjectFieldSelector,
+    pod: Pod,
+    *,
+    pod_ips: Sequence[str] = (),
+    host_ips: Sequence[str] = (),
+) -> str:
+    """Give the text of a field; addresses come from the node, the one to prefer first."""
+    if selector.api_version not in ("", "v1"):
+        raise ValueError(f"unsupported pod version: {selector.api_version}")
+    path = selector.field_path
+    if subscript := _SUBSCRIPT.fullmatch(path):
+        return _member(pod, subscript["path"], subscript["key"], path)
+    meta, spec = pod.metadata, pod.spec
+    match path:
+        case "metadata.name":
+            return meta.name
+        case "metadata.namespace":
+            return meta.namespace
+        case "metadata.uid":
+            return meta.uid
+        case "metadata.labels":
+            return format_map(meta.labels)
+        case "metadata.annotations":
+            return format_map(meta.annotations)
+        case "spec.nodeName" | "spec.host":
+            return spec.node_name
+        case "spec.serviceAccountName":
+            return spec.service_account_name
+        case "status.podIP":
+            return pod_ips[0] if pod_ips else ""
+        case "status.podIPs":
+            return ",".join(pod_ips)
+        case "status.hostIP":
+            return host_ips[0] if host_ips else ""
+        case "status.hostIPs":
+            return ",".join(host_ips)
+    raise ValueError(f"unsupported fieldPath: {path}")
+
+
+def resource_value(
+    selector: ResourceFieldSelector,
+    pod: Pod,
+    container: Container | None,
+    allocatable: Resources,
+    *,
+    pod_level: bool = True,
+) -> str:
+    """Give an amount in units of the divisor, rounded up.
+
+    A limit that is not set is the pod's, and if that is not set what the node has to give; not so
+    for an init container that the selector names. That name comes before the container that asks.
+    """
+    defaulted = True
+    if selector.container_name:
+        container = _container(pod, selector.container_name)
+        defaulted = container in pod.spec.containers
+    if container is None:
+        raise ValueError(f"no container is named for the resource {selector.resource}")
+    kind, _, name = selector.resource.partition(".")
+    if kind not in ("limits", "requests") or not (name in _DEFAULTED or name.startswith("hugepages-")):
+        raise ValueError(f"unsupported container resource : {selector.resource}")
+    amounts = container.resources.limits if kind == "limits" else container.resources.requests
+    amount = amounts.get(name, Quantity.of(0))
+    if defaulted and kind == "limits" and name in _DEFAULTED and amount.nanos == 0:
+        amount = _default_limit(name, pod, allocatable, pod_level)
+    divisor = Quantity.parse(str(selector.divisor) or "0")
+    if divisor.nanos == 0:
+        divisor = Quantity.of(1)
+    if name == "cpu":
+        return str(-(-amount.milli // divisor.milli))
+    return str(-(-int(amount) // int(divisor)))
+
+
+def format_map(values: Mapping[str, str]) -> str:
+    """Write labels or annotations one per line, sorted, as `key="value"`."""
+    return "\n".join(f"{key}={quote(values[key])}" for key in sorted(values))
+
+
+def quote(text: str) -> str:
+    """Put a text in double quotes, with what is not printable escaped as Go does it."""
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(char: str) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char.isprintable():
+        return char
+    code = ord(char)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _member(pod: Pod, path: str, key: str, whole: str) -> str:
+    match path:
+        case "metadata.labels":
+            values, problem = pod.metadata.labels, qualified_name_problem(key)
+        case "metadata.annotations":
+            values, problem = pod.metadata.annotations, qualified_name_problem(key.lower())
+        case _:
+            raise ValueError(f"field label does not support subscript: {whole}")
+    if problem:
+        raise ValueError(f"invalid key subscript in {whole}: {problem}")
+    return values.get(key, "")
+
+
+def _container(pod: Pod, name: str) -> Container:
+    for container in (*pod.spec.containers, *pod.spec.init_containers):
+        if container.name == name:
+            return container
+    raise ValueError(f"container {name} not found")
+
+
+def _default_limit(name: str, pod: Pod, allocatable: Resources, pod_level: bool) -> Quantity:
+    available = allocatable.get(name, Quantity.of(0))
+    if not (pod_level and name in _POD_LEVEL and pod.spec.resources is not None):
+        return available
+    whole = pod.spec.resources.limits.get(name)
+    return whole if whole is not None and whole.nanos else available

@@ -1,0 +1,153 @@
+"""Turns a long command line into a configuration file and the few flags that must stay.
+
+The file says what the flags say and no more, except where it has to: fields whose default is another
+one with a file than without (anonymous requests, for example), or follows from a field that is now
+in the file, are written out. So the file with the remaining flags means exactly what the command
+line meant, which is checked here by reading the result back; a value that a file cannot express
+stays a flag.
+
+If the command line already names a file or drop-ins, their settings are in the new file as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from pykubelet.config.decode import decode
+from pykubelet.config.defaults import complete
+from pykubelet.config.documents_yaml import plain_value
+from pykubelet.config.encode import to_document
+from pykubelet.config.flag_rows import Flag
+from pykubelet.config.flag_table import field_path, get_field, set_field
+from pykubelet.config.flags import Given, parse_flags
+from pykubelet.config.load import Loaded, load
+from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
+
+_PATHS = (
+    "authentication.x509.client_ca_file",
+    "pod_logs_dir",
+    "resolv_conf",
+    "static_pod_path",
+    "tls_cert_file",
+    "tls_private_key_file",
+    "volume_plugin_dir",
+)
+"""Fields whose relative paths a file takes from its own folder, and a flag from the current one."""
+
+_REPLACED = ("config", "config-dir")
+_DROPPED = ("help", "version")
+
+
+class Converted(NamedTuple):
+    """A command line in its two halves."""
+
+    yaml: str
+    """The configuration file."""
+    flags: list[str]
+    """What must stay on the command line, ready to be used; `--config` with the new file is to be added."""
+    notes: list[str]
+    """Sentences for the person who asked."""
+
+
+def convert_flags(argv: Sequence[str]) -> Converted:
+    """Convert a command line (without the command); raises ConfigError when it is not valid."""
+    loaded = load(argv)
+    given = parse_flags(argv).given
+    notes = _make_paths_absolute(loaded.config)
+    document, stubborn = _document(loaded, [item.flag for item in given])
+    flags = []
+    for item in given:
+        name = item.flag.name
+        if item.flag.status == "ignored":
+            notes.append(f"--{name} is left out: it has no effect")
+        elif name in _REPLACED:
+            notes.append(f"--{name}={item.text} is left out: its settings are in the new file")
+        elif item.flag.attribute and name not in _DROPPED:
+            flags.append(_as_argument(item))
+        elif item.flag.field in stubborn:
+            flags.append(_as_argument(item))
+            notes.append(f"--{name} stays a flag: in a file, {item.text!r} would mean the default")
+    for path in sorted(stubborn - {item.flag.field for item in given}):
+        notes.append(f"{field_path(path)} cannot be written so that it means the same: check it")
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return Converted(text, flags, list(dict.fromkeys(notes)))
+
+
+def _document(loaded: Loaded, flags: list[Flag]) -> tuple[dict[str, Any], set[str]]:
+    """Build the smallest document that gives this configuration, and name the fields that it cannot give."""
+    wanted = loaded.config
+    written = {flag.field for flag in flags if flag.field}
+    stubborn: set[str] = set()
+    while True:
+        document = _pick(wanted, written - stubborn)
+        result, _ = decode(KubeletConfiguration, document)
+        complete(result, document, loaded.gates.enabled)
+        differing = set(_differences(wanted, result)) - stubborn
+        if not differing:
+            return document, stubborn
+        stubborn |= differing & written
+        written |= differing
+
+
+def _pick(config: KubeletConfiguration, fields: set[str]) -> dict[str, Any]:
+    """Give the document of some fields, in the order of their definition."""
+    whole = to_document(config)
+    picked: dict[str, Any] = {}
+    for path in fields:
+        *parents, last = field_path(path).split(".")
+        source, target = whole, picked
+        for name in parents:
+            source, target = source[name], target.setdefault(name, {})
+        target[last] = source[last]
+    return {"apiVersion": API_VERSION, "kind": KIND, **_in_order(picked, whole)}
+
+
+def _in_order(picked: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _in_order(picked[name], whole[name]) if isinstance(picked[name], dict) else picked[name]
+        for name in whole
+        if name in picked
+    }
+
+
+def _differences(wanted: msgspec.Struct, other: msgspec.Struct, prefix: str = "") -> Iterator[str]:
+    """Name the fields that differ, structs field by field, maps and lists as a whole."""
+    for field in msgspec.structs.fields(type(wanted)):
+        mine, theirs = getattr(wanted, field.name), getattr(other, field.name)
+        if isinstance(mine, msgspec.Struct) and isinstance(theirs, msgspec.Struct):
+            yield from _differences(mine, theirs, f"{prefix}{field.name}.")
+        elif mine != theirs:
+            yield f"{prefix}{field.name}"
+
+
+def _make_paths_absolute(config: KubeletConfiguration) -> list[str]:
+    notes = []
+    for path in _PATHS:
+        text = get_field(config, path)
+        if text and not text.startswith("/"):
+            set_field(config, path, str(Path(text).absolute()))
+            notes.append(f"{field_path(path)}: {text} was relative to the current folder and is now absolute")
+    return notes
+
+
+def _as_argument(item: Given) -> str:
+    if item.text == item.flag.kind.bare:
+        return f"--{item.flag.name}"
+    return f"--{item.flag.name}={item.text}"
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Quotes the texts that Kubernetes' YAML, unlike Python's, would not read as text (`y`, `1e3`)."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = None if plain_value(text) is text else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,201 @@
+"""How many pods, which images, how long things may take, what happens when the machine goes down."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterator
+
+from pykubelet.api.duration import Duration
+from pykubelet.api.names import image_repository_problem, label_value_problem, qualified_name_problem
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.sysctl import sysctl_pattern_problem
+from pykubelet.api.text import quoted
+from pykubelet.config.errors import Problem
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.validate_rules import (
+    Between,
+    Gates,
+    OneOf,
+    Positive,
+    Readable,
+    Rule,
+    Shaped,
+    at_least,
+    check,
+)
+from pykubelet.cri.endpoint import Endpoint
+
+TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+PULL_POLICIES = ("NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify")
+CUSTOM_QUOTA_PERIOD_GATE = "CustomCPUCFSQuotaPeriod"
+
+
+def problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
+    """Check all fields about pods, images and the node's own life."""
+    yield from check(_RULES, config)
+    yield from _images(config)
+    yield from _pull_policy(config, gates)
+    yield from _shutdown(config, gates)
+    yield from _taints(config)
+    yield from _logs_folder(config.pod_logs_dir)
+    yield from _back_off(config.crash_loop_back_off.max_container_restart_period, gates)
+    if not config.container_runtime_endpoint:
+        yield Problem(
+            "containerRuntimeEndpoint", "is missing: write one such as unix:///run/containerd/containerd.sock"
+        )
+
+
+def _log_size(text: str) -> None:
+    if not Quantity.parse(text).is_whole:
+        raise ValueError(f"must be a whole number of bytes, such as 10Mi, not {quoted(text)}")
+
+
+_RULES: tuple[Rule, ...] = (
+    Between("max_pods", 0),
+    Between("pods_per_core", 0),
+    Between("max_open_files", 0),
+    Between("node_status_max_images", -1),
+    Between("node_lease_duration_seconds", 1),
+    Between("registry_burst", 0),
+    Between("registry_pull_qps", 0),
+    Between("max_parallel_image_pulls", 1),
+    Between("image_gc_high_threshold_percent", 0, 100),
+    Between("image_gc_low_threshold_percent", 0, 100),
+    Between("image_minimum_gc_age", 0),
+    Between("image_maximum_gc_age", 0),
+    Between("iptables_masquerade_bit", 0, 31),
+    Between("iptables_drop_bit", 0, 31),
+    Between("container_log_max_files", 2),
+    Between("container_log_max_workers", 1),
+    Between("container_log_monitor_interval", at_least("3s")),
+    Between("eviction_pressure_transition_period", 0),
+    Positive("sync_frequency"),
+    Positive("node_status_update_frequency"),
+    Positive("node_status_report_frequency"),
+    OneOf("config_map_and_secret_change_detection_strategy", ("Get", "Cache", "Watch")),
+    Readable("container_log_max_size", _log_size),
+    Readable("container_runtime_endpoint", Endpoint.parse),
+    Shaped("allowed_unsafe_sysctls", sysctl_pattern_problem),
+)
+
+
+def _images(config: KubeletConfiguration) -> Iterator[Problem]:
+    low, high = config.image_gc_low_threshold_percent, config.image_gc_high_threshold_percent
+    if low >= high:
+        yield Problem(
+            "imageGCLowThresholdPercent", f"must be below imageGCHighThresholdPercent ({high}), not {low}"
+        )
+    youngest, oldest = config.image_minimum_gc_age, config.image_maximum_gc_age
+    if 0 < oldest <= youngest:
+        yield Problem(
+            "imageMaximumGCAge", f"must be longer than imageMinimumGCAge ({youngest}), not {oldest}"
+        )
+    if config.serialize_image_pulls and (config.max_parallel_image_pulls or 1) > 1:
+        yield Problem("maxParallelImagePulls", "can be more than 1 only with serializeImagePulls: false")
+
+
+def _pull_policy(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
+    policy, patterns = (
+        config.image_pull_credentials_verification_policy,
+        config.preloaded_images_verification_allowlist,
+    )
+    if not gates("KubeletEnsureSecretPulledImages"):
+        needs = "needs the feature gate KubeletEnsureSecretPulledImages"
+        if policy:
+            yield Problem("imagePullCredentialsVerificationPolicy", needs)
+        if patterns:
+            yield Problem("preloadedImagesVerificationAllowlist", needs)
+        return
+    yield from check([OneOf("image_pull_credentials_verification_policy", PULL_POLICIES)], config)
+    if patterns and policy != "NeverVerifyAllowlistedImages":
+        yield Problem(
+            "preloadedImagesVerificationAllowlist",
+            "needs imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages",
+        )
+    for index, pattern in enumerate(patterns):
+        if message := _image_pattern_problem(pattern):
+            yield Problem(
+                f"preloadedImagesVerificationAllowlist[{index}]", f"{message}, not {quoted(pattern)}"
+            )
+
+
+def _image_pattern_problem(pattern: str) -> str | None:
+    if pattern.endswith("/*"):
+        stem = pattern.removesuffix("/*")
+        if not stem or "*" in stem or stem != stem.strip():
+            return (
+                "must be a registry and perhaps a path before the '/*', such as registry.example.com/team/*"
+            )
+        return None
+    return image_repository_problem(pattern)
+
+
+def _shutdown(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
+    whole, critical = config.shutdown_grace_period, config.shutdown_grace_period_critical_pods
+    by_priority = config.shutdown_grace_period_by_pod_priority
+    if gates("GracefulNodeShutdown"):
+        if critical > whole:
+            yield Problem(
+                "shutdownGracePeriodCriticalPods",
+                f"must be at most shutdownGracePeriod ({whole}), not {critical}",
+            )
+        for field, span in (("shutdownGracePeriod", whole), ("shutdownGracePeriodCriticalPods", critical)):
+            if span and span < at_least("1s"):
+                yield Problem(field, f"must be zero, or 1s or more, not {span}")
+    elif whole > 0 or critical > 0:
+        yield Problem("shutdownGracePeriod", "needs the feature gate GracefulNodeShutdown")
+    if not by_priority:
+        return
+    if not gates("GracefulNodeShutdownBasedOnPodPriority"):
+        yield Problem(
+            "shutdownGracePeriodByPodPriority",
+            "needs the feature gate GracefulNodeShutdownBasedOnPodPriority",
+        )
+    elif whole > 0 or critical > 0:
+        yield Problem("shutdownGracePeriodByPodPriority", "cannot be used together with shutdownGracePeriod")
+    for index, entry in enumerate(by_priority):
+        if (seconds := entry.shutdown_grace_period_seconds) < 0:
+            path = f"shutdownGracePeriodByPodPriority[{index}].shutdownGracePeriodSeconds"
+            yield Problem(path, f"must be 0 or more, not {seconds}")
+
+
+def _taints(config: KubeletConfiguration) -> Iterator[Problem]:
+    seen: set[tuple[str, str]] = set()
+    for index, taint in enumerate(config.register_with_taints):
+        path = f"registerWithTaints[{index}]"
+        if message := qualified_name_problem(taint.key):
+            yield Problem(f"{path}.key", f"{message}, not {quoted(taint.key)}")
+        if message := label_value_problem(taint.value):
+            yield Problem(f"{path}.value", f"{message}, not {quoted(taint.value)}")
+        if taint.effect and taint.effect not in TAINT_EFFECTS:
+            yield Problem(
+                f"{path}.effect", f"must be one of {', '.join(TAINT_EFFECTS)}, not {quoted(taint.effect)}"
+            )
+        if taint.time_added is not None:
+            yield Problem(f"{path}.timeAdded", "cannot be set: the control plane sets it")
+        if (taint.key, taint.effect) in seen:
+            yield Problem(path, f"{taint.key}:{taint.effect} is given twice: give it once")
+        seen.add((taint.key, taint.effect))
+
+
+def _logs_folder(path: str) -> Iterator[Problem]:
+    if not path.startswith("/"):
+        yield Problem("podLogsDir", f"must be an absolute path, not {quoted(path)}")
+    elif path != os.path.normpath(path) or path.startswith("//"):
+        yield Problem(
+            "podLogsDir", f"must be a plain path without //, /./, /../ or a / at the end, not {quoted(path)}"
+        )
+    if not path.isascii():
+        # Metrics carry it.
+        yield Problem("podLogsDir", f"must be ASCII text, not {quoted(path)}")
+
+
+def _back_off(longest: Duration | None, gates: Gates) -> Iterator[Problem]:
+    path = "crashLoopBackOff.maxContainerRestartPeriod"
+    if not gates("KubeletCrashLoopBackOffMax"):
+        if longest is not None:
+            yield Problem(path, "needs the feature gate KubeletCrashLoopBackOffMax")
+    elif longest is None:
+        yield Problem(path, "is missing: write one between 1s and 5m")
+    elif not at_least("1s") <= longest <= at_least("5m"):
+        yield Problem(path, f"must be between 1s and 5m, not {longest}")

@@ -1,0 +1,162 @@
+"""Kubernetes' own defaults, for pods that never passed through an API server.
+
+An API server fills them in before anyone sees a pod. A pod from a file or a URL gets them here, so
+that everything behind this room sees the same pod whichever way it came. What the author wrote is
+never changed, except that amounts of resources are rounded up to thousandths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from pykubelet.api.meta import Resources
+from pykubelet.api.names import image_repository_problem
+from pykubelet.api.pod import Container, HTTPGetAction, Pod, PodSpec, Probe
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.volume import EmptyDir, Volume
+
+_IMAGE_ID = re.compile(r"[0-9a-f]{64}")
+_NANOS_PER_MILLI = 10**6
+
+
+def apply_defaults(pod: Pod) -> None:
+    """Fill in, in place, whatever the author of a pod left to Kubernetes."""
+    spec = pod.spec
+    spec.restart_policy = spec.restart_policy or "Always"
+    spec.dns_policy = spec.dns_policy or "ClusterFirst"
+    spec.scheduler_name = spec.scheduler_name or "default-scheduler"
+    spec.service_account_name = spec.service_account_name or spec.service_account
+    spec.service_account = spec.service_account_name
+    if spec.termination_grace_period_seconds is None:
+        spec.termination_grace_period_seconds = 30
+    if spec.enable_service_links is None:
+        spec.enable_service_links = True
+    for volume in spec.volumes:
+        _complete_volume(volume)
+    for container in (*spec.containers, *spec.init_containers, *spec.ephemeral_containers):
+        _complete_container(container)
+    for container in (*spec.containers, *spec.init_containers):
+        container.resources.requests = {**container.resources.limits, **container.resources.requests}
+        if spec.host_network:
+            for port in container.ports:
+                port.host_port = port.host_port or port.container_port
+    _complete_pod_resources(spec)
+    spec.overhead = _rounded(spec.overhead)
+
+
+def default_pull_policy(image: str) -> Literal["Always", "IfNotPresent"]:
+    """Give the policy of an image that names none: what `latest` stands for may change any time."""
+    name, _, digest = image.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        repository, tag = name, "" if digest else "latest"
+    # A name that cannot be read says nothing about its tag; whoever pulls it will complain.
+    readable = not image_repository_problem(repository) and not _IMAGE_ID.fullmatch(repository)
+    return "Always" if tag == "latest" and readable else "IfNotPresent"
+
+
+def container_total(spec: PodSpec, which: Literal["requests", "limits"]) -> Resources:
+    """Add up what the containers have written, as the scheduler does.
+
+    Init containers run one after the other, so only the largest counts; sidecars (init containers
+    with `restartPolicy: Always`) stay and count for everything after them.
+    """
+
+    def of(container: Container) -> Resources:
+        amounts: Resources = getattr(container.resources, which)
+        return amounts
+
+    running = _sum(map(of, spec.containers))
+    sidecars: Resources = {}
+    peak: Resources = {}
+    for container in spec.init_containers:
+        during = _sum((of(container), sidecars))
+        if container.restart_policy == "Always":
+            sidecars = during
+        peak = _larger(peak, during)
+    return _larger(_sum((running, sidecars)), peak)
+
+
+def _complete_volume(volume: Volume) -> None:
+    if not volume.kinds:
+        volume.empty_dir = EmptyDir()
+    if volume.host_path is not None and volume.host_path.type is None:
+        volume.host_path.type = ""
+
+
+def _complete_container(container: Container) -> None:
+    container.image_pull_policy = container.image_pull_policy or default_pull_policy(container.image)
+    container.termination_message_path = container.termination_message_path or "/dev/termination-log"
+    container.termination_message_policy = container.termination_message_policy or "File"
+    container.resources.limits = _rounded(container.resources.limits)
+    container.resources.requests = _rounded(container.resources.requests)
+    for port in container.ports:
+        port.protocol = port.protocol or "TCP"
+    for variable in container.env:
+        given = variable.value_from
+        if given is not None and given.field_ref is not None:
+            given.field_ref.api_version = given.field_ref.api_version or "v1"
+        if given is not None and given.file_key_ref is not None and given.file_key_ref.optional is None:
+            given.file_key_ref.optional = False
+    for probe in (container.liveness_probe, container.readiness_probe, container.startup_probe):
+        if probe is not None:
+            _complete_probe(probe)
+    if container.lifecycle is not None:
+        for hook in (container.lifecycle.post_start, container.lifecycle.pre_stop):
+            if hook is not None and hook.http_get is not None:
+                _complete_request(hook.http_get)
+
+
+def _complete_probe(probe: Probe) -> None:
+    probe.timeout_seconds = probe.timeout_seconds or 1
+    probe.period_seconds = probe.period_seconds or 10
+    probe.success_threshold = probe.success_threshold or 1
+    probe.failure_threshold = probe.failure_threshold or 3
+    if probe.http_get is not None:
+        _complete_request(probe.http_get)
+    if probe.grpc is not None and probe.grpc.service is None:
+        probe.grpc.service = ""
+
+
+def _complete_request(request: HTTPGetAction) -> None:
+    request.path = request.path or "/"
+    request.scheme = request.scheme or "HTTP"
+
+
+def _complete_pod_resources(spec: PodSpec) -> None:
+    """Complete amounts of the whole pod, but only where its author began to write them."""
+    whole = spec.resources
+    if whole is None or not (whole.limits or whole.requests):
+        return
+    whole.limits, whole.requests = _rounded(whole.limits), _rounded(whole.requests)
+    for name, amount in container_total(spec, "limits").items():
+        if name.startswith("hugepages-") and name not in whole.requests:
+            whole.limits.setdefault(name, amount)
+    if whole.limits:
+        for name, amount in container_total(spec, "requests").items():
+            if name in ("cpu", "memory"):
+                whole.requests.setdefault(name, amount)
+        for name, amount in whole.limits.items():
+            if name in ("cpu", "memory") or name.startswith("hugepages-"):
+                whole.requests.setdefault(name, amount)
+
+
+def _rounded(amounts: Resources) -> Resources:
+    return {
+        name: Quantity(amount.milli * _NANOS_PER_MILLI, amount.notation) for name, amount in amounts.items()
+    }
+
+
+def _sum(many: Iterable[Resources]) -> Resources:
+    total: Resources = {}
+    for amounts in many:
+        for name, amount in amounts.items():
+            known = total.get(name)
+            total[name] = amount if known is None else Quantity(known.nanos + amount.nanos, known.notation)
+    return total
+
+
+def _larger(one: Resources, other: Resources) -> Resources:
+    return {**one, **{name: max(amount, one.get(name, amount)) for name, amount in other.items()}}

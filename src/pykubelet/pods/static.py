@@ -1,0 +1,141 @@
+"""Static pods: what a pod gets that comes from a file or a URL instead of an API server.
+
+Nobody gave such a pod an identity, so the agent does: the uid is a hash of where the manifest lies
+and what it says (however its keys are ordered), so that a changed manifest is a new pod and an
+unchanged one is the same pod after a restart. The name gets the node's name behind it, because the
+same manifest may lie on many nodes that share one API server.
+
+The questions that others ask about a pod's origin (`is_static_pod`, ...) are answered here too,
+from the annotations that every accepted pod carries.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from datetime import datetime
+from typing import Literal
+
+from pykubelet.api.meta import to_document
+from pykubelet.api.pod import Pod, Toleration
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.pods.defaults import apply_defaults
+from pykubelet.pods.manifests import read_manifest
+from pykubelet.pods.validate import validate_pod
+
+Source = Literal["file", "http", "api"]
+
+SOURCE_ANNOTATION = "kubernetes.io/config.source"
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+SEEN_ANNOTATION = "kubernetes.io/config.seen"
+HASH_ANNOTATION = "kubernetes.io/config.hash"
+SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
+
+_SECOND = 1_000_000_000
+
+
+def static_pods(
+    data: bytes,
+    *,
+    source: Literal["file", "http"],
+    origin: str,
+    node_name: str,
+    now: int,
+    served: frozenset[str] = frozenset(),
+) -> list[Pod]:
+    """Make the pods of a manifest's bytes: read, completed and checked.
+
+    `origin` is the file's path or the URL, `now` nanoseconds since the epoch, and `served` the
+    kinds of API objects that pods may refer to here (`validate_pod` knows them). Raises
+    ConfigError with every problem of every pod: a manifest is taken whole or not at all.
+    """
+    pods, problems = [], []
+    for written in read_manifest(data, origin):
+        if not written.metadata.name:
+            problems.append(Problem(origin, "metadata.name: must be set"))
+            continue
+        pod = complete_static_pod(written, source=source, origin=origin, node_name=node_name, now=now)
+        pods.append(pod)
+        problems += [
+            Problem(origin, f"pod {written.metadata.name!r}: {problem}")
+            for problem in validate_pod(pod, served=served)
+        ]
+    if problems:
+        raise ConfigError(problems)
+    return pods
+
+
+def complete_static_pod(
+    pod: Pod, *, source: Literal["file", "http"], origin: str, node_name: str, now: int
+) -> Pod:
+    """Give a manifest's pod its identity, place and defaults; the pod that was passed stays as it is.
+
+    The pod must be as its author wrote it, without defaults: they may differ between versions
+    of the agent, and the uid must not.
+    """
+    uid = pod.uid or _uid(pod, source, origin, node_name)
+    pod = copy.deepcopy(pod)
+    apply_defaults(pod)
+    meta = pod.metadata
+    meta.uid = uid
+    meta.name = f"{meta.name}-{node_name.lower()}"
+    meta.namespace = meta.namespace or "default"
+    meta.annotations |= {HASH_ANNOTATION: uid, SOURCE_ANNOTATION: source, SEEN_ANNOTATION: seen_time(now)}
+    pod.spec.node_name = node_name
+    if source == "file":
+        _tolerate_node_problems(pod)
+    # Whatever a copied manifest says has become of it was another pod's life.
+    pod.status = PodStatus(phase="Pending")
+    return pod
+
+
+def source_of(pod: Pod) -> str:
+    """Where the pod came from: `file`, `http` or `api`; "" for a pod that no source gave."""
+    return pod.metadata.annotations.get(SOURCE_ANNOTATION, "")
+
+
+def is_static_pod(pod: Pod) -> bool:
+    """Whether the pod came from a manifest and not from the API server."""
+    return source_of(pod) not in ("", "api")
+
+
+def is_mirror_pod(pod: Pod) -> bool:
+    """Whether the pod is only the picture of a static pod in the API server."""
+    return MIRROR_ANNOTATION in pod.metadata.annotations
+
+
+def is_critical_pod(pod: Pod) -> bool:
+    """Whether the node keeps this pod to the last: static pods, their mirrors, and critical priorities."""
+    priority = pod.spec.priority
+    return (
+        is_static_pod(pod)
+        or is_mirror_pod(pod)
+        or (priority is not None and priority >= SYSTEM_CRITICAL_PRIORITY)
+    )
+
+
+def seen_time(now: int) -> str:
+    """Write nanoseconds since the epoch as `kubernetes.io/config.seen` does: local time, nine digits."""
+    seconds, nanos = divmod(now, _SECOND)
+    text = datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    zone = "Z" if text[19:] == "+00:00" else text[19:]
+    return f"{text[:19]}.{nanos:09d}{zone}"
+
+
+def _uid(pod: Pod, source: str, origin: str, node_name: str) -> str:
+    content = to_document(pod)
+    content.pop("status", None)
+    said = json.dumps([source, origin, node_name, content], sort_keys=True)
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def _tolerate_node_problems(pod: Pod) -> None:
+    """Keep the pod when its node is in trouble: it may be what repairs the node."""
+    wanted = Toleration(operator="Exists", effect="NoExecute")
+
+    def same(other: Toleration) -> bool:
+        return (other.key, other.operator, other.value, other.effect) == ("", "Exists", "", "NoExecute")
+
+    pod.spec.tolerations = [*(t for t in pod.spec.tolerations if not same(t)), wanted]

@@ -1,0 +1,26 @@
+"""What can be wrong with a pod when its requests to the runtime are made.
+
+Whoever asks decides what a problem becomes: for a container it is the waiting reason
+`CreateContainerConfigError` with the problem's text as the message, for a sandbox the event
+`FailedCreatePodSandBox`. The texts are read by users, and by tools that know the reference's words.
+"""
+
+
+class ConfigProblem(Exception):
+    """The pod asks for something that cannot be put into a request."""
+
+
+class InvalidHostname(ConfigProblem):
+    """The pod's host name, subdomain or full name cannot be used."""
+
+
+class MissingSource(ConfigProblem):
+    """A configMap or secret does not exist; forgiven where the reference to it is optional."""
+
+
+class RootNotAllowed(ConfigProblem):
+    """The container must not run as root and would, or may."""
+
+
+class TooLong(ConfigProblem):
+    """A text grew beyond what any process can be given."""

@@ -1,0 +1,160 @@
+"""The PLEG: says which pods changed in the runtime (pod lifecycle event generator).
+
+The same interface whatever the runtime offers: CRI's own container events, containerd's event
+service on older containerd, or listing everything each second. Events make the agent quick and
+idle; they can be lost, so in every mode a slow relist is the safety net, and one follows every
+reconnection. What is said is only "this pod changed, as of then": the facts are read by the
+worker, once, and a worker whose facts are newer than the event ignores it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Literal
+
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.containerd import task_events
+from pykubelet.cri.errors import CriError, Unimplemented
+from pykubelet.logs import get_logger
+from pykubelet.runtime.observe import Observer
+from pykubelet.runtime.observed import ObservedPod
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+FAST_RELIST, SLOW_RELIST = 1.0, 60.0
+UNHEALTHY_SECONDS = 180.0
+RECONNECT_SECONDS = (0.1, 5.0)
+
+Mode = Literal["cri-events", "containerd-events", "relist"]
+OnChange = Callable[[str, float], None]
+"""Takes a pod's uid and the wall-clock time of the change."""
+
+Fingerprint = tuple[tuple[str, str], ...]
+
+
+def fingerprint(pod: ObservedPod) -> Fingerprint:
+    """What a relist compares: the ids and states of a pod's sandboxes and containers."""
+    sandboxes = tuple((sandbox.id, "ready" if sandbox.ready else "stopped") for sandbox in pod.sandboxes)
+    return sandboxes + tuple((container.id, container.phase) for container in pod.containers)
+
+
+class Pleg:
+    """Watches the runtime and calls `on_change`."""
+
+    def __init__(self, cri: Cri, observer: Observer, on_change: OnChange) -> None:
+        self._cri = cri
+        self._observer = observer
+        self._on_change = on_change
+        self.mode: Mode = "relist"
+        self.pods: dict[str, ObservedPod] = {}
+        """The last relist's picture."""
+        self._seen: dict[str, Fingerprint] = {}
+        self._owner_of: dict[str, str] = {}
+        self._last_relist: float | None = None
+        self._relist_now = asyncio.Event()
+
+    def health(self) -> str | None:
+        """Why the picture can not be trusted, or None."""
+        if self._last_relist is None:
+            return "pleg has yet to be successful"
+        age = asyncio.get_running_loop().time() - self._last_relist
+        if age > UNHEALTHY_SECONDS:
+            return f"pleg was last seen active {age:.0f}s ago; threshold is 3m0s"
+        return None
+
+    def learn(self, uid: str, *ids: str) -> None:
+        """Remember whose these sandboxes or containers are, so that their events find the pod."""
+        for one in ids:
+            self._owner_of[one] = uid
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        async with TaskScope() as scope:
+            scope.start(self._listen(), name="pleg-events")
+            await self._relist_forever()
+
+    async def relist(self) -> None:
+        """List everything and report the pods that differ from last time."""
+        now = time.time()
+        pods = await self._observer.all_pods()
+        seen = {uid: fingerprint(pod) for uid, pod in pods.items()}
+        self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
+        changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
+        self.pods, self._seen = pods, seen
+        self._last_relist = asyncio.get_running_loop().time()
+        for uid in sorted(changed):
+            self._on_change(uid, now)
+
+    async def _relist_forever(self) -> None:
+        pause = RECONNECT_SECONDS[0]
+        while True:
+            try:
+                await self.relist()
+            except CriError as err:
+                log.v(2).info("Relisting failed", err=err)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, RECONNECT_SECONDS[1])
+                continue
+            pause = RECONNECT_SECONDS[0]
+            self._relist_now.clear()
+            period = FAST_RELIST if self.mode == "relist" else SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
+            try:
+                async with asyncio.timeout(period):
+                    await self._relist_now.wait()
+            except TimeoutError:
+                continue
+
+    async def _listen(self) -> None:
+        """Use the best event source that the runtime has; relisting alone when it has none."""
+        sources: list[tuple[Mode, Callable[[], AsyncIterator[tuple[str, float]]]]] = [
+            ("cri-events", self._cri_events),
+            ("containerd-events", self._containerd_events),
+        ]
+        for mode, events in sources:
+            if not await self._follow(mode, events):
+                log.v(2).info("The runtime does not offer this event stream", mode=mode)
+        self.mode = "relist"
+        log.info("No event stream from the runtime: listing it each second")
+
+    async def _follow(self, mode: Mode, events: Callable[[], AsyncIterator[tuple[str, float]]]) -> bool:
+        """Forward events until the runtime says that it has no such stream; reconnects otherwise."""
+        pause = RECONNECT_SECONDS[0]
+        while True:
+            try:
+                async with aclosing(events()) as stream:  # type: ignore[type-var]
+                    if self.mode != mode:
+                        log.info("Listening to the runtime's events", mode=mode)
+                        self.mode = mode
+                    # Whatever happened before the stream was open is found by listing.
+                    self._relist_now.set()
+                    async for uid, when in stream:
+                        pause = RECONNECT_SECONDS[0]
+                        self._on_change(uid, when)
+            except Unimplemented:
+                return False
+            except CriError as err:
+                log.v(2).info("The runtime's event stream broke; reconnecting", mode=mode, err=err)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, RECONNECT_SECONDS[1])
+
+    async def _cri_events(self) -> AsyncIterator[tuple[str, float]]:
+        async for event in self._cri.runtime.container_events():
+            uid = event.pod_sandbox_status.metadata.uid or self._owner_of.get(event.container_id, "")
+            if uid:
+                yield uid, event.created_at / 1e9
+            else:
+                self._relist_now.set()
+
+    async def _containerd_events(self) -> AsyncIterator[tuple[str, float]]:
+        async for event in task_events(self._cri.runtime_channel):
+            uid = self._owner_of.get(event.container_id)
+            if uid is not None:
+                yield uid, event.time
+            else:
+                # Somebody else's, or ours from before this list was made.
+                self._relist_now.set()

@@ -1,0 +1,165 @@
+"""One pod's life as one task: syncing → terminating → terminated.
+
+A worker is woken (a new spec, something in the runtime, a probe, a due retry) and takes one step of
+the state it is in; wake-ups that arrive during a step become one more step. States only go
+forward. A wish to terminate interrupts a sync under way: cancelling is safe, because the next
+step looks at the runtime afresh. A step that fails is taken again after a pause; a pod can not
+stop its worker, and a worker can not stop the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from enum import Enum
+from typing import Any, Protocol
+
+from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+
+RETRY_SECONDS = (1.0, 10.0)
+"""The pause after a failed step: first, and at most."""
+
+
+Outcome = tuple[bool, float | None]
+"""Whether the pod is finished, and in how many seconds to look again."""
+
+
+class State(Enum):
+    """Where a pod is in its life."""
+
+    SYNCING = "syncing"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+    GONE = "gone"
+
+
+class StepError(Exception):
+    """A step could not be finished for a reason that is known and reported; it will be tried again."""
+
+
+class PodLife(Protocol):
+    """What a worker can do to its pod; each step may be repeated and may be cancelled."""
+
+    async def sync(self, pod: Pod) -> Outcome:
+        """Bring the pod nearer to its desired state.
+
+        Gives whether the pod is finished for good, and in how many seconds to look again at the latest.
+        """
+        ...
+
+    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+        """Stop everything of the pod that runs."""
+        ...
+
+    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+        """Remove what the pod leaves behind: volumes, cgroups, files."""
+        ...
+
+
+class PodWorker:
+    """Drives one pod; `run` ends when the pod is gone."""
+
+    def __init__(self, uid: str, life: PodLife, pod: Pod | None, resync_seconds: float) -> None:
+        self.uid = uid
+        self.pod = pod
+        self.state = State.SYNCING if pod is not None else State.TERMINATING
+        self.gone = asyncio.Event()
+        self._life = life
+        self._resync = resync_seconds
+        self._grace: int | None = None
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._step_scope: asyncio.Timeout | None = None
+        self._failures = 0
+        self._log = log.bind(pod=pod.full_name if pod else "", podUID=uid)
+
+    def update(self, pod: Pod) -> None:
+        """Take a new version of the pod; ignored when the pod is on its way out."""
+        if self.state is State.SYNCING:
+            self.pod = pod
+            self.wake()
+
+    def wake(self) -> None:
+        """Have another look soon."""
+        self._wake.set()
+
+    def terminate(self, grace: int | None = None) -> None:
+        """Stop the pod; a shorter grace than asked for before wins."""
+        shorter = grace is not None and (self._grace is None or grace < self._grace)
+        if shorter:
+            self._grace = grace
+        if self.state is State.SYNCING or (self.state is State.TERMINATING and shorter):
+            self.state = State.TERMINATING
+            self._cut_short()
+        self.wake()
+
+    async def run(self) -> None:
+        """Live until the pod is gone."""
+        pause: float | None = None
+        while self.state is not State.GONE:
+            await self._sleep(pause)
+            try:
+                pause = await self._step()
+                self._failures = 0
+            except StepError as err:
+                pause = self._after_failure()
+                self._log.error(err, "Error syncing pod, will be tried again", retrySeconds=pause)
+            except Exception as err:  # a bug in one pod's handling must not end the others
+                pause = self._after_failure()
+                self._log.exception(err, "Unexpected error while syncing pod", retrySeconds=pause)
+        self.gone.set()
+
+    async def _sleep(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    def _after_failure(self) -> float:
+        first, most = RETRY_SECONDS
+        self._failures += 1
+        return min(most, first * 2.0 ** (self._failures - 1))
+
+    async def _step(self) -> float | None:
+        if self.state is State.SYNCING:
+            assert self.pod is not None
+            finished, again = await self._interruptible(self._life.sync(self.pod))
+            if finished and self.state is State.SYNCING:
+                self.state = State.TERMINATING
+                return 0
+            return self._resync if again is None else min(again, self._resync)
+        if self.state is State.TERMINATING:
+            await self._interruptible(self._ending())
+            return 0
+        await self._life.clean_up(self.uid, self.pod)
+        self.state = State.GONE
+        return None
+
+    async def _ending(self) -> Outcome:
+        await self._life.terminate(self.uid, self.pod, self._grace)
+        self.state = State.TERMINATED
+        return True, None
+
+    async def _interruptible(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Run a step that `_cut_short` may end; a step that was cut leads to another at once."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._step_scope = scope
+                try:
+                    return await work
+                finally:
+                    self._step_scope = None
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return False, 0
+
+    def _cut_short(self) -> None:
+        if self._step_scope is not None:
+            self._step_scope.reschedule(asyncio.get_running_loop().time())

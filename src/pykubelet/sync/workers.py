@@ -1,0 +1,94 @@
+"""All the workers: one per pod, and a pod waits for its predecessor of the same name.
+
+A static pod that is edited is a new pod (its uid is a hash of its content) with an old name. Two
+pods of one name must never run at once, so the new one's worker starts when the old one's is
+gone; if it is edited again meanwhile, only the newest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
+from pykubelet.sync.worker import PodLife, PodWorker, State
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+
+class PodWorkers:
+    """Starts, wakes and forgets workers; their tasks live in `scope`."""
+
+    def __init__(self, life: PodLife, scope: TaskScope, resync_seconds: float) -> None:
+        self._life = life
+        self._scope = scope
+        self._resync = resync_seconds
+        self._workers: dict[str, PodWorker] = {}
+        self._successors: dict[str, Pod] = {}
+        """By full name: the pod that waits until the running one of that name is gone."""
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, uid: str) -> PodWorker | None:
+        """The worker of a pod."""
+        return self._workers.get(uid)
+
+    def uids(self) -> set[str]:
+        """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
+        return {*self._workers, *(pod.uid for pod in self._successors.values())}
+
+    def sync(self, pod: Pod) -> None:
+        """Bring a pod to its desired state from now on."""
+        worker = self._workers.get(pod.uid)
+        if worker is not None and worker.state is State.SYNCING:
+            worker.update(pod)
+        elif worker is not None or self._of_name(pod.full_name) is not None:
+            log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
+            self._successors[pod.full_name] = pod
+        else:
+            self._start(pod.uid, pod)
+
+    def terminate(self, uid: str, grace: int | None = None) -> None:
+        """Stop a pod and forget it when it is gone; unknown pods are none of our business."""
+        for name, waiting in list(self._successors.items()):
+            if waiting.uid == uid:
+                del self._successors[name]
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.terminate(grace)
+
+    def terminate_orphan(self, uid: str) -> None:
+        """Stop a pod that only the runtime or the disk knows."""
+        if uid not in self._workers:
+            self._start(uid, None)
+
+    def wake(self, uid: str) -> None:
+        """Something about this pod may have changed."""
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.wake()
+
+    def wake_all(self, uids: Iterable[str] | None = None) -> None:
+        """Have every worker, or these, look again."""
+        for uid in list(self._workers if uids is None else uids):
+            self.wake(uid)
+
+    def _of_name(self, full_name: str) -> PodWorker | None:
+        return next(
+            (w for w in self._workers.values() if w.pod is not None and w.pod.full_name == full_name), None
+        )
+
+    def _start(self, uid: str, pod: Pod | None) -> None:
+        worker = PodWorker(uid, self._life, pod, self._resync)
+        self._workers[uid] = worker
+        self._scope.start(self._live(worker), name=f"pod-{uid}")
+
+    async def _live(self, worker: PodWorker) -> None:
+        await worker.run()
+        del self._workers[worker.uid]
+        name = worker.pod.full_name if worker.pod is not None else ""
+        successor = self._successors.pop(name, None)
+        if successor is not None:
+            self.sync(successor)

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.cli import doctor_checks as machine
+from pykubelet.cli import runtime_checks as around
+from pykubelet.cli.doctor import CHECKS, as_document, as_lines, examine, run_doctor, summary
+from pykubelet.cli.doctor_checks import GI, Finding, Patient, Status
+from pykubelet.embedded.needs import CNI_PLUGINS
+from pykubelet.host.capabilities import NAMES
+from pykubelet.host.cgroups import CgroupMode, Cgroups
+from pykubelet.host.clock import ClockState
+from pykubelet.host.hostname import HostnameError
+from pykubelet.host.kernel import NAMESPACES, KernelFacts
+from pykubelet.host.ports import PortHolder
+from pykubelet.host.swap import SwapArea
+
+ALL = frozenset(NAMES)
+ROOT = Path("/sys/fs/cgroup")
+V1 = {name: ROOT / name for name in ("cpu", "cpuacct", "cpuset", "memory")}
+V2 = dict.fromkeys(("cpu", "cpuset", "memory", "pids", "io"), ROOT)
+MODULES = frozenset({"overlay", "bridge", "veth", "br_netfilter"})
+GOOD_KERNEL = KernelFacts(
+    "6.1.0",
+    present=MODULES,
+    namespaces=NAMESPACES,
+    max_user_namespaces=1000,
+    seccomp=True,
+    bridge_netfilter_active=True,
+)
+
+
+def listing(code: int, complaint: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess(["iptables"], code, "", complaint)
+
+
+def meminfo(total_mib: int, free_mib: int) -> str:
+    kib = {"MemTotal": total_mib * 1024, "MemFree": 1, "MemAvailable": free_mib * 1024}
+    return "".join(f"{name}:   {value} kB\n" for name, value in kib.items()) + "HugePages_Free:   0\n"
+
+
+def disk(free: int, inodes_free: int, inodes: int = 1000) -> list[Finding]:
+    return machine.judge_disk(
+        Path("/d"), free=free * GI, size=100 * GI, inodes_free=inodes_free, inodes=inodes
+    )
+
+
+def mounted_at_root(optional: str) -> str:
+    return f"21 20 0:5 / /proc rw shared:5 - proc proc rw\n27 1 254:0 / / rw {optional}- ext4 /dev/vda rw\n"
+
+
+@pytest.mark.parametrize(
+    ("findings", "statuses", "words"),
+    [
+        (machine.judge_capabilities(True, ALL), "ok", "root"),
+        (machine.judge_capabilities(True, ALL - {"CAP_SYS_RESOURCE"}), "warn", "CAP_SYS_RESOURCE"),
+        (machine.judge_capabilities(True, ALL - {"CAP_SYS_ADMIN"}), "fail", "without CAP_SYS_ADMIN"),
+        (machine.judge_capabilities(False, frozenset()), "fail", "not running as root"),
+        (machine.judge_cgroups(Cgroups(CgroupMode.V2, ROOT, V2, {})), "ok", "v2 at /sys/fs/cgroup: cpu,"),
+        (machine.judge_cgroups(Cgroups(CgroupMode.HYBRID, ROOT, V1, {})), "ok warn", "maintenance mode"),
+        (machine.judge_cgroups(Cgroups(CgroupMode.V1, ROOT, {}, {})), "fail warn", "missing: cpu, cpuacct"),
+        (machine.judge_swap([]), "ok", "off"),
+        (machine.judge_swap([SwapArea("/dev/sda2", "partition", 1024, 0, -2)]), "fail", "/dev/sda2"),
+        (machine.judge_kernel(GOOD_KERNEL), "ok", "6.1.0: overlayfs, bridge, veth"),
+        (
+            machine.judge_kernel(KernelFacts("6.1.0", namespaces=NAMESPACES, max_user_namespaces=1)),
+            "ok",
+            "6.1.0",
+        ),
+        (
+            machine.judge_kernel(KernelFacts("3.10.0-957", config={})),
+            "ok warn fail warn fail fail warn warn warn",
+            "older than 4.19",
+        ),
+        (
+            machine.judge_kernel(
+                KernelFacts("6.1", MODULES, None, NAMESPACES, max_user_namespaces=1, seccomp=True)
+            ),
+            "ok warn",
+            "modprobe br_netfilter",
+        ),
+        (machine.judge_kernel_defaults({}), "ok", "as the kubelet expects"),
+        (
+            machine.judge_kernel_defaults({"vm/overcommit_memory": (1, 0), "kernel/panic": (10, None)}),
+            "warn",
+            "sysctl -w vm.overcommit_memory=1 kernel.panic=10",
+        ),
+        (machine.judge_clock(ClockState(True, 0.0123)), "ok", "0.0123 s"),
+        (machine.judge_clock(ClockState(False, 16)), "warn", "chrony"),
+        (disk(50, 900), "ok", "50.0 GiB (50 %) free at /d"),
+        (disk(12, 900), "warn", "images are removed"),
+        (disk(9, 900), "fail", "pods are evicted"),
+        (disk(50, 40), "ok fail", "40 of 1000 inodes"),
+        (disk(50, 0, 0), "ok", "free"),
+        (machine.judge_memory(meminfo(4096, 2048)), "ok", "2.0 of 4.0 GiB"),
+        (machine.judge_memory(meminfo(4096, 300)), "warn", "little room"),
+        (machine.judge_memory(meminfo(4096, 99)), "fail", "100 MiB"),
+        (machine.judge_open_files(1024, True), "ok", "can be raised"),
+        (machine.judge_open_files(1024, False), "warn", "LimitNOFILE"),
+        (machine.judge_open_files(1_000_000, False), "ok", "enough"),
+        (machine.judge_open_files(resource.RLIM_INFINITY, False), "ok", "enough"),
+        (machine.judge_propagation(mounted_at_root("shared:1 ")), "ok", "/ is shared"),
+        (machine.judge_propagation(mounted_at_root("")), "warn", "make-rshared"),
+        (machine.judge_propagation(mounted_at_root("master:1 ")), "warn", "make-rshared"),
+        (around.judge_programs({"runc": "/usr/sbin/runc"}, {"runc": "runc"}), "ok", "runc"),
+        (
+            around.judge_programs({"runc": None, "ctr": None}, {"runc": "runc", "ctr": "containerd"}),
+            "fail",
+            "apt-get install containerd runc",
+        ),
+        (around.judge_runtime("x 1", {"RuntimeReady": "", "NetworkReady": ""}), "ok", "speaks CRI v1"),
+        (around.judge_runtime("x 1", {"RuntimeReady": "broken"}), "fail", "not ready: broken"),
+        (around.judge_runtime("x 1", {"NetworkReady": "no cni"}), "ok warn", "no cni"),
+        (
+            around.judge_cni_plugins({Path("/a"): frozenset(), Path("/b"): frozenset({*CNI_PLUGINS, "x"})}),
+            "ok",
+            "in /b",
+        ),
+        (
+            around.judge_cni_plugins({Path("/a"): frozenset({"bridge", "loopback"})}),
+            "fail",
+            "missing: host-local, portmap (looked in /a)",
+        ),
+        (around.judge_cni_config(Path("/c"), {}), "warn", "none in /c"),
+        (
+            around.judge_cni_config(Path("/c"), {"9.conf": "x", "1.conflist": '{"name": "n"}'}),
+            "ok",
+            "'n' from /c/1",
+        ),
+        (around.judge_cni_config(Path("/c"), {"1.conf": "x"}), "fail", "/c/1.conf is no CNI configuration"),
+        (around.judge_cni_config(Path("/c"), {"1.conf": "[]"}), "fail", "no CNI configuration"),
+        (around.judge_ports({}, None), "ok", "free: 10248, 10250, 10255, 4194"),
+        (
+            around.judge_ports({10248: PortHolder(10248, "127.0.0.1", 123, "foo")}, None),
+            "ok fail",
+            "10248 (health) is taken by pid 123 (foo) on 127.0.0.1",
+        ),
+        (around.judge_ports({4194: PortHolder(4194, "::")}, None), "ok warn", "taken by another process"),
+        (
+            around.judge_ports({port: PortHolder(port, "::", 7, "k") for port, *_ in around.PORTS}, 7),
+            "ok ok ok ok",
+            "10250 (the API) is this node's",
+        ),
+        (around.judge_packet_filter("iptables v1", listing(0)), "ok", "lists the nat table"),
+        (
+            around.judge_packet_filter("iptables v1", listing(3, "no\n table")),
+            "fail",
+            "iptables v1: no table",
+        ),
+    ],
+)
+def test_judgements(findings: list[Finding], statuses: str, words: str) -> None:
+    assert " ".join(finding.status.value for finding in findings) == statuses
+    assert any(words in f"{finding.what} {finding.remedy}" for finding in findings)
+    for finding in findings:
+        assert bool(finding.remedy) == (finding.status is not Status.OK)
+        assert "\n" not in finding.what + finding.remedy
+
+
+def test_an_error_line_is_taken_apart() -> None:
+    assert machine.split_remedy(HostnameError("a: b is bad: do c"), ": ") == ("a: b is bad", "do c")
+    cause, remedy = machine.split_remedy(HostnameError("bad"), ": ")
+    assert cause == "bad"
+    assert remedy
+
+
+def check_that_crashes(_: Patient) -> list[Finding]:
+    raise RuntimeError("several\nlines")
+
+
+def test_a_check_that_crashes_is_a_finding_and_stops_nobody() -> None:
+    findings = examine(Patient(Path("/tmp")), [check_that_crashes, machine.check_swap])
+    assert len(findings) == 2
+    assert findings[0].area == "that crashes"
+    assert findings[0].status is Status.WARN
+    assert findings[0].what == "could not be checked: RuntimeError: several lines"
+
+
+def test_writing() -> None:
+    findings = [Finding("a", Status.OK, "fine"), Finding("area", Status.FAIL, "bad", "do that")]
+    assert as_lines(findings) == [
+        "ok    a     fine",
+        "fail  area  bad",
+        "            -> do that",
+        "1 ok, 0 to look at, 1 failed: a node cannot work here yet",
+    ]
+    assert json.loads(as_document(findings)) == {
+        "findings": [
+            {"area": "a", "status": "ok", "what": "fine", "remedy": ""},
+            {"area": "area", "status": "fail", "what": "bad", "remedy": "do that"},
+        ],
+        "ok": 1,
+        "warn": 0,
+        "fail": 1,
+    }
+    assert summary(findings[:1]).endswith("this machine can be a node")
+
+
+def examined(
+    capsys: pytest.CaptureFixture[str], data_dir: Path, endpoint: str | None
+) -> tuple[int, list[dict[str, Any]]]:
+    code = run_doctor(data_dir, endpoint, True)
+    return code, json.loads(capsys.readouterr().out)["findings"]
+
+
+def about(findings: list[dict[str, Any]], area: str) -> list[dict[str, Any]]:
+    return [finding for finding in findings if finding["area"] == area]
+
+
+def test_here_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, findings = examined(capsys, tmp_path / "not/there", None)
+    assert code == any(finding["status"] == "fail" for finding in findings)
+    assert not [finding for finding in findings if "could not be checked" in finding["what"]]
+    areas = {finding["area"] for finding in findings}
+    assert len(areas) >= len(CHECKS)
+    assert {"cgroups", "swap", "capabilities", "runtime", "CNI plugins", "kernel", "ports", "clock"} <= areas
+    assert str(tmp_path) in about(findings, "disk")[0]["what"]
+    assert not (tmp_path / "not").exists()
+
+
+def test_here_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_doctor(tmp_path, None, False)
+    lines = capsys.readouterr().out.splitlines()
+    assert (" 0 failed: this machine can be a node" in lines[-1]) == (code == 0)
+    assert all(line.startswith(("ok ", "warn ", "fail ", "      ")) for line in lines[:-1])
+
+
+def test_here_as_a_table_on_a_terminal(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.doctor import run_doctor\n"
+        "assert 'rich' not in sys.modules\nsys.exit(run_doctor(Path(sys.argv[1]), None, False))\n"
+    )
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
+        )
+        os.close(theirs)
+        shown = b""
+        while chunk := read_terminal(ours):
+            shown += chunk
+        complaint = process.communicate()[1]
+    finally:
+        os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    assert process.returncode in (0, 1), complaint
+    assert complaint == b""
+    assert "┃ Area" in text
+    assert b"\x1b[32mok" in shown
+    assert re.search(r"│ (ok|fail) +│ cgroups ", text)
+    assert re.search(r"(failed: this machine can be a node|cannot work here yet)\s*$", text)
+
+
+def read_terminal(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # how a terminal says that the other side is gone
+        return b""
+
+
+def test_a_taken_port_is_named_with_its_holder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", 4194))
+        except OSError:
+            pytest.skip("port 4194 is in use on this machine")
+        sock.listen()
+        _, findings = examined(capsys, tmp_path, None)
+    assert f"4194 (old cAdvisor) is taken by pid {os.getpid()} (" in about(findings, "ports")[-1]["what"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        ("unix:///no/such.sock", "the file does not exist"),
+        ("unix:///etc/passwd", "not a socket"),
+        ("tcp://127.0.0.1:5", "protocol 'tcp' is not supported"),
+        ("nonsense", "neither a URL nor an absolute path"),
+    ],
+)
+def test_a_runtime_that_cannot_be_reached_fails_with_a_remedy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, endpoint: str, words: str
+) -> None:
+    code, findings = examined(capsys, tmp_path, endpoint)
+    assert code == 1
+    [runtime] = about(findings, "runtime")
+    assert runtime["status"] == "fail"
+    assert words in runtime["what"]
+    assert runtime["remedy"]
+    assert not about(findings, "data directory")
+
+
+def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"\xff")
+    place.mkdir()
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.doctor import run_doctor\n"
+        "sys.exit(run_doctor(Path(sys.argv[1]), None, False))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, place], capture_output=True)
+    assert done.stderr == b""
+    assert b"\\udcff" in done.stdout
+
+
+def test_a_data_directory_that_must_never_be_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    code, findings = examined(capsys, Path("/etc"), None)
+    assert code == 1
+    [place] = about(findings, "data directory")
+    assert place["status"] == "fail"
+    assert "choose" in place["remedy"]
+
+
+CONTAINERD = """
+version = 2
+root = "{0}/root"
+state = "{0}/state"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.internal.v1.restart"]
+[grpc]
+address = "{0}/c.sock"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{0}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+stream_server_address = "127.0.0.1"
+stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".cni]
+conf_dir = "{0}/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+"""
+
+
+@pytest.fixture
+def containerd() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pyk-doctor-") as folder:
+        config = Path(folder, "config.toml")
+        config.write_text(CONTAINERD.format(folder))
+        with Path(folder, "log").open("wb") as log:
+            process = subprocess.Popen(["containerd", "--config", str(config)], stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 20
+            while not Path(folder, "c.sock").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            yield f"unix://{folder}/c.sock"
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@pytest.mark.machine
+def test_a_real_containerd(containerd: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, findings = examined(capsys, tmp_path, containerd)
+    answer, network = about(findings, "runtime")
+    assert answer["status"] == "ok"
+    assert answer["what"].startswith("containerd ")
+    assert answer["what"].endswith(f"at {containerd} speaks CRI v1")
+    assert network["status"] == "warn"
+    assert "cni" in network["what"].lower()

@@ -1,0 +1,109 @@
+"""What several rooms' tests share: a real private runtime, started once and proven to leave nothing."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pykubelet.embedded.errors import MissingPrograms
+from pykubelet.embedded.instance import Instance
+from pykubelet.embedded.needs import inspect_machine
+from pykubelet.embedded.teardown import down
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRuntime:
+    """A private runtime in a process of its own."""
+
+    instance: Instance
+    endpoint: str
+    pause_image: str
+    busybox_image: str
+    pid: int
+    """The process that keeps containerd alive."""
+
+
+def why_no_machine() -> str:
+    """Say why real containers cannot run here; empty when they can."""
+    if os.geteuid() != 0:
+        return "root is needed to run containers"
+    try:
+        inspect_machine()
+    except MissingPrograms as err:
+        return str(err)
+    return ""
+
+
+@contextmanager
+def runtime_process(data_dir: Path) -> Iterator[RunningRuntime]:
+    """Run a private runtime in a process of its own, which ends with this block or with this process."""
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "TERM",
+        "--",
+        sys.executable,
+        "-m",
+        "pykubelet.embedded",
+        str(data_dir),
+    ]
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            word, _, names = process.stdout.readline().partition(" ")
+            if word != "ready":
+                process.wait(timeout=30)
+                said.seek(0)
+                pytest.fail(f"the private runtime does not start: {said.read()}")
+            known = json.loads(names)
+            yield RunningRuntime(
+                Instance.at(data_dir), known["endpoint"], known["pause"], known["busybox"], process.pid
+            )
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A short path for a data directory; whatever a test makes of it is gone afterwards."""
+    yield from _data_dir()
+
+
+@pytest.fixture(scope="session")
+def private_runtime() -> Iterator[RunningRuntime]:
+    """A real containerd for the whole run: `.endpoint`, `.instance`, `.pause_image`, `.busybox_image`.
+
+    Containers that a test leaves behind are removed at the end. Create them with a
+    `cgroup_parent` below `.instance.cgroup_root`, and with names of your own.
+    """
+    if reason := why_no_machine():
+        pytest.skip(reason)
+    for path in _data_dir():
+        with runtime_process(path) as runtime:
+            yield runtime
+
+
+def _data_dir() -> Iterator[Path]:
+    # Sockets have short paths, and pytest's own temporary directories have long ones.
+    with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as parent:
+        path = Path(parent) / "d"
+        try:
+            yield path
+        finally:
+            if why_no_machine() == "" and path.exists() and (path / ".pykubelet").exists():
+                said: list[str] = []
+                left = asyncio.run(down(Instance.at(path), said.append))
+                assert left == [], f"down left something behind; it said {said}"
+                assert not path.exists()

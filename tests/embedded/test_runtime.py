@@ -1,0 +1,311 @@
+"""The private runtime on the real machine: pods run, and survive what happens to containerd and agent."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.errors import CriError
+from pykubelet.embedded import needs, state
+from pykubelet.embedded.daemon import Daemon, find_daemons
+from pykubelet.embedded.errors import AlreadyRunning, EmbeddedError, RuntimeFailed
+from pykubelet.embedded.instance import Instance
+from pykubelet.embedded.leftovers import leftovers
+from pykubelet.embedded.runtime import PrivateRuntime, restart_delay
+from pykubelet.embedded.teardown import down
+from tests.conftest import RunningRuntime, runtime_process, why_no_machine
+from tests.embedded.pods import connected, container_pid, is_running, shell, start_pod
+
+pytestmark = [
+    pytest.mark.machine,
+    pytest.mark.skipif(bool(why_no_machine()), reason=why_no_machine()),
+]
+
+
+async def test_a_pod_runs_with_its_network(private_runtime: RunningRuntime) -> None:
+    async with connected(private_runtime.endpoint) as cri:
+        pod = await start_pod(cri, private_runtime.instance, private_runtime.busybox_image, "sleep", "1000")
+        address = (await cri.runtime.pod_sandbox_status(pod.sandbox)).status.network.ip
+        subnet = state.load(private_runtime.instance)
+        assert subnet is not None
+        assert address.startswith(subnet.subnet.rpartition(".")[0])
+        assert f"inet addr:{address}" in await shell(cri, pod, "ifconfig eth0")
+        assert (await shell(cri, pod, "id -un; pwd; echo $PATH; ls -d /tmp")).split() == [
+            "root",
+            "/",
+            "/bin",
+            "/tmp",
+        ]
+        assert (
+            await asyncio.to_thread(
+                subprocess.call, ["busybox", "ping", "-c1", "-W2", address], stdout=subprocess.DEVNULL
+            )
+            == 0
+        )
+        await cri.runtime.remove_pod_sandbox(pod.sandbox)
+
+
+async def test_the_pause_process_reaps_orphans(private_runtime: RunningRuntime) -> None:
+    async with connected(private_runtime.endpoint) as cri:
+        pod = await start_pod(
+            cri, private_runtime.instance, private_runtime.busybox_image, "sleep", "1000", shared_pids=True
+        )
+        # The subshell ends at once, so that its child becomes an orphan, and then a zombie if nobody cares.
+        await shell(cri, pod, "(sleep 0.1 & echo started)")
+        await asyncio.sleep(0.4)
+        processes = await shell(cri, pod, "ps -o pid,stat,args")
+        assert "/pause -P" in processes
+        assert " Z" not in processes
+        assert "sleep 0.1" not in processes
+        await cri.runtime.remove_pod_sandbox(pod.sandbox)
+
+
+async def test_containerd_is_restarted_and_containers_survive(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
+        pod = await start_pod(cri, instance, runtime.busybox_image, "sleep", "1000")
+        process = await container_pid(cri, pod)
+        first = runtime.pid
+        assert first is not None
+        started = time.monotonic()
+        os.kill(first, signal.SIGKILL)
+        while not await _answers(runtime, first):
+            assert time.monotonic() - started < 5, "containerd did not come back"
+            await asyncio.sleep(0.05)
+        assert runtime.restarts == 1
+        async with connected(runtime.endpoint) as again:
+            assert await is_running(again, pod)
+            assert await container_pid(again, pod) == process
+        # The connection that was open all the time works again, too.
+        assert await is_running(cri, pod)
+
+
+async def _answers(runtime: PrivateRuntime, former: int) -> bool:
+    if runtime.pid in (None, former) or runtime.restarts == 0:
+        return False
+    try:
+        async with connected(runtime.endpoint):
+            return True
+    except CriError:
+        return False
+
+
+async def test_containers_outlive_the_agent_and_are_found_again(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
+        pod = await start_pod(cri, instance, runtime.busybox_image, "sleep", "1000")
+        process = await container_pid(cri, pod)
+        kept = state.load(instance)
+    assert find_daemons(instance) == []
+    os.kill(process, 0)
+    async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
+        assert await is_running(cri, pod)
+        assert await container_pid(cri, pod) == process
+        assert state.load(instance) == kept
+
+
+async def test_a_second_one_is_refused(private_runtime: RunningRuntime) -> None:
+    with pytest.raises(AlreadyRunning, match=f"already running with pid {private_runtime.pid} on ") as caught:
+        async with PrivateRuntime(private_runtime.instance):
+            pass
+    assert caught.value.pid == private_runtime.pid
+
+
+async def test_an_agent_that_is_killed_takes_containerd_along(data_dir: Path) -> None:
+    with runtime_process(data_dir) as runtime:
+        (daemon,) = find_daemons(runtime.instance)
+        os.kill(runtime.pid, signal.SIGKILL)
+        for _ in range(100):
+            if not find_daemons(runtime.instance):
+                break
+            await asyncio.sleep(0.05)
+        assert find_daemons(runtime.instance) == []
+        assert daemon.pid
+
+
+async def test_a_containerd_that_was_left_behind_is_replaced(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with PrivateRuntime(instance):
+        pass
+    stray = subprocess.Popen(
+        ["containerd", "--config", str(instance.containerd_config)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not instance.socket.is_socket():
+            await asyncio.sleep(0.02)
+        async with PrivateRuntime(instance) as runtime:
+            assert stray.poll() is not None
+            assert [process.pid for process in find_daemons(instance)] == [runtime.pid]
+    finally:
+        stray.kill()
+        stray.wait()
+
+
+async def test_errors_in_the_block_come_out_as_they_are(data_dir: Path) -> None:
+    class Mishap(Exception):
+        pass
+
+    instance = Instance.at(data_dir)
+    with pytest.raises(Mishap):
+        async with PrivateRuntime(instance):
+            raise Mishap
+    assert find_daemons(instance) == []
+
+
+async def test_cancellation_stops_containerd(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    entered = asyncio.Event()
+
+    async def owner() -> None:
+        async with PrivateRuntime(instance):
+            entered.set()
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(owner())
+        await entered.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert find_daemons(instance) == []
+
+
+async def test_images_are_imported_once_and_again_when_lost(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
+        first = {image.id: list(image.repo_tags) for image in await cri.images.list_images()}
+        assert sorted(tag for tags in first.values() for tag in tags) == [
+            runtime.busybox_image,
+            runtime.pause_image,
+        ]
+        await cri.images.remove_image(pb.ImageSpec(image=runtime.busybox_image))
+    async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
+        second = {image.id: list(image.repo_tags) for image in await cri.images.list_images()}
+    assert second == first
+
+
+async def test_a_containerd_that_ends_at_once_is_one_line_and_leaves_nothing(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _replace_containerd(monkeypatch, data_dir, "echo 'containerd: disk is made of cheese' >&2; exit 3")
+    with pytest.raises(RuntimeFailed, match=r"ended with status 3 while starting.*made of cheese") as caught:
+        async with PrivateRuntime(Instance.at(data_dir)):
+            pass
+    assert "\n" not in str(caught.value)
+    assert await leftovers(Instance.at(data_dir)) == []
+    assert not data_dir.exists()
+
+
+async def test_a_containerd_that_hangs_is_given_up(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_containerd(monkeypatch, data_dir, "exec sleep 1000")
+    with pytest.raises(RuntimeFailed, match=r"was not ready after 0.5 s: it does not listen"):
+        async with PrivateRuntime(Instance.at(data_dir), start_timeout=0.5):
+            pass
+    assert await leftovers(Instance.at(data_dir)) == []
+    assert not data_dir.exists()
+
+
+async def test_a_containerd_without_cri_is_explained(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with PrivateRuntime(instance):
+        pass
+    config = instance.containerd_config
+    config.write_text(
+        config.read_text().replace(
+            "disabled_plugins = [", 'disabled_plugins = ["io.containerd.grpc.v1.cri", '
+        )
+    )
+    with pytest.raises(RuntimeFailed, match="its CRI part does not"):
+        await Daemon(instance, needs.inspect_machine()).start()
+    assert find_daemons(instance) == []
+
+
+def _replace_containerd(monkeypatch: pytest.MonkeyPatch, data_dir: Path, script: str) -> None:
+    folder = data_dir.parent / "bin"
+    folder.mkdir()
+    program = folder / "containerd"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+async def test_missing_programs_are_all_named(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        shutil, "which", lambda name, path: None if name in ("runc", "ctr") else f"/bin/{name}"
+    )
+    with pytest.raises(
+        EmbeddedError, match=r"not installed: ctr \(containerd\); runc \(runc\): run scripts/setup"
+    ):
+        async with PrivateRuntime(Instance.at(data_dir)):
+            pass
+    assert not data_dir.exists()
+
+
+async def test_a_full_disk_is_one_line(data_dir: Path) -> None:
+    data_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(data_dir)], check=True)
+    try:
+        with pytest.raises(EmbeddedError, match=r"(?i)no space left") as caught:
+            async with PrivateRuntime(Instance.at(data_dir), start_timeout=10):
+                pass
+        assert "\n" not in str(caught.value)
+        assert find_daemons(Instance.at(data_dir)) == []
+    finally:
+        subprocess.run(["umount", "-l", str(data_dir)], check=True)
+
+
+async def test_a_restarted_machine_forgets_running_containers(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with PrivateRuntime(instance):
+        pass
+    kept = state.load(instance)
+    assert kept is not None
+    kept.boot_id = "another boot"
+    state.save(instance, kept)
+    stale = instance.containerd_state / "io.containerd.runtime.v2.task" / "k8s.io" / ("0" * 64)
+    stale.mkdir(parents=True)
+    (instance.cni_leases / instance.name).mkdir(parents=True)
+    async with PrivateRuntime(instance):
+        assert not stale.exists()
+        assert not instance.cni_leases.exists()
+        again = state.load(instance)
+    assert again is not None
+    assert again.boot_id != "another boot"
+    assert again.subnet == kept.subnet
+
+
+async def test_it_works_in_a_path_with_spaces_and_quotes(data_dir: Path) -> None:
+    odd = data_dir.parent / 'it\'s "odd" ü'
+    instance = Instance.at(odd)
+    try:
+        async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
+            pod = await start_pod(cri, instance, runtime.busybox_image, "sleep", "1000")
+            assert await is_running(cri, pod)
+    finally:
+        assert await down(instance, lambda line: None) == []
+    assert not odd.exists()
+
+
+async def test_two_live_side_by_side(private_runtime: RunningRuntime, data_dir: Path) -> None:
+    other = Instance.at(data_dir)
+    async with PrivateRuntime(other):
+        mine, theirs = state.load(private_runtime.instance), state.load(other)
+    assert mine is not None
+    assert theirs is not None
+    assert mine.subnet != theirs.subnet
+    assert private_runtime.instance.bridge != other.bridge
+
+
+@pytest.mark.parametrize(
+    ("previous", "lived", "expected"),
+    [(0, 0, 0.1), (0.1, 1, 0.2), (0.2, 59.9, 0.4), (6.4, 1, 10), (10, 1, 10), (10, 60, 0.1)],
+)
+def test_restart_delays(previous: float, lived: float, expected: float) -> None:
+    assert restart_delay(previous, lived) == expected

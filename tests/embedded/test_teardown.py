@@ -1,0 +1,241 @@
+"""`down` on the real machine: whatever state things are in, nothing of ours is left, and nothing else is touched."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pykubelet.embedded import state
+from pykubelet.embedded.claim import claim
+from pykubelet.embedded.errors import DirectoryError, EmbeddedError
+from pykubelet.embedded.instance import Instance
+from pykubelet.embedded.leftovers import find_ids, find_shims, leftovers, shim_sockets
+from pykubelet.embedded.lock import hold
+from pykubelet.embedded.runtime import PrivateRuntime
+from pykubelet.embedded.teardown import down
+from pykubelet.host import iptables
+from tests.conftest import RunningRuntime, runtime_process, why_no_machine
+from tests.embedded.pods import connected, container_pid, start_pod
+
+pytestmark = [
+    pytest.mark.machine,
+    pytest.mark.skipif(bool(why_no_machine()), reason=why_no_machine()),
+]
+
+SERVER = ("sh", "-c", "mkdir -p /www; echo hello >/www/index.html; exec httpd -f -p 80 -h /www")
+
+
+def ignore(line: str) -> None:
+    pass
+
+
+@asynccontextmanager
+async def running_pod(instance: Instance, host_port: int) -> AsyncIterator[int]:
+    """A pod that serves on a host port; gives its process. It runs on after the block."""
+    async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
+        pod = await start_pod(cri, instance, runtime.busybox_image, *SERVER, host_port=host_port)
+        process = await container_pid(cri, pod)
+        assert await asyncio.to_thread(fetch, host_port) == "hello"
+        yield process
+
+
+def fetch(port: int) -> str:
+    """Ask the pod through the machine's own address: loopback needs no such detour."""
+    command = ["busybox", "wget", "-q", "-O-", "-T2", f"http://127.0.0.1:{port}/index.html"]
+    for _ in range(20):
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode == 0:
+            return result.stdout.strip()
+        time.sleep(0.1)
+    return result.stderr
+
+
+async def test_down_removes_a_running_pod_with_its_host_port(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with running_pod(instance, 18081) as process:
+        present = "\n".join(await leftovers(instance))
+    for kind in (
+        "shim",
+        "cgroup",
+        "process",
+        "mount",
+        "network link",
+        "packet filter rule",
+        "file",
+        "directory",
+    ):
+        assert kind in present
+    said: list[str] = []
+    assert await down(instance, said.append) == []
+    assert said == ["Removing 1 pod", f"Removing {data_dir}"]
+    assert not data_dir.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert await down(instance, said.append) == [], "a second time there is nothing to do"
+
+
+@pytest.mark.parametrize(
+    "damage", ["broken containerd", "lost metadata", "no state file", "restarted machine"]
+)
+async def test_down_without_a_working_containerd(data_dir: Path, damage: str) -> None:
+    instance = Instance.at(data_dir)
+    async with running_pod(instance, 18082) as process:
+        sockets = [path for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
+        assert sockets
+    match damage:
+        case "broken containerd":
+            instance.containerd_config.write_text("this = is not [ TOML")
+        case "lost metadata":
+            subprocess.run(["rm", "-rf", str(instance.containerd_root)], check=True)
+        case "no state file":
+            instance.state.write_text("{")
+        case "restarted machine":
+            kept = state.load(instance)
+            assert kept is not None
+            kept.boot_id = "another boot"
+            state.save(instance, kept)
+    assert await down(instance, ignore) == []
+    assert not data_dir.exists()
+    assert [path for path in sockets if path.exists()] == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    if damage == "no state file":
+        # Nobody could know any more that these are ours, so they stay: clean up for the next test.
+        await iptables.remove_network(instance.name, keep_chains=[])
+        for path in state.OUTSIDE:
+            subprocess.run(
+                ["rmdir", "--ignore-fail-on-non-empty", str(path)], check=False, capture_output=True
+            )
+
+
+async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with running_pod(instance, 18083):
+        pass
+    left: list[str] | None = None
+    for attempt in range(100):
+        try:
+            async with asyncio.timeout(0.01 * 1.3**attempt):
+                left = await down(instance, ignore)
+            break
+        except TimeoutError:
+            continue
+    assert left == []
+    assert not data_dir.exists()
+
+
+async def test_down_that_is_killed_can_be_finished(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with running_pod(instance, 18084):
+        pass
+    script = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from pykubelet.embedded.instance import Instance\n"
+        "from pykubelet.embedded.teardown import down\n"
+        "asyncio.run(down(Instance.at(Path(sys.argv[1])), lambda line: print(line, flush=True)))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(data_dir)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == b"Removing 1 pod\n"
+        process.kill()
+    assert await down(instance, ignore) == []
+    assert not data_dir.exists()
+
+
+async def test_down_stops_a_running_agent(data_dir: Path) -> None:
+    with runtime_process(data_dir) as runtime:
+        said: list[str] = []
+        assert await down(runtime.instance, said.append) == []
+        assert said[0] == f"Stopping the agent with pid {runtime.pid}"
+    assert not data_dir.exists()
+
+
+async def test_down_kills_an_agent_that_does_not_stop(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pykubelet.embedded.teardown.AGENT_GRACE", 0.2)
+    with runtime_process(data_dir) as runtime:
+        os.kill(runtime.pid, signal.SIGSTOP)
+        assert await down(runtime.instance, ignore) == []
+    assert not data_dir.exists()
+
+
+async def test_down_does_not_disturb_another_down_or_itself(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    claim(instance)
+    with (
+        hold(instance, "down"),
+        pytest.raises(EmbeddedError, match=f"already being removed with pid {os.getpid()}"),
+    ):
+        await down(instance, ignore)
+    with hold(instance, "up"), pytest.raises(EmbeddedError, match="this process itself runs on"):
+        await down(instance, ignore)
+
+
+async def test_down_leaves_a_stranger_s_directory_alone(data_dir: Path) -> None:
+    data_dir.mkdir()
+    (data_dir / "thesis.tex").write_text("years of work")
+    with pytest.raises(DirectoryError, match="was not made by pykubelet"):
+        await down(Instance.at(data_dir), ignore)
+    assert (data_dir / "thesis.tex").read_text() == "years of work"
+
+
+async def test_down_of_nothing(data_dir: Path) -> None:
+    assert await down(Instance.at(data_dir), ignore) == []
+    data_dir.mkdir()
+    assert await down(Instance.at(data_dir), ignore) == []
+    assert data_dir.is_dir(), "an empty directory is not ours to remove"
+    data_dir.rmdir()
+
+
+async def test_down_never_deletes_through_a_mount(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    claim(instance)
+    precious = data_dir.parent / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept")
+    inside = instance.kubelet_root / "pods" / "uid" / "volumes" / "it's mine"
+    inside.mkdir(parents=True)
+    for _ in range(2):
+        subprocess.run(["mount", "--bind", str(precious), str(inside)], check=True)
+    with (inside / "file").open():
+        # Even while it is busy.
+        assert await down(instance, ignore) == []
+    assert (precious / "file").read_text() == "kept"
+    assert not data_dir.exists()
+
+
+async def test_down_keeps_a_data_directory_that_is_a_mount_point(data_dir: Path) -> None:
+    data_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(data_dir)], check=True)
+    try:
+        (data_dir / "lost+found").mkdir()
+        instance = Instance.at(data_dir)
+        assert claim(instance)
+        assert await down(instance, ignore) == []
+        assert [path.name for path in data_dir.iterdir()] == ["lost+found"]
+    finally:
+        subprocess.run(["umount", str(data_dir)], check=True)
+
+
+async def test_down_of_one_leaves_the_other_alone(private_runtime: RunningRuntime, data_dir: Path) -> None:
+    async with connected(private_runtime.endpoint) as cri:
+        pod = await start_pod(
+            cri, private_runtime.instance, private_runtime.busybox_image, *SERVER, host_port=18085
+        )
+        instance = Instance.at(data_dir)
+        async with running_pod(instance, 18086):
+            pass
+        before = await leftovers(private_runtime.instance)
+        assert await down(instance, ignore) == []
+        assert await leftovers(private_runtime.instance) == before
+        assert await asyncio.to_thread(fetch, 18085) == "hello"
+        assert len(find_shims(private_runtime.instance)) >= 1
+        await cri.runtime.remove_pod_sandbox(pod.sandbox)

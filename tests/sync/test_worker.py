@@ -1,0 +1,218 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.pod import Pod
+from pykubelet.sync.worker import Outcome, State, StepError
+from pykubelet.sync.workers import PodWorkers
+from pykubelet.tasks import TaskScope
+
+pytestmark = pytest.mark.looptime
+
+
+def pod(uid: str, name: str = "web") -> Pod:
+    return Pod(metadata=ObjectMeta(name=name, namespace="default", uid=uid))
+
+
+class Life:
+    """A pod's life that only keeps a diary; what a step does can be scripted."""
+
+    def __init__(self) -> None:
+        self.diary: list[str] = []
+        self.alive: dict[str, str] = {}
+        self.finished: set[str] = set()
+        self.slow: dict[str, float] = {}
+        self.failing: dict[str, Exception] = {}
+        self.again: float | None = None
+
+    async def _do(self, what: str) -> None:
+        self.diary.append(what)
+        await asyncio.sleep(self.slow.get(what, 0))
+        if what in self.failing:
+            raise self.failing[what]
+
+    async def sync(self, pod: Pod) -> Outcome:
+        others = [uid for uid, name in self.alive.items() if name == pod.full_name and uid != pod.uid]
+        assert not others, "two pods of one name"
+        self.alive[pod.uid] = pod.full_name
+        await self._do(f"sync {pod.uid}")
+        return pod.uid in self.finished, self.again
+
+    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+        await self._do(f"terminate {uid}")
+        self.alive.pop(uid, None)
+
+    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+        await self._do(f"clean_up {uid}")
+
+
+@pytest.fixture
+def life() -> Life:
+    return Life()
+
+
+@pytest.fixture
+async def workers(life: Life) -> AsyncIterator[PodWorkers]:
+    async with TaskScope() as scope:
+        yield PodWorkers(life, scope, 60)
+
+
+async def test_a_pod_lives_and_dies(life: Life, workers: PodWorkers) -> None:
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    assert life.diary == ["sync 1"]
+    workers.terminate("1")
+    await asyncio.sleep(1)
+    assert life.diary == ["sync 1", "terminate 1", "clean_up 1"]
+    assert len(workers) == 0
+
+
+async def test_a_finished_pod_is_cleaned_up_by_itself(life: Life, workers: PodWorkers) -> None:
+    life.finished.add("1")
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    assert life.diary == ["sync 1", "terminate 1", "clean_up 1"]
+
+
+async def test_wake_ups_during_a_step_become_one_more_step(life: Life, workers: PodWorkers) -> None:
+    life.slow["sync 1"] = 5
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    for _ in range(10):
+        workers.wake("1")
+    await asyncio.sleep(30)
+    assert life.diary == ["sync 1", "sync 1"]
+
+
+async def test_a_quiet_pod_is_looked_at_each_minute_and_when_due(life: Life, workers: PodWorkers) -> None:
+    workers.sync(pod("1"))
+    await asyncio.sleep(121)
+    assert life.diary == ["sync 1"] * 3
+    life.again = 10
+    workers.wake("1")
+    await asyncio.sleep(21)
+    assert life.diary == ["sync 1"] * 6
+
+
+async def test_termination_interrupts_a_sync(life: Life, workers: PodWorkers) -> None:
+    life.slow["sync 1"] = 3600
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    workers.terminate("1")
+    await asyncio.sleep(1)
+    assert life.diary == ["sync 1", "terminate 1", "clean_up 1"]
+
+
+async def test_failures_are_tried_again_with_growing_pauses(life: Life, workers: PodWorkers) -> None:
+    life.failing["sync 1"] = StepError("runtime away")
+    workers.sync(pod("1"))
+    await asyncio.sleep(1 + 2 + 4 + 8 + 10 + 0.5)
+    assert life.diary == ["sync 1"] * 6
+    worker = workers.get("1")
+    assert worker is not None
+    assert worker.state is State.SYNCING
+
+
+async def test_a_bug_in_one_pod_does_not_stop_another(life: Life, workers: PodWorkers) -> None:
+    life.failing["sync 1"] = ZeroDivisionError()
+    workers.sync(pod("1", "one"))
+    workers.sync(pod("2", "two"))
+    await asyncio.sleep(3.5)
+    assert life.diary.count("sync 1") == 3
+    assert life.diary.count("sync 2") == 1
+
+
+async def test_termination_is_repeated_until_it_works(life: Life, workers: PodWorkers) -> None:
+    workers.sync(pod("1"))
+    life.failing["terminate 1"] = StepError("runtime away")
+    workers.terminate("1")
+    await asyncio.sleep(5)
+    del life.failing["terminate 1"]
+    await asyncio.sleep(10)
+    assert life.diary[-1] == "clean_up 1"
+    assert len(workers) == 0
+
+
+async def test_an_edited_pod_waits_for_its_predecessor(life: Life, workers: PodWorkers) -> None:
+    life.slow["terminate 1"] = 30
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    workers.terminate("1")
+    workers.sync(pod("2"))
+    workers.sync(pod("3"))
+    assert workers.uids() == {"1", "3"}
+    await asyncio.sleep(20)
+    assert life.diary[-1] == "terminate 1"
+    await asyncio.sleep(20)
+    assert life.diary == ["sync 1", "terminate 1", "clean_up 1", "sync 3"]
+
+
+async def test_a_waiting_pod_can_be_withdrawn(life: Life, workers: PodWorkers) -> None:
+    life.slow["terminate 1"] = 30
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    workers.terminate("1")
+    workers.sync(pod("2"))
+    workers.terminate("2")
+    await asyncio.sleep(60)
+    assert life.diary == ["sync 1", "terminate 1", "clean_up 1"]
+
+
+async def test_a_pod_that_comes_back_while_it_ends_starts_anew(life: Life, workers: PodWorkers) -> None:
+    life.slow["terminate 1"] = 30
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    workers.terminate("1")
+    workers.sync(pod("1"))
+    await asyncio.sleep(60)
+    assert life.diary == ["sync 1", "terminate 1", "clean_up 1", "sync 1"]
+
+
+async def test_a_shorter_grace_interrupts_a_termination(life: Life, workers: PodWorkers) -> None:
+    life.slow["terminate 1"] = 300
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    workers.terminate("1", 300)
+    await asyncio.sleep(1)
+    life.slow.clear()
+    workers.terminate("1", 0)
+    await asyncio.sleep(1)
+    assert len(workers) == 0
+
+
+async def test_an_orphan_is_ended_without_a_spec(life: Life, workers: PodWorkers) -> None:
+    workers.terminate_orphan("9")
+    workers.terminate_orphan("9")
+    await asyncio.sleep(1)
+    assert life.diary == ["terminate 9", "clean_up 9"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_any_sequence_of_wishes_converges(life: Life, workers: PodWorkers, seed: int) -> None:
+    """Whatever is asked in whatever order, in the end exactly the wanted pods are alive."""
+    import random
+
+    chance = random.Random(seed)
+    wanted: dict[str, str] = {}
+    for number in range(60):
+        name = chance.choice("abc")
+        if chance.random() < 0.6:
+            uid = wanted.get(name) if chance.random() < 0.3 else f"{name}{number}"
+            uid = uid or f"{name}{number}"
+            if name in wanted and wanted[name] != uid:
+                workers.terminate(wanted[name])
+            wanted[name] = uid
+            workers.sync(pod(uid, name))
+        elif name in wanted:
+            workers.terminate(wanted.pop(name))
+        for what in ("sync", "terminate", "clean_up"):
+            life.slow[f"{what} {wanted.get(name, '')}"] = chance.choice([0, 0, 1, 5])
+        if chance.random() < 0.2 and name in wanted:
+            life.failing[f"{chance.choice(['sync', 'terminate'])} {wanted[name]}"] = StepError("chance")
+        await asyncio.sleep(chance.choice([0, 0, 0.5, 3]))
+    life.failing.clear()
+    await asyncio.sleep(200)
+    assert sorted(life.alive) == sorted(wanted.values())
+    assert workers.uids() == set(wanted.values())
