@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from pykubelet import KUBERNETES_VERSION, __version__
 from pykubelet.config.load import Loaded
-from pykubelet.cri.client import Cri, connect
+from pykubelet.cri.connect import Cri, connect
 from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
-from pykubelet.cri.runtime_pb2 import CgroupDriver
+from pykubelet.cri.runtime_pb2 import SYSTEMD
 from pykubelet.host import addresses, cgroups, hostname, lockfile, notify, oom, rlimits, swap
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
@@ -32,9 +34,6 @@ from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
 
-CONNECT_SECONDS = 10.0
-"""How long a runtime may take to answer at start-up."""
-
 
 class StartError(Exception):
     """The agent cannot start here; the text is one line with the cause and a remedy."""
@@ -44,19 +43,20 @@ class StartError(Exception):
 class NodeIdentity:
     """Who this node is on the network."""
 
-    host_name: str
     name: str
-    ips: list[addresses.IPAddress]
+    ips: list[str]
+    """One address, or one of each family."""
 
 
 class Kubelet:
     """One node agent; several can live in one process."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, on_started: Callable[[], None] = lambda: None) -> None:
         self.flags = loaded.flags
         self.config = loaded.config
         self.gates = loaded.gates
         self.registry = CollectorRegistry()
+        self._on_started = on_started
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -83,11 +83,9 @@ class Kubelet:
             await self._serve_health(stack, checks)
             notify.ready()
             if interval := notify.watchdog_interval():
-                tasks.start(
-                    notify.keep_alive(interval, lambda: all(check() is None for check in checks.values())),
-                    name="watchdog",
-                )
+                tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
             log.info("Started kubelet", node=identity.name, pid=os.getpid())
+            self._on_started()
             await self._stop.wait()
             log.info("Stopping kubelet")
             notify.stopping()
@@ -98,7 +96,8 @@ class Kubelet:
         if not path:
             return
         log.info("Acquiring file lock", path=path)
-        lock = await stack.enter_async_context(lockfile.LockFile(path))
+        lock = lockfile.LockFile(Path(path), watched=self.flags.exit_on_lock_contention)
+        await stack.enter_async_context(lock)
         if self.flags.exit_on_lock_contention:
             log.info("Watching for inotify events", path=path)
             tasks.start(self._stop_on_contention(lock), name="lock-contention")
@@ -116,36 +115,35 @@ class Kubelet:
         log.info("Standalone mode, no API client")
 
     def _identify(self) -> NodeIdentity:
-        host = hostname.node_hostname(self.flags.hostname_override)
-        ips = addresses.node_ips(self.flags.node_ip)
-        log.info("Node identity", hostName=host, nodeName=host, nodeIPs=[str(ip) for ip in ips])
-        return NodeIdentity(host, host, ips)
+        name = hostname.node_name(self.flags.hostname_override)
+        ips = [str(address) for address in _node_addresses(self.flags.node_ip)]
+        log.info("Node identity", nodeName=name, nodeIPs=ips)
+        return NodeIdentity(name, ips)
 
     def _check_machine(self) -> None:
-        mode = cgroups.detect()
-        log.info("Cgroups", version=mode.version, driver=self.config.cgroup_driver)
-        if mode.version == 1:
+        found = cgroups.detect_cgroups()
+        log.info("Cgroups", mode=found.mode.value, driver=self.config.cgroup_driver)
+        if not found.unified:
             if self.config.fail_cgroup_v1:
                 raise StartError(
                     "this machine has cgroup v1 and failCgroupV1 is set: boot with cgroup v2 or set failCgroupV1: false"
                 )
             log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
-        if refusal := swap.refusal(self.config.fail_swap_on):
-            raise StartError(refusal)
+        problem = swap.swap_problem(swap.swap_areas())
+        if problem and self.config.fail_swap_on:
+            raise StartError(problem)
 
     def _adjust_process(self) -> None:
         try:
-            oom.set_score(0, self.config.oom_score_adj)
+            oom.set_oom_score(self.config.oom_score_adj)
         except OSError as err:
             log.warning(
                 "Could not set the OOM score; going on without", score=self.config.oom_score_adj, err=err
             )
         limit = rlimits.raise_open_files(self.config.max_open_files)
-        if limit < self.config.max_open_files:
+        if not limit.reached:
             log.warning(
-                "Could not raise the open files limit as far as asked",
-                asked=self.config.max_open_files,
-                limit=limit,
+                "Could not raise the open files limit as far as asked", asked=limit.wanted, limit=limit.soft
             )
 
     async def _connect_runtime(self, stack: contextlib.AsyncExitStack) -> Cri:
@@ -157,10 +155,9 @@ class Kubelet:
             image_endpoint,
             timeout=self.config.runtime_request_timeout,
             metrics=CriMetrics(self.registry),
-            connect_seconds=CONNECT_SECONDS,
         )
         stack.push_async_callback(cri.close)
-        version = await cri.runtime.version()
+        version = cri.version
         log.info(
             "Container runtime initialized",
             containerRuntime=version.runtime_name,
@@ -181,7 +178,7 @@ class Kubelet:
         except CriError as err:
             log.error(err, "Could not ask the runtime for its cgroup driver; using the configured one")
             return
-        driver = "systemd" if answer.linux.cgroup_driver == CgroupDriver.SYSTEMD else "cgroupfs"
+        driver = "systemd" if answer.linux.cgroup_driver == SYSTEMD else "cgroupfs"
         if driver != self.config.cgroup_driver:
             log.info("Using the runtime's cgroup driver", driver=driver, configured=self.config.cgroup_driver)
             self.config.cgroup_driver = driver
@@ -199,3 +196,18 @@ class Kubelet:
                 "health", self.config.healthz_bind_address, self.config.healthz_port, health_routes(checks)
             )
             await stack.enter_async_context(server)
+
+
+def _node_addresses(node_ip: str) -> list[addresses.IPAddress]:
+    """The addresses given by `--node-ip`, checked, or the machine's own choice."""
+    given = addresses.parse_node_ip(node_ip)
+    if given.ignored:
+        log.warning("Could not parse some node IPs, ignoring them", ignored=list(given.ignored))
+    addresses.check_node_ips(given)
+    named = [address for address in given.addresses if not address.is_unspecified]
+    family = given.addresses[0].version if given.addresses else 4
+    return named or [addresses.host_address(prefer=family)]
+
+
+def _first_reason(checks: dict[str, Check]) -> str | None:
+    return next((reason for check in checks.values() if (reason := check()) is not None), None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.config.gates import FeatureGates, Gate, known_features, known_gates
+from pykubelet.config.gates import ALIASES, FeatureGates, Gate, known_features, known_gates
 
 DATA = Path(__file__).parent.parent / "data" / "feature-gates-v1.36.tsv"
 ROWS = [line.split("\t") for line in DATA.read_text().splitlines()[1:]]
@@ -15,7 +15,7 @@ ROWS = [line.split("\t") for line in DATA.read_text().splitlines()[1:]]
 @pytest.mark.parametrize(("name", "history"), ROWS, ids=[row[0] for row in ROWS])
 def test_every_gate_of_the_reference_has_its_latest_stage_and_default(name: str, history: str) -> None:
     stage, _, default = history.split()[-1].partition(":")[2].partition("=")
-    gate = known_gates()[name]
+    gate = known_gates()[ALIASES.get(name, name)]
     assert gate.stage == stage
     assert gate.default == (default.rstrip("!") == "true")
     assert FeatureGates().enabled(name) == gate.default
@@ -73,6 +73,15 @@ def test_a_locked_gate_keeps_its_default(name: str, value: bool, fault: str) -> 
 def test_gates_on_their_way_out_warn(name: str, value: bool, word: str) -> None:
     warnings = FeatureGates().with_overrides({name: value}).warnings
     assert [name in line and word in line for line in warnings] == ([True] if word else [])
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_a_gate_may_be_called_by_its_name_in_lists(alias: str, name: str) -> None:
+    value = not known_gates()[name].default or known_gates()[name].locked
+    gates = FeatureGates().with_overrides({alias: value})
+    assert gates.problems == ()
+    assert gates.enabled(name) == gates.enabled(alias) == value
+    assert alias not in known_gates()
 
 
 def test_all_alpha_and_all_beta_set_what_is_not_set_by_name() -> None:

@@ -78,7 +78,7 @@ class Runtime:
     def service(self, handler_call_details: Any) -> Any:
         """Find the method, as gRPC asks a server to."""
         path: str = handler_call_details.method
-        service, _, name = path.removeprefix(self.prefix).partition("/")
+        service, _, name = path.removeprefix(self.prefix).rpartition("/")
         method = METHODS.get(f"/runtime.v1.{service}/{name}") or METHODS.get(path)
         if method is None or (path.startswith("/runtime.") and not path.startswith(self.prefix)):
             return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from google.protobuf import any_pb2, empty_pb2, timestamp_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
 
 from pykubelet.cri import events_pb2, events_tasks_pb2, events_types_pb2, runtime_pb2
@@ -56,7 +57,9 @@ def read_table(path: Path) -> Table:
 
 
 def full(package: str, name: str, known: set[str]) -> str:
-    return f"{package}.{name}" if f"{package}.{name}" in known else name
+    if f"{package}.{name}" in known:
+        return f"{package}.{name}"
+    return name.replace("google.protobuf.", "containerd.types.")
 
 
 def kind_of(field: FieldDescriptor) -> str:
@@ -100,6 +103,12 @@ SERVICES = {service.full_name: service for file in FILES for service in file.ser
 KNOWN = {*MESSAGES, *ENUMS}
 # The only field that is left out on purpose.
 LEFT_OUT = {"containerd.events.TaskCreate": {"rootfs"}}
+# Spelled out in our own file, the same on the wire.
+WELL_KNOWN = {
+    "containerd.types.Any": any_pb2.Any.DESCRIPTOR,
+    "containerd.types.Empty": empty_pb2.Empty.DESCRIPTOR,
+    "containerd.types.Timestamp": timestamp_pb2.Timestamp.DESCRIPTOR,
+}
 
 
 def test_the_tables_are_whole() -> None:
@@ -110,7 +119,7 @@ def test_the_tables_are_whole() -> None:
 
 
 def test_nothing_more_and_nothing_less() -> None:
-    assert {*CRI.messages, *EVENTS.messages} == {*MESSAGES}
+    assert {*CRI.messages, *EVENTS.messages, *WELL_KNOWN} == {*MESSAGES}
     assert {*CRI.enums, *EVENTS.enums} == {*ENUMS}
     assert {*CRI.services, *EVENTS.services} == {*SERVICES}
 
@@ -125,6 +134,14 @@ def test_message(name: str) -> None:
         if field not in LEFT_OUT.get(name, ())
     }
     assert not any(field.containing_oneof for field in message.fields), "the protocol has no oneof"
+
+
+@pytest.mark.parametrize("name", WELL_KNOWN)
+def test_well_known_type(name: str) -> None:
+    ours, theirs = MESSAGES[name], WELL_KNOWN[name]
+    assert [(f.name, f.number, f.type) for f in ours.fields] == [
+        (f.name, f.number, f.type) for f in theirs.fields
+    ]
 
 
 @pytest.mark.parametrize("name", [*CRI.enums, *EVENTS.enums])

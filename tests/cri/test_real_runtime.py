@@ -17,10 +17,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
-from pykubelet.cri import errors, events_tasks_pb2
+from pykubelet.cri import errors
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri, connect
 from pykubelet.cri.containerd import task_events
+from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskStart
 from pykubelet.cri.metrics import CriMetrics
 
 pytestmark = pytest.mark.machine
@@ -175,7 +176,7 @@ async def test_task_events_of_containerd(
     real: Cri, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
 ) -> None:
     container = await real.runtime.create_container(sandbox, shell(image, "exit 5"), config)
-    async with aclosing(task_events(real.channels[0])) as events, asyncio.timeout(20):
+    async with aclosing(task_events(real.runtime_channel)) as events, asyncio.timeout(20):
         heard = []
         async with asyncio.TaskGroup() as tasks:
 
@@ -186,13 +187,14 @@ async def test_task_events_of_containerd(
             tasks.create_task(start_when_listening())
             async for event in events:
                 heard.append(event)
-                if isinstance(event, events_tasks_pb2.TaskExit) and event.container_id == container:
+                if isinstance(event.details, TaskExit) and event.container_id == container:
                     break
-    exit_event = heard[-1]
-    assert isinstance(exit_event, events_tasks_pb2.TaskExit)
-    assert (exit_event.id, exit_event.exit_status) == (container, 5)
-    assert exit_event.exited_at.seconds > time.time() - 60
-    assert any(isinstance(event, events_tasks_pb2.TaskStart) for event in heard)
+    last = heard[-1]
+    assert isinstance(last.details, TaskExit)
+    assert (last.details.id, last.details.exit_status) == (container, 5)
+    assert last.time == pytest.approx(time.time(), abs=30)
+    assert last.details.exited_at.seconds == pytest.approx(time.time(), abs=30)
+    assert any(isinstance(event.details, TaskStart) for event in heard)
 
 
 def pid_behind(endpoint: str) -> int:

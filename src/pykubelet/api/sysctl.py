@@ -32,5 +32,5 @@ def sysctl_pattern_problem(pattern: str) -> str | None:
     if len(pattern) > _LONGEST or not _PATTERN.fullmatch(pattern):
         return "must be the name of a kernel parameter, or the beginning of one and '*', such as kernel.msg*"
     if namespace_of(pattern) is None:
-        return "must belong to a namespace of the pod: kernel.sem, kernel.shm*, kernel.msg*, fs.mqueue.* or net.*"
+        return "must be of a pod's namespaces: kernel.sem, kernel.shm*, kernel.msg*, fs.mqueue.* or net.*"
     return None

@@ -9,7 +9,6 @@ Whatever goes wrong ends as one line on standard error and exit code 1.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,12 +20,11 @@ from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import Loaded
 from pykubelet.cri.errors import CriError
 from pykubelet.embedded.errors import EmbeddedError
+from pykubelet.host import HostError
 from pykubelet.host.capabilities import is_root
-from pykubelet.host.errors import HostError
 from pykubelet.kubelet import StartError
 from pykubelet.logs import get_logger
-from pykubelet.logs.mask import mask_value
-from pykubelet.logs.setup import LogOptions, configure, configure_early
+from pykubelet.logs.setup import configure, configure_early
 from pykubelet.server.http import PortError
 
 log = get_logger(__name__)
@@ -39,13 +37,13 @@ def launch(program: str, loaded: Loaded, agent: Callable[[], Awaitable[None]]) -
     """Run the agent in the foreground until it stops or is told to; returns the exit code."""
     configure_early()
     try:
-        configure(log_options(loaded))
+        configure(loaded.log_options())
     except OSError as err:
         return complain(program, f"the log file cannot be opened: {err}; check --log-file and --log-dir")
     for warning in loaded.warnings:
         log.warning(warning)
     for name, value in loaded.given.items():
-        log.v(1).info(f"FLAG: --{name}={mask_value(name, value)!r}")
+        log.v(1).info(f"FLAG: --{name}={value!r}")
     if not is_root():
         return complain(program, "root is needed to manage containers: run it with sudo")
     try:
@@ -95,24 +93,3 @@ def _leaves(err: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield err
-
-
-def log_options(loaded: Loaded) -> LogOptions:
-    """Gather what the flags and the file say about logging."""
-    flags, logging_config = loaded.flags, loaded.config.logging
-    routing = logging_config.options.json if logging_config.format == "json" else logging_config.options.text
-    severities = (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-    return LogOptions(
-        format=logging_config.format,
-        verbosity=logging_config.verbosity,
-        vmodule=[(item.file_pattern, item.verbosity) for item in logging_config.vmodule],
-        split_stream=routing.split_stream,
-        to_stderr=flags.log_to_stderr,
-        also_to_stderr=flags.also_log_to_stderr,
-        stderr_threshold=severities[flags.stderr_threshold],
-        file=flags.log_file,
-        directory=flags.log_dir,
-        file_max_megabytes=flags.log_file_max_size,
-        headers=not flags.skip_headers,
-        directory_header=flags.add_dir_header,
-    )

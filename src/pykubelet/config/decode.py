@@ -19,8 +19,7 @@ import msgspec
 from pykubelet.api.duration import Duration
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.text import quoted
-from pykubelet.config.documents_yaml import join_path
-from pykubelet.config.errors import Problem
+from pykubelet.config.errors import Problem, field_path, key_path
 from pykubelet.config.types import Int64, IntRange, NanosecondsMark, PointerMark, QuantityMark
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -112,7 +111,7 @@ def _struct(cls: type[S], data: Any, path: str, problems: list[Problem]) -> S:
             unknown.append(str(key))
         elif value is not None:
             field = fields[key]
-            result = _value(field.hint, value, join_path(path, key), problems)
+            result = _value(field.hint, value, field_path(path, key), problems)
             if _counts(field.hint, result):
                 given[field.name] = result
     problems += _unknown(unknown, list(fields), path)
@@ -128,15 +127,14 @@ def _value(hint: _Hint, data: Any, path: str, problems: list[Problem]) -> Any:
             problems.append(Problem(path, f"must be a list, not {kind_of(data)}"))
             return _ABSENT
         inner = _unwrap(get_args(hint.type)[0])
-        return [_value(inner, item, f"{path}[{index}]", problems) for index, item in enumerate(data)]
+        return [_value(inner, item, key_path(path, index), problems) for index, item in enumerate(data)]
     if get_origin(hint.type) is dict:
         if not isinstance(data, dict):
             problems.append(Problem(path, f"must be a mapping, not {kind_of(data)}"))
             return _ABSENT
         inner = _unwrap(get_args(hint.type)[1])
         return {
-            str(key): _value(inner, item, f"{path}[{quoted(str(key))[1:-1]}]", problems)
-            for key, item in data.items()
+            str(key): _value(inner, item, key_path(path, str(key)), problems) for key, item in data.items()
         }
     try:
         return _SCALARS[hint.type](hint, data)
@@ -223,4 +221,4 @@ def _unknown(keys: list[str], known: Iterable[str], path: str) -> Iterable[Probl
         # A file with this many unknown fields is of another kind, and comparing takes time.
         close = difflib.get_close_matches(key[:99].lower(), by_lower, n=1) if index < _MOST_HINTS else []
         hint = f"did you mean {by_lower[close[0]]}?" if close else "remove it"
-        yield Problem(join_path(path, key), f"there is no such field: {hint}")
+        yield Problem(field_path(path, key), f"there is no such field: {hint}")

@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from pykubelet.api.text import quoted
-from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.config.errors import ConfigError, Problem, field_path, key_path
 
 MAX_DEPTH = 100
 MAX_VALUES = 250_000
@@ -38,7 +37,6 @@ _INTEGER = re.compile(
 )
 _OLD_OCTAL = re.compile(r"^([-+]?0)(?=[0-7])", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
-_SIMPLE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _RESOLVED_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "timestamp")}
 
 
@@ -79,13 +77,6 @@ def depth_of(value: Any) -> int:
     return depth
 
 
-def join_path(parent: str, key: str) -> str:
-    """Give the path of a key below another: `a.b`, or `a[b.c]` where a dot would mislead."""
-    if not _SIMPLE_KEY.fullmatch(key):
-        return f"{parent}[{quoted(key)[1:-1]}]"
-    return f"{parent}.{key}" if parent else key
-
-
 @dataclass(slots=True)
 class _Open:
     """A mapping or a list whose end has not been seen yet."""
@@ -103,8 +94,8 @@ class _Open:
 
     def child_path(self) -> str:
         if self.items is not None:
-            return f"{self.path}[{len(self.items)}]"
-        return join_path(self.path, self.key or "")
+            return key_path(self.path, len(self.items))
+        return field_path(self.path, self.key or "")
 
     def result(self) -> Any:
         if self.items is not None:
@@ -188,7 +179,7 @@ class _Tree:
             self._refuse("a key must be text, not a list or a mapping")
         key = value if isinstance(value, str) else json.dumps(value)
         if key in top.lines:
-            what = f"{join_path(top.path, key)} is repeated, first on line {top.lines[key]}"
+            what = f"{field_path(top.path, key)} is repeated, first on line {top.lines[key]}"
             self.repeated.append(Problem(self._where, f"line {self._line}: {what}: keep one of them"))
         top.lines.setdefault(key, self._line)
         top.key = key

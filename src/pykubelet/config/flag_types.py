@@ -132,7 +132,7 @@ def _show_pairs(separator: str) -> Callable[[dict[str, str]], str]:
 
 def _booleans(text: str) -> dict[str, bool]:
     result = {}
-    for key, value in _pairs(text, "=", "NodeSwap=true"):
+    for key, value in _pairs(text, "=", "EventedPLEG=true"):
         if value not in _TRUE | _FALSE:
             raise ValueError(
                 f"{quoted(value)} for {key} is neither true nor false: write {key}=true or {key}=false"

@@ -33,10 +33,12 @@ ROWS = (
     *group(
         "General",
         here("help", BOOL, "Show this help and exit.", short="h"),
-        here("version", VERSION, "Show the version and exit; `raw` shows every detail."),
+        here("version", VERSION, "Show the version and exit; --version=raw shows every detail."),
         here("config", STRING, "Configuration file (KubeletConfiguration, YAML or JSON). Flags win over it."),
         here("config-dir", STRING, "Directory of *.conf drop-ins, merged over --config in lexical order."),
-        in_file("feature-gates", GATES, "feature_gates", "Turn features on or off, such as NodeSwap=false."),
+        in_file(
+            "feature-gates", GATES, "feature_gates", "Turn features on or off, such as EventedPLEG=true."
+        ),
         here("root-dir", STRING, "Directory for everything the agent keeps: pods, volumes, checkpoints."),
         here("lock-file", STRING, "File to lock, so that two agents never run at once."),
         here("exit-on-lock-contention", BOOL, "Exit when another process opens the lock file."),
@@ -87,7 +89,7 @@ ROWS = (
         in_file("kube-api-qps", INT32, "kube_api_qps", "Requests a second to the API server."),
         in_file("kube-api-burst", INT32, "kube_api_burst", "Requests to the API server in a burst."),
         in_file("kube-api-content-type", STRING, "content_type", "Encoding of requests to the API server."),
-        in_file("event-qps", INT32, "event_record_qps", "Events a second; 0: no limit."),
+        in_file("event-qps", INT32, "event_record_qps", "Events a second."),
         in_file("event-burst", INT32, "event_burst", "Events in a burst."),
         old(
             "register-schedulable",

@@ -25,6 +25,11 @@ Stage = Literal["Alpha", "Beta", "GA", "Deprecated"]
 
 ALL_ALPHA = "AllAlpha"
 ALL_BETA = "AllBeta"
+ALIASES = {
+    "CPUCFSQuotaPeriod": "CustomCPUCFSQuotaPeriod",
+    "RuntimeClassInImageCriAPI": "RuntimeClassInImageCriApi",
+}
+"""Names by which lists of the reference's gates call two of them; its flag takes only the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,9 @@ class FeatureGates:
 
     def enabled(self, name: str) -> bool:
         """Whether a gate is on; asking for a gate that does not exist is a bug (KeyError)."""
-        gate = known_gates()[name]
-        if name in self.overrides:
-            return self.overrides[name]
+        gate = known_gates()[ALIASES.get(name, name)]
+        if gate.name in self.overrides:
+            return self.overrides[gate.name]
         group = {"Alpha": ALL_ALPHA, "Beta": ALL_BETA}.get(gate.stage, "")
         return self.overrides.get(group, gate.default)
 
@@ -76,13 +81,13 @@ class FeatureGates:
         warnings = list(self.warnings)
         accepted = dict(self.overrides)
         for name, value in wanted.items():
-            gate = known_gates().get(name)
+            gate = known_gates().get(ALIASES.get(name, name))
             if gate is None:
                 problems.append(Problem(where(name), _unknown(name)))
             elif gate.locked and value != gate.default:
                 problems.append(Problem(where(name), _locked(gate, value)))
             else:
-                accepted[name] = value
+                accepted[gate.name] = value
                 if gate.stage in ("GA", "Deprecated"):
                     warnings.append(
                         f"feature gate {name} is {'deprecated' if gate.stage == 'Deprecated' else 'GA'}: "

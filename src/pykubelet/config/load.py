@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pykubelet.api.text import quoted
 from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.config.files import load_config_files
 from pykubelet.config.flag_rows import Flag
@@ -100,7 +101,11 @@ def _from_files(flags: KubeletFlags, asked: Mapping[str, bool]) -> tuple[Kubelet
     try:
         return load_config_files(path, drop_ins, gates_for), []
     except ConfigError as error:
-        return load_config_files(None, None, gates_for), error.problems
+        problems = error.problems
+    except OSError as error:
+        place = quoted(str(error.filename or flags.config_dir))
+        problems = [Problem(place, f"cannot be read: {error.strerror}; check the path")]
+    return load_config_files(None, None, gates_for), problems
 
 
 def _overlay(config: KubeletConfiguration, parsed: ParsedFlags) -> None:

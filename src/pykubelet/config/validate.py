@@ -17,12 +17,20 @@ from pykubelet.config import (
     validate_pods,
     validate_reserved,
     validate_serving,
+    validate_tls,
 )
 from pykubelet.config.errors import Problem
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validate_rules import Gates
 
-_THEMES = (validate_serving, validate_pods, validate_managers, validate_reserved, validate_eviction)
+_THEMES = (
+    validate_serving,
+    validate_tls,
+    validate_pods,
+    validate_managers,
+    validate_reserved,
+    validate_eviction,
+)
 
 
 def validate(config: KubeletConfiguration, gate_enabled: Gates) -> list[Problem]:

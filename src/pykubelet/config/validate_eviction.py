@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pykubelet.api.duration import Duration
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.text import quoted
-from pykubelet.config.errors import Problem
+from pykubelet.config.errors import Problem, key_path
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_rules import Gates
+from pykubelet.config.validate_rules import Gates, between, check
 
 SIGNALS = (
     "memory.available",
@@ -31,20 +31,21 @@ _PERCENTAGE = re.compile(r"[+-]?(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})%", 
 
 def problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[Problem]:
     """Check all fields about eviction."""
+    yield from check([between("eviction_pressure_transition_period", Duration(0))], config)
     yield from _signals("evictionHard", config.eviction_hard, _threshold)
     yield from _signals("evictionSoft", config.eviction_soft, _threshold)
     yield from _signals("evictionSoftGracePeriod", config.eviction_soft_grace_period, _grace_period)
     yield from _signals("evictionMinimumReclaim", config.eviction_minimum_reclaim, _reclaim)
     for signal, threshold in config.eviction_soft.items():
-        if threshold not in IGNORED_THRESHOLDS and signal not in config.eviction_soft_grace_period:
-            yield Problem(
-                f"evictionSoft[{signal}]", f"needs a grace period: set evictionSoftGracePeriod[{signal}]"
-            )
+        given = signal in config.eviction_soft_grace_period
+        if signal in SIGNALS and threshold not in IGNORED_THRESHOLDS and not given:
+            message = f"needs a grace period: set evictionSoftGracePeriod[{signal}]"
+            yield Problem(key_path("evictionSoft", signal), message)
 
 
 def _signals(field: str, entries: dict[str, str], read: Callable[[str], None]) -> Iterator[Problem]:
     for signal, text in entries.items():
-        path = f"{field}[{signal}]"
+        path = key_path(field, signal)
         if signal not in SIGNALS:
             yield Problem(path, f"there is no such signal: use one of {', '.join(SIGNALS)}")
             continue

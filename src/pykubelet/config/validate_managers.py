@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pykubelet.api.duration import Duration
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.text import quoted
-from pykubelet.config.errors import Problem
+from pykubelet.config.errors import Problem, key_path
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_rules import Between, Gates, OneOf, Positive, at_least, check
+from pykubelet.config.validate_rules import Gates, between, check, one_of, positive
 
 CPU_OPTIONS = {
     "full-pcpus-only": "",
@@ -28,6 +29,8 @@ CPU_OPTION_CONFLICTS = (
     ("prefer-align-cpus-by-uncorecache", "distribute-cpus-across-numa"),
 )
 
+DEFAULT_QUOTA_PERIOD = Duration.parse("100ms")
+QUOTA_PERIOD_GATE = "CustomCPUCFSQuotaPeriod"
 FEWEST_NUMA_NODES = 8
 IDS_PER_POD_UNIT = 65536
 
@@ -35,16 +38,16 @@ _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 
 _RULES = (
-    OneOf("cgroup_driver", ("cgroupfs", "systemd")),
-    OneOf("cpu_manager_policy", ("none", "static")),
-    OneOf("memory_manager_policy", ("None", "Static")),
-    OneOf("topology_manager_policy", ("none", "best-effort", "restricted", "single-numa-node")),
-    OneOf("topology_manager_scope", ("container", "pod")),
-    OneOf("memory_reservation_policy", ("None", "TieredReservation")),
-    OneOf("memory_swap.swap_behavior", ("", "NoSwap", "LimitedSwap")),
-    Between("cpu_cfs_quota_period", at_least("1ms"), at_least("1s")),
-    Between("oom_score_adj", -1000, 1000),
-    Positive("cpu_manager_reconcile_period"),
+    one_of("cgroup_driver", "cgroupfs", "systemd"),
+    one_of("cpu_manager_policy", "none", "static"),
+    one_of("memory_manager_policy", "None", "Static"),
+    one_of("topology_manager_policy", "none", "best-effort", "restricted", "single-numa-node"),
+    one_of("topology_manager_scope", "container", "pod"),
+    one_of("memory_reservation_policy", "None", "TieredReservation"),
+    one_of("memory_swap.swap_behavior", "", "NoSwap", "LimitedSwap"),
+    between("cpu_cfs_quota_period", Duration.parse("1ms"), Duration.parse("1s")),
+    between("oom_score_adj", -1000, 1000),
+    positive("cpu_manager_reconcile_period"),
 )
 
 
@@ -63,11 +66,13 @@ def problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
         )
     if config.memory_reservation_policy == "TieredReservation" and not gates("MemoryQoS"):
         yield Problem("memoryReservationPolicy", "TieredReservation needs the feature gate MemoryQoS")
-    if config.user_namespaces and (ids := config.user_namespaces.ids_per_pod) is not None:
-        if not IDS_PER_POD_UNIT <= ids < 2**32 or ids % IDS_PER_POD_UNIT:
-            yield Problem(
-                "userNamespaces.idsPerPod", f"must be a multiple of {IDS_PER_POD_UNIT} below 2^32, not {ids}"
-            )
+    ids = config.user_namespaces.ids_per_pod if config.user_namespaces else None
+    if ids is not None and (not IDS_PER_POD_UNIT <= ids < 2**32 or ids % IDS_PER_POD_UNIT):
+        yield Problem(
+            "userNamespaces.idsPerPod", f"must be a multiple of {IDS_PER_POD_UNIT} below 2^32, not {ids}"
+        )
+    if config.cpu_cfs_quota_period != DEFAULT_QUOTA_PERIOD and not gates(QUOTA_PERIOD_GATE):
+        yield Problem("cpuCFSQuotaPeriod", f"other than 100ms needs the feature gate {QUOTA_PERIOD_GATE}")
 
 
 def _cpu_options(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
@@ -75,7 +80,7 @@ def _cpu_options(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem
     if options and config.cpu_manager_policy == "none":
         yield Problem("cpuManagerPolicyOptions", "needs cpuManagerPolicy: static")
     for name, text in options.items():
-        path = f"cpuManagerPolicyOptions[{name}]"
+        path = key_path("cpuManagerPolicyOptions", name)
         if name not in CPU_OPTIONS:
             yield Problem(path, f"there is no such option: use one of {', '.join(CPU_OPTIONS)}")
         elif (gate := CPU_OPTIONS[name]) and not gates(gate):
@@ -85,7 +90,9 @@ def _cpu_options(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem
     active = {name for name, text in options.items() if text in _TRUE}
     for first, second in CPU_OPTION_CONFLICTS:
         if {first, second} <= active:
-            yield Problem(f"cpuManagerPolicyOptions[{first}]", f"cannot be used together with {second}")
+            yield Problem(
+                key_path("cpuManagerPolicyOptions", first), f"cannot be used together with {second}"
+            )
     if "align-by-socket" in active and config.topology_manager_policy == "single-numa-node":
         yield Problem(
             "cpuManagerPolicyOptions[align-by-socket]",
@@ -95,7 +102,7 @@ def _cpu_options(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem
 
 def _topology_options(options: dict[str, str]) -> Iterator[Problem]:
     for name, text in options.items():
-        path = f"topologyManagerPolicyOptions[{name}]"
+        path = key_path("topologyManagerPolicyOptions", name)
         match name:
             case "prefer-closest-numa-nodes":
                 if text not in _TRUE + _FALSE:

@@ -10,24 +10,15 @@ from pykubelet.api.names import image_repository_problem, label_value_problem, q
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.sysctl import sysctl_pattern_problem
 from pykubelet.api.text import quoted
-from pykubelet.config.errors import Problem
+from pykubelet.config.defaults import LONGEST_RESTART_PAUSE
+from pykubelet.config.errors import Problem, key_path
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_rules import (
-    Between,
-    Gates,
-    OneOf,
-    Positive,
-    Readable,
-    Rule,
-    Shaped,
-    at_least,
-    check,
-)
-from pykubelet.cri.endpoint import Endpoint
+from pykubelet.config.validate_rules import Gates, between, check, one_of, positive, readable, shaped
 
+SHORTEST_SHUTDOWN = Duration.parse("1s")
+SHORTEST_RESTART_PAUSE = Duration.parse("1s")
 TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 PULL_POLICIES = ("NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify")
-CUSTOM_QUOTA_PERIOD_GATE = "CustomCPUCFSQuotaPeriod"
 
 
 def problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
@@ -39,10 +30,6 @@ def problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
     yield from _taints(config)
     yield from _logs_folder(config.pod_logs_dir)
     yield from _back_off(config.crash_loop_back_off.max_container_restart_period, gates)
-    if not config.container_runtime_endpoint:
-        yield Problem(
-            "containerRuntimeEndpoint", "is missing: write one such as unix:///run/containerd/containerd.sock"
-        )
 
 
 def _log_size(text: str) -> None:
@@ -50,32 +37,30 @@ def _log_size(text: str) -> None:
         raise ValueError(f"must be a whole number of bytes, such as 10Mi, not {quoted(text)}")
 
 
-_RULES: tuple[Rule, ...] = (
-    Between("max_pods", 0),
-    Between("pods_per_core", 0),
-    Between("max_open_files", 0),
-    Between("node_status_max_images", -1),
-    Between("node_lease_duration_seconds", 1),
-    Between("registry_burst", 0),
-    Between("registry_pull_qps", 0),
-    Between("max_parallel_image_pulls", 1),
-    Between("image_gc_high_threshold_percent", 0, 100),
-    Between("image_gc_low_threshold_percent", 0, 100),
-    Between("image_minimum_gc_age", 0),
-    Between("image_maximum_gc_age", 0),
-    Between("iptables_masquerade_bit", 0, 31),
-    Between("iptables_drop_bit", 0, 31),
-    Between("container_log_max_files", 2),
-    Between("container_log_max_workers", 1),
-    Between("container_log_monitor_interval", at_least("3s")),
-    Between("eviction_pressure_transition_period", 0),
-    Positive("sync_frequency"),
-    Positive("node_status_update_frequency"),
-    Positive("node_status_report_frequency"),
-    OneOf("config_map_and_secret_change_detection_strategy", ("Get", "Cache", "Watch")),
-    Readable("container_log_max_size", _log_size),
-    Readable("container_runtime_endpoint", Endpoint.parse),
-    Shaped("allowed_unsafe_sysctls", sysctl_pattern_problem),
+_RULES = (
+    between("max_pods", 0),
+    between("pods_per_core", 0),
+    between("max_open_files", 0),
+    between("node_status_max_images", -1),
+    between("node_lease_duration_seconds", 1),
+    between("registry_burst", 0),
+    between("registry_pull_qps", 0),
+    between("max_parallel_image_pulls", 1),
+    between("image_gc_high_threshold_percent", 0, 100),
+    between("image_gc_low_threshold_percent", 0, 100),
+    between("image_minimum_gc_age", Duration(0)),
+    between("image_maximum_gc_age", Duration(0)),
+    between("iptables_masquerade_bit", 0, 31),
+    between("iptables_drop_bit", 0, 31),
+    between("container_log_max_files", 2),
+    between("container_log_max_workers", 1),
+    between("container_log_monitor_interval", Duration.parse("3s")),
+    positive("sync_frequency"),
+    positive("node_status_update_frequency"),
+    positive("node_status_report_frequency"),
+    one_of("config_map_and_secret_change_detection_strategy", "Get", "Cache", "Watch"),
+    readable("container_log_max_size", _log_size),
+    shaped("allowed_unsafe_sysctls", sysctl_pattern_problem),
 )
 
 
@@ -106,7 +91,7 @@ def _pull_policy(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem
         if patterns:
             yield Problem("preloadedImagesVerificationAllowlist", needs)
         return
-    yield from check([OneOf("image_pull_credentials_verification_policy", PULL_POLICIES)], config)
+    yield from check([one_of("image_pull_credentials_verification_policy", *PULL_POLICIES)], config)
     if patterns and policy != "NeverVerifyAllowlistedImages":
         yield Problem(
             "preloadedImagesVerificationAllowlist",
@@ -115,7 +100,7 @@ def _pull_policy(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem
     for index, pattern in enumerate(patterns):
         if message := _image_pattern_problem(pattern):
             yield Problem(
-                f"preloadedImagesVerificationAllowlist[{index}]", f"{message}, not {quoted(pattern)}"
+                key_path("preloadedImagesVerificationAllowlist", index), f"{message}, not {quoted(pattern)}"
             )
 
 
@@ -140,7 +125,7 @@ def _shutdown(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
                 f"must be at most shutdownGracePeriod ({whole}), not {critical}",
             )
         for field, span in (("shutdownGracePeriod", whole), ("shutdownGracePeriodCriticalPods", critical)):
-            if span and span < at_least("1s"):
+            if span and span < SHORTEST_SHUTDOWN:
                 yield Problem(field, f"must be zero, or 1s or more, not {span}")
     elif whole > 0 or critical > 0:
         yield Problem("shutdownGracePeriod", "needs the feature gate GracefulNodeShutdown")
@@ -155,14 +140,14 @@ def _shutdown(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
         yield Problem("shutdownGracePeriodByPodPriority", "cannot be used together with shutdownGracePeriod")
     for index, entry in enumerate(by_priority):
         if (seconds := entry.shutdown_grace_period_seconds) < 0:
-            path = f"shutdownGracePeriodByPodPriority[{index}].shutdownGracePeriodSeconds"
+            path = f"{key_path('shutdownGracePeriodByPodPriority', index)}.shutdownGracePeriodSeconds"
             yield Problem(path, f"must be 0 or more, not {seconds}")
 
 
 def _taints(config: KubeletConfiguration) -> Iterator[Problem]:
     seen: set[tuple[str, str]] = set()
     for index, taint in enumerate(config.register_with_taints):
-        path = f"registerWithTaints[{index}]"
+        path = key_path("registerWithTaints", index)
         if message := qualified_name_problem(taint.key):
             yield Problem(f"{path}.key", f"{message}, not {quoted(taint.key)}")
         if message := label_value_problem(taint.value):
@@ -174,7 +159,7 @@ def _taints(config: KubeletConfiguration) -> Iterator[Problem]:
         if taint.time_added is not None:
             yield Problem(f"{path}.timeAdded", "cannot be set: the control plane sets it")
         if (taint.key, taint.effect) in seen:
-            yield Problem(path, f"{taint.key}:{taint.effect} is given twice: give it once")
+            yield Problem(path, f"{quoted(taint.key)} is given twice with the same effect: give it once")
         seen.add((taint.key, taint.effect))
 
 
@@ -197,5 +182,5 @@ def _back_off(longest: Duration | None, gates: Gates) -> Iterator[Problem]:
             yield Problem(path, "needs the feature gate KubeletCrashLoopBackOffMax")
     elif longest is None:
         yield Problem(path, "is missing: write one between 1s and 5m")
-    elif not at_least("1s") <= longest <= at_least("5m"):
+    elif not SHORTEST_RESTART_PAUSE <= longest <= LONGEST_RESTART_PAUSE:
         yield Problem(path, f"must be between 1s and 5m, not {longest}")

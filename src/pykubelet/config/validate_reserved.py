@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pykubelet.api import cpuset
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.text import quoted
-from pykubelet.config.errors import Problem
+from pykubelet.config.errors import Problem, key_path
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_rules import Gates, Readable, check
+from pykubelet.config.validate_rules import Gates, check, readable
 
 RESERVABLE = ("cpu", "memory", "ephemeral-storage", "pid")
 ENFORCEMENTS = {
@@ -26,7 +26,7 @@ ENFORCEMENTS = {
 
 def problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[Problem]:
     """Check all fields about reservations."""
-    yield from check([Readable("reserved_system_cpus", cpuset.parse)], config)
+    yield from check([readable("reserved_system_cpus", cpuset.parse)], config)
     yield from _amounts("kubeReserved", config.kube_reserved)
     yield from _amounts("systemReserved", config.system_reserved)
     yield from _shares(config.qos_reserved)
@@ -44,7 +44,7 @@ def problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[Problem]:
 
 def _amounts(field: str, amounts: dict[str, str]) -> Iterator[Problem]:
     for resource, text in amounts.items():
-        path = f"{field}[{resource}]"
+        path = key_path(field, resource)
         if resource not in RESERVABLE:
             yield Problem(path, f"cannot be reserved: only {', '.join(RESERVABLE)} can")
             continue
@@ -57,7 +57,7 @@ def _amounts(field: str, amounts: dict[str, str]) -> Iterator[Problem]:
 
 def _shares(shares: dict[str, str]) -> Iterator[Problem]:
     for resource, text in shares.items():
-        path = f"qosReserved[{resource}]"
+        path = key_path("qosReserved", resource)
         if resource != "memory":
             yield Problem(path, "cannot be reserved per QoS class: only memory can")
         elif not re.fullmatch(r"\+?[0-9]{1,3}%", text, re.ASCII) or int(text.rstrip("%")) > 100:
@@ -71,7 +71,7 @@ def _enforcement(config: KubeletConfiguration) -> Iterator[Problem]:
         "kubeReservedCgroup": config.kube_reserved_cgroup,
     }
     for index, name in enumerate(wanted):
-        path = f"enforceNodeAllocatable[{index}]"
+        path = key_path("enforceNodeAllocatable", index)
         if name in wanted[:index]:
             yield Problem(path, f"{quoted(name)} is listed twice: list it once")
         elif name not in ENFORCEMENTS:
@@ -89,11 +89,11 @@ def _enforcement(config: KubeletConfiguration) -> Iterator[Problem]:
 def _memory(config: KubeletConfiguration) -> Iterator[Problem]:
     seen: set[tuple[int, str]] = set()
     for index, reservation in enumerate(config.reserved_memory):
-        node = reservation.numa_node
+        node, entry = reservation.numa_node, key_path("reservedMemory", index)
         if node < 0:
-            yield Problem(f"reservedMemory[{index}].numaNode", f"must be 0 or more, not {node}")
+            yield Problem(f"{entry}.numaNode", f"must be 0 or more, not {node}")
         for resource, text in reservation.limits.items():
-            path = f"reservedMemory[{index}].limits[{resource}]"
+            path = key_path(f"{entry}.limits", resource)
             if resource != "memory" and not resource.startswith("hugepages-"):
                 yield Problem(path, "cannot be reserved: only memory and hugepages-<size> can")
             elif (node, resource) in seen:

@@ -1,6 +1,7 @@
 """Rules about single fields as data, so that a check is a row in a table and not a branch.
 
-Fields are named by their path of Python names; problems carry the JSON path.
+Fields are named by their path of Python names; problems carry the JSON path. A rule for a list or
+a map holds for each of its values.
 """
 
 from __future__ import annotations
@@ -10,106 +11,87 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pykubelet.api.casing import wire_name
-from pykubelet.api.duration import Duration
 from pykubelet.api.text import quoted
-from pykubelet.config.errors import Problem
+from pykubelet.config.errors import Problem, key_path
 from pykubelet.config.types import KubeletConfiguration
 
 Gates = Callable[[str], bool]
 """Tells whether a feature gate is on."""
 
 
-class Between(NamedTuple):
-    """A number or duration with a smallest and perhaps a largest value."""
+class Rule(NamedTuple):
+    """One row: a field, and what says in a sentence what is wrong with its value, or None."""
 
     field: str
-    low: int
-    high: int | None = None
-
-    def problems(self, value: Any, path: str) -> Iterator[Problem]:
-        if value is not None and not self.low <= value <= (value if self.high is None else self.high):
-            allowed = f"{self.low} or more" if self.high is None else f"between {self.low} and {self.high}"
-            yield Problem(path, f"must be {allowed}, not {value}")
+    fault: Callable[[Any], str | None]
 
 
-class Positive(NamedTuple):
-    """A number or duration above zero."""
+def between(field: str, low: int, high: int | None = None) -> Rule:
+    """Make a rule for a number or duration with a smallest and perhaps a largest value."""
+    allowed = f"{low} or more" if high is None else f"between {low} and {high}"
 
-    field: str
+    def fault(value: int | None) -> str | None:
+        if value is None or (low <= value and (high is None or value <= high)):
+            return None
+        return f"must be {allowed}, not {value}"
 
-    def problems(self, value: Any, path: str) -> Iterator[Problem]:
-        if value <= 0:
-            yield Problem(path, f"must be more than zero, not {value}")
-
-
-class OneOf(NamedTuple):
-    """A text with a few allowed values."""
-
-    field: str
-    allowed: tuple[str, ...]
-
-    def problems(self, value: Any, path: str) -> Iterator[Problem]:
-        if value not in self.allowed:
-            yield Problem(path, f"must be {_or(self.allowed)}, not {quoted(value)}")
+    return Rule(field, fault)
 
 
-class Readable(NamedTuple):
-    """A text, or every text of a list or map, that a reader accepts; empty means not set."""
-
-    field: str
-    read: Callable[[str], object]
-    """Raises ValueError with the sentence for the operator."""
-
-    def problems(self, value: Any, path: str) -> Iterator[Problem]:
-        for where, text in _texts(value, path):
-            try:
-                self.read(text)
-            except ValueError as err:
-                yield Problem(where, str(err))
+def positive(field: str) -> Rule:
+    """Make a rule for a number or duration above zero."""
+    return Rule(field, lambda value: None if value > 0 else f"must be more than zero, not {value}")
 
 
-class Shaped(NamedTuple):
-    """A text, or every text of a list, that has a certain shape; empty means not set."""
-
-    field: str
-    problem: Callable[[str], str | None]
-    """Gives the sentence that says what is allowed, or None."""
-
-    def problems(self, value: Any, path: str) -> Iterator[Problem]:
-        for where, text in _texts(value, path):
-            if message := self.problem(text):
-                yield Problem(where, f"{message}, not {quoted(text)}")
+def one_of(field: str, *allowed: str) -> Rule:
+    """Make a rule for a text with a few allowed values."""
+    words = ", ".join(word or '""' for word in allowed)
+    return Rule(
+        field, lambda text: None if text in allowed else f"must be one of {words}, not {quoted(text)}"
+    )
 
 
-Rule = Between | Positive | OneOf | Readable | Shaped
+def readable(field: str, read: Callable[[str], object]) -> Rule:
+    """Make a rule for text that a reader accepts; it raises ValueError with the sentence."""
+
+    def fault(text: str) -> str | None:
+        try:
+            read(text)
+        except ValueError as err:
+            return str(err)
+        return None
+
+    return Rule(field, fault)
+
+
+def shaped(field: str, problem: Callable[[str], str | None]) -> Rule:
+    """Make a rule for text of a shape; `problem` gives the sentence that says which, or None."""
+
+    def fault(text: str) -> str | None:
+        message = problem(text)
+        return f"{message}, not {quoted(text)}" if message else None
+
+    return Rule(field, fault)
+
+
+def unless_empty(rule: Rule) -> Rule:
+    """Make a rule that lets the field be empty, which means that it is not set."""
+    return Rule(rule.field, lambda value: rule.fault(value) if value else None)
 
 
 def check(rules: Iterable[Rule], config: KubeletConfiguration) -> Iterator[Problem]:
     """Apply the rows of a table."""
     for rule in rules:
-        yield from rule.problems(operator.attrgetter(rule.field)(config), json_path(rule.field))
+        path = ".".join(wire_name(name) for name in rule.field.split("."))
+        for where, value in _values(operator.attrgetter(rule.field)(config), path):
+            if message := rule.fault(value):
+                yield Problem(where, message)
 
 
-def json_path(field: str) -> str:
-    """Give the JSON path of a path of Python names."""
-    return ".".join(wire_name(name) for name in field.split("."))
-
-
-def at_least(span: str) -> Duration:
-    """Read a duration that is a limit in a table."""
-    return Duration.parse(span)
-
-
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        if value:
-            yield path, value
-    elif isinstance(value, dict):
-        yield from ((f"{path}[{key}]", text) for key, text in value.items())
+def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((key_path(path, key), item) for key, item in value.items())
+    elif isinstance(value, list):
+        yield from ((key_path(path, index), item) for index, item in enumerate(value))
     else:
-        yield from ((f"{path}[{index}]", text) for index, text in enumerate(value))
-
-
-def _or(words: Iterable[str]) -> str:
-    *first, last = (word or '""' for word in words)
-    return f"{', '.join(first)} or {last}" if first else last
+        yield path, value

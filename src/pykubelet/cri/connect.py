@@ -46,6 +46,11 @@ class Cri:
     channels: tuple[Channel, ...]
     """The runtime's channel, and the image service's if that is another endpoint."""
 
+    @property
+    def runtime_channel(self) -> Channel:
+        """The runtime's own connection, for services beside CRI on the same socket."""
+        return self.channels[0]
+
     async def close(self) -> None:
         """End the connections; calls under way fail with Unavailable."""
         for channel in self.channels:

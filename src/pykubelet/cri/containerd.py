@@ -9,41 +9,54 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
-from pykubelet.cri import events_pb2, events_tasks_pb2, events_types_pb2
+from pykubelet.cri import events_tasks_pb2 as tasks
 from pykubelet.cri.channel import FOREVER, Channel
 from pykubelet.cri.errors import BadResponse
+from pykubelet.cri.events_pb2 import SubscribeRequest
+from pykubelet.cri.events_types_pb2 import Envelope
 
 SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 CRI_NAMESPACE = "k8s.io"
 
-_TYPES: dict[str, type[Message]] = {
-    cls.DESCRIPTOR.full_name: cls
-    for cls in (
-        events_tasks_pb2.TaskCreate,
-        events_tasks_pb2.TaskStart,
-        events_tasks_pb2.TaskDelete,
-        events_tasks_pb2.TaskExit,
-        events_tasks_pb2.TaskOOM,
-        events_tasks_pb2.TaskExecAdded,
-        events_tasks_pb2.TaskExecStarted,
-        events_tasks_pb2.TaskPaused,
-        events_tasks_pb2.TaskResumed,
-        events_tasks_pb2.TaskCheckpointed,
-    )
-}
+Details = (
+    tasks.TaskCreate
+    | tasks.TaskStart
+    | tasks.TaskDelete
+    | tasks.TaskExit
+    | tasks.TaskOOM
+    | tasks.TaskExecAdded
+    | tasks.TaskExecStarted
+    | tasks.TaskPaused
+    | tasks.TaskResumed
+    | tasks.TaskCheckpointed
+)
+_KINDS: dict[str, type[Details]] = {kind.DESCRIPTOR.full_name: kind for kind in Details.__args__}
 
 
-async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> AsyncGenerator[Message, None]:
-    """Yield every task event (`TaskStart`, `TaskExit`, …) until the connection breaks.
+@dataclass(frozen=True, slots=True)
+class TaskEvent:
+    """One thing that happened to a container's processes."""
+
+    time: float
+    """When, in seconds since the epoch, by containerd's clock."""
+    container_id: str
+    """The CRI's container or sandbox: a sandbox has a process too."""
+    details: Details
+    """What: `isinstance` tells which kind."""
+
+
+async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> AsyncGenerator[TaskEvent, None]:
+    """Yield every task event of a namespace until the connection breaks.
 
     Close the iterator (`contextlib.aclosing`) when leaving it early. Raises Unimplemented where the
     runtime is not containerd, Unavailable when the connection breaks.
     """
-    request = events_pb2.SubscribeRequest(filters=[f'topic~="^/tasks/",namespace=={namespace}'])
-    envelopes = channel.stream(SUBSCRIBE, request, events_types_pb2.Envelope, timeout=FOREVER)
+    request = SubscribeRequest(filters=[f'topic~="^/tasks/",namespace=={namespace}'])
+    envelopes = channel.stream(SUBSCRIBE, request, Envelope, timeout=FOREVER)
     async with aclosing(envelopes):
         async for envelope in envelopes:
             event = decode(envelope)
@@ -51,15 +64,17 @@ async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> Async
                 yield event
 
 
-def decode(envelope: events_types_pb2.Envelope) -> Message | None:
+def decode(envelope: Envelope) -> TaskEvent | None:
     """Give an envelope's content, or None for a kind of event that this agent does not know.
 
     Raises BadResponse where the content is not what its name says.
     """
-    kind = _TYPES.get(envelope.event.type_url.rpartition("/")[2])
+    kind = _KINDS.get(envelope.event.type_url.rpartition("/")[2])
     if kind is None:
         return None
     try:
-        return kind.FromString(envelope.event.value)
+        details = kind.FromString(envelope.event.value)
     except DecodeError:
         raise BadResponse("Subscribe", f"a {envelope.topic} event cannot be decoded") from None
+    stamp = envelope.timestamp
+    return TaskEvent(stamp.seconds + stamp.nanos / 1e9, details.container_id, details)

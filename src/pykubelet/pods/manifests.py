@@ -57,7 +57,7 @@ def read_bytes(path: Path) -> bytes:
     Raises ConfigError for a file that can be no manifest, and OSError as reading does.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         data = file.read(MAX_BYTES + 1)

@@ -1,10 +1,9 @@
 """What a pod is promised and allowed as a whole, and what that means to the kernel.
 
 Requests and limits are written per container; cgroups, admission, eviction and the OOM killer want
-them per pod. The sums follow the API's own rules, so that the scheduler's account of a node and the
-node's own agree: init containers run one after the other and count with their maximum, sidecars
-(init containers with `restartPolicy: Always`) stay and count for everything after them, and values
-set for the whole pod replace the sums. Everything here is a pure function of the pod.
+them per pod. The sums follow the API's own rules (`pods/defaults.py` adds up the containers), so
+that the scheduler's account of a node and the node's own agree; values set for the whole pod
+replace the sums. Everything here is a pure function of the pod.
 
 `pod_level` says whether values of the whole pod (`spec.resources`) count: the gate
 `PodLevelResources`.
@@ -12,15 +11,17 @@ set for the whole pod replace the sums. Everything here is a pure function of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Literal
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
-from pykubelet.pods.static import is_static_pod
+from pykubelet.pods.defaults import container_total
+from pykubelet.pods.static import is_critical_pod
 
 QOSClass = Literal["Guaranteed", "Burstable", "BestEffort"]
+
+HUGE_PAGES_PREFIX = "hugepages-"
 
 MIN_SHARES = 2
 MAX_SHARES = 262144
@@ -35,10 +36,6 @@ BEST_EFFORT_OOM_SCORE_ADJ = 1000
 # A burstable container stays above a guaranteed one that uses all of the machine's memory.
 _LOWEST_BURSTABLE = 1000 + GUARANTEED_OOM_SCORE_ADJ
 
-HUGE_PAGES_PREFIX = "hugepages-"
-
-_SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
-_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 _COMPUTE = ("cpu", "memory")
 _NOTHING = Quantity.of(0)
 
@@ -57,31 +54,34 @@ def compute_qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
     Ephemeral containers do not count: they have no resources.
     """
     if pod_level and pod.spec.resources is not None:
-        sets = [pod.spec.resources]
+        parts = [pod.spec.resources]
     else:
-        sets = [container.resources for container in (*pod.spec.containers, *pod.spec.init_containers)]
-    bounded = all(_is_bounded(resources.limits) for resources in sets)
-    requests = _sum(_positive(resources.requests) for resources in sets)
-    limits = _sum(_positive(resources.limits) for resources in sets)
-    if not requests and not limits:
+        parts = [container.resources for container in (*pod.spec.containers, *pod.spec.init_containers)]
+    requests = [_positive(part.requests) for part in parts]
+    limits = [_positive(part.limits) for part in parts]
+    if not any(requests) and not any(limits):
         return "BestEffort"
-    return "Guaranteed" if bounded and requests == limits else "Burstable"
+    bounded = all(len(limit) == len(_COMPUTE) for limit in limits)
+    return "Guaranteed" if bounded and _totals(requests) == _totals(limits) else "Burstable"
 
 
 def pod_requests(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> Resources:
     """Give what the pod is promised, with the runtime's overhead unless told otherwise."""
-    total = _over_time(pod, _requests)
+    total = container_total(pod.spec, "requests")
     if pod_level and pod.spec.resources is not None:
         total |= _pod_level(pod.spec.resources.requests)
-    return _sum((total, pod.spec.overhead)) if overhead else total
+    if overhead:
+        for name, amount in pod.spec.overhead.items():
+            total[name] = _plus(total.get(name, _NOTHING), amount)
+    return total
 
 
 def pod_limits(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> Resources:
-    """Give what the pod may use at most; a resource that is not bounded is absent.
+    """Give the sum of what the pod's containers may use; what none of them bounds is absent.
 
-    A container without a limit does not unbound the sum: see whether each has one where it matters.
+    A container without a limit does not unbound the sum: where it matters, see whether each has one.
     """
-    total = _over_time(pod, _limits)
+    total = container_total(pod.spec, "limits")
     if pod_level and pod.spec.resources is not None:
         total |= _pod_level(pod.spec.resources.limits)
     if overhead:
@@ -95,15 +95,6 @@ def has_pod_level_resources(pod: Pod) -> bool:
     """Whether anything was written for the whole pod that the node knows how to enforce."""
     resources = pod.spec.resources
     return resources is not None and bool(_pod_level(resources.requests) or _pod_level(resources.limits))
-
-
-def is_critical_pod(pod: Pod) -> bool:
-    """Whether the node keeps this pod to the last: static pods, their mirrors, and critical priorities."""
-    return (
-        is_static_pod(pod)
-        or _MIRROR_ANNOTATION in pod.metadata.annotations
-        or (pod.spec.priority is not None and pod.spec.priority >= _SYSTEM_CRITICAL_PRIORITY)
-    )
 
 
 def oom_score_adj(pod: Pod, container: Container, memory_capacity: int, *, pod_level: bool = True) -> int:
@@ -123,7 +114,8 @@ def oom_score_adj(pod: Pod, container: Container, memory_capacity: int, *, pod_l
     if _is_sidecar_of(pod, container) and pod.spec.containers:
         # A sidecar must not die before the containers that it serves.
         request = max(request, min(_memory(served) for served in pod.spec.containers))
-    request += _unassigned_memory(pod) if pod_level else 0
+    if pod_level:
+        request += _unassigned_memory(pod)
     score = 1000 - 1000 * request // max(memory_capacity, 1)
     return max(_LOWEST_BURSTABLE, min(score, BEST_EFFORT_OOM_SCORE_ADJ - 1))
 
@@ -148,33 +140,12 @@ def milli_cpu_of_quota(quota: int, period: int) -> int:
     return quota * 1000 // period if quota > 0 and period > 0 else 0
 
 
-def _over_time(pod: Pod, of: Callable[[Container], Resources]) -> Resources:
-    """Give the most that is needed at any time, from the first init container to the pod's end."""
-    total = _sum(of(container) for container in pod.spec.containers)
-    staying: Resources = {}
-    peak: Resources = {}
-    for container in pod.spec.init_containers:
-        now = _sum((staying, of(container)))
-        if _is_sidecar(container):
-            staying, total = now, _sum((total, of(container)))
-        peak = _highest(peak, now)
-    return _highest(total, peak)
+def _positive(amounts: Resources) -> dict[str, int]:
+    return {name: amounts[name].nanos for name in _COMPUTE if name in amounts and amounts[name].nanos > 0}
 
 
-def _requests(container: Container) -> Resources:
-    return container.resources.requests
-
-
-def _limits(container: Container) -> Resources:
-    return container.resources.limits
-
-
-def _is_bounded(limits: Resources) -> bool:
-    return all(limits.get(name, _NOTHING).nanos > 0 for name in _COMPUTE)
-
-
-def _positive(amounts: Resources) -> Resources:
-    return {name: amounts[name] for name in _COMPUTE if amounts.get(name, _NOTHING).nanos > 0}
+def _totals(parts: list[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(part.get(name, 0) for part in parts) for name in _COMPUTE}
 
 
 def _pod_level(amounts: Resources) -> Resources:
@@ -186,29 +157,14 @@ def _pod_level(amounts: Resources) -> Resources:
     }
 
 
-def _sum(several: Iterable[Resources]) -> Resources:
-    total: Resources = {}
-    for amounts in several:
-        for name, amount in amounts.items():
-            total[name] = _plus(total[name], amount) if name in total else amount
-    return total
-
-
 def _plus(one: Quantity, other: Quantity) -> Quantity:
     return Quantity(one.nanos + other.nanos, one.notation if one.nanos else other.notation)
 
 
-def _highest(one: Resources, other: Resources) -> Resources:
-    higher = {name: amount for name, amount in other.items() if name not in one or amount > one[name]}
-    return one | higher
-
-
-def _is_sidecar(container: Container) -> bool:
-    return container.restart_policy == "Always"
-
-
 def _is_sidecar_of(pod: Pod, container: Container) -> bool:
-    return _is_sidecar(container) and any(init.name == container.name for init in pod.spec.init_containers)
+    return container.restart_policy == "Always" and any(
+        init.name == container.name for init in pod.spec.init_containers
+    )
 
 
 def _memory(container: Container) -> int:
@@ -221,5 +177,5 @@ def _unassigned_memory(pod: Pod) -> int:
     whole = int(resources.requests.get("memory", _NOTHING)) if resources is not None else 0
     if not whole:
         return 0
-    assigned = int(_over_time(pod, _requests).get("memory", _NOTHING))
+    assigned = int(container_total(pod.spec, "requests").get("memory", _NOTHING))
     return max(0, whole - assigned) // max(1, len(pod.spec.containers) + len(pod.spec.init_containers))

@@ -49,6 +49,11 @@ class SandboxInfo:
     """The pod's own labels."""
     annotations: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def ours(self) -> bool:
+        """Whether an agent made it for a pod."""
+        return all((self.pod_name, self.pod_namespace, self.pod_uid))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerInfo:
@@ -63,12 +68,17 @@ class ContainerInfo:
     restart_count: int = 0
     termination_message_path: str = ""
     termination_message_policy: str = ""
-    deletion_grace_period: int | None = None
-    """Seconds."""
-    termination_grace_period: int | None = None
-    """Seconds."""
+    deletion_grace: int | None = None
+    """Seconds that whoever deleted the pod gave it."""
+    pod_grace: int | None = None
+    """Seconds that the pod's spec gave it."""
     pre_stop: LifecycleHandler | None = None
     ports: tuple[ContainerPort, ...] = ()
+
+    @property
+    def ours(self) -> bool:
+        """Whether an agent made it for a pod."""
+        return all((self.pod_name, self.pod_namespace, self.pod_uid, self.name))
 
 
 def sandbox_labels(pod: Pod) -> dict[str, str]:
@@ -108,39 +118,35 @@ def container_annotations(
     return annotations
 
 
-def parse_sandbox_labels(labels: Mapping[str, str], annotations: Mapping[str, str]) -> SandboxInfo | None:
-    """Say whose a sandbox is; None when it is no pod's."""
-    identity = [labels.get(key, "") for key in (POD_NAME, POD_NAMESPACE, POD_UID)]
-    if not all(identity):
-        return None
+def parse_sandbox(labels: Mapping[str, str], annotations: Mapping[str, str]) -> SandboxInfo:
+    """Say whose a sandbox is; see `ours` for one that is no pod's."""
     own = {key: value for key, value in labels.items() if key not in (POD_NAME, POD_NAMESPACE, POD_UID)}
-    name, namespace, uid = identity
     return SandboxInfo(
-        pod_name=name, pod_namespace=namespace, pod_uid=uid, labels=own, annotations=dict(annotations)
+        pod_name=labels.get(POD_NAME, ""),
+        pod_namespace=labels.get(POD_NAMESPACE, ""),
+        pod_uid=labels.get(POD_UID, ""),
+        labels=own,
+        annotations=dict(annotations),
     )
 
 
-def parse_container_labels(labels: Mapping[str, str], annotations: Mapping[str, str]) -> ContainerInfo | None:
-    """Say whose a container is and how it was made; None when it is no pod's.
+def parse_container(labels: Mapping[str, str], annotations: Mapping[str, str]) -> ContainerInfo:
+    """Say whose a container is and how it was made; see `ours` for one that is no pod's.
 
     What is missing or broken takes the default of its field.
     """
-    identity = [labels.get(key, "") for key in (POD_NAME, POD_NAMESPACE, POD_UID, CONTAINER_NAME)]
-    if not all(identity):
-        return None
-    pod_name, namespace, uid, name = identity
     hash_form = _HASH_FORM.fullmatch(annotations.get(HASH, ""))
     return ContainerInfo(
-        pod_name=pod_name,
-        pod_namespace=namespace,
-        pod_uid=uid,
-        name=name,
+        pod_name=labels.get(POD_NAME, ""),
+        pod_namespace=labels.get(POD_NAMESPACE, ""),
+        pod_uid=labels.get(POD_UID, ""),
+        name=labels.get(CONTAINER_NAME, ""),
         hash=hash_form[1].lower() if hash_form else "",
         restart_count=max(0, _number(annotations, RESTART_COUNT) or 0),
         termination_message_path=annotations.get(TERMINATION_MESSAGE_PATH, ""),
         termination_message_policy=annotations.get(TERMINATION_MESSAGE_POLICY, ""),
-        deletion_grace_period=_number(annotations, DELETION_GRACE_PERIOD),
-        termination_grace_period=_number(annotations, TERMINATION_GRACE_PERIOD),
+        deletion_grace=_number(annotations, DELETION_GRACE_PERIOD),
+        pod_grace=_number(annotations, TERMINATION_GRACE_PERIOD),
         pre_stop=_parse(LifecycleHandler, annotations.get(PRE_STOP)),
         ports=tuple(_parse(list[ContainerPort], annotations.get(PORTS)) or ()),
     )
@@ -161,7 +167,7 @@ def _parse(kind: type[T], text: str | None) -> T | None:
         return None
     try:
         return from_json(kind, text.encode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

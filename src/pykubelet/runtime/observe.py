@@ -154,7 +154,7 @@ def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> Obse
         message=termination_message(status) if phase == "exited" else status.message,
         image=status.image.image,
         image_id=status.image_ref,
-        hash=status.annotations.get(CONTAINER_HASH, ""),
+        hash=status.annotations.get(HASH, ""),
         restart_count=_number(status.annotations.get(RESTART_COUNT)),
         annotations=dict(status.annotations),
         labels=dict(status.labels),

@@ -1,0 +1,99 @@
+"""`pykubelet up`: a node in the foreground, with a container runtime of its own.
+
+What `up` chooses itself is written to `DIR/kubelet.yaml`, an ordinary configuration file, where
+people can read it; flags that follow on the command line win over it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pykubelet.cli.complain import complain
+from pykubelet.cli.process import launch
+from pykubelet.config.errors import ConfigError
+from pykubelet.config.load import Loaded, load
+from pykubelet.config.types import API_VERSION, KIND
+from pykubelet.embedded import claim, lock
+from pykubelet.embedded.errors import EmbeddedError
+from pykubelet.embedded.instance import Instance
+from pykubelet.embedded.runtime import PrivateRuntime
+from pykubelet.host.capabilities import is_root
+from pykubelet.kubelet import Kubelet
+
+PROGRAM = "pykubelet up"
+
+
+def standalone_config(instance: Instance, endpoint: str) -> dict[str, Any]:
+    """Give the configuration of a node without a control plane, on a machine that others use too."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "staticPodPath": str(instance.manifests),
+        "podLogsDir": str(instance.pod_logs),
+        "containerRuntimeEndpoint": endpoint,
+        "cgroupRoot": instance.cgroup_root,
+        # Nobody but this machine may ask, and there is no API server to ask about permissions.
+        "address": "127.0.0.1",
+        "readOnlyPort": 10255,
+        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        # A laptop has swap; pods still get none of it.
+        "failSwapOn": False,
+    }
+
+
+def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence[str]) -> int:
+    """Start the node and stay until it is stopped; returns the exit code."""
+    try:
+        instance = Instance.at(data_dir)
+        load(flags)  # a typing error must not cost the start of a runtime
+        if not is_root():
+            return complain(PROGRAM, "root is needed to manage containers: run it with sudo")
+        claim.claim(instance)
+        argv = _write_config(instance, endpoint or instance.endpoint, verbosity, flags)
+        loaded = load(argv)
+    except (ConfigError, EmbeddedError) as err:
+        return complain(PROGRAM, err)
+    except OSError as err:
+        return complain(PROGRAM, f"data directory {data_dir} cannot be used: {err}")
+    return launch(PROGRAM, loaded, lambda: _agent(instance, loaded, endpoint))
+
+
+def _write_config(instance: Instance, endpoint: str, verbosity: int, flags: Sequence[str]) -> list[str]:
+    claim.make_folders(instance)
+    path = instance.data_dir / "kubelet.yaml"
+    text = yaml.safe_dump(standalone_config(instance, endpoint), sort_keys=False)
+    path.write_text(
+        "# Written by `pykubelet up` at each start; give flags to `up` to change a value.\n" + text
+    )
+    own = [f"--config={path}", f"--root-dir={instance.kubelet_root}"]
+    return [*own, *([f"--v={verbosity}"] if verbosity else []), *flags]
+
+
+async def _agent(instance: Instance, loaded: Loaded, endpoint: str | None) -> None:
+    kubelet = Kubelet(loaded, on_started=lambda: _greet(instance, loaded))
+    if endpoint is not None:
+        with lock.hold(instance, "up"):
+            await kubelet.run()
+        return
+    async with PrivateRuntime(instance, cgroup_driver=loaded.config.cgroup_driver):
+        await kubelet.run()
+
+
+def _greet(instance: Instance, loaded: Loaded) -> None:
+    config = loaded.config
+    health = f"http://{config.healthz_bind_address}:{config.healthz_port}/healthz"
+    down = (
+        "pykubelet down" if instance.name == "pykubelet" else f"pykubelet down --data-dir {instance.data_dir}"
+    )
+    print(
+        f"\nNode is up: put pod manifests into {config.static_pod_path}\n"
+        f"Health: curl {health}   Stop: Ctrl-C   Remove everything: {down}\n",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,91 @@
+"""The exec probe: a command in the container; exit code 0 is health.
+
+A command costs a hundred times what a connection costs (the runtime makes a process), mostly in its
+first moments. So at most a few begin at once, and a probe that just sits there gives its slot back
+after half a second: a pod whose commands hang cannot keep all others from being asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from pykubelet.api.pod import EnvVar, ExecAction
+from pykubelet.cri.errors import CommandTimedOut, CriError
+from pykubelet.probes.outcome import OUTPUT_LIMIT, Outcome, Target
+
+ExecSync = Callable[[str, Sequence[str], int], Awaitable[tuple[int, bytes]]]
+"""Runs a command: container id, command, timeout in seconds; gives exit code and output.
+
+Raises CommandTimedOut when it took too long, CriError when it could not be run.
+"""
+
+BUSY_SECONDS = 0.5
+"""For how long a command that runs counts as beginning."""
+
+
+def default_slots() -> int:
+    """How many commands may begin at once on this machine."""
+    return max(8, 4 * (os.cpu_count() or 1))
+
+
+class ExecSlots:
+    """Bounds how many commands begin at once; who waits is served in order."""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it until the block ends or the command is no longer beginning."""
+        await self._free.acquire()
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(BUSY_SECONDS, release)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            release()
+
+
+async def exec_check(
+    action: ExecAction, target: Target, timeout: int, exec_sync: ExecSync, slots: ExecSlots
+) -> Outcome:
+    """Run the command; its own time starts when it has a slot. A time-out is a failure."""
+    command = expand(action.command, target.container.env)
+    async with slots.slot():
+        try:
+            code, output = await exec_sync(target.container_id, command, timeout)
+        except CommandTimedOut as err:
+            return Outcome("failure", str(err))
+        except CriError as err:
+            return Outcome("unknown", err.rpc_text, errored=True)
+    text = output[:OUTPUT_LIMIT].decode(errors="replace")
+    return Outcome("success" if code == 0 else "failure", text)
+
+
+def expand(command: Sequence[str], env: Sequence[EnvVar]) -> list[str]:
+    """Replace `$(NAME)` by variables that the spec spells out; `$$` is a plain dollar.
+
+    Names that are not known stay as they are. Values from elsewhere (`valueFrom`) are empty here.
+    """
+    values = {variable.name: variable.value for variable in env}
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[1]
+        return "$" if name is None else values.get(name, match[0])
+
+    return [_REFERENCE.sub(replace, word) for word in command]
+
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")

@@ -1,0 +1,122 @@
+"""The gRPC probe: the standard health service (`grpc.health.v1.Health/Check`), without TLS.
+
+Request and answer are one field each, so they are written and read by hand: a generated module
+would be larger than both. A new connection each time, since whether one can be made is half of
+the question.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from pykubelet.api.pod import GRPCAction
+from pykubelet.probes.outcome import Outcome, Target, join_host_port, resolve_host, resolve_port
+
+CHECK_METHOD = "/grpc.health.v1.Health/Check"
+
+_SERVING = 1
+_NAMES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+_ANSWER_LIMIT = 4096
+_NOT_CONNECTED = "failed to connect to all addresses"
+
+
+async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: str) -> Outcome:
+    """Ask the health service; anything but SERVING is a failure. Raises BadTarget."""
+    host = resolve_host("", target)
+    address = join_host_port(host, resolve_port(action.port, target.container))
+    options = [
+        ("grpc.primary_user_agent", agent),
+        ("grpc.use_local_subchannel_pool", 1),  # or channels would share a connection
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.max_receive_message_length", _ANSWER_LIMIT),
+    ]
+    request = encode_request(action.service or "")
+    # The ipv4:/ipv6: form would forbid names; an address needs no resolver either way.
+    async with grpc.aio.insecure_channel(f"dns:///{address}", options=options) as channel:
+        try:
+            answer: bytes = await channel.unary_unary(CHECK_METHOD)(request, timeout=timeout)
+        except grpc.aio.AioRpcError as err:
+            return Outcome("failure", _describe(err, address, timeout))
+    try:
+        status = decode_status(answer)
+    except ValueError as err:
+        return Outcome("failure", f"error: health rpc probe failed: {err}")
+    if status != _SERVING:
+        name = _NAMES.get(status, str(status))
+        return Outcome("failure", f'service unhealthy (responded with "{name}")')
+    return Outcome("success", "service healthy")
+
+
+def encode_request(service: str) -> bytes:
+    """Write a HealthCheckRequest: the service's name is field 1."""
+    name = service.encode()
+    return b"\x0a" + _varint(len(name)) + name if name else b""
+
+
+def decode_status(message: bytes) -> int:
+    """Read a HealthCheckResponse's status, field 1; absent means 0. Unknown fields are skipped.
+
+    Raises ValueError when the bytes are no message.
+    """
+    status = at = 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        match tag & 7:
+            case 0:
+                value, at = _read_varint(message, at)
+                if tag >> 3 == 1:
+                    status = value
+            case 1:
+                at += 8
+            case 2:
+                length, at = _read_varint(message, at)
+                at += length
+            case 5:
+                at += 4
+            case _:
+                raise ValueError("the answer is not a health check's")
+    if at != len(message):
+        raise ValueError("the answer is cut short")
+    return status
+
+
+def _describe(err: grpc.aio.AioRpcError, address: str, timeout: float) -> str:
+    details = err.details() or ""
+    match err.code():
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return (
+                "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): "
+                + details
+            )
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"timeout: health rpc did not complete within {timeout:g}s"
+        case grpc.StatusCode.UNAVAILABLE if _NOT_CONNECTED in details:
+            return f'error: failed to connect service at "{address}": {details}'
+        case code:
+            return f"error: health rpc probe failed: rpc error: code = {_spell(code.name)} desc = {details}"
+
+
+def _spell(name: str) -> str:
+    # `NOT_FOUND` is `NotFound` in every other kubelet's events.
+    return "Canceled" if name == "CANCELLED" else name.title().replace("_", "")
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while at < len(message) and shift < 64:
+        byte = message[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return number, at
+    raise ValueError("the answer is cut short")

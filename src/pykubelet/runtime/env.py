@@ -1,0 +1,149 @@
+"""A container's environment: from all its sources, in the order in which they were written.
+
+Later sources win: what device plugins give, then `envFrom`, then `env`; the variables of services
+fill what is left. A variable may refer to those above it and to services as `$(NAME)`. Whatever
+cannot be resolved stops the container before it exists, with a sentence that says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Literal
+
+from pykubelet.api.downward import field_value, resource_value
+from pykubelet.api.pod import (
+    Container,
+    EnvFromSource,
+    EnvVarSource,
+    FileKeySelector,
+    KeySelector,
+    NamedRef,
+    Pod,
+)
+from pykubelet.pods.static import is_static_pod
+from pykubelet.runtime.env_file import value_in_env_file
+from pykubelet.runtime.expansion import expand
+from pykubelet.runtime.facts import ContainerFacts
+from pykubelet.runtime.problems import ConfigProblem, MissingSource, TooLong
+
+_Kind = Literal["ConfigMap", "Secret"]
+_Data = Mapping[str, str] | Mapping[str, bytes]
+
+LARGEST = 16 << 20
+"""Characters of a whole environment: no runtime takes a larger request."""
+
+
+def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict[str, str]:
+    """Give a container's variables; raises ConfigProblem."""
+    if facts.service_env is None and not is_static_pod(pod):
+        raise ConfigProblem("services have not yet been read at least once, cannot construct envvars")
+    services = facts.service_env or {}
+    sources = _Sources(pod, facts)
+    own: dict[str, str] = {}
+    for bulk in container.env_from:
+        own |= {bulk.prefix + key: value for key, value in sources.all_of(bulk).items()}
+    for variable in container.env:
+        value: str | None = variable.value
+        if value:
+            value = expand(value, own, services)
+        elif variable.value_from is not None:
+            value = sources.value(variable.value_from, container)
+        if value is not None:
+            own[variable.name] = value
+    env = {**facts.grants.env, **own}
+    env |= {name: value for name, value in services.items() if name not in env}
+    if sum(len(name) + len(value) for name, value in env.items()) > LARGEST:
+        raise TooLong(f"the environment has more than {LARGEST} characters: no process can be given that")
+    return env
+
+
+class _Sources:
+    """Where values come from, each configMap and secret asked for once."""
+
+    def __init__(self, pod: Pod, facts: ContainerFacts) -> None:
+        self._pod = pod
+        self._facts = facts
+        self._objects: dict[_Kind, Callable[[str], _Data]] = {
+            "ConfigMap": cache(facts.config_map),
+            "Secret": cache(facts.secret),
+        }
+
+    def all_of(self, source: EnvFromSource) -> dict[str, str]:
+        """Give all values of a configMap or secret."""
+        if source.config_map_ref is not None:
+            return self._bulk("ConfigMap", source.config_map_ref)
+        if source.secret_ref is not None:
+            return self._bulk("Secret", source.secret_ref)
+        return {}
+
+    def value(self, source: EnvVarSource, container: Container) -> str | None:
+        """Give a variable's value; None when it is optional and there is none."""
+        if source.field_ref is not None or source.resource_field_ref is not None:
+            return self._own_value(source, container)
+        if source.config_map_key_ref is not None:
+            return self._one_of("ConfigMap", source.config_map_key_ref)
+        if source.secret_key_ref is not None:
+            return self._one_of("Secret", source.secret_key_ref)
+        if source.file_key_ref is not None and self._facts.node.gates.enabled("EnvFiles"):
+            return self._in_file(source.file_key_ref)
+        return ""
+
+    def _own_value(self, source: EnvVarSource, container: Container) -> str:
+        node = self._facts.node
+        try:
+            if source.field_ref is not None:
+                return field_value(
+                    source.field_ref, self._pod, pod_ips=self._facts.pod_ips, host_ips=node.host_ips
+                )
+            assert source.resource_field_ref is not None
+            return resource_value(
+                source.resource_field_ref, self._pod, container, node.allocatable, pod_level=node.pod_level
+            )
+        except ValueError as err:
+            raise ConfigProblem(str(err)) from err
+
+    def _bulk(self, kind: _Kind, ref: NamedRef) -> dict[str, str]:
+        data = self._data(kind, ref.name, ref.optional)
+        # Sorted, because the order of keys in an API object means nothing and may change.
+        return {key: self._text(kind, ref.name, key, data[key]) for key in sorted(data)}
+
+    def _one_of(self, kind: _Kind, ref: KeySelector) -> str | None:
+        data = self._data(kind, ref.name, ref.optional)
+        if ref.key in data:
+            return self._text(kind, ref.name, ref.key, data[ref.key])
+        if ref.optional:
+            return None
+        raise ConfigProblem(f"couldn't find key {ref.key} in {kind} {self._full_name(ref.name)}")
+
+    def _data(self, kind: _Kind, name: str, optional: bool | None) -> _Data:
+        try:
+            return self._objects[kind](name)
+        except MissingSource:
+            if optional:
+                return {}
+            raise
+
+    def _text(self, kind: _Kind, name: str, key: str, value: str | bytes) -> str:
+        try:
+            return value if isinstance(value, str) else value.decode()
+        except UnicodeDecodeError:
+            raise ConfigProblem(
+                f"key {key} in {kind} {self._full_name(name)} is not text: mount it as a file instead"
+            ) from None
+
+    def _in_file(self, ref: FileKeySelector) -> str | None:
+        if ref.volume_name not in self._facts.volumes:
+            raise ConfigProblem(f'cannot find the volume "{ref.volume_name}" referenced by FileKeyRef')
+        try:
+            value = value_in_env_file(self._facts.env_file(ref.volume_name, ref.path), ref.key)
+        except (OSError, ValueError) as err:
+            raise ConfigProblem(f"couldn't parse env file: {err}") from err
+        if value:
+            return value
+        if ref.optional:
+            return None
+        raise ConfigProblem(f'environment variable key "{ref.key}" not found in file "{ref.path}"')
+
+    def _full_name(self, name: str) -> str:
+        return f"{self._pod.metadata.namespace}/{name}"

@@ -1,0 +1,50 @@
+import json
+from itertools import pairwise
+
+import pytest
+
+from pykubelet import __version__
+from pykubelet.config.flag_table import FLAGS
+from pykubelet.config.help import help_text, reported_version, version_line
+
+
+def test_every_flag_is_in_the_help_once_under_its_group() -> None:
+    lines = help_text().splitlines()
+    for flag in FLAGS:
+        starts = [
+            line
+            for line in lines
+            if line.startswith(("    ", "  -")) and f" --{flag.name} " in f"{line[:70]} "
+        ]
+        assert len([line for line in starts if line[:40].lstrip().startswith(("-", "--"))]) >= 1, flag.name
+    for before, after in pairwise(dict.fromkeys(flag.group for flag in FLAGS)):
+        assert lines.index(f"{before}:") < lines.index(f"{after}:")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_the_help_fits_the_terminal(width: int) -> None:
+    for line in help_text(width).splitlines():
+        # What cannot be broken (a default, the name of a gate) may stick out; sentences may not.
+        assert len(line) <= width or len(max(line.split(), key=len)) > width - 40, line
+
+
+def test_a_very_narrow_terminal_is_survived() -> None:
+    assert "--max-pods" in help_text(1)
+
+
+def test_types_defaults_fields_and_marks_are_shown() -> None:
+    text = " ".join(help_text(200).split())
+    assert "--max-pods int32 Pods that the node takes. Default 110. [maxPods]" in text
+    assert "-v, --v Level" in text
+    assert "DEPRECATED (set --eviction-hard or --eviction-soft instead)." in text
+    assert "[authentication.x509.clientCAFile]" in text
+    assert "NodeDeclaredFeatures=true|false (BETA - default=true)" in text
+
+
+def test_version() -> None:
+    assert version_line() == f"Kubernetes v1.36.0+pykubelet{__version__}"
+    raw = json.loads(version_line("raw"))
+    assert (raw["major"], raw["minor"]) == ("1", "36")
+    assert raw["gitVersion"] == reported_version()
+    assert reported_version("v1.36.0-mine") == "v1.36.0-mine"
+    assert reported_version("false") == reported_version()

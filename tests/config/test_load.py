@@ -1,0 +1,277 @@
+"""The whole way from a command line to flags, configuration and gates, and everything that can be wrong."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.config.flag_table import BY_NAME, FLAGS, default_text
+from pykubelet.config.load import baseline, load
+from pykubelet.config.types import API_VERSION, KIND
+
+from .samples import SAMPLES, Sample
+from .test_flags import REFERENCE, sample
+
+NEWER_DEFAULTS = {
+    "container-runtime-endpoint": ("unix:///run/containerd/containerd.sock", "v1.36 has a default"),
+    "enforce-node-allocatable": ("pods", "the reference's list shows it in brackets"),
+    "event-burst": ("100", "raised in v1.27"),
+    "event-qps": ("50", "raised in v1.27"),
+    "eviction-hard": (
+        "imagefs.available<15%,imagefs.inodesFree<5%,memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%",
+        "v1.36 has a fifth threshold",
+    ),
+    "kube-api-burst": ("100", "raised in v1.27"),
+    "kube-api-qps": ("50", "raised in v1.27"),
+    "logging-format": ("text", "the reference's list leaves it out"),
+}
+
+
+def problems(*argv: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(argv)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_defaults_are_those_of_the_reference(name: str) -> None:
+    expected, _ = NEWER_DEFAULTS.get(name, (REFERENCE[name][1], ""))
+    assert default_text(BY_NAME[name], baseline()) == expected
+    if name in NEWER_DEFAULTS:
+        assert expected != REFERENCE[name][1], "no longer a difference"
+
+
+def test_nothing_given() -> None:
+    loaded = load([])
+    assert loaded.action == "run"
+    assert loaded.warnings == []
+    assert loaded.given == {}
+    assert loaded.config == baseline()
+    assert loaded.flags.standalone
+
+
+@pytest.mark.parametrize(
+    ("argv", "action"),
+    [
+        (["--help"], "help"),
+        (["-h", "--config=/does/not/exist"], "help"),
+        (["--version"], "version"),
+        (["--version=raw", "--max-pods=-1"], "version"),
+        (["--version=false"], "run"),
+        (["--version=v1.36.0-mine"], "run"),
+        (["--help", "--version"], "help"),
+    ],
+)
+def test_actions(argv: list[str], action: str) -> None:
+    assert load(argv).action == action
+
+
+def test_help_does_not_hide_a_misspelt_flag() -> None:
+    assert problems("--help", "--hlep") == ["--hlep: there is no such flag: did you mean --help?"]
+
+
+def test_flags_that_belong_in_the_file_are_warned_about_together() -> None:
+    (line,) = load(["--max-pods=5", "--port=10260", "--max-pods=6", "-v2", "--cert-dir=/c"]).warnings
+    assert "--max-pods, --port" in line
+    assert "--config" in line
+    assert "-v" not in line
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_each_flag_warns_by_its_status(flag: Any) -> None:
+    text, _, beside = SAMPLES.get(flag.name, Sample(*sample(flag)))
+    companions = {
+        "exit-on-lock-contention": ["--lock-file=/l"],
+        "bootstrap-kubeconfig": ["--kubeconfig=/k"],
+        "image-credential-provider-config": ["--image-credential-provider-bin-dir=/b"],
+        "image-credential-provider-bin-dir": ["--image-credential-provider-config=/c"],
+    }
+    if flag.name in ("config", "config-dir"):
+        return
+    if flag.name == "node-ip":
+        text = "10.0.0.1"
+    loaded = load([*beside, *companions.get(flag.name, []), f"--{flag.name}={text}"])
+    about = [line for line in loaded.warnings if f"--{flag.name}" in line]
+    words = {"file": "belong in", "deprecated": "is deprecated", "ignored": "has no effect"}
+    assert [words[flag.status] in line for line in about] == ([True] if flag.status in words else [])
+    if flag.attribute:
+        assert getattr(loaded.flags, flag.attribute) == flag.kind.parse(text)
+
+
+def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        json.dumps(
+            {"apiVersion": API_VERSION, "kind": KIND, "maxPods": -5, "featureGates": {"NodeSwop": True}}
+        )
+    )
+    lines = problems(
+        f"--config={file}",
+        "--prot=1",
+        "--sync-frequency=10",
+        "--feature-gates=SidecarContainers=false",
+        "--node-labels=kubernetes.io/mine=1",
+        "--image-gc-high-threshold=200",
+        "serve",
+    )
+    text = "\n".join(lines)
+    for place in (
+        "--prot:",
+        "--sync-frequency:",
+        "'serve':",
+        "--feature-gates: SidecarContainers",
+        "featureGates.NodeSwop:",
+        "--node-labels:",
+        "maxPods",
+        "imageGCHighThresholdPercent",
+        "(set by --image-gc-high-threshold)",
+    ):
+        assert place in text
+    assert len(set(lines)) == len(lines)
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_other_mistakes(tmp_path: Path) -> None:
+    lines = problems(f"--config={tmp_path}", "--port=-1", "--node-ip=nowhere")
+    assert any(str(tmp_path) in line and "folder" in line for line in lines)
+    assert any(line.startswith("port") and "--port" in line for line in lines)
+    assert any(line.startswith("--node-ip") for line in lines)
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--node-labels=kubernetes.io/role=x"], ["--node-labels", "kubelet.kubernetes.io"]),
+        (["--node-labels=sub.k8s.io/role=x"], ["may not set itself"]),
+        (["--node-labels=-bad=x"], ["the key '-bad'"]),
+        (["--node-labels=a=b c"], ["the value 'b c' of 'a'"]),
+        (["--node-ip=10.0.0.1,10.0.0.2"], ["--node-ip", "IPv4 and an IPv6"]),
+        (["--node-ip=10.0.0.1,fd00::1,fd00::2"], ["--node-ip", "IPv4 and an IPv6"]),
+        (["--node-ip=0.0.0.0,fd00::1"], ["stand alone"]),
+        (["--node-ip=node-1"], ["not an IP address"]),
+        (["--hostname-override=my node"], ["--hostname-override", "node-1.example.com"]),
+        (["--hostname-override= "], ["--hostname-override"]),
+        (["--exit-on-lock-contention"], ["--lock-file"]),
+        (["--image-credential-provider-config=/c"], ["--image-credential-provider-bin-dir"]),
+        (["--image-credential-provider-bin-dir=/c"], ["--image-credential-provider-config"]),
+        (["--housekeeping-interval=0s"], ["--housekeeping-interval", "longer than 0s"]),
+        (["--runonce", "--kubeconfig=/k"], ["--runonce", "--kubeconfig"]),
+        (["--cloud-provider=aws"], ["--cloud-provider", "external"]),
+        (["--container-runtime=docker"], ["--container-runtime", "--container-runtime-endpoint"]),
+        (["--feature-gates=Nope=true"], ["--feature-gates", "Nope"]),
+        (["--feature-gates=WorkloadWithJob=true"], ["--feature-gates", "needs GenericWorkload"]),
+    ],
+)
+def test_flags_are_checked(argv: list[str], words: list[str]) -> None:
+    (line,) = problems(*argv)
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--node-labels=role=web,x.io/a=,kubernetes.io/hostname=a,a.node.kubernetes.io/b=c,node.kubernetes.io/d=e"],
+        ["--node-ip="],
+        ["--node-ip=::"],
+        ["--node-ip=10.0.0.1, fd00::1"],
+        ["--hostname-override=Node-1.Example.com"],
+        ["--runonce", "--pod-manifest-path=/m"],
+        ["--cloud-provider="],
+    ],
+)  # fmt: skip
+def test_good_flags_pass(argv: list[str]) -> None:
+    load(argv)
+
+
+def test_node_addresses() -> None:
+    assert load(["--node-ip=10.0.0.1, fd00::1"]).flags.node_ips == ("10.0.0.1", "fd00::1")
+    assert load([]).flags.node_ips == ()
+
+
+def test_bootstrapping_without_a_place_for_the_credentials_is_warned_about() -> None:
+    (line,) = load(["--bootstrap-kubeconfig=/b"]).warnings
+    assert "--kubeconfig" in line
+
+
+def test_an_agent_outside_its_reservation_is_warned_about() -> None:
+    warnings = load(["--kubelet-cgroups=/agent", "--kube-reserved-cgroup=/kube"]).warnings
+    assert any("outside kubeReservedCgroup" in line for line in warnings)
+    warnings = load(["--kubelet-cgroups=/kube/agent", "--kube-reserved-cgroup=/kube"]).warnings
+    assert not any("outside" in line for line in warnings)
+
+
+def test_secrets_are_not_shown() -> None:
+    shown = load(
+        [
+            "--manifest-url-header=Authorization:Bearer hunter2",
+            "--manifest-url=https://me:hunter2@example.com/",
+            "--storage-driver-password=hunter2",
+            "--authorization-mode=Webhook",
+            "--cluster-dns=10.0.0.1",
+            "--cluster-dns=10.0.0.2",
+        ]
+    ).given
+    assert "hunter2" not in str(shown)
+    assert shown["authorization-mode"] == "Webhook"
+    assert shown["cluster-dns"] == "10.0.0.1,10.0.0.2"
+
+
+def test_log_options() -> None:
+    options = load(
+        [
+            "-v4",
+            "--vmodule=loop=5",
+            "--logtostderr=false",
+            "--log-file=/l",
+            "--stderrthreshold=1",
+            "--skip-headers",
+        ]
+    ).log_options()
+    assert (options.verbosity, options.vmodule, options.to_stderr, options.file) == (
+        4,
+        [("loop", 5)],
+        False,
+        "/l",
+    )
+    assert options.stderr_threshold == logging.WARNING
+    assert not options.headers
+    split = load(
+        ["--logging-format=json", "--log-json-split-stream", "--feature-gates=LoggingAlphaOptions=true"]
+    )
+    assert split.log_options().format == "json"
+    assert split.log_options().split_stream
+
+
+WORDS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from([f"--{flag.name}" for flag in FLAGS]),
+    st.builds(
+        lambda flag, texts, pick: f"--{flag.name}={texts[pick]}",
+        st.shared(st.sampled_from(FLAGS), key="flag"),
+        st.shared(st.sampled_from(FLAGS), key="flag").map(sample),
+        st.integers(0, 1),
+    ),
+    st.builds(lambda flag, text: f"--{flag.name}={text}", st.sampled_from(FLAGS), st.text(max_size=20)),
+    st.builds(lambda name, number: f"--{name}={number}", st.sampled_from(sorted(SAMPLES)), st.integers()),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(WORDS, max_size=6))
+@example(["--config-dir=" + "x" * 300])
+@example(["--config=" + "x" * 5000])
+@example(["--config=/proc/self/mem"])
+@example(["--config=\udcff\ud800"])
+def test_any_command_line_loads_or_is_reported(argv: list[str]) -> None:
+    found: list[Problem] = []
+    try:
+        load(argv)
+    except ConfigError as error:
+        found = error.problems or [Problem("", "\n")]
+    assert all("\n" not in str(problem) for problem in found)

@@ -1,0 +1,74 @@
+"""containerd's own events: what is asked for, and what is made of the answers."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+from pykubelet.cri import errors
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.containerd import Details, TaskEvent, decode, task_events
+from pykubelet.cri.events_pb2 import SubscribeRequest
+from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskStart
+from pykubelet.cri.events_types_pb2 import Any, Envelope, Timestamp
+from tests.cri.servers import Refuse, Runtime
+
+
+def envelope(name: str, value: bytes) -> Envelope:
+    stamp = Timestamp(seconds=1700000000, nanos=250_000_000)
+    return Envelope(
+        timestamp=stamp, namespace="k8s.io", topic="/tasks/x", event=Any(type_url=name, value=value)
+    )
+
+
+def wrap(details: Details) -> Envelope:
+    return envelope(details.DESCRIPTOR.full_name, details.SerializeToString())
+
+
+def event(details: Details) -> TaskEvent:
+    return TaskEvent(1700000000.25, details.container_id, details)
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        TaskStart(container_id="c1", pid=7),
+        TaskExit(container_id="c1", id="e1", exit_status=137, exited_at=Timestamp(seconds=1)),
+        TaskOOM(container_id="c2"),
+    ],
+)
+def test_decode(details: Details) -> None:
+    assert decode(wrap(details)) == event(details)
+
+
+def test_decode_with_a_full_url() -> None:
+    details = TaskExit(container_id="c1")
+    url = "type.googleapis.com/containerd.events.TaskExit"
+    assert decode(envelope(url, details.SerializeToString())) == event(details)
+
+
+def test_decode_what_is_not_known() -> None:
+    assert decode(envelope("containerd.events.SnapshotPrepare", b"\xff")) is None
+
+
+def test_decode_what_is_broken() -> None:
+    with pytest.raises(errors.BadResponse, match="/tasks/x event cannot be decoded"):
+        decode(envelope("containerd.events.TaskExit", b"\xff"))
+
+
+async def test_subscribes_to_tasks_of_the_namespace(scripted: Runtime, cri: Cri) -> None:
+    start, end = TaskStart(container_id="c1"), TaskExit(container_id="c1")
+    scripted.answers["Subscribe"] = [wrap(start), envelope("containerd.events.New", b""), wrap(end)]
+    async with aclosing(task_events(cri.runtime_channel)) as events:
+        assert [heard async for heard in events] == [event(start), event(end)]
+    assert [seen.request for seen in scripted.seen] == [
+        SubscribeRequest(filters=['topic~="^/tasks/",namespace==k8s.io'])
+    ]
+
+
+async def test_another_runtime_has_no_such_events(scripted: Runtime, cri: Cri) -> None:
+    scripted.answers["Subscribe"] = Refuse("UNIMPLEMENTED", "unknown service")
+    async with aclosing(task_events(cri.runtime_channel)) as events:
+        with pytest.raises(errors.Unimplemented, match="Subscribe"):
+            await anext(events)
