@@ -95,7 +95,7 @@ def _document(loaded: Loaded, flags: list[Flag]) -> tuple[dict[str, Any], set[st
 
 
 def _pick(config: KubeletConfiguration, fields: set[str]) -> dict[str, Any]:
-    """Give the document of some fields, in the order of their definition."""
+    """Give the document of some fields, in the order of their definition, without empty ones."""
     whole = to_document(config)
     picked: dict[str, Any] = {}
     for path in fields:
@@ -103,8 +103,17 @@ def _pick(config: KubeletConfiguration, fields: set[str]) -> dict[str, Any]:
         source, target = whole, picked
         for name in parents:
             source, target = source[name], target.setdefault(name, {})
-        target[last] = source[last]
+        target[last] = _without_nulls(source[last])
     return {"apiVersion": API_VERSION, "kind": KIND, **_in_order(picked, whole)}
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        case list():
+            return [_without_nulls(item) for item in value]
+    return value
 
 
 def _in_order(picked: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:

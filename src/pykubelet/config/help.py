@@ -96,7 +96,8 @@ def _sentences(flag: Flag, defaults: KubeletConfiguration) -> list[str]:
     sentences.append(flag.help if flag.status != "ignored" else f"{flag.note[0].upper()}{flag.note[1:]}.")
     default = default_text(flag, defaults)
     if default and flag.status != "ignored":
-        sentences.append(f"Default {default}.")
+        # A long list is only broken into lines after spaces.
+        sentences.append(f"Default {default.replace(',', ', ') if len(default) > _INDENT else default}.")
     if flag.field:
         sentences.append(f"[{field_path(flag.field)}]")
     return sentences

@@ -10,6 +10,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.text import quoted
 from pykubelet.config.errors import Problem, key_path
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.validate_eviction import IGNORED_THRESHOLDS
 from pykubelet.config.validate_rules import Gates, check, readable
 
 RESERVABLE = ("cpu", "memory", "ephemeral-storage", "pid")
@@ -32,6 +33,7 @@ def problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[Problem]:
     yield from _shares(config.qos_reserved)
     yield from _enforcement(config)
     yield from _memory(config)
+    yield from _memory_total(config)
     if config.reserved_system_cpus and (config.system_reserved_cgroup or config.kube_reserved_cgroup):
         yield Problem(
             "reservedSystemCPUs", "cannot be used together with systemReservedCgroup or kubeReservedCgroup"
@@ -104,3 +106,31 @@ def _memory(config: KubeletConfiguration) -> Iterator[Problem]:
                     yield Problem(path, f"must be more than zero, not {quoted(text)}")
             except ValueError as err:
                 yield Problem(path, str(err))
+
+
+def _memory_total(config: KubeletConfiguration) -> Iterator[Problem]:
+    """The static memory policy hands out what is left, so both ways to say what is kept must agree."""
+    threshold = config.eviction_hard.get("memory.available", "0%")
+    if config.memory_manager_policy != "Static" or (
+        # A share of memory that this machine may not have: only the node itself can tell.
+        threshold.endswith("%") and threshold not in IGNORED_THRESHOLDS
+    ):
+        return
+    kept_back = [
+        config.kube_reserved.get("memory", "0"),
+        config.system_reserved.get("memory", "0"),
+        "0" if threshold in IGNORED_THRESHOLDS else threshold,
+    ]
+    per_node = [reservation.limits.get("memory", "0") for reservation in config.reserved_memory]
+    try:
+        wanted = sum(Quantity.parse(text).nanos for text in kept_back)
+        given = sum(Quantity.parse(text).nanos for text in per_node)
+    except ValueError:
+        # A malformed amount is reported where it stands.
+        return
+    if wanted != given:
+        yield Problem(
+            "reservedMemory",
+            "memory of all NUMA nodes must add up to kubeReserved + systemReserved + evictionHard, "
+            f"which is {Quantity(wanted, 'binary')}, not {Quantity(given, 'binary')}",
+        )

@@ -7,7 +7,7 @@
 - `endpoint.py`: what a runtime's address may look like.
 - `probe.py`: why a socket cannot be used, before gRPC hides the reason.
 - `channel.py`: one connection; every call measured, logged, and its failure named.
-- `runtime.py`, `images.py`: the two services as typed methods with their deadlines.
+- `runtime.py`, `stats.py`, `images.py`: the services as typed methods with their deadlines (`service.py`).
 - `checks.py`: answers that no runtime should give.
 - `containerd.py`: containerd's own event stream, for runtimes without container events.
 - `connect.py`: the handshake that makes all of these.

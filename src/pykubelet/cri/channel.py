@@ -4,8 +4,9 @@ gRPC is untyped, so it ends here: the rest of the room sees protobuf messages an
 
 Guarantees:
 
-- A call never waits for a dead runtime: it fails at once with Unavailable. The channel reconnects
-  by itself, at the latest a second after the runtime listens again.
+- A call never waits for a dead runtime: it fails at once with Unavailable (after five seconds if
+  something accepts the connection and stays silent). The channel reconnects by itself, about a
+  second at the latest after the runtime listens again.
 - A call without a timeout (a pull, an event stream) ends when its task is cancelled or the
   connection breaks.
 - CancelledError means that the calling task was cancelled, and nothing else.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import get_args
 
 from google.protobuf.message import DecodeError
 
@@ -34,7 +35,7 @@ Details = (
     | tasks.TaskResumed
     | tasks.TaskCheckpointed
 )
-_KINDS: dict[str, type[Details]] = {kind.DESCRIPTOR.full_name: kind for kind in Details.__args__}
+_KINDS: dict[str, type[Details]] = {kind.DESCRIPTOR.full_name: kind for kind in get_args(Details)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,11 @@ level = "info"
 [plugins."io.containerd.internal.v1.opt"]
 path = {opt}
 
+# How much of its time garbage collection may take. It is also how often it looks for work: with the
+# usual 0.02 an idle containerd wakes up twenty times a second, with this one once.
+[plugins."io.containerd.gc.v1.scheduler"]
+pause_threshold = 0.001
+
 [plugins."io.containerd.nri.v1.nri"]
 disable = true
 

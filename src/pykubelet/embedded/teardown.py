@@ -85,16 +85,18 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
         await end(shim, grace=0)
     await _remove_cgroups(instance)
     _unmount_all(instance)
-    await _remove_network(instance, kept)
     for path in [*find_cni_results(instance), *shim_sockets(instance, ids)]:
         with _going_on("remove the file"):
             path.unlink(missing_ok=True)
+    # One that starts now must not take what we are about to remove for somebody else's.
     async with open_registry() as registry:
+        await _remove_network(instance, kept)
+        _remove_outside(kept)
         registry.leave(instance)
     if claim.is_ours(instance):
         say(f"Removing {instance.data_dir}")
         with _going_on("remove the data directory"):
-            await asyncio.to_thread(_remove_directory, instance, kept)
+            await asyncio.to_thread(_remove_directory, instance)
 
 
 async def _stop_agent(instance: Instance, say: Say) -> None:
@@ -191,8 +193,16 @@ async def _remove_network(instance: Instance, kept: state.State | None) -> None:
         await iptables.remove_network(instance.name, keep_chains=keep)
 
 
-def _remove_directory(instance: Instance, kept: state.State | None) -> None:
-    """Delete the data directory's content, what we made elsewhere, and at last the marker.
+def _remove_outside(kept: state.State | None) -> None:
+    for folder in state.OUTSIDE:
+        if kept is not None and str(folder) not in kept.found_paths:
+            # Only if it is empty: it may serve others by now.
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _remove_directory(instance: Instance) -> None:
+    """Delete the data directory's content and at last the marker.
 
     The directory itself stays when a file system is mounted on it: that is its owner's.
     """
@@ -200,11 +210,6 @@ def _remove_directory(instance: Instance, kept: state.State | None) -> None:
     for path in sorted(instance.data_dir.iterdir()):
         if path not in last and path.name != "lost+found":
             remove_tree(path)
-    for folder in state.OUTSIDE if kept is not None else ():
-        if kept is not None and str(folder) not in kept.found_paths:
-            # Only if it is empty: it may serve others by now.
-            with suppress(OSError):
-                folder.rmdir()
     for path in last:
         path.unlink(missing_ok=True)
     if not instance.data_dir.is_mount():

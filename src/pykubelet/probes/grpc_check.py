@@ -32,12 +32,12 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
         ("grpc.max_receive_message_length", _ANSWER_LIMIT),
     ]
     request = encode_request(action.service or "")
-    # The ipv4:/ipv6: form would forbid names; an address needs no resolver either way.
-    async with grpc.aio.insecure_channel(f"dns:///{address}", options=options) as channel:
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
         try:
             answer: bytes = await channel.unary_unary(CHECK_METHOD)(request, timeout=timeout)
         except grpc.aio.AioRpcError as err:
-            return Outcome("failure", _describe(err, address, timeout))
+            connected = channel.get_state() == grpc.ChannelConnectivity.READY
+            return Outcome("failure", _describe(err, address, timeout, connected))
     try:
         status = decode_status(answer)
     except ValueError as err:
@@ -81,7 +81,7 @@ def decode_status(message: bytes) -> int:
     return status
 
 
-def _describe(err: grpc.aio.AioRpcError, address: str, timeout: float) -> str:
+def _describe(err: grpc.aio.AioRpcError, address: str, timeout: float, connected: bool) -> str:
     details = err.details() or ""
     match err.code():
         case grpc.StatusCode.UNIMPLEMENTED:
@@ -89,6 +89,8 @@ def _describe(err: grpc.aio.AioRpcError, address: str, timeout: float) -> str:
                 "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): "
                 + details
             )
+        case grpc.StatusCode.DEADLINE_EXCEEDED if not connected:
+            return f'timeout: failed to connect service "{address}" within {timeout:g}s: context deadline exceeded'
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"timeout: health rpc did not complete within {timeout:g}s"
         case grpc.StatusCode.UNAVAILABLE if _NOT_CONNECTED in details:

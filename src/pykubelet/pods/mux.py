@@ -1,0 +1,152 @@
+"""The mux: each source says what it has, and out comes what changed.
+
+A source (files, a URL, the API server) always gives its full set of pods. The mux compares it with
+the last one and gives the differences, so that nobody else needs to. Pure: no clock of its own, no
+I/O, and pods that go in are never written to.
+
+Guarantees, whatever sources do and in whichever order:
+
+- applying the changes in order, starting from nothing, gives exactly the pods that the sources
+  have last reported;
+- a source that has not reported yet removes nothing, and `all_reported` tells when none is
+  missing: until then nothing that runs may be taken for unwanted;
+- the same set again gives no changes;
+- a uid that two sources claim belongs to the one that had it first; when that one lets go of it,
+  the pod is updated to the other's, not removed;
+- a pod is new only once: `kubernetes.io/config.seen` stays what it was at first sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
+from pykubelet.pods.static import MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, seen_time
+
+log = get_logger(__name__)
+
+Operation = Literal["REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE"]
+
+# In the order in which changes are given: what goes away first makes room for what comes.
+_ORDER: tuple[Operation, ...] = ("REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE")
+_OURS = frozenset((MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION))
+
+
+@dataclass(frozen=True, slots=True)
+class PodChange:
+    """One pod that is new, different or gone.
+
+    `UPDATE` is a changed wish, `DELETE` one that asks for a graceful end (its deletionTimestamp is
+    set), `RECONCILE` only a status that is not what the node reported, and `REMOVE` a pod that its
+    source no longer has: `pod` is then what it was last.
+    """
+
+    op: Operation
+    pod: Pod
+    source: str
+
+
+class PodMux:
+    """The last word of each source; `set` turns a new one into changes."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        """Take a clock that gives nanoseconds since the epoch."""
+        self._clock = clock
+        self._expected: set[str] = set()
+        self._reported: dict[str, dict[str, Pod]] = {}
+        self._owners: dict[str, str] = {}
+
+    def expect(self, source: str) -> None:
+        """Count on a source: until it reports, `all_reported` is False."""
+        self._expected.add(source)
+
+    @property
+    def all_reported(self) -> bool:
+        """Whether every expected source has said at least once what it has."""
+        return self._expected <= self._reported.keys()
+
+    def has_reported(self, source: str) -> bool:
+        """Whether this source has said at least once what it has."""
+        return source in self._reported
+
+    def pods(self) -> dict[str, Pod]:
+        """All pods that are wanted now, by uid."""
+        return {uid: self._reported[source][uid] for uid, source in self._owners.items()}
+
+    def set(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
+        """Take a source's full set; gives what changed, removals first."""
+        before = self._reported.get(source, {})
+        after = {pod.uid: self._merged(source, before.get(pod.uid), pod) for pod in _distinct(source, pods)}
+        self._reported[source] = after
+        changes = [
+            change
+            for uid in dict.fromkeys((*before, *after))
+            for change in self._settle(uid, source, before.get(uid))
+        ]
+        changes.sort(key=lambda change: _ORDER.index(change.op))
+        return changes
+
+    def _settle(self, uid: str, source: str, before: Pod | None) -> list[PodChange]:
+        """Say what became of one uid, now that `source` has it or not."""
+        owner = self._owners.get(uid)
+        if owner is not None and owner != source:
+            return []
+        after = self._reported[source].get(uid)
+        if after is not None:
+            self._owners[uid] = source
+            op = "ADD" if owner is None or before is None else difference(before, after)
+            return [PodChange(op, after, source)] if op is not None else []
+        if owner is None or before is None:
+            return []
+        heir = next((name for name in sorted(self._reported) if uid in self._reported[name]), None)
+        if heir is None:
+            del self._owners[uid]
+            return [PodChange("REMOVE", before, source)]
+        self._owners[uid] = heir
+        return [PodChange("UPDATE", self._reported[heir][uid], heir)]
+
+    def _merged(self, source: str, before: Pod | None, pod: Pod) -> Pod:
+        """Give the pod with the annotations that are ours, or the known one when nothing differs."""
+        given = pod.metadata.annotations
+        if before is not None:
+            seen = before.metadata.annotations[SEEN_ANNOTATION]
+        elif source != "api" and SEEN_ANNOTATION in given:
+            seen = given[SEEN_ANNOTATION]
+        else:
+            seen = seen_time(self._clock())
+        annotations = {**given, SOURCE_ANNOTATION: source, SEEN_ANNOTATION: seen}
+        merged = msgspec.structs.replace(
+            pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations)
+        )
+        return before if before is not None and difference(before, merged) is None else merged
+
+
+def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCILE"] | None:
+    """Say how two versions of a pod differ, as far as anyone must do something about it."""
+    if _wish(before) != _wish(after):
+        return "DELETE" if after.metadata.deletion_timestamp is not None else "UPDATE"
+    return "RECONCILE" if before.status != after.status else None
+
+
+def _wish(pod: Pod) -> tuple[object, ...]:
+    meta = pod.metadata
+    annotations = {key: value for key, value in meta.annotations.items() if key not in _OURS}
+    return pod.spec, meta.labels, annotations, meta.deletion_timestamp, meta.deletion_grace_period_seconds
+
+
+def _distinct(source: str, pods: Iterable[Pod]) -> Iterable[Pod]:
+    """Leave out pods whose name or uid an earlier one of the same source has."""
+    taken: set[str] = set()
+    for pod in pods:
+        if taken.isdisjoint((pod.full_name, pod.uid)):
+            taken.update((pod.full_name, pod.uid))
+            yield pod
+        else:
+            log.warning(
+                "Ignored a pod whose name or uid is taken", pod=pod.full_name, podUID=pod.uid, source=source
+            )

@@ -1,0 +1,89 @@
+"""A pod's folder below the agent's root: volumes, plugins, termination logs, /etc/hosts.
+
+The layout and the modes are the reference's, so that a node can be handed over between agents. A
+folder is only ever deleted when nothing is mounted below it: a volume's content is not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from pykubelet.host.mounts import plan_unmounts, read_mounts, remove_tree
+
+
+class PodDirs:
+    """The folders of all pods below one root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pods = root / "pods"
+
+    def pod(self, uid: str) -> Path:
+        """One pod's folder; refuses a uid that is no plain name."""
+        if not uid or "/" in uid or uid in (".", ".."):
+            raise ValueError(f"{uid!r} is not a pod uid")
+        return self.pods / uid
+
+    def volumes(self, uid: str) -> Path:
+        """Where the pod's volumes are mounted."""
+        return self.pod(uid) / "volumes"
+
+    def hosts_file(self, uid: str) -> Path:
+        """The pod's /etc/hosts."""
+        return self.pod(uid) / "etc-hosts"
+
+    def make(self, uid: str) -> None:
+        """Make the folders that every pod has."""
+        for path in (self.root, self.pods, self.pod(uid), self.volumes(uid), self.pod(uid) / "plugins"):
+            _make(path)
+
+    def write_hosts(self, uid: str, content: str) -> Path:
+        """Write the pod's /etc/hosts in place: containers that run have it mounted."""
+        path = self.hosts_file(uid)
+        path.write_text(content)
+        path.chmod(0o644)
+        return path
+
+    def new_termination_log(self, uid: str, container: str) -> Path:
+        """Make the file that one start of a container leaves its last words in; anybody may write it."""
+        folder = self.pod(uid) / "containers"
+        _make(folder)
+        folder /= container
+        _make(folder)
+        path = folder / secrets.token_hex(4)
+        path.touch(exist_ok=False)
+        path.chmod(0o666)
+        return path
+
+    def drop_termination_logs(self, uid: str, container: str, keep: set[str]) -> None:
+        """Delete the files of earlier starts whose containers are gone."""
+        folder = self.pod(uid) / "containers" / container
+        if folder.is_dir():
+            for path in folder.iterdir():
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)
+
+    def uids(self) -> set[str]:
+        """Pods that have a folder."""
+        return {path.name for path in self.pods.iterdir()} if self.pods.is_dir() else set()
+
+    def mounts_below(self, uid: str) -> list[Path]:
+        """What is still mounted below a pod's folder, deepest first."""
+        return plan_unmounts(read_mounts(), self.pod(uid))
+
+    def remove(self, uid: str) -> None:
+        """Delete a pod's folder; raises OSError when something is mounted below it."""
+        path = self.pod(uid)
+        if not path.exists():
+            return
+        if mounted := self.mounts_below(uid):
+            raise OSError(f"{path} is kept: {mounted[0]} is still mounted")
+        remove_tree(path)
+
+
+def _make(path: Path) -> None:
+    if not path.is_dir():
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        os.chmod(path, 0o750)  # noqa: PTH101: mkdir's mode is cut by the umask

@@ -1,0 +1,180 @@
+"""Who a container's processes are and what they may do.
+
+A container's own security context counts before its pod's. What neither says is left to the image
+(the user) or to the runtime (capabilities), except that sensitive parts of /proc and /sys are
+always hidden or read-only unless the container asks for all of /proc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pykubelet.api.pod import Capabilities, Container, Pod, SecurityContext, SELinuxOptions
+from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.runtime.facts import ContainerFacts, SandboxFacts
+from pykubelet.runtime.namespaces import pod_namespaces
+from pykubelet.runtime.problems import ConfigProblem, RootNotAllowed
+from pykubelet.runtime.profiles import apparmor_profile, seccomp_profile
+
+MASKED_PATHS = (
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+)
+READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+LARGEST_UID = 2**31 - 1
+
+
+def container_security(
+    pod: Pod, container: Container, facts: ContainerFacts
+) -> cri.LinuxContainerSecurityContext:
+    """Give a container's security context; raises ConfigProblem."""
+    wish = effective_security(pod, container)
+    whole = pod.spec.security_context
+    user, username = wish.run_as_user, ""
+    if user is None:
+        user, username = facts.image_uid, facts.image_username
+    message = cri.LinuxContainerSecurityContext(
+        run_as_user=_optional(user),
+        run_as_username=username,
+        run_as_group=_optional(wish.run_as_group),
+        privileged=bool(wish.privileged),
+        readonly_rootfs=bool(wish.read_only_root_filesystem),
+        # Only a plain "no" counts: unset means that programs may gain privileges.
+        no_new_privs=wish.allow_privilege_escalation is False,
+        namespace_options=pod_namespaces(pod, facts.id_mappings),
+        supplemental_groups=_groups(whole.fs_group, whole.supplemental_groups, facts.extra_groups),
+        supplemental_groups_policy=_groups_policy(pod),
+        seccomp=seccomp_profile(pod, container, facts.node.seccomp_root, facts.node.seccomp_default),
+        capabilities=_capabilities(wish.capabilities),
+        selinux_options=_selinux(wish.se_linux_options),
+    )
+    if wish.proc_mount != "Unmasked":
+        message.masked_paths.extend((*MASKED_PATHS, *facts.node.masked_paths))
+        message.readonly_paths.extend(READONLY_PATHS)
+    apparmor, old_name = apparmor_profile(pod, container)
+    if apparmor is not None:
+        message.apparmor.CopyFrom(apparmor)
+        message.apparmor_profile = old_name
+    if facts.target_id and message.namespace_options.pid == cri.CONTAINER:
+        message.namespace_options.pid = cri.TARGET
+        message.namespace_options.target_id = facts.target_id
+    return message
+
+
+def sandbox_security(pod: Pod, facts: SandboxFacts) -> cri.LinuxSandboxSecurityContext:
+    """Give a sandbox's security context; raises ConfigProblem.
+
+    The sandbox itself runs only the runtime's own program, so its seccomp profile is always the
+    runtime's, and pods may name stricter ones without keeping their sandbox from starting.
+    """
+    whole = pod.spec.security_context
+    return cri.LinuxSandboxSecurityContext(
+        run_as_user=_optional(whole.run_as_user),
+        run_as_group=_optional(whole.run_as_group),
+        privileged=has_privileged_container(pod),
+        namespace_options=pod_namespaces(pod, facts.id_mappings),
+        supplemental_groups=_groups(whole.fs_group, facts.extra_groups, whole.supplemental_groups),
+        supplemental_groups_policy=_groups_policy(pod),
+        seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault),
+        selinux_options=_selinux(whole.se_linux_options),
+    )
+
+
+def effective_security(pod: Pod, container: Container) -> SecurityContext:
+    """Give what holds for a container: its own wishes, and its pod's where it has none."""
+    own = container.security_context or SecurityContext()
+    whole = pod.spec.security_context
+    inherited = {
+        name: getattr(whole, name)
+        for name in ("se_linux_options", "run_as_user", "run_as_group", "run_as_non_root")
+        if getattr(own, name) is None
+    }
+    return msgspec.structs.replace(own, **inherited)
+
+
+def has_privileged_container(pod: Pod) -> bool:
+    """Whether any container of the pod is privileged."""
+    spec = pod.spec
+    return any(
+        container.security_context is not None and container.security_context.privileged
+        for container in (*spec.containers, *spec.init_containers, *spec.ephemeral_containers)
+    )
+
+
+def verify_run_as_non_root(
+    pod: Pod, container: Container, image_uid: int | None, image_username: str
+) -> str | None:
+    """Say why a container breaks its `runAsNonRoot`; None when it does not.
+
+    An image's user counts only if it is a number: what a name stands for is known too late.
+    """
+    wish = effective_security(pod, container)
+    if not wish.run_as_non_root:
+        return None
+    meta = pod.metadata
+    where = f'(pod: "{meta.name}_{meta.namespace}({meta.uid})", container: {container.name})'
+    if wish.run_as_user is not None:
+        return f"container's runAsUser breaks non-root policy {where}" if wish.run_as_user == 0 else None
+    if image_uid is None:
+        if not image_username:
+            return None
+        return (
+            f"container has runAsNonRoot and image has non-numeric user ({image_username}), "
+            f"cannot verify user is non-root {where}"
+        )
+    if image_uid == 0:
+        return f"container has runAsNonRoot and image will run as root {where}"
+    if not 0 <= image_uid <= LARGEST_UID:
+        return (
+            f"container has runAsNonRoot and image has an invalid user id ({image_uid}). "
+            f"(Must be 1-({LARGEST_UID})): must be between 0 and {LARGEST_UID}, inclusive {where}"
+        )
+    return None
+
+
+def check_run_as_non_root(pod: Pod, container: Container, facts: ContainerFacts) -> None:
+    """Raise RootNotAllowed when the container breaks its `runAsNonRoot`."""
+    if problem := verify_run_as_non_root(pod, container, facts.image_uid, facts.image_username):
+        raise RootNotAllowed(problem)
+
+
+def _optional(number: int | None) -> cri.Int64Value | None:
+    return None if number is None else cri.Int64Value(value=number)
+
+
+def _capabilities(wish: Capabilities | None) -> cri.Capability | None:
+    return None if wish is None else cri.Capability(add_capabilities=wish.add, drop_capabilities=wish.drop)
+
+
+def _groups(fs_group: int | None, *more: Iterable[int]) -> list[int]:
+    first = [] if fs_group is None else [fs_group]
+    return [*first, *(group for groups in more for group in groups)]
+
+
+def _groups_policy(pod: Pod) -> cri.SupplementalGroupsPolicy:
+    policy = pod.spec.security_context.supplemental_groups_policy
+    match policy:
+        case None | "Merge":
+            return cri.Merge
+        case "Strict":
+            return cri.Strict
+    raise ConfigProblem(f"unsupported supplementalGroupsPolicy: {policy}")
+
+
+def _selinux(options: SELinuxOptions | None) -> cri.SELinuxOption | None:
+    if options is None:
+        return None
+    return cri.SELinuxOption(user=options.user, role=options.role, type=options.type, level=options.level)

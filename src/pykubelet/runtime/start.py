@@ -1,0 +1,263 @@
+"""Starting things: a pod's sandbox, and one container from image to postStart hook.
+
+Each failure becomes a `StartError` with the reason that Kubernetes users know; the events are
+recorded here, where the words are known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.api.pod import Container, Pod
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.errors import CriError
+from pykubelet.logs import get_logger
+from pykubelet.pods.journal import Journal, field_of
+from pykubelet.runtime.container_config import make_container_config
+from pykubelet.runtime.facts import ContainerFacts, IdMappings, MountedVolume, NodeFacts, SandboxFacts
+from pykubelet.runtime.hooks import HookError, HookRunner
+from pykubelet.runtime.hosts_file import hosts_file
+from pykubelet.runtime.kill import Killer
+from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_dir
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.sandbox_config import make_sandbox_config
+
+log = get_logger(__name__)
+
+
+class StartError(Exception):
+    """A container could not be started: `reason` is what its status says it waits for."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class PresentImage:
+    """An image that is on the node: the runtime's reference, and its user."""
+
+    id: str
+    uid: int | None
+    username: str
+
+
+EnsureImage = Callable[[Pod, Container, pb.PodSandboxConfig], Awaitable[PresentImage]]
+"""Has the image on the node, pulling it if need be; raises StartError with the image's own reasons."""
+
+
+class OnCreated(Protocol):
+    """Hears of every sandbox and container the moment it exists."""
+
+    def __call__(self, uid: str, *ids: str) -> None:
+        """Take note."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PodSetting:
+    """What a pod's containers share, gathered before the first of them starts."""
+
+    cgroup_parent: str
+    volumes: dict[str, MountedVolume]
+    id_mappings: IdMappings | None = None
+    extra_groups: tuple[int, ...] = ()
+    sub_paths: dict[str, dict[int, str]] | None = None
+
+
+class Starter:
+    """Starts sandboxes and containers."""
+
+    def __init__(
+        self,
+        cri: Cri,
+        node: NodeFacts,
+        dirs: PodDirs,
+        images: EnsureImage,
+        hooks: HookRunner,
+        killer: Killer,
+        journal: Journal,
+        on_created: OnCreated,
+        read_resolv_conf: Callable[[], str | None],
+        legacy_logs: Path | None,
+    ) -> None:
+        self._cri = cri
+        self._node = node
+        self._dirs = dirs
+        self._images = images
+        self._hooks = hooks
+        self._killer = killer
+        self._journal = journal
+        self._on_created = on_created
+        self._read_resolv_conf = read_resolv_conf
+        self._legacy_logs = legacy_logs
+
+    def sandbox_config(self, pod: Pod, attempt: int, setting: PodSetting) -> pb.PodSandboxConfig:
+        """Make the pod's sandbox request; raises ConfigProblem."""
+        facts = SandboxFacts(
+            node=self._node,
+            attempt=attempt,
+            cgroup_parent=setting.cgroup_parent,
+            resolv_conf=self._read_resolv_conf(),
+            id_mappings=setting.id_mappings,
+            extra_groups=setting.extra_groups,
+        )
+        made = make_sandbox_config(pod, facts)
+        for warning in made.warnings:
+            self._journal.event(pod, "Warning", warning.reason, warning.message)
+        return made.config
+
+    async def sandbox(self, pod: Pod, config: pb.PodSandboxConfig, handler: str = "") -> tuple[str, tuple[str, ...]]:
+        """Run the sandbox; gives its id and addresses. Raises CriError after the event."""
+        logs = self._log_dir(pod)
+        logs.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            sandbox_id = await self._cri.runtime.run_pod_sandbox(config, handler)
+            self._on_created(pod.uid, sandbox_id)
+            network = (await self._cri.runtime.pod_sandbox_status(sandbox_id)).status.network
+        except CriError as err:
+            message = f"Failed to create pod sandbox: {err.rpc_text()}"
+            self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
+            raise
+        ips = (network.ip, *(extra.ip for extra in network.additional_ips)) if network.ip else ()
+        return sandbox_id, ips
+
+    async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
+        """Have the container's image; raises StartError after the event."""
+        try:
+            return await self._images(pod, container, sandbox)
+        except StartError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.reason}")
+            raise
+
+    async def container(
+        self,
+        pod: Pod,
+        container: Container,
+        image: PresentImage,
+        sandbox_id: str,
+        sandbox: pb.PodSandboxConfig,
+        setting: PodSetting,
+        ips: Sequence[str],
+        observed: ObservedPod,
+    ) -> None:
+        """Create and start one container and run its postStart hook; raises StartError."""
+        attempt = self._attempt(pod, container, observed.latest(container.name))
+        config = self._config(pod, container, image, attempt, setting, ips, observed)
+        try:
+            container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
+        except CriError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text()}")
+            raise StartError("CreateContainerError", err.rpc_text()) from err
+        self._on_created(pod.uid, container_id)
+        self._event(pod, container, "Normal", "Created", "Container created")
+        try:
+            await self._cri.runtime.start_container(container_id)
+        except CriError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text()}")
+            raise StartError("RunContainerError", err.rpc_text()) from err
+        self._event(pod, container, "Normal", "Started", "Container started")
+        self._link_log(pod, container, container_id, config.log_path)
+        await self._post_start(pod, container, container_id)
+
+    def _config(
+        self,
+        pod: Pod,
+        container: Container,
+        image: PresentImage,
+        attempt: int,
+        setting: PodSetting,
+        ips: Sequence[str],
+        observed: ObservedPod,
+    ) -> pb.ContainerConfig:
+        hosts, termination = "", ""
+        try:
+            if not pod.spec.host_network or container.termination_message_path:
+                self._dirs.make(pod.uid)
+            content = hosts_file(pod, self._node, tuple(ips))
+            if content is not None:
+                hosts = str(self._dirs.write_hosts(pod.uid, content))
+            if container.termination_message_path:
+                termination = str(self._dirs.new_termination_log(pod.uid, container.name))
+            facts = ContainerFacts(
+                node=self._node,
+                attempt=attempt,
+                image_id=image.id,
+                image_uid=image.uid,
+                image_username=image.username,
+                pod_ips=tuple(ips),
+                id_mappings=setting.id_mappings,
+                extra_groups=setting.extra_groups,
+                target_id=_target(container, observed),
+                hosts_file=hosts,
+                termination_log=termination,
+                volumes=setting.volumes,
+                sub_paths=(setting.sub_paths or {}).get(container.name, {}),
+            )
+            made = make_container_config(pod, container, facts)
+        except (ConfigProblem, OSError) as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err}")
+            raise StartError("CreateContainerConfigError", str(err)) from err
+        for warning in made.warnings:
+            self._event(pod, container, "Warning", warning.reason, warning.message)
+        return made.config
+
+    async def _post_start(self, pod: Pod, container: Container, container_id: str) -> None:
+        if container.lifecycle is None or container.lifecycle.post_start is None:
+            return
+        try:
+            await self._hooks.run(pod, container, container_id, container.lifecycle.post_start)
+        except HookError as err:
+            log.error(err, "PostStart hook failed", pod=pod.full_name, podUID=pod.uid, containerName=container.name)
+            self._event(pod, container, "Warning", "FailedPostStartHook", "PostStartHook failed")
+            target = ObservedContainer(id=container_id, name=container.name, phase="running")
+            try:
+                await self._killer.container(pod, target, "FailedPostStartHook")
+            except CriError as kill_err:
+                log.error(kill_err, "Failed to kill container", pod=pod.full_name, containerID=container_id)
+            raise StartError("PostStartHookError", str(err)) from err
+
+    def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
+        if last is not None:
+            return last.restart_count + 1
+        folder = self._log_dir(pod) / container.name
+        return attempts_in_logs(os.listdir(folder)) if folder.is_dir() else 0
+
+    def _log_dir(self, pod: Pod) -> Path:
+        meta = pod.metadata
+        return Path(pod_log_dir(self._node.pod_logs_dir, meta.namespace, meta.name, meta.uid))
+
+    def _link_log(self, pod: Pod, container: Container, container_id: str, log_path: str) -> None:
+        if self._legacy_logs is None:
+            return
+        target = self._log_dir(pod) / log_path
+        name = legacy_log_link(pod.metadata.name, pod.metadata.namespace, container.name, container_id)
+        try:
+            if target.exists():
+                self._legacy_logs.mkdir(parents=True, exist_ok=True)
+                (self._legacy_logs / name).symlink_to(target)
+        except OSError as err:
+            log.error(err, "Failed to create legacy symbolic link", path=name, containerID=container_id)
+
+    def _event(self, pod: Pod, container: Container, kind: str, reason: str, message: str) -> None:
+        self._journal.event(
+            pod, "Warning" if kind == "Warning" else "Normal", reason, message, field_of(pod, container.name)
+        )
+
+
+def _target(container: Container, observed: ObservedPod) -> str:
+    """The running container that an ephemeral one wants to see; raises ConfigProblem when it does not run."""
+    if not container.target_container_name:
+        return ""
+    target = observed.latest(container.target_container_name)
+    if target is None:
+        raise ConfigProblem(f"unable to find target container {container.target_container_name}")
+    return target.id
