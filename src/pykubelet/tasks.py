@@ -20,11 +20,12 @@ class TaskScope:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> None:
+    def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
         """Run the coroutine until it ends or the scope does."""
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()

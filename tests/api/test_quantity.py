@@ -86,7 +86,7 @@ def test_reads_and_writes(text: str, canonical: str, units: int, milli: int) -> 
         "--1",
         "+-1",
         "1Ki5",
-        "١",
+        "\u0661",
         "1e5Ki",
         "NaN",
         "Infinity",

@@ -4,13 +4,46 @@ import itertools
 import pytest
 
 from pykubelet.api.duration import Duration
+from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.pod import Pod
 from pykubelet.cri.errors import CriError
 from pykubelet.cri.runtime_pb2 import RuntimeCondition, RuntimeStatus, StatusResponse
+from pykubelet.pods.mux import PodChange
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.runtime_state import RuntimeState, problems_in
 from pykubelet.tasks import TaskScope
 
 MINUTE = Duration.parse("1m")
+
+
+class Diary:
+    """Handlers that only write down what they were told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.fail = False
+
+    def pod_changed(self, change: PodChange) -> None:
+        self._note(f"{change.op} {change.pod.uid}")
+
+    def runtime_changed(self, uid: str, when: float) -> None:
+        self._note(f"runtime {uid}")
+
+    def probe_changed(self, uid: str) -> None:
+        self._note(f"probe {uid}")
+
+    async def housekeep(self) -> None:
+        self._note("housekeep")
+
+    def _note(self, what: str) -> None:
+        self.told.append(what)
+        if self.fail:
+            raise ValueError(what)
+
+
+def change(op: str, uid: str) -> PodChange:
+    pod = Pod(metadata=ObjectMeta(name="web", namespace="default", uid=uid))
+    return PodChange(op=op, pod=pod, source="file")  # type: ignore[arg-type]
 
 
 def answer(runtime: bool = True, network: bool = True) -> StatusResponse:
@@ -87,7 +120,7 @@ async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
         return ["down"]
 
     async with TaskScope() as scope:
-        scope.start(SyncLoop(errors, MINUTE).run(), name="loop")
+        scope.start(SyncLoop(Diary(), errors, MINUTE).run(), name="loop")
         await asyncio.sleep(30)
     gaps = [round(later - earlier, 3) for earlier, later in itertools.pairwise(asked)]
     assert gaps[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
@@ -95,7 +128,7 @@ async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
 
 @pytest.mark.looptime
 async def test_health_notices_a_stuck_loop() -> None:
-    loop = SyncLoop(list, MINUTE)
+    loop = SyncLoop(Diary(), list, MINUTE)
     assert loop.health() is None
     async with TaskScope() as scope:
         scope.start(loop.run(), name="loop")
@@ -131,3 +164,51 @@ async def test_a_scope_cancels_its_tasks() -> None:
         scope.start(part(), name="part")
         await asyncio.sleep(0)
     assert ended.is_set()
+
+
+@pytest.mark.looptime
+async def test_news_are_handed_on_in_order() -> None:
+    diary = Diary()
+    loop = SyncLoop(diary, list, MINUTE)
+    async with TaskScope() as scope:
+        scope.start(loop.run(), name="loop")
+        loop.pods([change("REMOVE", "1"), change("ADD", "2")])
+        loop.runtime("2", 0)
+        loop.probe("2")
+        await asyncio.sleep(0.5)
+    assert diary.told == ["housekeep", "REMOVE 1", "ADD 2", "runtime 2", "probe 2"]
+
+
+@pytest.mark.looptime
+async def test_housekeeping_every_other_second() -> None:
+    diary = Diary()
+    async with TaskScope() as scope:
+        scope.start(SyncLoop(diary, list, MINUTE).run(), name="loop")
+        await asyncio.sleep(10.5)
+    assert diary.told == ["housekeep"] * 6
+
+
+@pytest.mark.looptime
+async def test_no_news_is_lost_while_the_runtime_is_down() -> None:
+    diary, errors = Diary(), ["down"]
+    loop = SyncLoop(diary, lambda: errors, MINUTE)
+    async with TaskScope() as scope:
+        scope.start(loop.run(), name="loop")
+        loop.pods([change("ADD", "1")])
+        await asyncio.sleep(60)
+        assert diary.told == []
+        errors.clear()
+        await asyncio.sleep(6)
+    assert "ADD 1" in diary.told
+
+
+@pytest.mark.looptime
+async def test_a_failing_handler_does_not_stop_the_loop() -> None:
+    diary = Diary()
+    diary.fail = True
+    loop = SyncLoop(diary, list, MINUTE)
+    async with TaskScope() as scope:
+        scope.start(loop.run(), name="loop")
+        loop.pods([change("ADD", "1"), change("ADD", "2")])
+        await asyncio.sleep(3)
+    assert [told for told in diary.told if told != "housekeep"] == ["ADD 1", "ADD 2"]

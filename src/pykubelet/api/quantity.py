@@ -8,7 +8,7 @@ Two quantities are equal when their amounts are, however they were written.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from functools import total_ordering
 from typing import Literal
 
 from pykubelet.api.text import quoted
@@ -30,12 +30,30 @@ _LONGEST_TEXT = 200
 _WIDEST_EXPONENT = 2 * _LONGEST_TEXT
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@total_ordering
 class Quantity:
-    """An exact amount: `int()` gives whole units, `.milli` thousandths, `str()` the canonical text."""
+    """An exact amount: `int()` gives whole units, `.milli` thousandths, `str()` the canonical text.
 
-    nanos: int
-    notation: Notation = field(default="decimal", compare=False)
+    Not a dataclass on purpose: msgspec would read and write it as an object with two fields.
+    """
+
+    __slots__ = ("nanos", "notation")
+
+    def __init__(self, nanos: int, notation: Notation = "decimal") -> None:
+        self.nanos = nanos
+        self.notation = notation
+
+    def __eq__(self, other: object) -> bool:
+        return self.nanos == other.nanos if isinstance(other, Quantity) else NotImplemented
+
+    def __lt__(self, other: Quantity) -> bool:
+        return self.nanos < other.nanos
+
+    def __hash__(self) -> int:
+        return hash(self.nanos)
+
+    def __repr__(self) -> str:
+        return f"Quantity({str(self)!r})"
 
     @classmethod
     def parse(cls, text: str) -> Quantity:

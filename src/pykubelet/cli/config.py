@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,5 +48,5 @@ def convert(argv: Sequence[str]) -> int:
     print(document, end="")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    print("run with: kubelet --config FILE " + " ".join(remaining), file=sys.stderr)
+    print("run with: kubelet --config FILE " + shlex.join(remaining), file=sys.stderr)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -25,10 +26,10 @@ def run(argv: Sequence[str]) -> int:
     except ConfigError as err:
         return complain("kubelet", err)
     if loaded.action == "help":
-        print(help_text())
+        print(help_text(min(120, shutil.get_terminal_size((100, 24)).columns)), end="")
         return 0
     if loaded.action == "version":
-        print(version_line())
+        print(version_line(loaded.flags.version))
         return 0
 
     from pykubelet.cli.process import launch

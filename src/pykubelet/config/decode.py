@@ -127,15 +127,17 @@ def _value(hint: _Hint, data: Any, path: str, problems: list[Problem]) -> Any:
             problems.append(Problem(path, f"must be a list, not {kind_of(data)}"))
             return _ABSENT
         inner = _unwrap(get_args(hint.type)[0])
-        return [_value(inner, item, key_path(path, index), problems) for index, item in enumerate(data)]
+        items = (_value(inner, item, key_path(path, index), problems) for index, item in enumerate(data))
+        return [item for item in items if item is not _ABSENT]
     if get_origin(hint.type) is dict:
         if not isinstance(data, dict):
             problems.append(Problem(path, f"must be a mapping, not {kind_of(data)}"))
             return _ABSENT
         inner = _unwrap(get_args(hint.type)[1])
-        return {
+        entries = {
             str(key): _value(inner, item, key_path(path, str(key)), problems) for key, item in data.items()
         }
+        return {key: item for key, item in entries.items() if item is not _ABSENT}
     try:
         return _SCALARS[hint.type](hint, data)
     except ValueError as err:

@@ -198,10 +198,12 @@ class _Tree:
 
 
 def _syntax(text: str, err: yaml.MarkedYAMLError) -> str:
-    mark = err.problem_mark or err.context_mark
     reason = f"is neither YAML nor JSON: {(err.problem or 'something is missing').strip()}"
-    if mark is None:
+    if err.context and err.context_mark:
+        reason += f" {err.context} from line {err.context_mark.line + 1}"
+    if err.problem_mark is None:
         return reason
+    number = err.problem_mark.line
     lines = text.splitlines()
-    tab = mark.line < len(lines) and "\t" in lines[mark.line]
-    return f"line {mark.line + 1}: {reason}{'; indent with spaces, not tabs' if tab else ''}"
+    tab = number < len(lines) and "\t" in lines[number]
+    return f"line {number + 1}: {reason}{'; indent with spaces, not tabs' if tab else ''}"

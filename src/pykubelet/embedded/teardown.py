@@ -66,7 +66,11 @@ async def down(instance: Instance, say: Say) -> list[str]:
     with hold(instance, "down"):
         await _remove_pods(instance, say)
         await erase(instance, say)
-    return await leftovers(instance)
+    left = await leftovers(instance)
+    # Without its marker it no longer shows as ours, but it was.
+    if instance.data_dir.is_dir() and not claim.is_ours(instance) and not instance.data_dir.is_mount():
+        left.append(f"directory {instance.data_dir}")
+    return left
 
 
 async def erase(instance: Instance, say: Say = log.info) -> None:
@@ -206,13 +210,14 @@ def _remove_directory(instance: Instance) -> None:
 
     The directory itself stays when a file system is mounted on it: that is its owner's.
     """
+    mounted = instance.data_dir.is_mount()
     last = (instance.state, instance.marker, instance.lock)
     for path in sorted(instance.data_dir.iterdir()):
-        if path not in last and path.name != "lost+found":
+        if path not in last and not (mounted and path.name == "lost+found"):
             remove_tree(path)
     for path in last:
         path.unlink(missing_ok=True)
-    if not instance.data_dir.is_mount():
+    if not mounted:
         instance.data_dir.rmdir()
 
 

@@ -56,21 +56,10 @@ def mounts_below(mounts: Iterable[Mount], directory: Path) -> list[Mount]:
 def plan_unmounts(mounts: Iterable[Mount], directory: Path) -> list[Path]:
     """Decide what to unmount so that nothing is mounted below a directory, in a workable order.
 
-    Children come before their parents and upper layers before what they hide, which is the
-    reverse of each mount's depth in the tree. A point that is mounted over twice appears twice.
+    The youngest first: whatever stands on a mount, or hides it, was mounted later. A point that is
+    mounted over twice appears twice.
     """
-    below = mounts_below(mounts, directory)
-    parents = {mount.id: mount.parent for mount in below}
-
-    def depth(mount: Mount) -> int:
-        steps, seen, at = 0, {mount.id}, mount.parent
-        while at in parents and at not in seen:
-            seen.add(at)
-            steps, at = steps + 1, parents[at]
-        return steps
-
-    order = sorted(enumerate(below), key=lambda item: (depth(item[1]), item[0]), reverse=True)
-    return [mount.point for _, mount in order]
+    return [mount.point for mount in reversed(mounts_below(mounts, directory))]
 
 
 def unmount(point: Path, *, detach: bool = False) -> bool:

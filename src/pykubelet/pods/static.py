@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
@@ -89,6 +90,24 @@ def complete_static_pod(
     # Whatever a copied manifest says has become of it was another pod's life.
     pod.status = PodStatus(phase="Pending")
     return pod
+
+
+def without_duplicates(pods: Iterable[tuple[str, Pod]]) -> tuple[list[Pod], list[Problem]]:
+    """Keep the first of pods with one name or one uid; the others, named by their origin, are problems."""
+    kept, problems = [], []
+    names: dict[str, str] = {}
+    uids: dict[str, str] = {}
+    for origin, pod in pods:
+        if (other := names.get(pod.full_name)) is not None:
+            problems.append(
+                Problem(origin, f"pod {pod.full_name} is already in {other}: rename one, or remove it")
+            )
+        elif (other := uids.get(pod.uid)) is not None:
+            problems.append(Problem(origin, f"uid {pod.uid} is already in {other}: remove metadata.uid"))
+        else:
+            kept.append(pod)
+            names[pod.full_name] = uids[pod.uid] = origin
+    return kept, problems
 
 
 def source_of(pod: Pod) -> str:

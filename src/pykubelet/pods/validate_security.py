@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pykubelet.api.pod import PodSpec, Profile, SecurityContext
+from pykubelet.api.sysctl import namespace_of
 from pykubelet.api.text import quoted
 from pykubelet.config.errors import Problem
 from pykubelet.pods.checks import Problems, choice, in_range, inside, optional_choice, refused, unique
@@ -13,7 +14,6 @@ _SEGMENT = "[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?"
 _SYSCTL = re.compile(rf"(?:{_SEGMENT}[./])*{_SEGMENT}")
 _PROFILES = ("RuntimeDefault", "Unconfined", "Localhost")
 _LONGEST_PROFILE = 4095
-_IPC_SYSCTLS = ("kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue.")
 
 
 def check_pod_security(spec: PodSpec) -> Problems:
@@ -71,11 +71,9 @@ def _check_sysctls(path: str, spec: PodSpec) -> Problems:
         yield from refused(
             place, f"{quoted(sysctl.name)} is not a sysctl such as net.core.somaxconn", not good
         )
-        dotted = sysctl.name.replace("/", ".")
-        in_host_network = spec.host_network and dotted.startswith("net.")
-        yield from refused(place, f"{quoted(sysctl.name)} must not be set with hostNetwork", in_host_network)
-        in_host_ipc = spec.host_ipc and dotted.startswith(_IPC_SYSCTLS)
-        yield from refused(place, f"{quoted(sysctl.name)} must not be set with hostIPC", in_host_ipc)
+        for field, shared, namespace in (("hostNetwork", spec.host_network, "Net"), ("hostIPC", spec.host_ipc, "IPC")):
+            hosts = shared and namespace_of(sysctl.name) == namespace
+            yield from refused(place, f"{quoted(sysctl.name)} must not be set with {field}", hosts)
     yield from unique((f"{path}[{index}].name", sysctl.name) for index, sysctl in enumerate(sysctls))
 
 

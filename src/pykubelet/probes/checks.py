@@ -6,21 +6,16 @@ is tried three times. Time and memory are bounded by the probe's timeout and 10 
 
 from __future__ import annotations
 
-import ssl
-
-from pykubelet import KUBERNETES_VERSION
 from pykubelet.api.pod import Probe
 from pykubelet.probes.exec_check import ExecSlots, ExecSync, exec_check
 from pykubelet.probes.grpc_check import grpc_check
-from pykubelet.probes.http_check import http_check
+from pykubelet.probes.http_check import http_check, user_agent
 from pykubelet.probes.http_client import unverified_tls
 from pykubelet.probes.kinds import terms_of
 from pykubelet.probes.outcome import BadTarget, Outcome, Target
 from pykubelet.probes.tcp_check import tcp_check
 
 ATTEMPTS = 3
-
-USER_AGENT = "kube-probe/" + KUBERNETES_VERSION.removeprefix("v").rpartition(".")[0]
 
 
 class Checker:
@@ -29,7 +24,7 @@ class Checker:
     def __init__(self, exec_sync: ExecSync, slots: ExecSlots) -> None:
         self._exec_sync = exec_sync
         self._slots = slots
-        self._tls: ssl.SSLContext | None = None
+        self._tls = unverified_tls()
 
     async def check(self, probe: Probe, target: Target) -> Outcome:
         """Look, again if the look itself goes wrong."""
@@ -48,11 +43,9 @@ class Checker:
         if probe.exec is not None:
             return await exec_check(probe.exec, target, timeout, self._exec_sync, self._slots)
         if probe.http_get is not None:
-            if self._tls is None and probe.http_get.scheme == "HTTPS":
-                self._tls = unverified_tls()
-            return await http_check(probe.http_get, target, timeout, USER_AGENT, self._tls)
+            return await http_check(probe.http_get, target, timeout, self._tls)
         if probe.tcp_socket is not None:
             return await tcp_check(probe.tcp_socket, target, timeout)
         if probe.grpc is not None:
-            return await grpc_check(probe.grpc, target, timeout, USER_AGENT)
+            return await grpc_check(probe.grpc, target, timeout, user_agent("probe"))
         raise BadTarget(f"missing probe handler for {target.container.name}")

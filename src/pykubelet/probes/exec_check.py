@@ -15,13 +15,16 @@ from contextlib import asynccontextmanager
 
 from pykubelet.api.pod import EnvVar, ExecAction
 from pykubelet.cri.errors import CommandTimedOut, CriError
-from pykubelet.probes.outcome import OUTPUT_LIMIT, Outcome, Target
+from pykubelet.probes.outcome import OUTPUT_LIMIT, BadTarget, Outcome, Target
 
-ExecSync = Callable[[str, Sequence[str], int], Awaitable[tuple[int, bytes]]]
+ExecSync = Callable[[str, list[str], int], Awaitable[tuple[int, bytes]]]
 """Runs a command: container id, command, timeout in seconds; gives exit code and output.
 
 Raises CommandTimedOut when it took too long, CriError when it could not be run.
 """
+
+_LONGEST = 1 << 20
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 BUSY_SECONDS = 0.5
 """For how long a command that runs counts as beginning."""
@@ -61,7 +64,7 @@ class ExecSlots:
 async def exec_check(
     action: ExecAction, target: Target, timeout: int, exec_sync: ExecSync, slots: ExecSlots
 ) -> Outcome:
-    """Run the command; its own time starts when it has a slot. A time-out is a failure."""
+    """Run the command; its own time starts when it has a slot. A time-out is a failure. Raises BadTarget."""
     command = expand(action.command, target.container.env)
     async with slots.slot():
         try:
@@ -78,14 +81,24 @@ def expand(command: Sequence[str], env: Sequence[EnvVar]) -> list[str]:
     """Replace `$(NAME)` by variables that the spec spells out; `$$` is a plain dollar.
 
     Names that are not known stay as they are. Values from elsewhere (`valueFrom`) are empty here.
+    Raises BadTarget for a command that grows beyond reason.
     """
     values = {variable.name: variable.value for variable in env}
+    length = 0
 
     def replace(match: re.Match[str]) -> str:
-        name = match[1]
-        return "$" if name is None else values.get(name, match[0])
+        nonlocal length
+        text = "$" if match[1] is None else values.get(match[1], match[0])
+        length += len(text)
+        if length > _LONGEST:
+            raise BadTarget(
+                f"the command has more than {_LONGEST} characters when its variables are filled in"
+            )
+        return text
 
-    return [_REFERENCE.sub(replace, word) for word in command]
-
-
-_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+    # Behind the last ")" no reference can end; searching there from every "$(" takes quadratic time.
+    ends = [word.rfind(")") + 1 for word in command]
+    return [
+        _REFERENCE.sub(replace, word[:end]) + word[end:].replace("$$", "$")
+        for word, end in zip(command, ends, strict=True)
+    ]

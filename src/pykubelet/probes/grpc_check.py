@@ -90,7 +90,8 @@ def _describe(err: grpc.aio.AioRpcError, address: str, timeout: float, connected
                 + details
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED if not connected:
-            return f'timeout: failed to connect service "{address}" within {timeout:g}s: context deadline exceeded'
+            within = f'timeout: failed to connect service "{address}" within {timeout:g}s'
+            return within + ": context deadline exceeded"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"timeout: health rpc did not complete within {timeout:g}s"
         case grpc.StatusCode.UNAVAILABLE if _NOT_CONNECTED in details:

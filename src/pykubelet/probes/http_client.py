@@ -11,12 +11,15 @@ import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import quote, urlsplit
 
 from pykubelet.probes.http_wire import ResponseReader, WireError, write_request
 from pykubelet.probes.outcome import join_host_port
 
+_HANG_UP_SECONDS = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_IMPROPER = re.compile(r"[\x00-\x1f\x7f]|%(?![0-9a-fA-F]{2})")
 _PATH_SAFE = "%/:=&~+!$,;'@()*[]"
 _QUERY_SAFE = _PATH_SAFE + "?"
 
@@ -82,7 +85,7 @@ def request_target(path: str) -> str:
 
     A path that is no proper one is escaped as a whole rather than refused.
     """
-    if re.search(r"[\x00-\x1f\x7f]|%(?![0-9a-fA-F]{2})", path):
+    if _IMPROPER.search(path):
         return _target(quote(path, safe="/"), "")
     try:
         parts = urlsplit(path)
@@ -92,19 +95,16 @@ def request_target(path: str) -> str:
 
 
 async def get(
-    url: Url,
-    headers: Sequence[tuple[str, str]],
-    *,
-    agent: str,
-    tls: ssl.SSLContext | None,
-    deadline: float,
+    url: Url, headers: Sequence[tuple[str, str]], *, agent: str, tls: ssl.SSLContext, deadline: float | None
 ) -> Answer:
-    """Send a GET and read the answer; `tls` is for https.
+    """Send a GET and read the answer; `tls` is used for https.
 
-    Raises DialError (also when the deadline, in the loop's time, passes while connecting),
+    Raises DialError when no connection can be made by the deadline (in the loop's time, None: never),
     TimeoutError when it passes before the answer's head is there, OSError when the connection
-    breaks, and WireError when the answer is not HTTP.
+    breaks, WireError when the answer is not HTTP and ValueError when the request cannot be sent.
     """
+    if url.scheme not in _DEFAULT_PORTS:
+        raise ValueError(f'unsupported protocol scheme "{url.scheme}"')
     loop = asyncio.get_running_loop()
     request = write_request(url.target, url.address, headers, agent)
     exchange = _Exchange(request, loop.create_future())
@@ -116,40 +116,42 @@ async def get(
                 url.host,
                 url.port,
                 ssl=tls if secure else None,
-                ssl_shutdown_timeout=1.0 if secure else None,
+                ssl_shutdown_timeout=_HANG_UP_SECONDS if secure else None,
             )
     except OSError as err:
         raise DialError from err
+    reader = exchange.reader
     broken = ""
     try:
         async with asyncio.timeout_at(deadline):
             await exchange.over
+        if exchange.failure is not None:
+            raise exchange.failure
     except TimeoutError:
         transport.abort()
-        if not exchange.reader.status:
+        if not reader.status:
             raise
         broken = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
     except (OSError, WireError) as err:
-        if not exchange.reader.status:
+        if not reader.status:
             raise
         broken = str(err)
     finally:
         transport.close()
-    reader = exchange.reader
     return Answer(reader.status, reader.headers.get("location", ""), bytes(reader.body), broken)
 
 
 class _Exchange(asyncio.Protocol):
-    """Writes the request, feeds the reader, and ends with the answer or the connection."""
+    """Writes the request, feeds the reader, and is over with the answer or the connection."""
 
     def __init__(self, request: bytes, over: asyncio.Future[None]) -> None:
         self.reader = ResponseReader()
         self.over = over
+        self.failure: OSError | WireError | None = None
         self._request = request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(self._request)
+        cast(asyncio.WriteTransport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if self.over.done():
@@ -157,24 +159,29 @@ class _Exchange(asyncio.Protocol):
         try:
             self.reader.feed(data)
         except WireError as err:
-            self.over.set_exception(err)
-            return
-        if self.reader.done:
-            self.over.set_result(None)
+            self._end(err)
+        else:
+            if self.reader.done:
+                self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.over.done():
             return
         try:
-            if exc is not None:
-                raise exc
             self.reader.end()
-        except (OSError, WireError) as err:
-            self.over.set_exception(err)
+        except WireError as err:
+            self._end(exc if isinstance(exc, OSError) else err)
         else:
-            self.over.set_result(None)
+            self._end(None)
+
+    def _end(self, failure: OSError | WireError | None) -> None:
+        # Kept beside the future: one that nobody waits for any more would complain.
+        self.failure = failure
+        self.over.set_result(None)
 
 
 def _target(path: str, query: str) -> str:
-    target = "/" + quote(path.lstrip("/") if not path.startswith("/") else path[1:], safe=_PATH_SAFE)
+    target = quote(path, safe=_PATH_SAFE)
+    if not target.startswith("/"):
+        target = "/" + target
     return f"{target}?{quote(query, safe=_QUERY_SAFE)}" if query else target

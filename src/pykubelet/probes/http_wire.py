@@ -23,6 +23,9 @@ _INTERIM_LIMIT = 5
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9][0-9][0-9])(?: .*)?")
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_LINE_END = re.compile(rb"\r?\n")
+_CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
 _BODILESS = (204, 304)
 
 Part = Literal["head", "sized", "chunk size", "chunk", "chunk end", "until end", "done"]
@@ -82,9 +85,10 @@ class ResponseReader:
         """Take what arrived. Raises WireError."""
         self._buffer += data
         while self._step():
-            if len(self.body) >= OUTPUT_LIMIT:
-                del self.body[OUTPUT_LIMIT:]
-                self._finish()
+            pass
+        if len(self.body) >= OUTPUT_LIMIT:
+            del self.body[OUTPUT_LIMIT:]
+            self._finish()
 
     def end(self) -> None:
         """Take the end of the connection. Raises WireError when the answer was not complete."""
@@ -120,12 +124,12 @@ class ResponseReader:
         self._buffer.clear()
 
     def _read_head(self) -> bool:
-        end = re.search(rb"\r?\n\r?\n", self._buffer)
+        end = _HEAD_END.search(self._buffer)
         if end is None:
             if len(self._buffer) > HEAD_LIMIT or not b"HTTP/".startswith(self._buffer[:5]):
                 raise WireError(_malformed(self._buffer))
             return False
-        first, *rest = re.split(rb"\r?\n", bytes(self._buffer[: end.start()]))
+        first, *rest = _LINE_END.split(bytes(self._buffer[: end.start()]))
         found = _STATUS_LINE.fullmatch(first)
         if found is None:
             raise WireError(_malformed(first))
@@ -163,7 +167,7 @@ class ResponseReader:
         self.body += piece
         self._left -= len(piece)
         if self._left:
-            return bool(piece) and len(self.body) >= OUTPUT_LIMIT
+            return False
         if self._part == "chunk":
             return self._go("chunk end")
         self._finish()
@@ -174,7 +178,7 @@ class ResponseReader:
         if line is None:
             return False
         digits = line.partition(b";")[0].strip()
-        if not re.fullmatch(rb"[0-9a-fA-F]{1,15}", digits):
+        if not _CHUNK_SIZE.fullmatch(digits):
             raise WireError("invalid byte in chunk length")
         self._left = int(digits, 16)
         if not self._left:
@@ -207,4 +211,4 @@ def _read_headers(lines: list[bytes]) -> dict[str, str]:
 
 def _malformed(start: bytes | bytearray) -> str:
     shown = bytes(start[:64]).decode("ascii", errors="backslashreplace")
-    return f"net/http: HTTP/1.x transport connection broken: malformed HTTP response {ascii(shown)}"
+    return f"net/http: HTTP/1.x transport connection broken: malformed HTTP response {shown!a}"

@@ -21,20 +21,22 @@ async def tcp_check(action: TCPSocketAction, target: Target, timeout: float) -> 
     try:
         async with asyncio.timeout(timeout):
             transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
-    except OSError as err:
+    except (OSError, ValueError) as err:  # ValueError: a host that can be no name
         return Outcome("failure", dial_failure(err, host, port))
     transport.close()
     return Outcome("success")
 
 
-def dial_failure(err: OSError, host: str, port: int) -> str:
+def dial_failure(err: OSError | ValueError, host: str, port: int) -> str:
     """Word why a connection could not be made."""
     address = join_host_port(host, port)
     if isinstance(err, socket.gaierror):
         return f"dial tcp: lookup {host}: {_lower(err.strerror or 'no such host')}"
     if isinstance(err, TimeoutError) and err.errno is None:
         return f"dial tcp {address}: i/o timeout"
-    return f"dial tcp {address}: connect: {_lower(os.strerror(err.errno) if err.errno else str(err))}"
+    if isinstance(err, OSError) and err.errno:
+        return f"dial tcp {address}: connect: {_lower(os.strerror(err.errno))}"
+    return f"dial tcp {address}: {err}"
 
 
 def _lower(text: str) -> str:

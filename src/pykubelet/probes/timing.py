@@ -1,19 +1,17 @@
-"""When to ask next: soon where somebody waits, spread where nobody does.
+"""When to ask next: at once where somebody waits for it, spread where nobody does.
 
-A container that starts while the agent runs:
+- A container that is not ready, or not known to have started, is asked at once after the initial
+  delay and, until it passes, again after 0.5, 1.5, 3.5 ... seconds, up to one period. In that first
+  period a failure neither counts nor is reported: these *eager* looks only make a pod ready as early
+  as it is, and the time that its author gave it (`failureThreshold` x `periodSeconds`) stays whole.
+- The liveness of a new container is first asked in the second half of the first period: what has
+  only just been started must not be judged before it could listen.
+- Containers that were there before the agent are asked somewhere in the first period: an agent that
+  restarts does not storm the node.
+- After that, once per period, at the same point of it.
 
-- startup and readiness are asked at once after the initial delay, and until they pass, again after
-  0.5, 1.5, 3.5 ... seconds, up to one period. In that first period a failure neither counts nor is
-  reported: these *eager* looks only make a pod ready as early as it is, and the time that the author
-  gave (`failureThreshold` × `periodSeconds`) stays what it is.
-- liveness is first asked in the second half of the first period: a container that has only just
-  been started must not be judged before it could listen.
-- after that, once per period, at the same point of it.
-
-Where in its period a probe falls is a hash of what it is, so that the probes of many pods that
-started together drift apart, and the same probe behaves the same each time. Containers that ran
-before the agent did are asked at that point of the first period: a restarted agent does not storm
-the node.
+Where in its period a probe falls is a hash of what it is: the probes of many pods that started
+together drift apart, and the same probe behaves the same each time.
 
 All times are the loop's, in seconds.
 """
@@ -44,17 +42,15 @@ def phase_of(uid: str, container_name: str, kind: Kind) -> float:
     return zlib.crc32(f"{uid}/{container_name}/{kind}".encode()) / 2**32
 
 
-def first_beat(kind: Kind, terms: Terms, opened: float, phase: float, *, ran_before: bool) -> Beat:
+def first_beat(terms: Terms, opened: float, phase: float, *, waited_for: bool, ran_before: bool) -> Beat:
     """When to ask for the first time.
 
     `opened` is the earliest moment, now or later: the initial delay has passed and, for all but
-    startup itself, the container has started. `ran_before` is for a container older than the agent.
+    startup itself, the container has started. `ran_before`: the container is older than the agent.
     """
-    if ran_before:
-        return Beat(opened + phase * terms.period, opened)
-    if kind == "liveness":
-        return Beat(opened + _later_half(phase, terms), opened)
-    return Beat(opened, opened, eager=True)
+    if waited_for:
+        return Beat(opened, opened, eager=True)
+    return Beat(opened + (phase * terms.period if ran_before else _later_half(phase, terms)), opened)
 
 
 def next_beat(beat: Beat, terms: Terms, passed: bool, now: float, phase: float) -> Beat:

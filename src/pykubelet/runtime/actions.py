@@ -166,6 +166,7 @@ def _initialize(
             continue
         if passed and not sidecar:
             continue
+        begun: bool | None
         if sidecar:
             begun = _keep_sidecar(index, container, last, verdicts, requested, actions, start)
         else:

@@ -35,7 +35,10 @@ LARGEST = 16 << 20
 
 
 def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict[str, str]:
-    """Give a container's variables; raises ConfigProblem."""
+    """Give a container's variables; raises ConfigProblem.
+
+    Bytes that are no text (of secrets) are in the values as `surrogateescape` writes them.
+    """
     if facts.service_env is None and not is_static_pod(pod):
         raise ConfigProblem("services have not yet been read at least once, cannot construct envvars")
     services = facts.service_env or {}
@@ -106,15 +109,17 @@ class _Sources:
     def _bulk(self, kind: _Kind, ref: NamedRef) -> dict[str, str]:
         data = self._data(kind, ref.name, ref.optional)
         # Sorted, because the order of keys in an API object means nothing and may change.
-        return {key: self._text(kind, ref.name, key, data[key]) for key in sorted(data)}
+        return {key: _text(data[key]) for key in sorted(data)}
 
     def _one_of(self, kind: _Kind, ref: KeySelector) -> str | None:
         data = self._data(kind, ref.name, ref.optional)
         if ref.key in data:
-            return self._text(kind, ref.name, ref.key, data[ref.key])
+            return _text(data[ref.key])
         if ref.optional:
             return None
-        raise ConfigProblem(f"couldn't find key {ref.key} in {kind} {self._full_name(ref.name)}")
+        raise ConfigProblem(
+            f"couldn't find key {ref.key} in {kind} {self._pod.metadata.namespace}/{ref.name}"
+        )
 
     def _data(self, kind: _Kind, name: str, optional: bool | None) -> _Data:
         try:
@@ -123,14 +128,6 @@ class _Sources:
             if optional:
                 return {}
             raise
-
-    def _text(self, kind: _Kind, name: str, key: str, value: str | bytes) -> str:
-        try:
-            return value if isinstance(value, str) else value.decode()
-        except UnicodeDecodeError:
-            raise ConfigProblem(
-                f"key {key} in {kind} {self._full_name(name)} is not text: mount it as a file instead"
-            ) from None
 
     def _in_file(self, ref: FileKeySelector) -> str | None:
         if ref.volume_name not in self._facts.volumes:
@@ -145,5 +142,7 @@ class _Sources:
             return None
         raise ConfigProblem(f'environment variable key "{ref.key}" not found in file "{ref.path}"')
 
-    def _full_name(self, name: str) -> str:
-        return f"{self._pod.metadata.namespace}/{name}"
+
+def _text(value: str | bytes) -> str:
+    """Keep bytes that are no text as they are, through to the runtime."""
+    return value if isinstance(value, str) else value.decode(errors="surrogateescape")

@@ -159,9 +159,10 @@ def _may_swap(pod: Pod, container: Container, node: NodeFacts) -> bool:
 def _swap_share(container: Container, node: NodeFacts) -> int:
     """Give the part of the machine's swap that the container's request is of its memory."""
     request = int(container.resources.requests.get("memory", _NOTHING))
-    if not 0 < node.memory_capacity or request > node.memory_capacity:
+    if request > node.memory_capacity:
         return 0
-    return request * node.swap_capacity // node.memory_capacity
+    # In floating point like the reference, so that both give the same byte.
+    return int(request / max(node.memory_capacity, 1) * node.swap_capacity)
 
 
 def _memory_qos(pod: Pod, container: Container, node: NodeFacts) -> Mapping[str, str]:

@@ -25,15 +25,16 @@ def pod_namespaces(pod: Pod, mappings: IdMappings | None) -> cri.NamespaceOption
     )
 
 
+def id_messages(ranges: Iterable[IdRange]) -> list[cri.IDMapping]:
+    """Give ranges of ids as the runtime wants them."""
+    return [
+        cri.IDMapping(host_id=ids.host_id, container_id=ids.container_id, length=ids.length) for ids in ranges
+    ]
+
+
 def _user_namespace(wanted: bool, mappings: IdMappings | None) -> cri.UserNamespace:
     if not wanted:
         return cri.UserNamespace(mode=cri.NODE)
     if mappings is None:
         raise ConfigProblem("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
-    return cri.UserNamespace(mode=cri.POD, uids=_messages(mappings.uids), gids=_messages(mappings.gids))
-
-
-def _messages(ranges: Iterable[IdRange]) -> list[cri.IDMapping]:
-    return [
-        cri.IDMapping(host_id=ids.host_id, container_id=ids.container_id, length=ids.length) for ids in ranges
-    ]
+    return cri.UserNamespace(mode=cri.POD, uids=id_messages(mappings.uids), gids=id_messages(mappings.gids))

@@ -14,8 +14,8 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import NotFound
 from pykubelet.runtime.labels import (
-    CONTAINER_HASH,
     CONTAINER_NAME,
+    HASH,
     POD_NAME,
     POD_NAMESPACE,
     POD_UID,
@@ -51,7 +51,8 @@ class Observer:
         )
         seen_sandboxes = [found for found in details if isinstance(found, ObservedSandbox)]
         seen_containers = [found for found in details if isinstance(found, ObservedContainer)]
-        labels = next((item.labels for item in [*sandboxes, *containers]), {})
+        every = [*(sandbox.labels for sandbox in sandboxes), *(container.labels for container in containers)]
+        labels = dict(every[0]) if every else {}
         return ObservedPod(
             uid=uid,
             name=labels.get(POD_NAME, ""),

@@ -21,7 +21,7 @@ from pykubelet.pods.journal import Journal, field_of
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.facts import ContainerFacts, IdMappings, MountedVolume, NodeFacts, SandboxFacts
 from pykubelet.runtime.hooks import HookError, HookRunner
-from pykubelet.runtime.hosts_file import hosts_file
+from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_dir
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
@@ -110,12 +110,11 @@ class Starter:
             id_mappings=setting.id_mappings,
             extra_groups=setting.extra_groups,
         )
-        made = make_sandbox_config(pod, facts)
-        for warning in made.warnings:
-            self._journal.event(pod, "Warning", warning.reason, warning.message)
-        return made.config
+        return make_sandbox_config(pod, facts)
 
-    async def sandbox(self, pod: Pod, config: pb.PodSandboxConfig, handler: str = "") -> tuple[str, tuple[str, ...]]:
+    async def sandbox(
+        self, pod: Pod, config: pb.PodSandboxConfig, handler: str = ""
+    ) -> tuple[str, tuple[str, ...]]:
         """Run the sandbox; gives its id and addresses. Raises CriError after the event."""
         logs = self._log_dir(pod)
         logs.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -124,7 +123,7 @@ class Starter:
             self._on_created(pod.uid, sandbox_id)
             network = (await self._cri.runtime.pod_sandbox_status(sandbox_id)).status.network
         except CriError as err:
-            message = f"Failed to create pod sandbox: {err.rpc_text()}"
+            message = f"Failed to create pod sandbox: {err.rpc_text}"
             self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
             raise
         ips = (network.ip, *(extra.ip for extra in network.additional_ips)) if network.ip else ()
@@ -155,15 +154,15 @@ class Starter:
         try:
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
-            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text()}")
-            raise StartError("CreateContainerError", err.rpc_text()) from err
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
+            raise StartError("CreateContainerError", err.rpc_text) from err
         self._on_created(pod.uid, container_id)
         self._event(pod, container, "Normal", "Created", "Container created")
         try:
             await self._cri.runtime.start_container(container_id)
         except CriError as err:
-            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text()}")
-            raise StartError("RunContainerError", err.rpc_text()) from err
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
+            raise StartError("RunContainerError", err.rpc_text) from err
         self._event(pod, container, "Normal", "Started", "Container started")
         self._link_log(pod, container, container_id, config.log_path)
         await self._post_start(pod, container, container_id)
@@ -180,10 +179,11 @@ class Starter:
     ) -> pb.ContainerConfig:
         hosts, termination = "", ""
         try:
-            if not pod.spec.host_network or container.termination_message_path:
-                self._dirs.make(pod.uid)
-            content = hosts_file(pod, self._node, tuple(ips))
-            if content is not None:
+            self._dirs.make(pod.uid)
+            if wants_hosts_file(pod, ips):
+                content = hosts_file(
+                    pod, ips, self._node.cluster_domain, _node_hosts() if pod.spec.host_network else ""
+                )
                 hosts = str(self._dirs.write_hosts(pod.uid, content))
             if container.termination_message_path:
                 termination = str(self._dirs.new_termination_log(pod.uid, container.name))
@@ -202,13 +202,10 @@ class Starter:
                 volumes=setting.volumes,
                 sub_paths=(setting.sub_paths or {}).get(container.name, {}),
             )
-            made = make_container_config(pod, container, facts)
+            return make_container_config(pod, container, facts)
         except (ConfigProblem, OSError) as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err}")
             raise StartError("CreateContainerConfigError", str(err)) from err
-        for warning in made.warnings:
-            self._event(pod, container, "Warning", warning.reason, warning.message)
-        return made.config
 
     async def _post_start(self, pod: Pod, container: Container, container_id: str) -> None:
         if container.lifecycle is None or container.lifecycle.post_start is None:
@@ -216,7 +213,9 @@ class Starter:
         try:
             await self._hooks.run(pod, container, container_id, container.lifecycle.post_start)
         except HookError as err:
-            log.error(err, "PostStart hook failed", pod=pod.full_name, podUID=pod.uid, containerName=container.name)
+            log.error(
+                err, "PostStart hook failed", pod=pod.full_name, podUID=pod.uid, containerName=container.name
+            )
             self._event(pod, container, "Warning", "FailedPostStartHook", "PostStartHook failed")
             target = ObservedContainer(id=container_id, name=container.name, phase="running")
             try:
@@ -251,6 +250,13 @@ class Starter:
         self._journal.event(
             pod, "Warning" if kind == "Warning" else "Normal", reason, message, field_of(pod, container.name)
         )
+
+
+def _node_hosts() -> str:
+    try:
+        return Path("/etc/hosts").read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _target(container: Container, observed: ObservedPod) -> str:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Literal
 
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.containerd import task_events
+from pykubelet.cri.containerd import TaskEvent, task_events
 from pykubelet.cri.errors import CriError, Unimplemented
+from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskPaused, TaskResumed, TaskStart
 from pykubelet.logs import get_logger
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
@@ -111,7 +112,7 @@ class Pleg:
 
     async def _listen(self) -> None:
         """Use the best event source that the runtime has; relisting alone when it has none."""
-        sources: list[tuple[Mode, Callable[[], AsyncIterator[tuple[str, float]]]]] = [
+        sources: list[tuple[Mode, Callable[[], AsyncGenerator[tuple[str, float], None]]]] = [
             ("cri-events", self._cri_events),
             ("containerd-events", self._containerd_events),
         ]
@@ -121,12 +122,14 @@ class Pleg:
         self.mode = "relist"
         log.info("No event stream from the runtime: listing it each second")
 
-    async def _follow(self, mode: Mode, events: Callable[[], AsyncIterator[tuple[str, float]]]) -> bool:
+    async def _follow(
+        self, mode: Mode, events: Callable[[], AsyncGenerator[tuple[str, float], None]]
+    ) -> bool:
         """Forward events until the runtime says that it has no such stream; reconnects otherwise."""
         pause = RECONNECT_SECONDS[0]
         while True:
             try:
-                async with aclosing(events()) as stream:  # type: ignore[type-var]
+                async with aclosing(events()) as stream:
                     if self.mode != mode:
                         log.info("Listening to the runtime's events", mode=mode)
                         self.mode = mode
@@ -142,19 +145,31 @@ class Pleg:
             await asyncio.sleep(pause)
             pause = min(pause * 2, RECONNECT_SECONDS[1])
 
-    async def _cri_events(self) -> AsyncIterator[tuple[str, float]]:
-        async for event in self._cri.runtime.container_events():
-            uid = event.pod_sandbox_status.metadata.uid or self._owner_of.get(event.container_id, "")
-            if uid:
-                yield uid, event.created_at / 1e9
-            else:
-                self._relist_now.set()
+    async def _cri_events(self) -> AsyncGenerator[tuple[str, float], None]:
+        async with aclosing(self._cri.runtime.container_events()) as events:
+            async for event in events:
+                uid = event.pod_sandbox_status.metadata.uid or self._owner_of.get(event.container_id, "")
+                if uid:
+                    yield uid, event.created_at / 1e9
+                else:
+                    self._relist_now.set()
 
-    async def _containerd_events(self) -> AsyncIterator[tuple[str, float]]:
-        async for event in task_events(self._cri.runtime_channel):
-            uid = self._owner_of.get(event.container_id)
-            if uid is not None:
-                yield uid, event.time
-            else:
-                # Somebody else's, or ours from before this list was made.
-                self._relist_now.set()
+    async def _containerd_events(self) -> AsyncGenerator[tuple[str, float], None]:
+        async with aclosing(task_events(self._cri.runtime_channel)) as events:
+            async for event in events:
+                if not _changes_a_container(event):
+                    continue
+                uid = self._owner_of.get(event.container_id)
+                if uid is not None:
+                    yield uid, event.time
+                else:
+                    # Somebody else's, or one that was made before anybody listened.
+                    self._relist_now.set()
+
+
+def _changes_a_container(event: TaskEvent) -> bool:
+    """Whether an event is about a container itself and not about a process beside it (a probe, an exec)."""
+    details = event.details
+    if isinstance(details, TaskExit):
+        return details.id == event.container_id
+    return isinstance(details, TaskStart | TaskOOM | TaskPaused | TaskResumed)

@@ -7,11 +7,11 @@ step; the next one starts from the runtime's picture again, so a step may be int
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pykubelet.api.backoff import BackOff
 from pykubelet.api.meta import now as api_now
@@ -21,6 +21,7 @@ from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal, field_of
+from pykubelet.probes.prober import Prober
 from pykubelet.runtime.actions import Actions, Verdicts, decide
 from pykubelet.runtime.facts import MountedVolume
 from pykubelet.runtime.hashing import container_hash
@@ -34,7 +35,7 @@ from pykubelet.runtime.restart import is_sidecar
 from pykubelet.runtime.start import PodSetting, Starter, StartError
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.status import compute_status
-from pykubelet.sync.status_containers import Health, PodView, StartFailure
+from pykubelet.sync.status_containers import PodView, StartFailure
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import Outcome, StepError
@@ -73,30 +74,6 @@ class Cgroups(Protocol):
         ...
 
 
-class Probes(Protocol):
-    """Asks containers how they are."""
-
-    def observe(self, pod: Pod, observed: ObservedPod) -> None:
-        """Take the newest picture of a pod that shall be probed."""
-        ...
-
-    def health(self, pod: Pod, observed: ObservedPod) -> Mapping[str, Health]:
-        """Whether each container has started and is ready."""
-        ...
-
-    def verdicts(self, uid: str) -> Verdicts:
-        """Which containers' liveness and startup probes have failed or passed."""
-        ...
-
-    def stop_liveness_and_startup(self, uid: str) -> None:
-        """Let readiness go on alone: the pod is on its way out."""
-        ...
-
-    def remove_pod(self, uid: str) -> None:
-        """Stop probing a pod."""
-        ...
-
-
 @dataclass(slots=True)
 class _Memory:
     """What is remembered of a pod between steps."""
@@ -118,7 +95,7 @@ class PodLifeOnNode:
         observer: Observer,
         starter: Starter,
         killer: Killer,
-        probes: Probes,
+        prober: Prober,
         volumes: Volumes,
         cgroups: Cgroups,
         dirs: PodDirs,
@@ -135,7 +112,7 @@ class PodLifeOnNode:
         self._observer = observer
         self._starter = starter
         self._killer = killer
-        self._probes = probes
+        self._prober = prober
         self._volumes = volumes
         self._cgroups = cgroups
         self._dirs = dirs
@@ -178,7 +155,7 @@ class PodLifeOnNode:
         if (left := self._deadline_left(pod, status)) is not None and left <= 0:
             self._exceed_deadline(pod, status)
             return True, None
-        actions = decide(pod, observed, self._probes.verdicts(pod.uid), frozenset(memory.restart_requested))
+        actions = decide(pod, observed, self._verdicts(observed), frozenset(memory.restart_requested))
         if actions.idle:
             return False, left
         self._journal.note(pod.uid, "decide", _told(actions))
@@ -191,7 +168,7 @@ class PodLifeOnNode:
     async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
         """Stop everything of the pod that runs."""
         observed = await self._look(uid)
-        self._probes.stop_liveness_and_startup(uid)
+        self._prober.stop_liveness_and_startup(uid)
         self._journal.note(uid, "terminate", f"stopping {len(observed.running)} running containers")
         try:
             await self._killer.pod(pod, observed, grace)
@@ -202,22 +179,25 @@ class PodLifeOnNode:
             raise StepError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
         if pod is not None:
             self._report(pod, observed, terminal=True)
-        self._probes.remove_pod(uid)
+        self._prober.remove_pod(uid)
 
     async def clean_up(self, uid: str, pod: Pod | None) -> None:
         """Remove what the pod leaves behind; a pod that is no longer wanted leaves nothing."""
         gone = not self._is_desired(uid)
         try:
             if gone:
-                await self._remove_containers(uid)
+                observed = await self._observer.pod(uid)
+                self._remove_logs(uid, pod, observed)
+                await self._remove_from_runtime(observed)
             await self._volumes.unmount(uid)
             await self._cgroups.remove(uid)
             if gone:
                 self._dirs.remove(uid)
-                self._remove_logs(uid, pod)
         except (OSError, VolumeError, CriError) as err:
             raise StepError(f"cleaning up: {err}") from err
-        self._journal.note(uid, "clean-up", "everything is removed" if gone else "volumes and cgroup are removed")
+        self._journal.note(
+            uid, "clean-up", "everything is removed" if gone else "volumes and cgroup are removed"
+        )
         memory = self._memories.pop(uid, None)
         if gone:
             self._statuses.forget(uid)
@@ -243,7 +223,8 @@ class PodLifeOnNode:
         return observed
 
     def _report(self, pod: Pod, observed: ObservedPod, *, terminal: bool = False) -> PodStatus:
-        self._probes.observe(pod, observed)
+        self._prober.add_pod(pod)
+        self._prober.observe(pod, observed)
         memory = self._memory(pod.uid)
         for container in observed.running:
             memory.failures.pop(container.name, None)
@@ -252,7 +233,7 @@ class PodLifeOnNode:
             observed=observed,
             previous=self._statuses.get(pod.uid) or pod.status,
             failures=memory.failures,
-            health=self._probes.health(pod, observed),
+            health=self._prober.update_status(pod, observed),
             terminal=terminal,
             host_ips=self._host_ips,
         )
@@ -261,6 +242,15 @@ class PodLifeOnNode:
         if self._statuses.set(pod, status) and status.phase != before:
             self._journal.note(pod.uid, "status", f"{before or 'new'} → {status.phase}")
         return status
+
+    def _verdicts(self, observed: ObservedPod) -> Verdicts:
+        def known(kind: Literal["liveness", "startup"]) -> dict[str, bool]:
+            found = {c.id: self._prober.results.verdict(kind, c.id) for c in observed.running}
+            return {
+                id: verdict == "success" for id, verdict in found.items() if verdict in ("success", "failure")
+            }
+
+        return Verdicts(liveness=known("liveness"), startup=known("startup"))
 
     def _deadline_left(self, pod: Pod, status: PodStatus) -> float | None:
         if pod.spec.active_deadline_seconds is None or status.start_time is None:
@@ -289,7 +279,9 @@ class PodLifeOnNode:
         try:
             config = self._starter.sandbox_config(pod, actions.attempt, setting)
         except ConfigProblem as err:
-            self._journal.event(pod, "Warning", "FailedCreatePodSandBox", f"Failed to create pod sandbox: {err}")
+            self._journal.event(
+                pod, "Warning", "FailedCreatePodSandBox", f"Failed to create pod sandbox: {err}"
+            )
             raise StepError(str(err)) from err
         sandbox_id, ips = actions.sandbox_id, observed.ips
         if actions.create_sandbox:
@@ -298,7 +290,9 @@ class PodLifeOnNode:
                     sandbox_id, ips = await self._starter.sandbox(pod, config)
             except CriError as err:
                 raise StepError(str(err)) from err
-            self._journal.note(pod.uid, "sandbox", f"running as {sandbox_id[:13]} with {', '.join(ips) or 'host network'}")
+            self._journal.note(
+                pod.uid, "sandbox", f"running as {sandbox_id[:13]} with {', '.join(ips) or 'host network'}"
+            )
         again: list[float] = []
         containers = containers_by_name(pod)
         for name in (*actions.start_ephemeral, *actions.start_init, *actions.start):
@@ -309,7 +303,9 @@ class PodLifeOnNode:
                 try:
                     image = await self._starter.image(pod, container, config)
                     async with self._gate.turn(memory.order):
-                        await self._starter.container(pod, container, image, sandbox_id, config, setting, ips, observed)
+                        await self._starter.container(
+                            pod, container, image, sandbox_id, config, setting, ips, observed
+                        )
                     memory.failures.pop(name, None)
                     self._journal.note(pod.uid, "start", f"{name} started")
                     continue
@@ -354,10 +350,16 @@ class PodLifeOnNode:
     def _crash_wait(self, pod: Pod, container: Container, observed: ObservedPod) -> float:
         """Seconds until a crashed container may start again; 0 starts its next pause."""
         memory = self._memory(pod.uid)
-        last = next((c for c in observed.containers if c.name == container.name and c.phase == "exited"), None)
+        last = next(
+            (c for c in observed.containers if c.name == container.name and c.phase == "exited"), None
+        )
         if last is None:
             return 0.0
-        key, ended, now = f"{pod.uid}/{container.name}/{container_hash(container)}", last.finished_at / 1e9, self._clock()
+        key, ended, now = (
+            f"{pod.uid}/{container.name}/{container_hash(container)}",
+            last.finished_at / 1e9,
+            self._clock(),
+        )
         wait = self._back_off.remaining(key, ended, now)
         if wait <= 0:
             self._back_off.attempt(key, ended, now)
@@ -367,12 +369,12 @@ class PodLifeOnNode:
         self._journal.event(pod, "Warning", "BackOff", message, field_of(pod, container.name))
         pause = self._back_off.pause(key)
         memory.failures[container.name] = StartFailure(
-            "CrashLoopBackOff", f"back-off {_span(pause)} restarting failed container={container.name} pod={who}"
+            "CrashLoopBackOff",
+            f"back-off {_span(pause)} restarting failed container={container.name} pod={who}",
         )
         return wait
 
-    async def _remove_containers(self, uid: str) -> None:
-        observed = await self._observer.pod(uid)
+    async def _remove_from_runtime(self, observed: ObservedPod) -> None:
         for container in observed.containers:
             await self._remove_container(container.id)
         for sandbox in observed.sandboxes:
@@ -388,8 +390,12 @@ class PodLifeOnNode:
         except NotFound:
             return
 
-    def _remove_logs(self, uid: str, pod: Pod | None) -> None:
-        raise NotImplementedError
+    def _remove_logs(self, uid: str, pod: Pod | None, observed: ObservedPod) -> None:
+        """Delete the folder of the pod's logs; its name is made of facts that the runtime has too."""
+        name = pod.metadata.name if pod else observed.name
+        namespace = pod.metadata.namespace if pod else observed.namespace
+        if name and namespace:
+            shutil.rmtree(pod_log_dir(self._pod_logs_dir, namespace, name, uid), ignore_errors=True)
 
 
 def _told(actions: Actions) -> str:

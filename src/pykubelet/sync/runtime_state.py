@@ -24,7 +24,8 @@ StatusCall = Callable[[], Awaitable[StatusResponse]]
 
 def problems_in(response: StatusResponse) -> tuple[list[str], list[str]]:
     """Split a runtime's conditions into what is wrong with the runtime and with the network."""
-    runtime, network = [], []
+    runtime: list[str] = []
+    network: list[str] = []
     conditions = {condition.type: condition for condition in response.status.conditions}
     for kind, found in (("RuntimeReady", runtime), ("NetworkReady", network)):
         condition = conditions.get(kind)

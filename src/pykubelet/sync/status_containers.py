@@ -27,6 +27,7 @@ from pykubelet.api.pod_status import (
     StatusResources,
     VolumeMountStatus,
 )
+from pykubelet.probes.kinds import Health
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.restart import is_sidecar, should_restart
 
@@ -42,14 +43,6 @@ class StartFailure:
 
     reason: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What the probes say of a container."""
-
-    started: bool = False
-    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatu
     else:
         status = _without_runtime(view, container, kind, old)
     _explain_waiting(view, container, kind, status)
-    health = view.health.get(container.name, Health())
+    health = view.health.get(container.name, Health(started=False, ready=False))
     status.started, status.ready = health.started, health.ready
     return status
 

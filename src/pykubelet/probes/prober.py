@@ -1,0 +1,282 @@
+"""Asks every container its probes' questions, for as long as they make sense.
+
+Facts are pushed in: which pods there are (`add_pod`, `remove_pod`), and what the runtime shows of
+them (`observe`). From them follows what may be asked: a container that runs, whose initial delay is
+over, and which has started (startup itself aside). One task sleeps until the next probe is due and
+begins a few at a time, so the loop stays free for others; each look is a task of its own, at most
+one per probe. What comes out is in `results`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
+from pykubelet.probes.checks import Checker
+from pykubelet.probes.exec_check import ExecSlots, ExecSync, default_slots
+from pykubelet.probes.health import beginning, health
+from pykubelet.probes.kinds import (
+    KINDS,
+    Health,
+    Kind,
+    Report,
+    SeenContainer,
+    SeenPod,
+    probe_of,
+    probed_containers,
+)
+from pykubelet.probes.metrics import ProbeMetrics
+from pykubelet.probes.outcome import Outcome, Target
+from pykubelet.probes.results import ProbeUpdate, Results
+from pykubelet.probes.schedule import Schedule
+from pykubelet.probes.threshold import step
+from pykubelet.probes.timing import Beat, first_beat, next_beat
+from pykubelet.probes.watch import Watch, Watched, watched
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+GRACE_SECONDS = 10.0
+"""By how much a container must be older than the agent to count as older: one that was only just
+started when the agent was is as good as new."""
+
+STARTS_AT_ONCE = 16
+"""How many looks begin before others get their turn of the loop."""
+
+
+class Prober:
+    """The probes of all pods. All methods but `run` return at once and are called in the loop."""
+
+    def __init__(
+        self,
+        exec_sync: ExecSync,
+        report: Report,
+        registry: CollectorRegistry,
+        *,
+        host_ip: Callable[[], str],
+        clock: Callable[[], int] = time.time_ns,
+        exec_slots: int | None = None,
+    ) -> None:
+        """`host_ip` is for pods in the host's network; `clock` gives nanoseconds since the epoch."""
+        self.results = Results()
+        self._report = report
+        self._metrics = ProbeMetrics(registry)
+        self._checker = Checker(exec_sync, ExecSlots(exec_slots or default_slots()))
+        self._host_ip = host_ip
+        self._clock = clock
+        self._began = asyncio.get_running_loop().time()
+        self._pods: dict[str, dict[str, Watched]] = {}
+        self._schedule: Schedule[tuple[Watched, Watch]] = Schedule()
+        self._wake = asyncio.Event()
+
+    # Which pods
+
+    def add_pod(self, pod: Pod) -> None:
+        """Begin to probe a pod's containers; adding twice is fine, probes cannot change."""
+        if pod.uid in self._pods:
+            return
+        terminating = pod.metadata.deletion_timestamp is not None
+        containers = {
+            container.name: entry
+            for container in probed_containers(pod)
+            if (entry := watched(pod, container, terminating=terminating)) is not None
+        }
+        if containers:
+            self._pods[pod.uid] = containers
+
+    def remove_pod(self, uid: str) -> None:
+        """Stop all probes of a pod and forget what is known of it; removing twice is fine."""
+        for entry in self._pods.pop(uid, {}).values():
+            self._drop(entry, *KINDS)
+            entry.running = False
+            self.results.forget(entry.container_id)
+
+    def stop_liveness_and_startup(self, uid: str) -> None:
+        """Ask a terminating pod for its readiness only; what had started stays started."""
+        for entry in self._pods.get(uid, {}).values():
+            self._drop(entry, "liveness", "startup")
+            self.results.forget(entry.container_id, "liveness")
+
+    def cleanup(self, desired: Collection[str]) -> None:
+        """Remove all pods that are not desired any more, given by uid."""
+        for uid in [uid for uid in self._pods if uid not in desired]:
+            self.remove_pod(uid)
+
+    def _drop(self, entry: Watched, *kinds: Kind) -> None:
+        for kind in kinds:
+            watch = entry.watches.pop(kind, None)
+            if watch is not None:
+                self._pause(entry, watch)
+                self._metrics.forget(watch.labels)
+
+    # What is known of them
+
+    def observe(self, pod: Pod, seen: SeenPod) -> None:
+        """Take what the runtime shows of a pod: new containers are asked, ended ones no longer."""
+        ip = self._host_ip() if pod.spec.host_network else next(iter(seen.ips), "")
+        for name, entry in self._pods.get(pod.uid, {}).items():
+            found = seen.latest(name)
+            entry.pod, entry.ip = pod, ip
+            if found is not None and found.phase == "running":
+                self._see_running(entry, found)
+            elif entry.running:
+                entry.running = False
+                for watch in entry.watches.values():
+                    self._pause(entry, watch)
+
+    def update_status(self, pod: Pod, seen: SeenPod) -> dict[str, Health]:
+        """Give, by container name, what the pod's status says of `started` and `ready`."""
+        entries = self._pods.get(pod.uid, {})
+
+        def is_older(name: str, found: SeenContainer) -> bool:
+            entry = entries.get(name)
+            if entry is not None and entry.container_id == found.id:
+                return entry.older
+            return self._age(found) > self._own_age() + GRACE_SECONDS
+
+        return health(pod, seen, self.results.verdict, is_older)
+
+    def _see_running(self, entry: Watched, found: SeenContainer) -> None:
+        if entry.container_id != found.id:
+            self.results.forget(entry.container_id)
+            age = self._age(found)
+            entry.container_id = found.id
+            entry.began = asyncio.get_running_loop().time() - age
+            entry.older = age > self._own_age() + GRACE_SECONDS
+            entry.running = False
+            for kind in KINDS:
+                self._begin(entry, kind)
+        if not entry.running:
+            entry.running = True
+            self._open(entry)
+
+    def _begin(self, entry: Watched, kind: Kind) -> None:
+        if probe_of(entry.container, kind) is None:
+            return
+        state = beginning(entry.pod, kind, entry.container.name, entry.container_id, entry.older)
+        self.results.begin(kind, entry.container_id, state.verdict)
+        watch = entry.watches.get(kind)
+        if watch is not None:
+            self._pause(entry, watch)
+            watch.state = state
+
+    # Ages, not dates, are compared: a clock that jumps makes no container older than the agent.
+
+    def _age(self, found: SeenContainer) -> float:
+        return max(self._clock() - found.started_at, 0) / 1e9
+
+    def _own_age(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
+
+    # When to ask
+
+    def _open(self, entry: Watched) -> None:
+        """Schedule what may be asked and is not scheduled yet."""
+        now = asyncio.get_running_loop().time()
+        startup = self.results.verdict("startup", entry.container_id)
+        started = entry.container.startup_probe is None or startup == "success"
+        for watch in entry.watches.values():
+            if watch.beat is not None or watch.state.held or (watch.kind == "startup") == started:
+                continue
+            watch.beat = first_beat(
+                watch.terms,
+                max(now, entry.began + watch.terms.delay),
+                watch.phase,
+                waited_for=watch.state.verdict == ("unknown" if watch.kind == "startup" else "failure"),
+                ran_before=entry.older,
+            )
+            self._put(entry, watch)
+
+    def _put(self, entry: Watched, watch: Watch) -> None:
+        assert watch.beat is not None
+        before = self._schedule.next_due()
+        self._schedule.put((entry, watch), watch.beat.due)
+        if before is None or watch.beat.due < before:
+            self._wake.set()
+
+    def _pause(self, entry: Watched, watch: Watch) -> None:
+        watch.beat = None
+        self._schedule.drop((entry, watch))
+        if watch.task is not None:
+            watch.task.cancel()
+            watch.task = None
+
+    # Asking
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        loop = asyncio.get_running_loop()
+        async with TaskScope() as looks:
+            while True:
+                for entry, watch in self._schedule.take(loop.time(), STARTS_AT_ONCE):
+                    watch.task = looks.start(self._look(entry, watch), name=f"probe-{watch.kind}")
+                due = self._schedule.next_due()
+                if due is not None and due <= loop.time():
+                    await asyncio.sleep(0)
+                    continue
+                self._wake.clear()
+                timer = loop.call_at(due, self._wake.set) if due is not None else None
+                await self._wake.wait()
+                if timer is not None:
+                    timer.cancel()
+
+    async def _look(self, entry: Watched, watch: Watch) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        beat = watch.beat
+        try:
+            target = Target(entry.container, entry.container_id, entry.ip)
+            outcome = await self._checker.check(watch.probe, target)
+        except Exception as err:  # the boundary of a task: one probe's bug must not end all others
+            log.exception(err, "Probe broke", pod=entry.pod.full_name, containerName=entry.container.name)
+            outcome = Outcome("unknown", f"{type(err).__name__}: {err}", errored=True)
+        if beat is not None and beat is watch.beat:  # else nobody wants to know any more
+            watch.task = None
+            self._take(entry, watch, beat, outcome, loop.time() - began)
+
+    def _take(self, entry: Watched, watch: Watch, beat: Beat, outcome: Outcome, seconds: float) -> None:
+        """Draw the conclusions of an outcome; who listens to them comes last and may change everything."""
+        counts = outcome.passed or not beat.eager
+        verdict = None
+        if not outcome.errored:
+            self._metrics.observe(watch.labels, passed=outcome.passed, seconds=seconds)
+            if counts:
+                watch.state, verdict = step(watch.state, outcome.passed, watch.kind, watch.terms)
+        watch.beat = None
+        if not watch.state.held:
+            now = asyncio.get_running_loop().time()
+            watch.beat = next_beat(beat, watch.terms, outcome.passed, now, watch.phase)
+            self._put(entry, watch)
+        if verdict is not None:
+            self.results.publish(
+                ProbeUpdate(entry.pod.uid, entry.container.name, entry.container_id, watch.kind, verdict)
+            )
+            if entry.running:
+                self._open(entry)
+        if counts:
+            self._tell(entry, watch, outcome)
+
+    def _tell(self, entry: Watched, watch: Watch, outcome: Outcome) -> None:
+        what = watch.kind.title()
+        where = {"pod": entry.pod.full_name, "podUID": entry.pod.uid, "containerName": entry.container.name}
+        if outcome.errored:
+            message = f"{what} probe errored and resulted in {outcome.result} state: {outcome.output}"
+            log.v(1).info("Probe errored", probeType=what, **where, err=outcome.output)
+            self._report(entry.pod, entry.container.name, "Unhealthy", message)
+        elif outcome.result == "failure":
+            log.v(1).info("Probe failed", probeType=what, **where, output=outcome.output)
+            self._report(
+                entry.pod, entry.container.name, "Unhealthy", f"{what} probe failed: {outcome.output}"
+            )
+        elif outcome.result == "warning":
+            log.v(3).info("Probe succeeded with a warning", probeType=what, **where, output=outcome.output)
+            self._report(
+                entry.pod, entry.container.name, "ProbeWarning", f"{what} probe warning: {outcome.output}"
+            )
+        else:
+            log.v(3).info("Probe succeeded", probeType=what, **where)

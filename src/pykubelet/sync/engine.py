@@ -1,0 +1,246 @@
+"""The pod engine: every part between the sources and the runtime, put together.
+
+Reads as the picture in docs/architecture.md: sources → mux → loop → workers → life (volumes,
+cgroups, sandbox, containers) → status; and the runtime's events back into the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.backoff import BackOff
+from pykubelet.api.pod import HTTPGetAction, Pod
+from pykubelet.api.pod import Container as PodContainer
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.cri.connect import Cri
+from pykubelet.logs import get_logger
+from pykubelet.pods.file_source import FileSource
+from pykubelet.pods.journal import Event, Journal, Note, field_of
+from pykubelet.pods.mux import PodChange, PodMux
+from pykubelet.pods.store import PodStore
+from pykubelet.pods.url_source import UrlSource
+from pykubelet.probes.http_check import lifecycle_get
+from pykubelet.probes.prober import Prober
+from pykubelet.runtime.facts import NodeFacts
+from pykubelet.runtime.gc import GarbageCollector
+from pykubelet.runtime.hooks import HookRunner
+from pykubelet.runtime.kill import Killer
+from pykubelet.runtime.observe import Observer
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.start import EnsureImage, Starter
+from pykubelet.sync.loop import SyncLoop
+from pykubelet.sync.pleg import Pleg
+from pykubelet.sync.pod_life import Cgroups, PodLifeOnNode, Volumes
+from pykubelet.sync.start_gate import StartGate
+from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.workers import PodWorkers
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+GC_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What the engine is built from."""
+
+    config: KubeletConfiguration
+    node_name: str
+    host_ips: Sequence[str]
+    cri: Cri
+    node: NodeFacts
+    root_dir: Path
+    images: Callable[[Journal], EnsureImage]
+    volumes: Volumes
+    cgroups: Cgroups
+    registry: CollectorRegistry
+    runtime_errors: Callable[[], list[str]]
+    collector: GarbageCollector
+    legacy_logs: Path | None
+
+
+class PodEngine:
+    """Runs the desired pods; `start` puts its tasks into a scope."""
+
+    def __init__(self, parts: EngineParts, scope: TaskScope) -> None:
+        config = parts.config
+        self._parts = parts
+        self._scope = scope
+        self.journal = Journal()
+        self.statuses = StatusStore()
+        self.store = PodStore()
+        self.dirs = PodDirs(parts.root_dir)
+        self._mux = PodMux(time.time_ns)
+        self._observer = Observer(parts.cri)
+        self.prober = Prober(
+            self._exec, self._probe_event, parts.registry, host_ip=lambda: next(iter(parts.host_ips), "")
+        )
+        self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
+        hooks = HookRunner(parts.cri, self._hook_get, self._pod_ip)
+        killer = Killer(parts.cri, hooks, self.journal)
+        self.pleg = Pleg(parts.cri, self._observer, lambda uid, when: self.loop.runtime(uid, when))
+        starter = Starter(
+            parts.cri,
+            parts.node,
+            self.dirs,
+            parts.images(self.journal),
+            hooks,
+            killer,
+            self.journal,
+            self.pleg.learn,
+            lambda: _resolv_conf(config.resolv_conf),
+            parts.legacy_logs,
+        )
+        longest = config.crash_loop_back_off.max_container_restart_period
+        self.life = PodLifeOnNode(
+            cri=parts.cri,
+            observer=self._observer,
+            starter=starter,
+            killer=killer,
+            prober=self.prober,
+            volumes=parts.volumes,
+            cgroups=parts.cgroups,
+            dirs=self.dirs,
+            journal=self.journal,
+            statuses=self.statuses,
+            gate=StartGate(),
+            crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
+            host_ips=parts.host_ips,
+            pod_logs_dir=config.pod_logs_dir,
+            is_desired=lambda uid: self.store.get(uid) is not None,
+        )
+        self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds)
+        self.loop = SyncLoop(self, parts.runtime_errors, config.sync_frequency)
+        self._next_gc = 0.0
+
+    def start(self) -> None:
+        """Start listening, probing, syncing, and the sources at last."""
+        self._scope.start(self.pleg.run(), name="pleg")
+        self._scope.start(self.prober.run(), name="prober")
+        self._scope.start(self.loop.run(), name="sync-loop")
+        config, node_name = self._parts.config, self._parts.node_name
+        if config.static_pod_path:
+            log.info("Adding static pod path", path=config.static_pod_path)
+            source = FileSource(
+                Path(config.static_pod_path), config.file_check_frequency, node_name, self._emit
+            )
+            self._mux.expect("file")
+            self._scope.start(source.run(), name="source-file")
+        if config.static_pod_url:
+            log.info("Adding pod URL", url=config.static_pod_url)
+            url = UrlSource(
+                config.static_pod_url,
+                config.static_pod_url_header,
+                config.http_check_frequency,
+                node_name,
+                self._emit,
+            )
+            self._mux.expect("http")
+            self._scope.start(url.run(), name="source-http")
+
+    @property
+    def all_sources_reported(self) -> bool:
+        """Whether the set of desired pods is whole; nothing may be deleted before."""
+        return self._mux.all_reported
+
+    # What people and the API ask.
+
+    def pods(self) -> list[Pod]:
+        """The desired pods, each with its present status."""
+        found = []
+        for pod in self.store.pods():
+            status = self.statuses.get(pod.uid)
+            found.append(pod if status is None else Pod(metadata=pod.metadata, spec=pod.spec, status=status))
+        return found
+
+    def journal_of(self, uid: str) -> tuple[list[Event], list[Note]]:
+        """A pod's events and timeline."""
+        return self.journal.events(uid), self.journal.timeline(uid)
+
+    def restart(self, uid: str, container: str | None) -> list[str]:
+        """Restart a pod's containers, or one, in place; raises LookupError for an unknown pod."""
+        if self.store.get(uid) is None:
+            raise LookupError(uid)
+        names = self.life.request_restart(uid, container)
+        self.workers.wake(uid)
+        return names
+
+    def state(self, uid: str) -> str:
+        """Where the pod's worker is."""
+        worker = self.workers.get(uid)
+        return worker.state.value if worker is not None else "gone"
+
+    # What the loop hands on (sync.loop.Handlers).
+
+    def pod_changed(self, change: PodChange) -> None:
+        """Take a change of the desired pods."""
+        pod = change.pod
+        log.v(2).info(f"SyncLoop {change.op}", source=change.source, pod=pod.full_name, podUID=pod.uid)
+        self.store.apply(change)
+        self.journal.note(pod.uid, "source", f"{change.op} from {change.source}")
+        if change.op == "REMOVE":
+            if self.workers.get(pod.uid) is None:
+                self.workers.terminate_orphan(pod.uid)
+            self.workers.terminate(pod.uid)
+        elif change.op == "DELETE":
+            self.workers.terminate(pod.uid, pod.metadata.deletion_grace_period_seconds)
+        elif change.op != "RECONCILE":
+            self.workers.sync(pod)
+
+    def runtime_changed(self, uid: str, when: float) -> None:
+        """Take a change in the runtime, unless the pod was looked at since."""
+        if not self.life.knows_since(uid, when):
+            self.workers.wake(uid)
+
+    def probe_changed(self, uid: str) -> None:
+        """Take a probe's new verdict."""
+        self.workers.wake(uid)
+
+    async def housekeep(self) -> None:
+        """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
+        if not self.all_sources_reported or self.pleg.health() is not None:
+            return
+        known = self.workers.uids() | {pod.uid for pod in self.store.pods()}
+        for uid in sorted((set(self.pleg.pods) | self.dirs.uids() | self._parts.cgroups.uids()) - known):
+            log.info("Cleaning up a pod that is no longer wanted", podUID=uid)
+            self.workers.terminate_orphan(uid)
+        self.prober.cleanup(known)
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_gc:
+            self._next_gc = now + GC_SECONDS
+            self._scope.start(self._collect(known), name="gc")
+
+    async def _collect(self, known: set[str]) -> None:
+        await self._parts.collector.collect(
+            is_deleted=lambda uid: uid not in known, all_sources_ready=self.all_sources_reported
+        )
+
+    def _emit(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
+        self.loop.pods(self._mux.set(source, pods))
+
+    async def _exec(self, container_id: str, command: list[str], timeout_seconds: int) -> tuple[int, bytes]:
+        answer = await self._parts.cri.runtime.exec_sync(container_id, command, timeout_seconds)
+        return answer.exit_code, answer.stdout + answer.stderr
+
+    def _probe_event(self, pod: Pod, container: str, reason: str, message: str) -> None:
+        self.journal.event(pod, "Warning", reason, message, field_of(pod, container))
+
+    async def _hook_get(self, action: HTTPGetAction, container: PodContainer, address: str) -> str | None:
+        return await lifecycle_get(action, container, address)
+
+    def _pod_ip(self, uid: str) -> str:
+        observed = self.life.observed(uid)
+        return next(iter(observed.ips), "") if observed else ""
+
+
+def _resolv_conf(path: str) -> str | None:
+    if not path:
+        return None
+    return Path(path).read_text()

@@ -1,0 +1,177 @@
+"""The lock, the state file and the registry: one at a time, nothing forgotten, everybody known."""
+
+import asyncio
+import multiprocessing
+import os
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.embedded.claim import claim
+from pykubelet.embedded.errors import AlreadyRunning, DirectoryError, EmbeddedError
+from pykubelet.embedded.instance import Instance
+from pykubelet.embedded.lock import Holder, hold, holder
+from pykubelet.embedded.registry import open_registry
+from pykubelet.embedded.state import State, before_us, load, save
+
+
+@pytest.fixture
+def instance(data_dir: Path) -> Instance:
+    found = Instance.at(data_dir)
+    claim(found)
+    return found
+
+
+def a_state(**changes: object) -> State:
+    values = {
+        "boot_id": "b",
+        "subnet": "10.85.0.0/24",
+        "snapshotter": "native",
+        "found_paths": [],
+        "found_chains": [],
+    }
+    return State(**{**values, **changes})  # type: ignore[arg-type]  # the tests' own shorthand
+
+
+def test_one_holds_and_others_are_told_who(instance: Instance) -> None:
+    assert holder(instance) is None
+    with hold(instance, "up"):
+        assert holder(instance) == Holder(os.getpid(), "up")
+        with pytest.raises(AlreadyRunning, match=f"already running with pid {os.getpid()} on") as caught:
+            with hold(instance, "up"):
+                pass
+        assert caught.value.pid == os.getpid()
+    assert holder(instance) is None
+    with hold(instance, "down"), pytest.raises(AlreadyRunning, match="is being removed with pid"):
+        with hold(instance, "up"):
+            pass
+
+
+def _hold_until(path: Path, held: Event, release: Event) -> None:
+    with hold(Instance.at(path), "up"):
+        held.set()
+        release.wait(10)
+        os._exit(9)  # as if killed
+
+
+def test_the_lock_falls_with_a_killed_holder(instance: Instance) -> None:
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=_hold_until, args=(instance.data_dir, held, release))
+    process.start()
+    try:
+        assert held.wait(10)
+        assert holder(instance) == Holder(process.pid, "up")
+    finally:
+        release.set()
+        process.join()
+    with hold(instance, "up"):
+        pass
+
+
+def test_a_holder_who_has_not_said_who_it_is(instance: Instance) -> None:
+    with hold(instance, "up"):
+        instance.lock.write_text("")
+        assert holder(instance) == Holder(None, "")
+        with pytest.raises(AlreadyRunning, match="already running on"):
+            with hold(instance, "up"):
+                pass
+
+
+def test_a_lock_that_cannot_be_opened(instance: Instance) -> None:
+    instance.lock.mkdir()
+    with pytest.raises(DirectoryError, match="lock cannot be opened: Is a directory"):
+        with hold(instance, "up"):
+            pass
+    assert holder(instance) is None
+    instance.lock.rmdir()
+
+
+def test_state_is_kept(instance: Instance) -> None:
+    assert load(instance) is None
+    kept = a_state(seeds={"image": "source"}, found_paths=["/run/containerd"])
+    save(instance, kept)
+    assert load(instance) == kept
+    assert instance.state.read_text().count("\n") > 5, "people can read it"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot_id": 1}', "\xff", '{"unknown": 1}'])
+def test_a_damaged_state_is_said_with_a_remedy(instance: Instance, text: str) -> None:
+    instance.state.write_text(text, encoding="latin-1")
+    with pytest.raises(
+        EmbeddedError, match=r"state\.json is damaged .*: run 'pykubelet down --data-dir"
+    ) as caught:
+        load(instance)
+    assert "\n" not in str(caught.value)
+
+
+THINGS = st.frozensets(st.sampled_from("abcdef"))
+
+
+@given(THINGS, st.lists(st.frozensets(st.sampled_from("abcdef")), max_size=4))
+def test_what_comes_from_one_of_us_was_not_there_before(
+    before: frozenset[str], made: list[frozenset[str]]
+) -> None:
+    """Each of several makes things in turn; each must remember exactly what was there before them all."""
+    present = set(before)
+    answers: list[list[str]] = []
+    for things in made:
+        answers.append(before_us(present, answers))
+        present |= things
+    assert all(answer == sorted(before) for answer in answers)
+
+
+async def test_everybody_is_known_until_they_leave(instance: Instance, tmp_path: Path) -> None:
+    directory = tmp_path / "registry"
+    other = Instance.at(instance.data_dir.parent / "other")
+    async with open_registry(directory) as registry:
+        assert registry.others(instance) == []
+        registry.enter(instance)
+        registry.enter(instance)
+    save(instance, a_state())
+    async with open_registry(directory) as registry:
+        assert registry.others(instance) == []
+        assert registry.others(other) == [a_state()]
+        registry.leave(instance)
+        registry.leave(instance)
+        assert registry.others(other) == []
+    assert not directory.exists(), "an empty registry vanishes"
+
+
+async def test_those_who_vanished_are_forgotten(instance: Instance, tmp_path: Path) -> None:
+    directory = tmp_path / "registry"
+    directory.mkdir()
+    (directory / "pykubelet-gone").symlink_to("/srv/gone")
+    (directory / "pykubelet-evil").symlink_to(instance.data_dir)
+    (directory / "file").touch()
+    async with open_registry(directory) as registry:
+        assert registry.others(instance) == []
+    assert not directory.exists()
+
+
+async def test_the_registry_is_for_one_at_a_time(tmp_path: Path) -> None:
+    directory = tmp_path / "registry"
+    inside = 0
+
+    async def visit() -> None:
+        nonlocal inside
+        async with open_registry(directory):
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0.005)
+            inside -= 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(5):
+            tasks.create_task(visit())
+    assert not directory.exists()
+
+
+async def test_a_registry_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EmbeddedError, match="cannot be used"):
+        async with open_registry(tmp_path / "file"):
+            pass

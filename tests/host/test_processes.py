@@ -1,0 +1,136 @@
+"""Programs: run with their words kept, found by what they are, and ended without hitting a stranger."""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pykubelet.host.processes import (
+    CommandError,
+    boot_id,
+    end,
+    find_process,
+    list_processes,
+    run,
+    search_path,
+)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+async def test_run_gives_what_was_written() -> None:
+    assert await run("cat", input=b"hello") == "hello"
+    assert await run("printf", "%s", "ünï") == "ünï"
+    assert await run("cat") == "", "standard input is empty unless given"
+    big = b"x" * 1_000_000
+    assert len(await run("cat", input=big)) == len(big)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("sh", "-c", "echo one >&2; echo two >&2; exit 3"), "failed with status 3: one two"),
+        (("sh", "-c", "exit 1"), "failed with status 1: it gave no reason"),
+        (("/no/such/program",), "program could not be started: No such file"),
+        (("/etc/passwd",), "passwd could not be started: Permission denied"),
+    ],
+)
+async def test_run_says_what_failed_in_one_line(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(CommandError, match=message) as caught:
+        await run(*argv)
+    assert "\n" not in str(caught.value)
+
+
+async def test_run_ends_what_takes_too_long() -> None:
+    started = time.monotonic()
+    with pytest.raises(CommandError, match=r"sleep 1234\.5 did not end within 0\.1 s"):
+        await run("sleep", "1234.5", timeout=0.1)
+    assert time.monotonic() - started < 2
+    assert not [process for process in list_processes() if process.argv == ("sleep", "1234.5")]
+
+
+async def test_cancelling_run_ends_the_program() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(run("sleep", "1234.6"))
+        while not [process for process in list_processes() if process.argv == ("sleep", "1234.6")]:
+            await asyncio.sleep(0.01)
+        task.cancel()
+    assert not [process for process in list_processes() if process.argv == ("sleep", "1234.6")]
+
+
+def test_finds_itself() -> None:
+    me = find_process(os.getpid())
+    assert me is not None
+    assert me.start > 0
+    assert me in list(list_processes())
+    assert find_process(2**22 + 1) is None
+
+
+def test_a_zombie_is_not_running() -> None:
+    process = subprocess.Popen(["true"])
+    try:
+        while find_process(process.pid) is not None:
+            time.sleep(0.01)
+    finally:
+        process.wait()
+
+
+def test_a_name_with_parentheses_is_read(tmp_path: object) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "printf '(a) b)' >/proc/$$/comm; read x"], stdin=subprocess.PIPE
+    ) as process:
+        found = find_process(process.pid)
+        assert found is not None
+        assert found.pid == process.pid
+        process.communicate(b"\n")
+
+
+async def test_end_asks_first(sleeper: subprocess.Popen[bytes]) -> None:
+    process = find_process(sleeper.pid)
+    assert process is not None
+    assert await end(process, grace=5)
+    assert sleeper.wait() == -15
+
+
+async def test_end_kills_what_does_not_listen() -> None:
+    command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as sh:
+        assert sh.stdout is not None
+        sh.stdout.readline()
+        process = find_process(sh.pid)
+        assert process is not None
+        assert await end(process, grace=0.1)
+        assert sh.wait() == -9
+
+
+async def test_end_at_once(sleeper: subprocess.Popen[bytes]) -> None:
+    process = find_process(sleeper.pid)
+    assert process is not None
+    assert await end(process, grace=0)
+    assert sleeper.wait() == -9
+    assert await end(process, grace=0), "ending twice is fine"
+
+
+async def test_end_spares_another_process_with_the_same_pid(sleeper: subprocess.Popen[bytes]) -> None:
+    process = find_process(sleeper.pid)
+    assert process is not None
+    assert await end(replace(process, start=process.start - 1), grace=0)
+    assert sleeper.poll() is None
+
+
+def test_boot_id_stays() -> None:
+    assert boot_id() == boot_id() != ""
+
+
+def test_search_path_has_the_system_s_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/sbin")
+    assert search_path() == "/usr/bin:/sbin:/usr/local/sbin:/usr/sbin"

@@ -1,0 +1,160 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.pod import DNSOption, PodDNSConfig
+from pykubelet.runtime.dns import PodDNS, parse_resolv_conf, pod_dns, resolv_conf_warning
+from pykubelet.runtime.facts import NodeFacts
+from pykubelet.runtime.problems import ConfigProblem
+from tests.runtime.making import make_pod
+
+HOST = "nameserver 192.0.2.1\nsearch example.com\noptions timeout:1 rotate\n"
+CLUSTER = NodeFacts(cluster_dns=("10.96.0.10",), cluster_domain="cluster.local", host_ips=("192.0.2.2",))
+CLUSTER_SEARCHES = ("shop.svc.cluster.local", "svc.cluster.local", "cluster.local")
+FROM_HOST = PodDNS(("192.0.2.1",), ("example.com",), ("timeout:1", "rotate"))
+FROM_CLUSTER = PodDNS(("10.96.0.10",), (*CLUSTER_SEARCHES, "example.com"), ("ndots:5",))
+
+
+@pytest.mark.parametrize(
+    ("policy", "host_network", "wanted"),
+    [
+        ("ClusterFirst", False, FROM_CLUSTER),
+        ("ClusterFirst", True, FROM_HOST),
+        ("ClusterFirstWithHostNet", True, FROM_CLUSTER),
+        ("ClusterFirstWithHostNet", False, FROM_CLUSTER),
+        ("Default", False, FROM_HOST),
+        ("None", False, PodDNS()),
+        ("Nonsense", False, FROM_CLUSTER),
+    ],
+)
+def test_policies(policy: str, host_network: bool, wanted: PodDNS) -> None:
+    assert pod_dns(make_pod(dns_policy=policy, host_network=host_network), CLUSTER, HOST) == wanted
+
+
+def test_without_cluster_dns_the_hosts_is_used_and_said() -> None:
+    dns = pod_dns(make_pod(), NodeFacts(), HOST)
+    assert (dns.servers, dns.searches) == (FROM_HOST.servers, FROM_HOST.searches)
+    (warning,) = dns.warnings
+    assert warning.reason == "MissingClusterDNS"
+    assert warning.of_node
+    assert warning.message.startswith('pod: "web_shop(u-1)". kubelet does not have ClusterDNS IP configured')
+
+
+def test_without_a_cluster_domain_only_the_server_is_the_clusters() -> None:
+    dns = pod_dns(make_pod(), NodeFacts(cluster_dns=("10.96.0.10",)), HOST)
+    assert dns == PodDNS(("10.96.0.10",), ("example.com",), ("ndots:5",))
+
+
+@pytest.mark.parametrize(
+    ("host_ips", "servers"),
+    [((), ("127.0.0.1",)), (("192.0.2.2", "2001:db8::2"), ("127.0.0.1", "::1")), (("::1",), ("::1",))],
+)
+def test_an_empty_setting_keeps_pods_off_the_hosts_dns(
+    host_ips: tuple[str, ...], servers: tuple[str, ...]
+) -> None:
+    dns = pod_dns(make_pod(dns_policy="Default"), NodeFacts(host_ips=host_ips), None)
+    assert dns == PodDNS(servers, (".",))
+    cluster = pod_dns(make_pod(), CLUSTER, None)
+    assert cluster == PodDNS(("10.96.0.10",), CLUSTER_SEARCHES, ("ndots:5",))
+
+
+def test_the_pods_own_wishes_come_on_top() -> None:
+    wish = PodDNSConfig(
+        nameservers=["1.1.1.1", "10.96.0.10"],
+        searches=["own.example", "cluster.local"],
+        options=[DNSOption(name="ndots", value="2"), DNSOption(name="edns0")],
+    )
+    dns = pod_dns(make_pod(dns_config=wish), CLUSTER, "")
+    assert dns == PodDNS(("10.96.0.10", "1.1.1.1"), (*CLUSTER_SEARCHES, "own.example"), ("ndots:2", "edns0"))
+    alone = pod_dns(make_pod(dns_policy="None", dns_config=wish), CLUSTER, HOST)
+    assert alone == PodDNS(("1.1.1.1", "10.96.0.10"), ("own.example", "cluster.local"), ("ndots:2", "edns0"))
+
+
+def test_servers_beyond_three_are_left_out() -> None:
+    dns = pod_dns(
+        make_pod(dns_policy="None", dns_config=PodDNSConfig(nameservers=[f"10.0.0.{n}" for n in range(5)])),
+        CLUSTER,
+        "",
+    )
+    assert dns.servers == ("10.0.0.0", "10.0.0.1", "10.0.0.2")
+    (warning,) = dns.warnings
+    assert warning.reason == "DNSConfigForming"
+    assert not warning.of_node
+    assert warning.message == (
+        "Nameserver limits were exceeded, some nameservers have been omitted, "
+        "the applied nameserver line is: 10.0.0.0 10.0.0.1 10.0.0.2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("searches", "kept"),
+    [
+        ([f"d{n}.example" for n in range(40)], 32),
+        (["x" * 250 + str(n) for n in range(9)], 8),
+        (["x" * 254, "good.example"], 1),
+        (["x" * 253] * 2, 1),
+    ],
+)
+def test_searches_beyond_the_limits_are_left_out(searches: list[str], kept: int) -> None:
+    dns = pod_dns(make_pod(dns_policy="None", dns_config=PodDNSConfig(searches=searches)), CLUSTER, "")
+    assert len(dns.searches) == kept
+    if len(dns.searches) < len(set(searches)):
+        (warning,) = dns.warnings
+        assert warning.message.startswith(
+            "Search Line limits were exceeded, some search paths have been omitted"
+        )
+        assert warning.message.endswith(": " + " ".join(dns.searches))
+
+
+@given(
+    st.lists(st.text("ab.", min_size=1, max_size=300), max_size=50),
+    st.lists(st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "::1"]), max_size=6),
+)
+def test_limits_always_hold_and_nothing_is_left_out_in_silence(
+    searches: list[str], servers: list[str]
+) -> None:
+    wish = PodDNSConfig(searches=searches, nameservers=servers)
+    dns = pod_dns(make_pod(dns_policy="None", dns_config=wish), CLUSTER, "")
+    assert len(dns.servers) <= 3
+    assert len(dns.searches) <= 32
+    assert all(len(search) <= 253 for search in dns.searches)
+    assert len(" ".join(dns.searches)) <= 2048
+    complete = set(searches) == set(dns.searches) and set(servers) == set(dns.servers)
+    assert complete == (not dns.warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", PodDNS()),
+        ("# nameserver 1.1.1.1\n#search x\n; comment\n", PodDNS()),
+        ("nameserver 1.1.1.1 # one\n\tnameserver\t2.2.2.2\r\n", PodDNS(("1.1.1.1", "2.2.2.2"))),
+        ("search a.\nsearch b. . c\n", PodDNS(searches=("b", "c"))),
+        ("search a\nsearch\n", PodDNS()),
+        ("options ndots:1 rotate\noptions ndots:3\n", PodDNS(options=("ndots:3", "rotate"))),
+        ("nameserverx 1.1.1.1\ndomain x\n", PodDNS()),
+    ],
+)
+def test_reading_resolv_conf(text: str, wanted: PodDNS) -> None:
+    assert parse_resolv_conf(text) == wanted
+
+
+def test_a_server_line_without_a_server_is_an_error() -> None:
+    with pytest.raises(ConfigProblem, match="nameserver"):
+        pod_dns(make_pod(), CLUSTER, "nameserver\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("search " + " ".join(f"d{n}" for n in range(30)), "more than 29 domains"),
+        ("search " + "x" * 254, "more than allowed 253 chars"),
+        ("search " + " ".join("x" * 250 for _ in range(9)), "more than allowed 2048 chars"),
+    ],
+)
+def test_the_hosts_own_limits_are_said_early(text: str, part: str) -> None:
+    warning = resolv_conf_warning(text, "/etc/resolv.conf", "cluster.local")
+    assert warning is not None
+    assert warning.reason == "CheckLimitsForResolvConf"
+    assert part in warning.message
+    assert resolv_conf_warning(HOST, "/etc/resolv.conf", "cluster.local") is None

@@ -1,0 +1,118 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.pod import HostAlias
+from pykubelet.runtime.hostname import kernel_hostname, pod_hostname
+from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
+from pykubelet.runtime.problems import InvalidHostname
+from tests.runtime.making import make_pod
+
+DOMAIN = "cluster.local"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, ("web", "")),
+        ({"hostname": "front"}, ("front", "")),
+        ({"subdomain": "sub"}, ("web", "sub.shop.svc.cluster.local")),
+        ({"hostname": "front", "subdomain": "sub"}, ("front", "sub.shop.svc.cluster.local")),
+        ({"hostname_override": "a.b.example", "hostname": "x", "subdomain": "y"}, ("a.b.example", "")),
+        ({"name": "n" * 70}, ("n" * 63, "")),
+        ({"name": "n" * 60 + "-.-" + "x" * 7}, ("n" * 60, "")),
+        ({"hostname_override": "n" * 62 + ".example"}, ("n" * 62, "")),
+    ],
+)
+def test_names(fields: dict[str, str], wanted: tuple[str, str]) -> None:
+    assert pod_hostname(make_pod(**fields), DOMAIN) == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hostname": "Not_Good"}, 'pod Hostname "Not_Good" is not a valid DNS label'),
+        ({"hostname": "a.b"}, "is not a valid DNS label"),
+        ({"subdomain": "-x"}, 'pod Subdomain "-x" is not a valid DNS label'),
+        ({"hostname_override": ""}, "is not a valid DNS subdomain"),
+        ({"name": "-" * 70}, "was invalid"),
+    ],
+)
+def test_names_that_are_refused(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidHostname, match=message):
+        pod_hostname(make_pod(**fields), DOMAIN)
+
+
+def test_the_override_can_be_gated() -> None:
+    assert pod_hostname(make_pod(hostname_override="other"), DOMAIN, override=False) == ("web", "")
+
+
+def test_the_kernel_gets_the_full_name_if_asked() -> None:
+    pod = make_pod(subdomain="sub")
+    assert kernel_hostname(pod, DOMAIN) == "web"
+    pod.spec.set_hostname_as_fqdn = True
+    assert kernel_hostname(pod, DOMAIN) == "web.sub.shop.svc.cluster.local"
+    pod.spec.subdomain = ""
+    assert kernel_hostname(pod, DOMAIN) == "web"
+
+
+def test_a_full_name_is_not_cut() -> None:
+    pod = make_pod(name="n" * 38, subdomain="sub", set_hostname_as_fqdn=True)
+    assert len(kernel_hostname(pod, DOMAIN)) == 64
+    pod.metadata.name += "n"
+    with pytest.raises(InvalidHostname, match="64 characters is the max, 65 characters requested"):
+        kernel_hostname(pod, DOMAIN)
+
+
+@given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True))
+def test_every_pod_name_gives_a_host_name(name: str) -> None:
+    hostname, _ = pod_hostname(make_pod(name=name), DOMAIN)
+    assert 0 < len(hostname) <= 63
+    assert name.startswith(hostname)
+    assert hostname[-1] not in "-."
+
+
+LOCAL = """\
+# Kubernetes-managed hosts file.
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+fe00::0\tip6-mcastprefix
+fe00::1\tip6-allnodes
+fe00::2\tip6-allrouters
+"""
+ALIASES = [HostAlias(ip="1.2.3.4", hostnames=["a", "b"]), HostAlias(ip="fd00::4", hostnames=["c"])]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ips", "wanted"),
+    [
+        ({}, ["10.0.0.1"], LOCAL + "10.0.0.1\tweb\n"),
+        ({}, ["10.0.0.1", "fd00::1"], LOCAL + "10.0.0.1\tweb\nfd00::1\tweb\n"),
+        ({"subdomain": "sub"}, ["10.0.0.1"], LOCAL + "10.0.0.1\tweb.sub.shop.svc.cluster.local\tweb\n"),
+        (
+            {"host_aliases": ALIASES},
+            ["10.0.0.1"],
+            LOCAL + "10.0.0.1\tweb\n\n# Entries added by HostAliases.\n1.2.3.4\ta\tb\nfd00::4\tc\n",
+        ),
+        (
+            {"host_network": True},
+            ["192.0.2.2"],
+            "# Kubernetes-managed hosts file (host network).\n127.0.0.1 localhost vm\n",
+        ),
+        (
+            {"host_network": True, "host_aliases": ALIASES[:1]},
+            [],
+            "# Kubernetes-managed hosts file (host network).\n127.0.0.1 localhost vm\n"
+            "\n# Entries added by HostAliases.\n1.2.3.4\ta\tb\n",
+        ),
+    ],
+)
+def test_hosts_file(fields: dict[str, object], ips: list[str], wanted: str) -> None:
+    assert hosts_file(make_pod(**fields), ips, DOMAIN, "127.0.0.1 localhost vm\n") == wanted
+
+
+def test_when_there_is_a_hosts_file() -> None:
+    assert wants_hosts_file(make_pod(), ["10.0.0.1"])
+    assert wants_hosts_file(make_pod(host_network=True), [])
+    assert not wants_hosts_file(make_pod(), [])

@@ -1,0 +1,73 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.runtime.names import (
+    attempts_in_logs,
+    container_field,
+    container_id_of_link,
+    container_log_path,
+    legacy_log_link,
+    pod_log_dir,
+    pod_uid_of_log_dir,
+)
+from tests.runtime.making import make_container, make_pod
+
+ID = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize("root", ["/var/log/pods", "/var/log/pods/"])
+def test_log_folders(root: str) -> None:
+    folder = pod_log_dir(root, "shop", "web", "u-1")
+    assert folder == "/var/log/pods/shop_web_u-1"
+    assert pod_uid_of_log_dir(folder.rpartition("/")[2]) == "u-1"
+    assert pod_uid_of_log_dir("u-1") == "u-1"
+    assert container_log_path("main", 3) == "main/3.log"
+
+
+def test_links() -> None:
+    link = legacy_log_link("web", "shop", "main", ID)
+    assert link == f"web_shop_main-{ID}.log"
+    assert container_id_of_link(link) == ID
+
+
+@pytest.mark.parametrize("name", ["", "x.log", "a-b.log", f"a-{ID}", f"a-{ID}.log.1", "README"])
+def test_foreign_files_among_the_links(name: str) -> None:
+    assert container_id_of_link(name) is None
+
+
+@given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True), st.integers(1, 63))
+def test_links_fit_the_file_system_and_keep_a_part_of_the_id(pod: str, length: int) -> None:
+    link = legacy_log_link(pod, "n" * length, "c", ID)
+    assert len(link) <= 255
+    assert link.endswith(".log")
+    found = container_id_of_link(link)
+    if len(pod) + length < 180:
+        assert found is not None
+        assert ID.startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("files", "attempts"),
+    [
+        ([], 0),
+        (["0.log"], 1),
+        (["0.log", "2.log", "1.log"], 3),
+        (["0.log.20240101-000000", "0.log.20240101-000000.gz"], 1),
+        (["x.log", "-1.log", "1.txt", "99999999999999999999.log", "٣.log"], 0),
+    ],
+)
+def test_attempts_by_log_files(files: list[str], attempts: int) -> None:
+    assert attempts_in_logs(files) == attempts
+
+
+def test_fields_for_events() -> None:
+    pod = make_pod(
+        make_container("main"),
+        init_containers=[make_container("first")],
+        ephemeral_containers=[make_container("debug")],
+    )
+    assert container_field(pod, "main") == "spec.containers{main}"
+    assert container_field(pod, "first") == "spec.initContainers{first}"
+    assert container_field(pod, "debug") == "spec.ephemeralContainers{debug}"
+    assert container_field(pod, "absent") == ""

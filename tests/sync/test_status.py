@@ -1,0 +1,207 @@
+"""The status document: against the reference's recordings, and situation by situation."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pykubelet.api.meta import from_document, to_document
+from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.pods.defaults import apply_defaults
+from pykubelet.probes.kinds import Health
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.sync.status import compute_status
+from pykubelet.sync.status_containers import PodView, StartFailure
+
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SECOND = 1_000_000_000
+IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.29-2"
+
+
+def given_pod(file: str, name: str) -> Pod:
+    for document in yaml.safe_load_all((GOLDEN / f"given-{file}.yaml").read_text()):
+        if document["metadata"]["name"] == name:
+            pod = from_document(Pod, document)
+            pod.metadata.uid, pod.metadata.namespace, pod.metadata.generation = "u", f"scn-given-{file}", 1
+            apply_defaults(pod)
+            return pod
+    raise LookupError(name)
+
+
+def container(
+    name: str, phase: Any = "running", code: int = 0, attempt: int = 0, **facts: Any
+) -> ObservedContainer:
+    ended = phase == "exited"
+    return ObservedContainer(
+        id="ID",
+        name=name,
+        phase=phase,
+        exit_code=code,
+        reason=("Completed" if code == 0 else "Error") if ended else "",
+        restart_count=attempt,
+        attempt=attempt,
+        created_at=attempt + 1,
+        started_at=SECOND,
+        finished_at=2 * SECOND if ended else 0,
+        image=IMAGE,
+        image_id="sha256:ID",
+        **facts,
+    )
+
+
+def observed(*containers: ObservedContainer, ready: bool = True) -> ObservedPod:
+    sandbox = ObservedSandbox(id="s", ready=ready, created_at=1, ips=("POD_IP",))
+    return ObservedPod(uid="u", sandboxes=(sandbox,), containers=containers)
+
+
+def plain(status: PodStatus) -> Any:
+    """A status in the recording's clothes; pod-level resources are read from cgroups there, not computed."""
+    document = to_document(status)
+    document.pop("resources", None)
+    if not document.get("allocatedResources"):
+        document.pop("allocatedResources", None)
+    return json.loads(json.dumps(_times(document)))
+
+
+def _times(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _times(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_times(inner) for inner in value]
+    return (
+        "TIME" if value is not None and (key.endswith(("Time", "At")) and key != "lastProbeTime") else value
+    )
+
+
+def recorded(file: str, name: str) -> Any:
+    status = json.loads((GOLDEN / f"given-{file}.json").read_text())[name]["status"]
+    status.pop("resources", None)
+    return status
+
+
+def view(pod: Pod, picture: ObservedPod, **facts: Any) -> PodView:
+    return PodView(pod=pod, observed=picture, host_ips=["192.0.2.2"], **facts)
+
+
+FINE = Health(started=True, ready=True)
+
+
+@pytest.mark.parametrize("name", ["besteffort", "burstable", "guaranteed"])
+def test_running_pods_as_recorded(name: str) -> None:
+    pod = given_pod("basic", name)
+    status = compute_status(view(pod, observed(container("main")), health={"main": FINE}), NOW)
+    assert plain(status) == recorded("basic", name)
+
+
+def test_a_pod_with_init_containers_as_recorded() -> None:
+    done = Health(started=False, ready=True)
+    picture = observed(container("main"), container("second", "exited"), container("first", "exited"))
+    health = {"main": FINE, "first": done, "second": done}
+    status = compute_status(view(given_pod("lifecycle", "lifecycle"), picture, health=health), NOW)
+    assert plain(status) == recorded("lifecycle", "lifecycle")
+
+
+def test_a_finished_pod_as_recorded() -> None:
+    picture = observed(
+        container("fails-once", "exited", attempt=1),
+        container("ok", "exited", message="done\n"),
+        container("fails-once", "exited", 3, message="oops\n"),
+        ready=False,
+    )
+    pod = given_pod("lifecycle", "finishes")
+    before = compute_status(view(pod, observed(container("ok"))), NOW)
+    status = compute_status(view(pod, picture, previous=before, terminal=True), NOW)
+    assert plain(status) == recorded("lifecycle", "finishes")
+
+
+def test_a_crashing_pod_as_recorded() -> None:
+    picture = observed(container("main", "exited", 7, attempt=2), container("main", "exited", 7, attempt=1))
+    status = compute_status(view(given_pod("lifecycle", "crashes"), picture), NOW)
+    assert plain(status) == recorded("lifecycle", "crashes")
+
+
+def test_a_pod_without_its_image_as_recorded() -> None:
+    message = 'Container image "registry.local/absent:1" is not present with pull policy of Never'
+    failures = {"main": StartFailure("ErrImageNeverPull", message)}
+    status = compute_status(view(given_pod("lifecycle", "no-image"), observed(), failures=failures), NOW)
+    assert plain(status) == recorded("lifecycle", "no-image")
+
+
+def test_a_crash_loop_shows_the_pause_and_the_last_end() -> None:
+    pod = given_pod("lifecycle", "crashes")
+    failures = {"main": StartFailure("CrashLoopBackOff", "back-off 10s restarting")}
+    status = compute_status(view(pod, observed(container("main", "exited", 7)), failures=failures), NOW)
+    (main,) = status.container_statuses
+    assert main.state.waiting is not None
+    assert main.state.waiting.reason == "CrashLoopBackOff"
+    assert main.last_state.terminated is not None
+    assert main.last_state.terminated.exit_code == 7
+    assert status.phase == "Running"
+
+
+def test_a_container_that_vanished_is_lost_and_not_new() -> None:
+    pod = given_pod("basic", "besteffort")
+    before = compute_status(view(pod, observed(container("main")), health={"main": FINE}), NOW)
+    status = compute_status(view(pod, observed(), previous=before), NOW)
+    (main,) = status.container_statuses
+    assert main.last_state.terminated is not None
+    assert main.last_state.terminated.exit_code == 137
+    assert main.last_state.terminated.reason == "ContainerStatusUnknown"
+    assert main.restart_count == 1
+    assert status.phase == "Running"
+
+
+def test_a_terminal_phase_is_never_left() -> None:
+    pod = given_pod("lifecycle", "finishes")
+    before = PodStatus(phase="Failed", reason="Evicted", message="too much")
+    status = compute_status(view(pod, observed(container("ok")), previous=before), NOW)
+    assert (status.phase, status.reason, status.message) == ("Failed", "Evicted", "too much")
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    pod = given_pod("basic", "besteffort")
+    first = compute_status(view(pod, observed(container("main"))), NOW)
+    later = datetime(2026, 1, 2, tzinfo=UTC)
+    second = compute_status(
+        view(pod, observed(container("main")), previous=first, health={"main": FINE}), later
+    )
+    times = {c.type: c.last_transition_time for c in second.conditions}
+    assert times["Ready"] == later
+    assert times["Initialized"] == NOW
+    assert second.start_time == NOW
+
+
+def test_readiness_gates_are_waited_for() -> None:
+    pod = given_pod("basic", "besteffort")
+    pod.spec.readiness_gates = from_document(
+        Pod, {"spec": {"readinessGates": [{"conditionType": "x/y"}]}}
+    ).spec.readiness_gates
+    status = compute_status(view(pod, observed(container("main")), health={"main": FINE}), NOW)
+    ready = next(c for c in status.conditions if c.type == "Ready")
+    assert (ready.status, ready.reason) == ("False", "ReadinessGatesNotReady")
+    assert ready.message == 'corresponding condition of pod readiness gate "x/y" does not exist.'
+
+
+@pytest.mark.parametrize(
+    ("policy", "codes", "terminal", "phase"),
+    [
+        ("Always", [0, 0], False, "Running"),
+        ("OnFailure", [0, 0], False, "Succeeded"),
+        ("OnFailure", [0, 1], False, "Running"),
+        ("Never", [0, 1], False, "Failed"),
+        ("Never", [0, 0], False, "Succeeded"),
+        ("Always", [0, 1], True, "Failed"),
+        ("Always", [0, 0], True, "Succeeded"),
+    ],
+)
+def test_phases_of_ended_containers(policy: str, codes: list[int], terminal: bool, phase: str) -> None:
+    names = [f"c{index}" for index in range(len(codes))]
+    document = {"spec": {"restartPolicy": policy, "containers": [{"name": name} for name in names]}}
+    picture = observed(*(container(name, "exited", code) for name, code in zip(names, codes, strict=True)))
+    status = compute_status(view(from_document(Pod, document), picture, terminal=terminal), NOW)
+    assert status.phase == phase
