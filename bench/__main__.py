@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from dataclasses import dataclass
 
-from bench.node import running_node
+from bench.floor import measure_floor
+from bench.node import bare_runtime, data_dir, running_node
+from bench.pods import measure_pods
 from bench.processes import cost_over
+from pykubelet.embedded.instance import Instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Result:
 
 def idle(seconds: float) -> list[Result]:
     """The agent without pods: what it costs to have it."""
-    with running_node() as node:
+    with data_dir() as path, running_node(path) as node:
         print(f"     start to healthy, private runtime and seed images included: {node.start_seconds:.2f} s")
         cost_over(node.pid, 5)  # start-up's last work is not idling
         cost = cost_over(node.pid, seconds)
@@ -41,12 +45,47 @@ def idle(seconds: float) -> list[Result]:
     ]
 
 
+def pods(count: int, hold_seconds: float) -> list[Result]:
+    """Many pods at once, as a ratio to the same pods by bare CRI calls in the same run."""
+    with data_dir() as path:
+        with bare_runtime(path) as image:
+            floor = asyncio.run(measure_floor(Instance.at(path), image, count))
+        print(
+            f"     the floor, {count} pods by bare CRI calls: all running {floor.all_running:.2f} s, "
+            f"median {floor.median_start:.2f} s, all deleted {floor.all_deleted:.2f} s"
+        )
+        with running_node(path) as node:
+            run = asyncio.run(measure_pods(node, image, count, hold_seconds))
+    print(
+        f"     the agent, {count} pods: all running {run.times.all_running:.2f} s, "
+        f"median {run.times.median_start:.2f} s, all deleted {run.times.all_deleted:.2f} s; "
+        f"processor for the stop {run.stop_cpu:.2f} s"
+    )
+    return [
+        Result(f"{count} pods: all running", run.times.all_running / floor.all_running, "x floor", 1.2),
+        Result(f"{count} pods: median start", run.times.median_start / floor.median_start, "x floor", 1.3),
+        Result(
+            f"{count} pods: the agent's processor time for the start", run.start_cpu, "s", 1.2 * count / 40
+        ),
+        Result(
+            f"{count} pods held over {run.held.seconds:.0f} s: processor",
+            run.held.cpu_percent,
+            "% of core",
+            1,
+        ),
+        Result(f"{count} pods held: memory (PSS)", run.held.pss_mb, "MB", 80),
+    ]
+
+
 def main() -> int:
     """Run the measurements and print them; non-zero when a bound is broken."""
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("--seconds", type=float, default=60, help="how long to watch the idle agent")
+    parser.add_argument("--pods", type=int, default=40, help="how many pods to start at once; 0 for none")
     options = parser.parse_args()
     results = idle(options.seconds)
+    if options.pods:
+        results += pods(options.pods, options.seconds)
     for result in results:
         print(result)
     return 0 if all(result.kept for result in results) else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -22,32 +23,69 @@ class Node:
 
     pid: int
     data_dir: Path
+    read_only_port: int
     start_seconds: float
     """From the command to `/healthz` saying ok."""
 
 
 @contextlib.contextmanager
-def running_node(health_port: int = 10348, extra: tuple[str, ...] = ()) -> Iterator[Node]:
-    """Start a node in a temporary data directory; take it down whatever happens."""
-    data_dir = Path(tempfile.mkdtemp(prefix="pykb-", dir="/tmp"))  # noqa: S108: a short path, for sockets
-    data_dir.rmdir()
-    log = Path(f"{data_dir}.log")
+def data_dir() -> Iterator[Path]:
+    """A data directory for one measurement; everything in it is taken down whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="pykb-", dir="/tmp") as parent:
+        path = Path(parent) / "d"
+        try:
+            yield path
+        finally:
+            subprocess.run(
+                [BIN / "pykubelet", "down", "--data-dir", path], check=False, stdout=subprocess.DEVNULL
+            )
+
+
+@contextlib.contextmanager
+def bare_runtime(path: Path) -> Iterator[str]:
+    """Run the private runtime alone, without an agent; gives the name of the shell image."""
+    command = [sys.executable, "-m", "pykubelet.embedded", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            word, _, names = process.stdout.readline().partition(" ")
+            if word != "ready":
+                raise RuntimeError("the private runtime does not start")
+            yield json.loads(names)["busybox"]
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextlib.contextmanager
+def running_node(
+    data_dir: Path, health_port: int = 10348, read_only_port: int = 10355, extra: tuple[str, ...] = ()
+) -> Iterator[Node]:
+    """Start a node as a user would."""
+    log = data_dir.parent / "agent.log"
     try:
         with log.open("w") as output:
             began = time.monotonic()
             agent = subprocess.Popen(
-                [BIN / "pykubelet", "up", "--data-dir", data_dir, f"--healthz-port={health_port}", *extra],
+                [
+                    BIN / "pykubelet",
+                    "up",
+                    "--data-dir",
+                    data_dir,
+                    f"--healthz-port={health_port}",
+                    f"--read-only-port={read_only_port}",
+                    *extra,
+                ],
                 stdout=output,
                 stderr=output,
             )
         try:
             _wait_healthy(agent, health_port, log)
-            yield Node(agent.pid, data_dir, time.monotonic() - began)
+            yield Node(agent.pid, data_dir, read_only_port, time.monotonic() - began)
         finally:
             agent.send_signal(signal.SIGTERM)
             agent.wait(30)
     finally:
-        subprocess.run([BIN / "pykubelet", "down", "--data-dir", data_dir], check=False, stdout=subprocess.DEVNULL)
         log.unlink(missing_ok=True)
 
 

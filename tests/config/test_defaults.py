@@ -58,7 +58,8 @@ def go_type(hint: Any, marks: tuple[Any, ...] = ()) -> str:
     if hint is int:
         return next(INTEGERS[mark] for mark in marks if mark in INTEGERS)
     if issubclass(hint, msgspec.Struct):
-        return STRUCT_NAMES.get(hint.__name__, hint.__name__)
+        name: str = hint.__name__
+        return STRUCT_NAMES.get(name, name)
     return {bool: "bool", str: "string", float: "float64", Duration: "metav1.Duration"}[hint]
 
 

@@ -98,13 +98,25 @@ def test_what_was_loaded_can_be_written_and_loaded_again(tmp_path: Path) -> None
     ("head", "expected"),
     [
         ("", ["apiVersion: is missing: write", "kind: is missing: write"]),
-        ("kind: KubeletConfiguration\n", ["apiVersion: is missing: write apiVersion: kubelet.config.k8s.io/v1beta1"]),
-        ("apiVersion: kubelet.config.k8s.io/v1beta1\n", ["kind: is missing: write kind: KubeletConfiguration"]),
-        ("apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", ["apiVersion: is 'kubelet.config.k8s.io/v1', which"]),
-        ("apiVersion: v1\nkind: Pod\n", ["apiVersion: is 'v1', which", "kind: is 'Pod', which this agent cannot read"]),
+        (
+            "kind: KubeletConfiguration\n",
+            ["apiVersion: is missing: write apiVersion: kubelet.config.k8s.io/v1beta1"],
+        ),
+        (
+            "apiVersion: kubelet.config.k8s.io/v1beta1\n",
+            ["kind: is missing: write kind: KubeletConfiguration"],
+        ),
+        (
+            "apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n",
+            ["apiVersion: is 'kubelet.config.k8s.io/v1', which"],
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\n",
+            ["apiVersion: is 'v1', which", "kind: is 'Pod', which this agent cannot read"],
+        ),
         ("apiVersion: 1\nkind: [a]\n", ["apiVersion: is not text, which", "kind: is not text, which"]),
     ],
-)  # fmt: skip
+)
 def test_another_kind_of_document(tmp_path: Path, head: str, expected: list[str]) -> None:
     found = problems_of(write(tmp_path / "kubelet.yaml", "nonsense: 1\n", head))
     assert len(found) == len(expected), "the fields of another kind are not looked at"

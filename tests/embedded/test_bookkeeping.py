@@ -98,7 +98,10 @@ def test_state_is_kept(instance: Instance) -> None:
     assert instance.state.read_text().count("\n") > 5, "people can read it"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot_id": 1}', "\xff", '{"unknown": 1}'])
+BAD_SUBNET = '{"boot_id":"","subnet":"x","snapshotter":"","found_paths":[],"found_chains":[]}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot_id": 1}', "\xff", '{"unknown": 1}', BAD_SUBNET])
 def test_a_damaged_state_is_said_with_a_remedy(instance: Instance, text: str) -> None:
     instance.state.write_text(text, encoding="latin-1")
     with pytest.raises(

@@ -13,7 +13,8 @@ import pytest
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.errors import CriError
 from pykubelet.embedded import needs, state
-from pykubelet.embedded.daemon import Daemon, find_daemons
+from pykubelet.embedded.claim import claim
+from pykubelet.embedded.daemon import Daemon, bound_log, find_daemons, last_words
 from pykubelet.embedded.errors import AlreadyRunning, EmbeddedError, RuntimeFailed
 from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.leftovers import leftovers
@@ -160,6 +161,21 @@ async def test_errors_in_the_block_come_out_as_they_are(data_dir: Path) -> None:
     assert find_daemons(instance) == []
 
 
+async def test_a_bug_in_the_supervision_does_not_go_unnoticed(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def buggy(path: Path) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("pykubelet.embedded.runtime._LOG_CHECK", 0.05)
+    monkeypatch.setattr("pykubelet.embedded.runtime.log_is_long", buggy)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with PrivateRuntime(Instance.at(data_dir)):
+            await asyncio.sleep(10)
+    assert [str(err) for err in caught.value.exceptions] == ["a bug"]
+    assert find_daemons(Instance.at(data_dir)) == []
+
+
 async def test_cancellation_stops_containerd(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     entered = asyncio.Event()
@@ -201,6 +217,21 @@ async def test_a_containerd_that_ends_at_once_is_one_line_and_leaves_nothing(
     assert "\n" not in str(caught.value)
     assert await leftovers(Instance.at(data_dir)) == []
     assert not data_dir.exists()
+
+
+async def test_a_failed_start_keeps_a_person_s_manifests(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = Instance.at(data_dir)
+    claim(instance)
+    instance.manifests.mkdir()
+    (instance.manifests / "web.yaml").write_text("kind: Pod")
+    _replace_containerd(monkeypatch, data_dir, "exit 1")
+    with pytest.raises(RuntimeFailed):
+        async with PrivateRuntime(instance):
+            pass
+    assert (instance.manifests / "web.yaml").exists()
+    assert find_daemons(instance) == []
 
 
 async def test_a_containerd_that_hangs_is_given_up(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +332,38 @@ async def test_two_live_side_by_side(private_runtime: RunningRuntime, data_dir: 
     assert theirs is not None
     assert mine.subnet != theirs.subnet
     assert private_runtime.instance.bridge != other.bridge
+
+
+def test_the_log_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "containerd.log"
+    bound_log(log, 100)
+    with log.open("ab") as writer:
+        for number in range(52):
+            writer.write(f"line {number:05}\n".encode())
+            writer.flush()
+            bound_log(log, 100)
+        assert log.stat().st_size <= 100
+    assert (tmp_path / "containerd.log.1").stat().st_size <= 110
+    assert log.read_text().endswith("line 00051\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("level=info msg=hello\n", "level=info msg=hello"),
+        (
+            "level=info msg=a\nlevel=warning msg=b\nlevel=info msg=c\ncontainerd: d\n",
+            "level=warning msg=b | containerd: d",
+        ),
+        ("x" * 1000, "x" * 600),
+    ],
+)
+def test_last_words(tmp_path: Path, text: str, expected: str) -> None:
+    log = tmp_path / "log"
+    assert last_words(log) == ""
+    log.write_text(f"level=error from before\n{text}")
+    assert last_words(log, position=len("level=error from before\n")) == expected
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_the_kernel_gets_the_full_name_if_asked() -> None:
 
 
 def test_a_full_name_is_not_cut() -> None:
-    pod = make_pod(name="n" * 38, subdomain="sub", set_hostname_as_fqdn=True)
+    pod = make_pod(name="n" * 37, subdomain="sub", set_hostname_as_fqdn=True)
     assert len(kernel_hostname(pod, DOMAIN)) == 64
     pod.metadata.name += "n"
     with pytest.raises(InvalidHostname, match="64 characters is the max, 65 characters requested"):

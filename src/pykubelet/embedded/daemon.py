@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -79,13 +81,15 @@ class Daemon:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.terminate()
+        with suppress(ProcessLookupError):
+            process.terminate()
         try:
             async with asyncio.timeout(STOP_GRACE):
                 await process.wait()
         except TimeoutError:
             log.warning("containerd does not stop: killing it", pid=process.pid)
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
 
     async def connect(self) -> Cri:
@@ -159,15 +163,19 @@ def find_daemons(instance: Instance) -> list[Process]:
     return [process for process in list_processes() if process.argv[-2:] == arguments]
 
 
+def log_is_long(path: Path, limit: int = LOG_LIMIT) -> bool:
+    """Whether `bound_log` would do something."""
+    return _size(path) > limit
+
+
 def bound_log(path: Path, limit: int = LOG_LIMIT) -> None:
     """Keep a log from growing: beyond `limit` bytes it becomes `…log.1` and starts over.
 
     It is copied and emptied, not renamed, because containerd keeps it open; it appends, so it goes
     on at the new beginning.
     """
-    if _size(path) > limit:
-        older = path.with_name(path.name + ".1")
-        older.write_bytes(path.read_bytes()[-limit:])
+    if log_is_long(path, limit):
+        shutil.copyfile(path, path.with_name(path.name + ".1"))
         os.truncate(path, 0)
 
 

@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import AsyncExitStack
-from ipaddress import IPv4Network
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import Self
 
-from pykubelet.embedded import claim, lock, needs, pod_network, seed_images, state
-from pykubelet.embedded.containerd_config import containerd_config
-from pykubelet.embedded.daemon import START_TIMEOUT, Daemon, bound_log
+from pykubelet.embedded import claim, lock, needs, seed_images, state
+from pykubelet.embedded.daemon import START_TIMEOUT, Daemon, bound_log, log_is_long
 from pykubelet.embedded.errors import EmbeddedError
 from pykubelet.embedded.instance import NAMESPACE, Instance
-from pykubelet.embedded.registry import open_registry
+from pykubelet.embedded.prepare import configure, remember
 from pykubelet.embedded.teardown import erase
-from pykubelet.host import iptables, links
-from pykubelet.host.mounts import remove_tree
-from pykubelet.host.processes import CommandError, boot_id
+from pykubelet.host.processes import CommandError
 from pykubelet.logs import get_logger
 from pykubelet.tasks import TaskScope
 
@@ -39,7 +36,6 @@ FIRST_DELAY = 0.1
 LONGEST_DELAY = 10.0
 HEALTHY_AFTER = 60.0
 _LOG_CHECK = 60.0
-_ETHERNET_MTU = 1500
 
 
 def restart_delay(previous: float, lived: float) -> float:
@@ -78,18 +74,13 @@ class PrivateRuntime:
     async def __aenter__(self) -> Self:
         if os.geteuid() != 0:
             raise EmbeddedError("root is needed to run containers: use sudo")
-        machine = needs.inspect_machine()
         try:
-            async with AsyncExitStack() as until_failure:
-                fresh = claim.claim(self.instance)
+            with ExitStack() as until_failure:
+                claim.claim(self.instance)
                 until_failure.enter_context(lock.hold(self.instance, "up"))
-                try:
-                    await self._start(machine, until_failure)
-                except (EmbeddedError, CommandError, OSError):
-                    if fresh:
-                        await erase(self.instance)
-                    raise
-                self._resources = until_failure.pop_all()
+                tasks = await self._start_or_undo()
+                self._resources.push(until_failure.pop_all())
+                self._resources.push_async_exit(tasks)
         except CommandError as err:
             raise EmbeddedError(str(err)) from err
         except OSError as err:
@@ -99,22 +90,34 @@ class PrivateRuntime:
     async def __aexit__(self, *_: object) -> None:
         await self._resources.aclose()
 
-    async def _start(self, machine: needs.Machine, resources: AsyncExitStack) -> None:
+    async def _start_or_undo(self) -> AsyncExitStack:
+        """Start everything and give what has to be closed at the end."""
+        first = not self.instance.state.exists()
+        try:
+            async with AsyncExitStack() as until_failure:
+                await self._start(until_failure)
+                return until_failure.pop_all()
+        except (EmbeddedError, CommandError, OSError):
+            # Manifests are a person's work: with these in it a directory is never taken back.
+            if first and not _has_entries(self.instance.manifests):
+                await erase(self.instance)
+            raise
+
+    async def _start(self, resources: AsyncExitStack) -> None:
+        machine = needs.inspect_machine()
         seeds = await seed_images.find_seeds(machine)
         claim.make_folders(self.instance)
-        kept = await self._remember()
-        await self._configure(machine, kept)
+        kept = await remember(self.instance)
+        await configure(
+            self.instance, machine, kept, pause_image=self.pause_image, cgroup_driver=self._cgroup_driver
+        )
         daemon = Daemon(self.instance, machine, start_timeout=self._start_timeout)
         resources.push_async_callback(daemon.stop)
         await daemon.start()
         importer = [
-            str(machine.programs["ctr"]),
-            "--address",
-            str(self.instance.socket),
-            "--namespace",
-            NAMESPACE,
+            *(str(machine.programs["ctr"]), f"--address={self.instance.socket}", f"--namespace={NAMESPACE}"),
+            *("images", "import", f"--snapshotter={kept.snapshotter}", "-"),
         ]
-        importer += ["images", "import", "--snapshotter", kept.snapshotter, "-"]
         async with await daemon.connect() as cri:
             kept.seeds = await seed_images.plant(seeds, kept.seeds, cri, importer)
         state.save(self.instance, kept)
@@ -127,62 +130,6 @@ class PrivateRuntime:
         tasks.start(self._supervise(daemon), name="containerd-supervisor")
         tasks.start(self._bound_log(), name="containerd-log")
         log.info("The private containerd runs", pid=daemon.pid, endpoint=self.endpoint)
-
-    async def _remember(self) -> state.State:
-        """Read or make the state; choices that involve other private runtimes are made one by one."""
-        kept = state.load(self.instance)
-        async with open_registry() as registry:
-            others = registry.others(self.instance)
-            used = await links.used_networks(except_link=self.instance.bridge)
-            used += [IPv4Network(other.subnet) for other in others]
-            if kept is None:
-                kept = state.State(
-                    boot_id=boot_id(),
-                    subnet=str(pod_network.choose_subnet(used)),
-                    snapshotter=needs.choose_snapshotter(self.instance.data_dir),
-                    found_paths=state.before_us(
-                        (str(path) for path in state.OUTSIDE if path.exists()),
-                        (other.found_paths for other in others),
-                    ),
-                    found_chains=state.before_us(
-                        await iptables.shared_chains_present(), (other.found_chains for other in others)
-                    ),
-                )
-            else:
-                self._refresh(kept, used)
-            state.save(self.instance, kept)
-            registry.enter(self.instance)
-        return kept
-
-    def _refresh(self, kept: state.State, used: list[IPv4Network]) -> None:
-        """Adapt what an earlier start chose to a machine that has changed since."""
-        if kept.boot_id != boot_id():
-            log.info("The machine was restarted: forgetting the containers of before")
-            for stale in (self.instance.containerd_state, self.instance.cni_leases):
-                remove_tree(stale)
-            kept.boot_id = boot_id()
-        subnet = IPv4Network(kept.subnet)
-        # Pods that have addresses keep them; without a bridge there are none.
-        if any(subnet.overlaps(network) for network in used) and not links.link_exists(self.instance.bridge):
-            kept.subnet = str(pod_network.choose_subnet(used))
-            remove_tree(self.instance.cni_leases)
-            log.warning(
-                "The pods' network is used by others now: choosing another", was=subnet, now=kept.subnet
-            )
-
-    async def _configure(self, machine: needs.Machine, kept: state.State) -> None:
-        uplink = await links.uplink_mtu()
-        mtu = uplink if uplink is not None and uplink < _ETHERNET_MTU else None
-        network = pod_network.conflist(self.instance, IPv4Network(kept.subnet), mtu)
-        (self.instance.cni_conf / "10-pykubelet.conflist").write_text(network)
-        text = containerd_config(
-            self.instance,
-            machine,
-            pause_image=self.pause_image,
-            snapshotter=kept.snapshotter,
-            cgroup_driver=self._cgroup_driver,
-        )
-        self.instance.containerd_config.write_text(text)
 
     async def _supervise(self, daemon: Daemon) -> None:
         loop = asyncio.get_running_loop()
@@ -205,6 +152,11 @@ class PrivateRuntime:
         while True:
             await asyncio.sleep(_LOG_CHECK)
             try:
-                await asyncio.to_thread(bound_log, self.instance.containerd_log)
+                if log_is_long(self.instance.containerd_log):
+                    await asyncio.to_thread(bound_log, self.instance.containerd_log)
             except OSError as err:
                 log.error(err, "Could not shorten containerd's log", path=self.instance.containerd_log)
+
+
+def _has_entries(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import msgspec
@@ -47,10 +48,12 @@ def load(instance: Instance) -> State | None:
     Raises EmbeddedError when it is damaged.
     """
     try:
-        return msgspec.json.decode(instance.state.read_bytes(), type=State)
+        found = msgspec.json.decode(instance.state.read_bytes(), type=State)
+        IPv4Network(found.subnet)
+        return found
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as err:
+    except (OSError, ValueError, msgspec.DecodeError) as err:
         raise EmbeddedError(
             f"{instance.state} is damaged ({err}): "
             f"run 'pykubelet down --data-dir {instance.data_dir}' and start again"

@@ -88,7 +88,7 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
     for shim in find_shims(instance):
         await end(shim, grace=0)
     await _remove_cgroups(instance)
-    _unmount_all(instance)
+    await asyncio.to_thread(_unmount_all, instance)
     for path in [*find_cni_results(instance), *shim_sockets(instance, ids)]:
         with _going_on("remove the file"):
             path.unlink(missing_ok=True)
@@ -137,7 +137,8 @@ async def _remove_pods(instance: Instance, say: Say) -> None:
     try:
         async with await daemon.connect() as cri:
             sandboxes = [sandbox.id for sandbox in await cri.runtime.list_pod_sandbox()]
-            say(f"Removing {len(sandboxes)} pod{'' if len(sandboxes) == 1 else 's'}")
+            if sandboxes:
+                say(f"Removing {len(sandboxes)} pod{'' if len(sandboxes) == 1 else 's'}")
             turn = asyncio.Semaphore(_PODS_AT_ONCE)
             async with asyncio.TaskGroup() as tasks:
                 for id in sandboxes:

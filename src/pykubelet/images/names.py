@@ -84,7 +84,9 @@ def _parse(given: str) -> ImageName:
     registry, rest = _split_registry(given)
     path = rest.partition(":")[0]
     if path != path.lower():
-        raise InvalidImageName(f"invalid reference format: repository name ({_shown(path)}) must be lowercase")
+        raise InvalidImageName(
+            f"invalid reference format: repository name ({_shown(path)}) must be lowercase"
+        )
     whole = f"{registry}/{rest}"
     found = _REFERENCE.fullmatch(whole)
     if found is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pykubelet.tasks import TaskScope
@@ -21,18 +21,17 @@ V = TypeVar("V")
 class Stopped(Exception):
     """The agent stops, and the call with it."""
 
+    def __str__(self) -> str:
+        return "the agent is stopping"
+
 
 @dataclass(slots=True, eq=False)
 class _Call(Generic[V]):
     before: _Call[V] | None
     """The call with the same key that this one waits for."""
-    task: asyncio.Task[V | Exception] | None = None
+    task: asyncio.Task[V | Exception] = field(init=False)
     begun: bool = False
     waiting: int = 0
-
-    @property
-    def done(self) -> bool:
-        return self.task is None or self.task.done()
 
 
 class SharedCalls(Generic[K, V]):
@@ -64,12 +63,17 @@ class SharedCalls(Generic[K, V]):
 
     def _start(self, key: K, make: Callable[[], Coroutine[Any, Any, V]], before: _Call[V] | None) -> _Call[V]:
         call = _Call(before)
+        work = self._work(call, make)
+        try:
+            call.task = self._tasks.start(work, name=self._name)
+        except RuntimeError:
+            work.close()
+            raise Stopped from None
         self._calls[key] = call
-        call.task = self._tasks.start(self._work(call, make), name=self._name)
         return call
 
     async def _work(self, call: _Call[V], make: Callable[[], Coroutine[Any, Any, V]]) -> V | Exception:
-        if call.before is not None and call.before.task is not None:
+        if call.before is not None:
             await asyncio.wait({call.before.task})
         call.before = None
         call.begun = True
@@ -80,7 +84,6 @@ class SharedCalls(Generic[K, V]):
             return err
 
     async def _answer(self, call: _Call[V]) -> V:
-        assert call.task is not None
         await asyncio.wait({call.task})
         if call.task.cancelled():
             raise Stopped
@@ -90,10 +93,9 @@ class SharedCalls(Generic[K, V]):
         return answer
 
     def _leave(self, key: K, call: _Call[V]) -> None:
-        if call.task is not None and not call.done:
-            call.task.cancel()
+        call.task.cancel()
         if self._calls.get(key) is call:
-            if call.before is not None and not call.before.done:
+            if call.before is not None and not call.before.task.done():
                 self._calls[key] = call.before
             else:
                 del self._calls[key]

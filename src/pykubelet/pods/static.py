@@ -16,9 +16,10 @@ import hashlib
 import json
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pykubelet.api.meta import to_document
+import msgspec
+
 from pykubelet.api.pod import Pod, Toleration
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.config.errors import ConfigError, Problem
@@ -144,10 +145,29 @@ def seen_time(now: int) -> str:
 
 
 def _uid(pod: Pod, source: str, origin: str, node_name: str) -> str:
-    content = to_document(pod)
-    content.pop("status", None)
-    said = json.dumps([source, origin, node_name, content], sort_keys=True)
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    said = _said([source, origin, node_name, pod.metadata, pod.spec])
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _said(value: Any) -> Any:
+    """Give what an author wrote, without fields that equal their default.
+
+    So a field that a later version of the agent learns changes the uid of those pods only that use it.
+    """
+    if isinstance(value, msgspec.Struct):
+        return {
+            field.encode_name: _said(content)
+            for field in msgspec.structs.fields(value)
+            if (content := getattr(value, field.name)) != _default(field)
+        }
+    if isinstance(value, dict):
+        return {key: _said(item) for key, item in value.items()}
+    return [_said(item) for item in value] if isinstance(value, list) else value
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _tolerate_node_problems(pod: Pod) -> None:

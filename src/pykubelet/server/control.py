@@ -23,9 +23,6 @@ from pykubelet.server.pods import NodePods, PodJournal, PodsView, Refusal, Resta
 
 log = get_logger(__name__)
 
-SOCKET_NAME = "pykubelet.sock"
-"""The socket's name in the agent's root directory."""
-
 
 def control_routes(view: PodsView) -> list[web.RouteDef]:
     """Routes for the command line."""

@@ -16,6 +16,9 @@ from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
 from pykubelet.pods.journal import Event, Note
 
+SOCKET_NAME = "pykubelet.sock"
+"""The control socket's name in the agent's root directory."""
+
 
 class PodsView(Protocol):
     """What the engine tells about its pods, and the one thing that it can be asked to do."""

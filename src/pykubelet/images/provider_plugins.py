@@ -1,0 +1,142 @@
+"""Credential providers: programs that know the logins of registries whose passwords change.
+
+Each program is asked only for images that match its configuration, once at a time for the same
+image, and not again while its last answer is good. A program that fails is as if it knew nothing:
+the pull is tried without it, and the failure is in the log and in the pod's timeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pykubelet.api.pod import Pod
+from pykubelet.images.keyring import Credentials, Keyring, Registries, registry_matches
+from pykubelet.images.metrics import ImageMetrics
+from pykubelet.images.provider_config import CredentialProvider
+from pykubelet.images.provider_exec import CacheKey, ProviderError, ask_provider
+from pykubelet.images.shared import SharedCalls, Stopped
+from pykubelet.logs import get_logger
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+
+class Found(NamedTuple):
+    """What the providers had for an image."""
+
+    credentials: list[Credentials]
+    failures: list[str]
+    """One line for each provider that failed."""
+
+
+class ProviderPlugins:
+    """All credential providers of the node."""
+
+    def __init__(
+        self,
+        providers: Sequence[CredentialProvider],
+        bin_dir: Path,
+        tasks: TaskScope,
+        metrics: ImageMetrics,
+    ) -> None:
+        self._plugins = [_Plugin(provider, bin_dir, tasks, metrics) for provider in providers]
+
+    async def lookup(self, repository: str, pod: Pod) -> Found:
+        """Ask every provider that is for this repository, all at the same time."""
+        asked = [plugin for plugin in self._plugins if plugin.wants(repository, pod)]
+        async with asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(_try(plugin, repository, pod)) for plugin in asked]
+        keyring, failures = Keyring(), []
+        for answer in answers:
+            match answer.result():
+                case str() as failure:
+                    failures.append(failure)
+                case registries:
+                    keyring.add(registries)
+        return Found(keyring.lookup(repository), failures)
+
+
+async def _try(plugin: _Plugin, repository: str, pod: Pod) -> Registries | str:
+    try:
+        return await plugin.registries(repository, pod)
+    except (ProviderError, Stopped) as err:
+        log.error(
+            err,
+            "A credential provider failed; going on without it",
+            provider=plugin.name,
+            image=repository,
+            pod=pod.full_name,
+        )
+        return f"credential provider {plugin.name} failed: {err}"
+
+
+class _Kept(NamedTuple):
+    registries: Registries
+    until: float
+
+
+class _Plugin:
+    """One provider and what it said before."""
+
+    def __init__(
+        self, provider: CredentialProvider, bin_dir: Path, tasks: TaskScope, metrics: ImageMetrics
+    ) -> None:
+        self.name = provider.name
+        self._provider = provider
+        self._program = bin_dir / provider.name
+        self._metrics = metrics
+        self._calls: SharedCalls[str, Registries] = SharedCalls(tasks, f"credential-provider-{self.name}")
+        self._kept: dict[tuple[CacheKey, str], _Kept] = {}
+
+    def wants(self, repository: str, pod: Pod) -> bool:
+        """Whether this provider is to be asked for an image of this pod."""
+        token = self._provider.token_attributes
+        if token is not None and token.require_service_account and not pod.spec.service_account_name:
+            log.v(5).info("No service account for credential provider", provider=self.name, pod=pod.full_name)
+            return False
+        return any(registry_matches(pattern, repository) for pattern in self._provider.match_images)
+
+    async def registries(self, repository: str, pod: Pod) -> Registries:
+        """Give the provider's answer, a kept one if there is one; raises ProviderError."""
+        if self._provider.token_attributes is not None and pod.spec.service_account_name:
+            raise ProviderError(
+                f"it wants a token of service account {pod.spec.service_account_name}, "
+                "which only an API server can give, and this agent runs without one"
+            )
+        now = _now()
+        for scope in ("Image", "Registry", "Global"):
+            kept = self._kept.get(_cache_key(scope, repository))
+            if kept is not None and now < kept.until:
+                return kept.registries
+        return await self._calls.run(repository, lambda: self._ask(repository))
+
+    async def _ask(self, repository: str) -> Registries:
+        log.v(5).info("Asking credential provider", provider=self.name, image=repository)
+        started = _now()
+        failed = True
+        try:
+            answer = await ask_provider(self._provider, self._program, repository)
+            failed = False
+        finally:
+            self._metrics.plugin_ran(self.name, _now() - started, failed=failed)
+        duration = answer.cache_duration
+        if duration is None:
+            duration = self._provider.default_cache_duration
+        now = _now()
+        self._kept = {key: kept for key, kept in self._kept.items() if now < kept.until}
+        if duration is not None and duration > 0:
+            until = now + duration.seconds
+            self._kept[_cache_key(answer.cache_key, repository)] = _Kept(answer.registries, until)
+        return answer.registries
+
+
+def _cache_key(scope: CacheKey, repository: str) -> tuple[CacheKey, str]:
+    name = {"Image": repository, "Registry": repository.partition("/")[0], "Global": ""}[scope]
+    return scope, name
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

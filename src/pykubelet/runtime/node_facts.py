@@ -1,0 +1,79 @@
+"""Gathers what every request to the runtime depends on: the machine, and the agent's settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.runtime.facts import NodeFacts
+
+_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
+_SWAP_CONTROL = Path("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes")
+
+
+def gather_node_facts(
+    config: KubeletConfiguration,
+    gates: FeatureGates,
+    root_dir: Path,
+    host_ips: Sequence[str],
+    *,
+    cgroup_v2: bool,
+) -> NodeFacts:
+    """Read the machine once; none of this changes while the agent runs."""
+    memory = parse_meminfo(Path("/proc/meminfo").read_text())
+    return NodeFacts(
+        cluster_dns=tuple(config.cluster_dns),
+        cluster_domain=config.cluster_domain,
+        host_ips=tuple(host_ips),
+        pod_logs_dir=config.pod_logs_dir,
+        seccomp_root=str(root_dir / "seccomp"),
+        seccomp_default=config.seccomp_default,
+        masked_paths=tuple(
+            sorted(map(str, Path("/sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle")))
+        ),
+        cgroup_v2=cgroup_v2,
+        cpu_quota=config.cpu_cfs_quota,
+        cpu_period=config.cpu_cfs_quota_period // 1000,
+        memory_capacity=memory.get("MemTotal", 0),
+        swap_capacity=memory.get("SwapTotal", 0),
+        swap_controller=_SWAP_CONTROL.exists(),
+        swap_behavior=config.memory_swap.swap_behavior,
+        single_process_oom_kill=config.single_process_oom_kill is not False,
+        memory_throttling_factor=config.memory_throttling_factor,
+        memory_reservation_policy=config.memory_reservation_policy,
+        page_size=os.sysconf("SC_PAGE_SIZE"),
+        huge_page_sizes=huge_page_sizes(path.name for path in _HUGE_PAGES.glob("hugepages-*")),
+        allocatable={
+            "cpu": Quantity.of(os.cpu_count() or 1),
+            "memory": Quantity.of(memory.get("MemTotal", 0), "binary"),
+        },
+        gates=gates,
+    )
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Read /proc/meminfo: bytes by name."""
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        number, _, unit = rest.strip().partition(" ")
+        if number.isdecimal():
+            found[name] = int(number) * (1024 if unit == "kB" else 1)
+    return found
+
+
+def huge_page_sizes(folders: Iterable[str]) -> tuple[str, ...]:
+    """Turn the kernel's folder names (`hugepages-2048kB`) into what cgroup files call them (`2MB`)."""
+    sizes = sorted(int(name.removeprefix("hugepages-").removesuffix("kB")) for name in folders)
+    return tuple(_written(size) for size in sizes)
+
+
+def _written(kilobytes: int) -> str:
+    for unit, size in (("GB", 1024 * 1024), ("MB", 1024)):
+        if kilobytes % size == 0:
+            return f"{kilobytes // size}{unit}"
+    return f"{kilobytes}KB"

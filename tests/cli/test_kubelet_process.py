@@ -1,0 +1,242 @@
+"""The `kubelet` program as its operator meets it: a process, its words, its exit code."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import unused_port
+
+BIN = Path(sys.executable).parent
+KUBELET = str(BIN / "kubelet")
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([KUBELET, *argv], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Kubernetes v1.36.0+pykubelet")
+
+
+def test_help_names_every_flag_group() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "--container-runtime-endpoint" in done.stdout
+    prose = [line for line in done.stdout.splitlines() if not line.strip().startswith("-") and " " in line.strip()]
+    assert all(len(line) <= 110 for line in prose)
+
+
+CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"\x00\x01\x02\xff", "binary|text"),
+        (b"apiVersion: v1\nkind: Pod\n", "kind"),
+        (b"apiVersion: kubelet.config.k8s.io/v9\nkind: KubeletConfiguration\n", "v9"),
+        (CONFIG.encode() + b"maxPods: many\n", "maxPods"),
+        (CONFIG.encode() + b"syncFrequency: 5 parsecs\n", "syncFrequency"),
+        (CONFIG.encode() + b"maxPodz: 3\n", "maxPodz"),
+        (CONFIG.encode() + b"maxPods: 3\nmaxPods: 4\n", "maxPods"),
+        (CONFIG.encode() + b"---\n" + CONFIG.encode(), "document"),
+        (CONFIG.encode() + b"featureGates: {NoSuchGate: true}\n", "NoSuchGate"),
+        (b"a: [1,\n", "YAML"),
+        (b"- 1\n", "mapping|object"),
+    ],
+)
+def test_a_bad_config_file_is_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "kubelet.yaml"
+    path.write_bytes(content)
+    done = run("--config", str(path))
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("kubelet: ")
+    assert any(word in lines[0] for word in says.split("|")), lines[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--no-such-flag"], "no-such-flag"),
+        (["--sync-frequency=fast"], "sync-frequency"),
+        (["--config=/does/not/exist"], "/does/not/exist"),
+        (["--config=/etc"], "/etc"),
+        (["start"], "start"),
+        (["--kube-reserved=memory=lots"], "lots"),
+        (["--container-runtime-endpoint=unix:///no/such.sock"], "/no/such.sock"),
+        (["--container-runtime-endpoint=tcp://127.0.0.1:1234"], "tcp"),
+        (["--kubeconfig=/etc/kubernetes/kubelet.conf"], "cluster mode"),
+        (["--node-ip=10.0.0.1,10.0.0.2"], "node-ip"),
+        (["--lock-file=/no/such/folder/lock"], "/no/such/folder"),
+        (["--exit-on-lock-contention"], "lock"),
+    ],
+)
+def test_a_bad_command_line_is_one_line(tmp_path: Path, argv: list[str], says: str) -> None:
+    done = run(f"--root-dir={tmp_path}", *argv)
+    assert done.returncode == 1
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("kubelet: ")]
+    assert len(complaints) == 1, done.stderr
+    assert says in complaints[0]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.yaml"
+    path.write_text(CONFIG + "maxPods: -1\nport: 99999\nimageGCHighThresholdPercent: 200\n")
+    done = run("--config", str(path), "--event-burst=x")
+    assert done.returncode == 1
+    for field in ("maxPods", "port", "imageGCHighThresholdPercent", "--event-burst"):
+        assert field in done.stderr
+
+
+def test_a_socket_that_is_none_and_one_that_is_silent(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    done = run(f"--root-dir={tmp_path}", f"--container-runtime-endpoint=unix://{plain}")
+    assert done.returncode == 1
+    assert "not a socket" in done.stderr
+    silent = tmp_path / "silent.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(silent))
+        server.listen()
+        done = run(f"--root-dir={tmp_path}", f"--container-runtime-endpoint=unix://{silent}")
+    assert done.returncode == 1
+    assert str(silent) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_root_is_one_line() -> None:
+    argv = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", KUBELET]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    if "Permission denied" in done.stderr and "kubelet:" not in done.stderr:
+        pytest.skip("the virtual environment is not readable by others here")
+    assert done.returncode == 1
+    assert "root is needed" in done.stderr
+
+
+class Process:
+    """A kubelet that runs until the test is over."""
+
+    def __init__(self, endpoint: str, root: Path, *argv: str, env: dict[str, str] | None = None) -> None:
+        self.port = unused_port()
+        self.log = root / "kubelet.log"
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                [
+                    KUBELET,
+                    f"--container-runtime-endpoint={endpoint}",
+                    f"--root-dir={root / 'root'}",
+                    f"--healthz-port={self.port}",
+                    "--read-only-port=0",
+                    "--fail-swap-on=false",
+                    "--cgroups-per-qos=false",
+                    "--enforce-node-allocatable=",
+                    "-v=2",
+                    *argv,
+                ],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(env or {})},
+            )
+
+    def healthz(self, path: str = "/healthz") -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def wait_healthy(self) -> None:
+        for _ in range(300):
+            assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                if self.healthz() == "ok":
+                    return
+            time.sleep(0.1)
+        raise AssertionError(self.log.read_text())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def started(private_runtime, tmp_path: Path) -> Iterator[list[Process]]:  # type: ignore[no-untyped-def]
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.end()
+
+
+@pytest.mark.machine
+def test_a_life_from_start_to_signal(private_runtime, tmp_path: Path, started: list[Process]) -> None:  # type: ignore[no-untyped-def]
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(address))
+        listener.settimeout(30)
+        kubelet = Process(private_runtime.endpoint, tmp_path, env={"NOTIFY_SOCKET": str(address)})
+        started.append(kubelet)
+        assert b"READY=1" in listener.recv(4096)
+        kubelet.wait_healthy()
+        assert kubelet.healthz("/healthz?verbose").endswith("healthz check passed\n")
+        began = time.monotonic()
+        kubelet.process.send_signal(signal.SIGTERM)
+        assert b"STOPPING=1" in listener.recv(4096)
+        assert kubelet.process.wait(10) == 0
+        assert time.monotonic() - began < 5
+    steps = [
+        "Kubelet version",
+        "Standalone mode",
+        "Node identity",
+        "Connecting to the",
+        "Container runtime",
+        "Listening",
+    ]
+    text = kubelet.log.read_text()
+    assert [text.index(step) for step in steps] == sorted(text.index(step) for step in steps)
+
+
+@pytest.mark.machine
+def test_a_taken_port_names_the_holder(private_runtime, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        done = run(
+            f"--container-runtime-endpoint={private_runtime.endpoint}",
+            f"--root-dir={tmp_path}",
+            f"--healthz-port={port}",
+            "--fail-swap-on=false",
+            "--cgroups-per-qos=false",
+            "--enforce-node-allocatable=",
+            "--read-only-port=0",
+        )
+    assert done.returncode == 1
+    complaint = done.stderr.strip().splitlines()[-1]
+    assert f"127.0.0.1:{port}" in complaint
+    assert f"pid {os.getpid()}" in complaint
+
+
+@pytest.mark.machine
+def test_lock_contention_ends_the_first(private_runtime, tmp_path: Path, started: list[Process]) -> None:  # type: ignore[no-untyped-def]
+    lock = tmp_path / "lock"
+    first = Process(private_runtime.endpoint, tmp_path, f"--lock-file={lock}", "--exit-on-lock-contention")
+    started.append(first)
+    first.wait_healthy()
+    (tmp_path / "second").mkdir()
+    second = Process(private_runtime.endpoint, tmp_path / "second", f"--lock-file={lock}")
+    started.append(second)
+    assert first.process.wait(20) == 0
+    second.wait_healthy()

@@ -1,0 +1,230 @@
+import copy
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.meta import to_document
+from pykubelet.api.pod import Pod
+from pykubelet.pods.mux import PodChange, PodMux
+from pykubelet.pods.static import MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, seen_time
+
+SOURCES = ("file", "http", "api")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10**18
+
+    def __call__(self) -> int:
+        self.now += 10**9
+        return self.now
+
+
+def make(
+    uid: str = "u1",
+    name: str = "",
+    *,
+    image: str = "",
+    phase: str = "",
+    label: str = "",
+    note: str = "",
+    deleting: bool = False,
+) -> Pod:
+    pod = Pod()
+    pod.metadata.uid, pod.metadata.name, pod.metadata.namespace = uid, name or f"n-{uid}", "default"
+    pod.spec.hostname = image
+    pod.status.phase = phase
+    if label:
+        pod.metadata.labels["l"] = label
+    if note:
+        pod.metadata.annotations["note"] = note
+    if deleting:
+        pod.metadata.deletion_timestamp = datetime(2024, 1, 1, tzinfo=UTC)
+    return pod
+
+
+def told(changes: Iterable[PodChange]) -> list[tuple[str, str]]:
+    return [(change.op, change.pod.uid) for change in changes]
+
+
+@pytest.fixture
+def mux() -> PodMux:
+    return PodMux(Clock())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ([], [make()], [("ADD", "u1")]),
+        ([], [make(deleting=True)], [("ADD", "u1")]),
+        ([make()], [make()], []),
+        ([make()], [], [("REMOVE", "u1")]),
+        ([make()], [make(image="x")], [("UPDATE", "u1")]),
+        ([make()], [make(label="x")], [("UPDATE", "u1")]),
+        ([make()], [make(note="x")], [("UPDATE", "u1")]),
+        ([make(note="x")], [make()], [("UPDATE", "u1")]),
+        ([make()], [make(deleting=True)], [("DELETE", "u1")]),
+        ([make(deleting=True)], [make(deleting=True)], []),
+        ([make(deleting=True)], [make(deleting=True, image="x")], [("DELETE", "u1")]),
+        ([make(deleting=True)], [], [("REMOVE", "u1")]),
+        ([make()], [make(phase="Failed")], [("RECONCILE", "u1")]),
+        ([make()], [make(phase="Failed", image="x")], [("UPDATE", "u1")]),
+        # A changed manifest is a new pod with the old one's name: first the old one goes.
+        ([make("u1", "web")], [make("u2", "web")], [("REMOVE", "u1"), ("ADD", "u2")]),
+        ([], [make("u1", "web"), make("u2", "web")], [("ADD", "u1")]),
+        ([], [make("u1", "a"), make("u1", "b")], [("ADD", "u1")]),
+        (
+            [make("a"), make("b"), make("c"), make("d"), make("e")],
+            [make("f"), make("e", phase="x"), make("d", deleting=True), make("c", image="x"), make("b")],
+            [("REMOVE", "a"), ("ADD", "f"), ("UPDATE", "c"), ("DELETE", "d"), ("RECONCILE", "e")],
+        ),
+    ],
+)
+def test_changes(mux: PodMux, before: list[Pod], after: list[Pod], changes: list[tuple[str, str]]) -> None:
+    mux.set("api", before)
+    assert told(mux.set("api", after)) == changes
+
+
+def test_what_is_ours_does_not_count_as_a_change(mux: PodMux) -> None:
+    mux.set("file", [make()])
+    again = make()
+    again.metadata.annotations |= {SEEN_ANNOTATION: "later", SOURCE_ANNOTATION: "x", MIRROR_ANNOTATION: "y"}
+    again.metadata.resource_version = "7"
+    assert mux.set("file", [again]) == []
+
+
+def test_source_and_first_sight_are_noted_and_kept(mux: PodMux) -> None:
+    [added] = mux.set("api", [make()])
+    seen = added.pod.metadata.annotations[SEEN_ANNOTATION]
+    assert seen == seen_time(10**18 + 10**9)
+    assert added.pod.metadata.annotations[SOURCE_ANNOTATION] == "api"
+    [updated] = mux.set("api", [make(image="x")])
+    assert updated.pod.metadata.annotations[SEEN_ANNOTATION] == seen
+    [reconciled] = mux.set("api", [make(image="x", phase="y")])
+    assert reconciled.pod.metadata.annotations[SEEN_ANNOTATION] == seen
+    assert reconciled.pod.status.phase == "y"
+
+
+def test_a_file_says_itself_when_it_was_seen_but_the_api_may_not(mux: PodMux) -> None:
+    pod = make()
+    pod.metadata.annotations[SEEN_ANNOTATION] = "then"
+    assert mux.set("file", [pod])[0].pod.metadata.annotations[SEEN_ANNOTATION] == "then"
+    assert mux.set("api", [make("u2")])[0].pod.metadata.annotations[SEEN_ANNOTATION] != "then"
+
+
+def test_sources_do_not_remove_each_others_pods(mux: PodMux) -> None:
+    mux.set("file", [make("a")])
+    assert told(mux.set("api", [make("b")])) == [("ADD", "b")]
+    assert told(mux.set("file", [])) == [("REMOVE", "a")]
+    assert set(mux.pods()) == {"b"}
+
+
+def test_names_of_different_sources_may_be_the_same(mux: PodMux) -> None:
+    # A mirror pod has its static pod's name.
+    mux.set("file", [make("a", "web")])
+    assert told(mux.set("api", [make("b", "web")])) == [("ADD", "b")]
+
+
+def test_a_uid_that_two_sources_claim(mux: PodMux) -> None:
+    mux.set("file", [make("a", image="files")])
+    assert mux.set("api", [make("a", image="apis")]) == []
+    assert mux.set("api", [make("a", image="other")]) == []
+    [change] = mux.set("file", [])
+    assert (change.op, change.source, change.pod.spec.hostname) == ("UPDATE", "api", "other")
+    assert told(mux.set("file", [make("a", image="again")])) == []
+    assert mux.pods()["a"].spec.hostname == "other"
+    assert told(mux.set("file", [])) == []
+    assert told(mux.set("api", [])) == [("REMOVE", "a")]
+
+
+def test_sources_that_have_not_reported(mux: PodMux) -> None:
+    assert mux.all_reported
+    mux.expect("file")
+    mux.expect("api")
+    assert not mux.all_reported
+    mux.set("file", [])
+    assert not mux.all_reported
+    assert (mux.has_reported("file"), mux.has_reported("api")) == (True, False)
+    mux.set("api", [make()])
+    assert mux.all_reported
+
+
+pods = st.builds(
+    make,
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.sampled_from(["", "", "web"]),
+    image=st.sampled_from(["", "x"]),
+    phase=st.sampled_from(["", "Running"]),
+    label=st.sampled_from(["", "l"]),
+    note=st.sampled_from(["", "n"]),
+    deleting=st.booleans(),
+)
+reports = st.lists(st.tuples(st.sampled_from(SOURCES), st.lists(pods, max_size=5)), max_size=12)
+
+
+def content(pod: Pod) -> object:
+    """A pod without what the mux adds."""
+    document = to_document(pod)
+    for key in (SOURCE_ANNOTATION, SEEN_ANNOTATION):
+        document["metadata"].get("annotations", {}).pop(key, None)
+    if not document["metadata"].get("annotations"):
+        document["metadata"].pop("annotations", None)
+    return document
+
+
+@given(reports)
+def test_changes_lead_from_nothing_to_what_the_sources_have(reported: list[tuple[str, list[Pod]]]) -> None:
+    mux = PodMux(Clock())
+    model: dict[str, Pod] = {}
+    last: dict[str, dict[str, Pod]] = {}
+    for source, given_pods in reported:
+        untouched = copy.deepcopy(given_pods)
+        changes = mux.set(source, given_pods)
+        assert given_pods == untouched
+        last[source] = distinct(given_pods)
+        for change in changes:
+            uid = change.pod.uid
+            if change.op == "REMOVE":
+                assert change.source == source
+                assert not any(uid in had for had in last.values())
+                del model[uid]
+                continue
+            assert (uid in model) == (change.op != "ADD")
+            assert change.pod.metadata.annotations[SOURCE_ANNOTATION] == change.source
+            if change.op == "DELETE":
+                assert change.pod.metadata.deletion_timestamp is not None
+            if uid in model and change.source == model[uid].metadata.annotations[SOURCE_ANNOTATION]:
+                assert content(model[uid]) != content(change.pod)
+                seen = model[uid].metadata.annotations[SEEN_ANNOTATION]
+                assert change.pod.metadata.annotations[SEEN_ANNOTATION] == seen
+            model[uid] = change.pod
+        assert model == mux.pods()
+        assert model.keys() == {uid for had in last.values() for uid in had}
+        for uid, pod in model.items():
+            owner = pod.metadata.annotations[SOURCE_ANNOTATION]
+            assert same_wish(pod, last[owner][uid])
+        assert mux.set(source, given_pods) == []
+        assert [mux.has_reported(name) for name in SOURCES] == [name in last for name in SOURCES]
+
+
+def same_wish(one: Pod, other: Pod) -> bool:
+    # A new name alone is no change: names never change under one uid.
+    return (one.spec, one.metadata.labels, one.status, one.metadata.deletion_timestamp) == (
+        other.spec,
+        other.metadata.labels,
+        other.status,
+        other.metadata.deletion_timestamp,
+    )
+
+
+def distinct(given_pods: list[Pod]) -> dict[str, Pod]:
+    kept: dict[str, Pod] = {}
+    names: set[str] = set()
+    for pod in given_pods:
+        if pod.uid not in kept and pod.full_name not in names:
+            kept[pod.uid] = pod
+            names.add(pod.full_name)
+    return kept

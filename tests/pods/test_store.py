@@ -1,0 +1,91 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.pod import Pod
+from pykubelet.pods.mux import PodChange
+from pykubelet.pods.static import MIRROR_ANNOTATION
+from pykubelet.pods.store import PodStore
+
+
+def make(uid: str, name: str = "web", *, mirror: bool = False, hostname: str = "") -> Pod:
+    pod = Pod()
+    pod.metadata.uid, pod.metadata.name, pod.metadata.namespace = uid, name, "default"
+    pod.spec.hostname = hostname
+    if mirror:
+        pod.metadata.annotations[MIRROR_ANNOTATION] = "hash"
+    return pod
+
+
+def add(store: PodStore, pod: Pod) -> None:
+    store.apply(PodChange("ADD", pod, "file"))
+
+
+def remove(store: PodStore, pod: Pod) -> None:
+    store.apply(PodChange("REMOVE", pod, "file"))
+
+
+def test_pods_are_found_by_uid_and_by_name() -> None:
+    store = PodStore()
+    add(store, make("a"))
+    add(store, make("b", "other"))
+    assert store.get("a") == make("a")
+    assert store.by_name("default/other") == make("b", "other")
+    assert [pod.uid for pod in store.pods()] == ["a", "b"]
+    store.apply(PodChange("UPDATE", make("a", hostname="x"), "file"))
+    store.apply(PodChange("DELETE", make("b", "other", hostname="x"), "file"))
+    assert [pod.spec.hostname for pod in store.pods()] == ["x", "x"]
+    remove(store, make("a"))
+    remove(store, make("a"))
+    assert store.get("a") is None
+    assert store.by_name("default/web") is None
+
+
+def test_a_name_passes_to_a_new_pod() -> None:
+    store = PodStore()
+    add(store, make("old"))
+    add(store, make("new"))
+    remove(store, make("old"))
+    assert store.by_name("default/web") == make("new")
+
+
+def test_mirrors_are_no_wishes() -> None:
+    store = PodStore()
+    static, mirror = make("static"), make("mirror", mirror=True)
+    add(store, mirror)
+    assert store.pods() == []
+    assert store.get("mirror") is None
+    assert store.resolve("mirror") == "mirror"
+    add(store, static)
+    assert store.resolve("mirror") == "static"
+    assert store.resolve("static") == "static"
+    assert store.resolve("unknown") == "unknown"
+    assert store.mirror_of(static) == mirror
+    assert store.by_name("default/web") == static
+    remove(store, static)
+    assert store.mirrors() == [mirror]
+    remove(store, mirror)
+    assert store.mirrors() == []
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from("+-"), st.sampled_from("abc"), st.sampled_from("xy"), st.booleans())
+)
+
+
+@given(steps)
+def test_both_indexes_hold_the_same_pods(many: list[tuple[str, str, str, bool]]) -> None:
+    store = PodStore()
+    model: dict[tuple[str, bool], Pod] = {}
+    for what, uid, name, mirror in many:
+        pod = make(uid, name, mirror=mirror)
+        if what == "+":
+            model[uid, mirror] = pod
+            add(store, pod)
+        else:
+            model.pop((uid, mirror), None)
+            remove(store, pod)
+        wanted = [pod for (_, is_mirror), pod in model.items() if not is_mirror]
+        assert {pod.uid: pod for pod in store.pods()} == {pod.uid: pod for pod in wanted}
+        for name in "xy":
+            found = store.by_name(f"default/{name}")
+            assert (found in wanted) if found else not any(pod.metadata.name == name for pod in wanted)

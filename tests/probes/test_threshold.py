@@ -1,0 +1,81 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.probes.kinds import KINDS, Kind, Terms, Verdict
+from pykubelet.probes.threshold import ProbeState, begin, step
+
+counts = st.integers(1, 5)
+kinds = st.sampled_from(KINDS)
+
+
+def terms(successes: int = 1, failures: int = 3) -> Terms:
+    return Terms(delay=0, period=10, timeout=1, successes=successes, failures=failures)
+
+
+def play(kind: Kind, outcomes: str, successes: int = 1, failures: int = 3) -> tuple[ProbeState, list[str]]:
+    """Outcomes are `+` and `-`; gives the last state and, per outcome, the change or nothing."""
+    state, changes = begin(kind), []
+    for outcome in outcomes:
+        state, change = step(state, outcome == "+", kind, terms(successes, failures))
+        changes.append(change or "")
+    return state, changes
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcomes", "successes", "failures", "changes", "held"),
+    [
+        ("readiness", "+", 1, 3, ["success"], False),
+        ("readiness", "+++", 3, 3, ["", "", "success"], False),
+        ("readiness", "++-++", 3, 3, ["", "", "", "", ""], False),
+        ("readiness", "+---", 1, 3, ["success", "", "", "failure"], False),
+        ("readiness", "+--+---", 1, 3, ["success", "", "", "", "", "", "failure"], False),
+        ("readiness", "---", 1, 3, ["", "", ""], False),  # it was not ready before
+        ("liveness", "+", 1, 3, [""], False),  # it was alive before
+        ("liveness", "--", 1, 3, ["", ""], False),
+        ("liveness", "---", 1, 3, ["", "", "failure"], True),
+        ("liveness", "-", 1, 1, ["failure"], True),
+        ("startup", "-", 1, 3, [""], False),
+        ("startup", "--+", 1, 3, ["", "", "success"], True),
+        ("startup", "---", 1, 3, ["", "", "failure"], True),
+    ],
+)
+def test_verdicts(
+    kind: Kind, outcomes: str, successes: int, failures: int, changes: list[str], held: bool
+) -> None:
+    state, found = play(kind, outcomes, successes, failures)
+    assert (found, state.held) == (changes, held)
+
+
+def test_an_earlier_agents_knowledge_is_where_it_goes_on() -> None:
+    assert begin("startup", "success").held
+    assert not begin("readiness", "success").held
+    state, change = step(begin("readiness", "success"), False, "readiness", terms(failures=2))
+    assert (state.verdict, change) == ("success", None)
+    state, change = step(state, False, "readiness", terms(failures=2))
+    assert change == "failure"
+
+
+@given(kinds, st.text("+-", max_size=60), counts, counts)
+def test_the_verdict_is_that_of_the_last_long_enough_run(
+    kind: Kind, outcomes: str, successes: int, failures: int
+) -> None:
+    expected: Verdict = begin(kind).verdict
+    for end in range(1, len(outcomes) + 1):
+        if outcomes[:end].endswith("+" * successes):
+            expected = "success"
+        elif outcomes[:end].endswith("-" * failures):
+            expected = "failure"
+    assert play(kind, outcomes, successes, failures)[0].verdict == expected
+
+
+@given(kinds, st.text("+-", max_size=60), counts, counts)
+def test_a_change_is_told_exactly_when_the_verdict_differs(
+    kind: Kind, outcomes: str, successes: int, failures: int
+) -> None:
+    state = begin(kind)
+    for outcome in outcomes:
+        after, change = step(state, outcome == "+", kind, terms(successes, failures))
+        assert (change is not None) == (after.verdict != state.verdict)
+        assert change in (None, after.verdict)
+        state = after

@@ -1,0 +1,75 @@
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.probes.kinds import Terms
+from pykubelet.probes.timing import Beat, first_beat, next_beat, phase_of
+
+periods = st.integers(1, 3600)
+phases = st.floats(0, 1, exclude_max=True)
+moments = st.floats(0, 1e6)
+
+
+def terms(period: int) -> Terms:
+    return Terms(delay=0, period=period, timeout=1, successes=1, failures=3)
+
+
+def beats(period: int, outcomes: list[bool], phase: float = 0.0) -> list[Beat]:
+    found = [first_beat(terms(period), 100.0, phase, waited_for=True, ran_before=False)]
+    for passed in outcomes:
+        found.append(next_beat(found[-1], terms(period), passed, found[-1].due, phase))
+    return found
+
+
+def test_who_is_waited_for_is_asked_at_once_and_often_in_the_first_period() -> None:
+    found = beats(10, [False] * 7)
+    assert [beat.due - 100 for beat in found] == [0, 0.5, 1.5, 3.5, 7.5, 10, 20, 30]
+    assert [beat.eager for beat in found] == [True] * 5 + [False] * 3
+
+
+def test_the_first_success_ends_the_haste() -> None:
+    found = beats(10, [False, True, False, True], phase=0.5)
+    assert [beat.due - 100 for beat in found] == [0, 0.5, 8.0, 18.0, 28.0]
+    assert [beat.eager for beat in found] == [True, True, False, False, False]
+
+
+def test_a_slow_look_delays_and_does_not_pile_up() -> None:
+    beat = next_beat(Beat(100.0, 0.0), terms(10), True, 137.0, 0.0)
+    assert beat.due == 137.0
+    assert next_beat(beat, terms(10), True, 138.0, 0.0).due == 147.0
+
+
+@given(periods, phases, st.lists(st.booleans(), max_size=20))
+def test_beats_go_forward_and_uncounted_ones_stay_in_the_first_period(
+    period: int, phase: float, outcomes: list[bool]
+) -> None:
+    found = beats(period, outcomes, phase)
+    assert all(later.due > earlier.due for earlier, later in itertools.pairwise(found))
+    assert all(beat.due < 100 + period for beat in found if beat.eager)
+    assert all(later.due - earlier.due <= period + 1e-6 for earlier, later in itertools.pairwise(found))
+
+
+@given(periods, phases, st.integers(1, 10))
+def test_an_author_gets_all_the_time_that_was_promised(period: int, phase: float, failures: int) -> None:
+    counted = [beat for beat in beats(period, [False] * 40, phase) if not beat.eager]
+    assert counted[failures - 1].due - 100 >= failures * period - 1e-6
+
+
+@given(periods, phases, moments)
+def test_who_is_not_waited_for_is_asked_within_the_first_period(
+    period: int, phase: float, opened: float
+) -> None:
+    new = first_beat(terms(period), opened, phase, waited_for=False, ran_before=False)
+    assert opened + period / 2 <= new.due <= opened + period
+    old = first_beat(terms(period), opened, phase, waited_for=False, ran_before=True)
+    assert opened <= old.due <= opened + period
+
+
+def test_phases_are_spread_and_stable() -> None:
+    phases = sorted(phase_of(f"uid-{n}", "app", "liveness") for n in range(1000))
+    tenths = [sum(low <= phase * 10 < low + 1 for phase in phases) for low in range(10)]
+    assert min(tenths) > 50
+    assert max(tenths) < 200
+    assert phase_of("a", "b", "startup") == phase_of("a", "b", "startup")
+    assert phase_of("a", "b", "startup") != phase_of("a", "b", "liveness")

@@ -1,0 +1,317 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.pod import Capabilities, PodSecurityContext, Profile, SecurityContext, SELinuxOptions
+from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.runtime.facts import ContainerFacts, IdMappings, IdRange, NodeFacts, SandboxFacts
+from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.security import (
+    MASKED_PATHS,
+    READONLY_PATHS,
+    container_security,
+    effective_security,
+    sandbox_security,
+    verify_run_as_non_root,
+)
+from tests.runtime.making import make_container, make_pod
+
+IDS = IdMappings((IdRange(0, 65536, 65536),), (IdRange(0, 131072, 65536),))
+
+
+def security(
+    own: SecurityContext | None = None, whole: PodSecurityContext | None = None, **fields: Any
+) -> cri.LinuxContainerSecurityContext:
+    facts = {name: fields.pop(name) for name in list(fields) if name in ContainerFacts.__slots__}
+    facts.setdefault("node", NodeFacts())
+    container = make_container(security_context=own)
+    pod = make_pod(container, security_context=whole or PodSecurityContext(), **fields)
+    return container_security(pod, container, ContainerFacts(**facts))
+
+
+def sandbox(whole: PodSecurityContext | None = None, **fields: Any) -> cri.LinuxSandboxSecurityContext:
+    facts = {name: fields.pop(name) for name in list(fields) if name in SandboxFacts.__slots__}
+    pod = make_pod(security_context=whole or PodSecurityContext(), **fields)
+    return sandbox_security(pod, SandboxFacts(node=NodeFacts(), **facts))
+
+
+def test_the_containers_wish_comes_before_the_pods() -> None:
+    whole = PodSecurityContext(
+        run_as_user=1, run_as_group=2, run_as_non_root=True, se_linux_options=SELinuxOptions(level="s0")
+    )
+    own = SecurityContext(run_as_user=0, run_as_non_root=False)
+    container = make_container(security_context=own)
+    effective = effective_security(make_pod(container, security_context=whole), container)
+    assert (effective.run_as_user, effective.run_as_group, effective.run_as_non_root) == (0, 2, False)
+    assert effective.se_linux_options == SELinuxOptions(level="s0")
+    assert own.run_as_group is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "uid", "name"),
+    [
+        ({}, 0, ""),
+        ({"image_uid": 1000}, 1000, ""),
+        ({"image_uid": None, "image_username": "www"}, None, "www"),
+        ({"image_uid": 1000, "whole": PodSecurityContext(run_as_user=5)}, 5, ""),
+        ({"image_uid": None, "image_username": "www", "own": SecurityContext(run_as_user=0)}, 0, ""),
+    ],
+)
+def test_users(fields: dict[str, Any], uid: int | None, name: str) -> None:
+    message = security(**fields)
+    assert message.HasField("run_as_user") == (uid is not None)
+    assert message.run_as_user.value == (uid or 0)
+    assert message.run_as_username == name
+
+
+def test_groups_are_in_the_references_order() -> None:
+    whole = PodSecurityContext(
+        run_as_user=1,
+        run_as_group=7,
+        fs_group=2000,
+        supplemental_groups=[3, 4],
+        supplemental_groups_policy="Strict",
+    )
+    own = security(whole=whole, extra_groups=(9,))
+    assert list(own.supplemental_groups) == [2000, 3, 4, 9]
+    assert own.supplemental_groups_policy == cri.Strict
+    assert own.run_as_group.value == 7
+    below = sandbox(whole, extra_groups=(9,))
+    assert list(below.supplemental_groups) == [2000, 9, 3, 4]
+    assert below.supplemental_groups_policy == cri.Strict
+    assert (below.run_as_user.value, below.run_as_group.value) == (1, 7)
+    assert not sandbox().HasField("run_as_user")
+
+
+def test_unknown_groups_policy() -> None:
+    whole = PodSecurityContext(supplemental_groups_policy="Sometimes")
+    for make in (security, sandbox):
+        with pytest.raises(ConfigProblem, match="unsupported supplementalGroupsPolicy: Sometimes"):
+            make(whole=whole)
+
+
+def test_privileges() -> None:
+    plain = security()
+    assert not (plain.privileged or plain.no_new_privs or plain.readonly_rootfs)
+    assert not plain.HasField("capabilities")
+    assert not plain.HasField("selinux_options")
+    message = security(
+        SecurityContext(
+            privileged=True,
+            allow_privilege_escalation=False,
+            read_only_root_filesystem=True,
+            capabilities=Capabilities(add=["NET_ADMIN"], drop=["ALL"]),
+            se_linux_options=SELinuxOptions(user="u", role="r", type="t", level="l"),
+        )
+    )
+    assert message.privileged
+    assert message.no_new_privs
+    assert message.readonly_rootfs
+    assert list(message.capabilities.add_capabilities) == ["NET_ADMIN"]
+    assert list(message.capabilities.drop_capabilities) == ["ALL"]
+    assert message.selinux_options == cri.SELinuxOption(user="u", role="r", type="t", level="l")
+    assert not security(SecurityContext(allow_privilege_escalation=True)).no_new_privs
+
+
+def test_a_sandbox_is_privileged_if_any_container_is() -> None:
+    privileged = make_container("p", security_context=SecurityContext(privileged=True))
+    assert not sandbox().privileged
+    for kind in ("init_containers", "ephemeral_containers"):
+        assert sandbox(**{kind: [privileged]}).privileged
+
+
+@pytest.mark.parametrize(
+    ("proc_mount", "masked", "read_only"),
+    [
+        (None, (*MASKED_PATHS, "/sys/x"), READONLY_PATHS),
+        ("Default", (*MASKED_PATHS, "/sys/x"), READONLY_PATHS),
+        ("Unmasked", (), ()),
+    ],
+)
+def test_hidden_paths(proc_mount: str | None, masked: tuple[str, ...], read_only: tuple[str, ...]) -> None:
+    message = security(SecurityContext(proc_mount=proc_mount), node=NodeFacts(masked_paths=("/sys/x",)))
+    assert tuple(message.masked_paths) == masked
+    assert tuple(message.readonly_paths) == read_only
+
+
+RUNTIME = cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault)
+UNCONFINED = cri.SecurityProfile(profile_type=cri.SecurityProfile.Unconfined)
+
+
+def localhost(ref: str) -> cri.SecurityProfile:
+    return cri.SecurityProfile(profile_type=cri.SecurityProfile.Localhost, localhost_ref=ref)
+
+
+@pytest.mark.parametrize(
+    ("own", "whole", "default", "wanted"),
+    [
+        (None, None, False, UNCONFINED),
+        (None, None, True, RUNTIME),
+        (Profile(type="Unconfined"), None, True, UNCONFINED),
+        (None, Profile(type="RuntimeDefault"), False, RUNTIME),
+        (Profile(type="Unconfined"), Profile(type="RuntimeDefault"), False, UNCONFINED),
+        (
+            Profile(type="Localhost", localhost_profile="a/b.json"),
+            None,
+            True,
+            localhost("/root/seccomp/a/b.json"),
+        ),
+    ],
+)
+def test_seccomp(
+    own: Profile | None, whole: Profile | None, default: bool, wanted: cri.SecurityProfile
+) -> None:
+    message = security(
+        SecurityContext(seccomp_profile=own),
+        PodSecurityContext(seccomp_profile=whole),
+        node=NodeFacts(seccomp_root="/root/seccomp", seccomp_default=default),
+    )
+    assert message.seccomp == wanted
+    assert sandbox(PodSecurityContext(seccomp_profile=whole)).seccomp == RUNTIME
+
+
+@pytest.mark.parametrize("name", [None, "", "../../etc/passwd", "a/../../x", ".."])
+def test_seccomp_profiles_that_are_refused(name: str | None) -> None:
+    with pytest.raises(ConfigProblem, match=r"localhostProfile must be set|is not below"):
+        security(SecurityContext(seccomp_profile=Profile(type="Localhost", localhost_profile=name)))
+
+
+@pytest.mark.parametrize(
+    ("own", "annotation", "whole", "wanted", "old"),
+    [
+        (None, None, None, None, ""),
+        (Profile(type="RuntimeDefault"), None, None, RUNTIME, "runtime/default"),
+        (Profile(type="Unconfined"), None, None, UNCONFINED, "unconfined"),
+        (Profile(type="Localhost", localhost_profile="p"), None, None, localhost("p"), "localhost/p"),
+        (None, None, Profile(type="Unconfined"), UNCONFINED, "unconfined"),
+        (None, "localhost/q", Profile(type="Unconfined"), localhost("q"), "localhost/q"),
+        (None, "runtime/default", None, RUNTIME, "runtime/default"),
+        (None, "unconfined", None, UNCONFINED, "unconfined"),
+        (None, "nonsense", None, None, ""),
+        (Profile(type="Unconfined"), "runtime/default", None, UNCONFINED, "unconfined"),
+    ],
+)
+def test_apparmor(
+    own: Profile | None,
+    annotation: str | None,
+    whole: Profile | None,
+    wanted: cri.SecurityProfile | None,
+    old: str,
+) -> None:
+    key = "container.apparmor.security.beta.kubernetes.io/main"
+    message = security(
+        SecurityContext(app_armor_profile=own),
+        PodSecurityContext(app_armor_profile=whole),
+        annotations={} if annotation is None else {key: annotation},
+    )
+    assert message.HasField("apparmor") == (wanted is not None)
+    assert wanted is None or message.apparmor == wanted
+    assert message.apparmor_profile == old
+
+
+@pytest.mark.parametrize(
+    ("profile", "problem"),
+    [(Profile(type="Localhost"), "missing localhost apparmor"), (Profile(type="X"), "unknown apparmor")],
+)
+def test_apparmor_profiles_that_are_refused(profile: Profile, problem: str) -> None:
+    with pytest.raises(ConfigProblem, match=problem):
+        security(SecurityContext(app_armor_profile=profile))
+
+
+@pytest.mark.parametrize(
+    ("fields", "network", "pid", "ipc"),
+    [
+        ({}, cri.POD, cri.CONTAINER, cri.POD),
+        ({"host_network": True}, cri.NODE, cri.CONTAINER, cri.POD),
+        ({"host_pid": True}, cri.POD, cri.NODE, cri.POD),
+        ({"host_ipc": True}, cri.POD, cri.CONTAINER, cri.NODE),
+        ({"share_process_namespace": True}, cri.POD, cri.POD, cri.POD),
+        ({"share_process_namespace": False}, cri.POD, cri.CONTAINER, cri.POD),
+        ({"host_pid": True, "share_process_namespace": True}, cri.POD, cri.NODE, cri.POD),
+    ],
+)
+def test_namespaces(
+    fields: dict[str, bool], network: cri.NamespaceMode, pid: cri.NamespaceMode, ipc: cri.NamespaceMode
+) -> None:
+    wanted = cri.NamespaceOption(
+        network=network, pid=pid, ipc=ipc, userns_options=cri.UserNamespace(mode=cri.NODE)
+    )
+    assert security(**fields).namespace_options == wanted
+    assert sandbox(**fields).namespace_options == wanted
+
+
+def test_ephemeral_containers_see_their_target() -> None:
+    aimed = security(target_id="abc").namespace_options
+    assert (aimed.pid, aimed.target_id) == (cri.TARGET, "abc")
+    shared = security(target_id="abc", share_process_namespace=True).namespace_options
+    assert (shared.pid, shared.target_id) == (cri.POD, "")
+
+
+def test_user_namespaces() -> None:
+    wanted = cri.UserNamespace(
+        mode=cri.POD,
+        uids=[cri.IDMapping(container_id=0, host_id=65536, length=65536)],
+        gids=[cri.IDMapping(container_id=0, host_id=131072, length=65536)],
+    )
+    assert security(host_users=False, id_mappings=IDS).namespace_options.userns_options == wanted
+    assert sandbox(host_users=False, id_mappings=IDS).namespace_options.userns_options == wanted
+    host = cri.UserNamespace(mode=cri.NODE)
+    assert sandbox(host_users=True, id_mappings=IDS).namespace_options.userns_options == host
+    with pytest.raises(ConfigProblem, match="runtime does not support user namespaces"):
+        sandbox(host_users=False)
+
+
+WHERE = '(pod: "web_shop(u-1)", container: main)'
+
+
+@pytest.mark.parametrize(
+    ("own", "whole", "uid", "name", "message"),
+    [
+        (None, None, 0, "", None),
+        (None, True, 1000, "", None),
+        (SecurityContext(run_as_user=1), True, 0, "", None),
+        (SecurityContext(run_as_non_root=False), True, 0, "", None),
+        (None, True, 0, "", f"container has runAsNonRoot and image will run as root {WHERE}"),
+        (
+            SecurityContext(run_as_user=0),
+            True,
+            1000,
+            "",
+            f"container's runAsUser breaks non-root policy {WHERE}",
+        ),
+        (
+            None,
+            True,
+            None,
+            "www",
+            "container has runAsNonRoot and image has non-numeric user (www), "
+            f"cannot verify user is non-root {WHERE}",
+        ),
+        (None, True, None, "", None),
+        (
+            SecurityContext(run_as_non_root=True),
+            None,
+            2**31,
+            "",
+            "container has runAsNonRoot and image has an invalid user id (2147483648). "
+            f"(Must be 1-(2147483647)): must be between 0 and 2147483647, inclusive {WHERE}",
+        ),
+    ],
+)
+def test_run_as_non_root(
+    own: SecurityContext | None, whole: bool | None, uid: int | None, name: str, message: str | None
+) -> None:
+    container = make_container(security_context=own)
+    pod = make_pod(container, security_context=PodSecurityContext(run_as_non_root=whole))
+    assert verify_run_as_non_root(pod, container, uid, name) == message
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.none() | st.integers(0, 2**31 - 1))
+def test_nobody_who_must_not_is_root(uid: int, run_as: int | None) -> None:
+    container = make_container(security_context=SecurityContext(run_as_user=run_as, run_as_non_root=True))
+    pod = make_pod(container)
+    allowed = verify_run_as_non_root(pod, container, uid, "") is None
+    sent = container_security(pod, container, ContainerFacts(node=NodeFacts(), image_uid=uid))
+    assert not (allowed and sent.run_as_user.value == 0)
