@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,13 +39,21 @@ def ignore(line: str) -> None:
 
 
 @asynccontextmanager
-async def running_pod(instance: Instance, host_port: int) -> AsyncIterator[int]:
+async def running_pod(instance: Instance) -> AsyncIterator[int]:
     """A pod that serves on a host port; gives its process. It runs on after the block."""
+    host_port = free_port()
     async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
         pod = await start_pod(cri, instance, runtime.busybox_image, *SERVER, host_port=host_port)
         process = await container_pid(cri, pod)
         assert await asyncio.to_thread(fetch, host_port) == "hello"
         yield process
+
+
+def free_port() -> int:
+    """A host port that nobody uses: several people may run these tests at once."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def fetch(port: int) -> str:
@@ -64,7 +73,7 @@ def fetch(port: int) -> str:
 
 async def test_down_removes_a_running_pod_with_its_host_port(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
-    async with running_pod(instance, 18081) as process:
+    async with running_pod(instance) as process:
         present = "\n".join(await leftovers(instance))
     for kind in (
         "shim",
@@ -91,7 +100,7 @@ async def test_down_removes_a_running_pod_with_its_host_port(data_dir: Path) -> 
 )
 async def test_down_without_a_working_containerd(data_dir: Path, damage: str) -> None:
     instance = Instance.at(data_dir)
-    async with running_pod(instance, 18082) as process:
+    async with running_pod(instance) as process:
         sockets = [path for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
         assert sockets
     match damage:
@@ -122,7 +131,7 @@ async def test_down_without_a_working_containerd(data_dir: Path, damage: str) ->
 
 async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
-    async with running_pod(instance, 18083):
+    async with running_pod(instance):
         pass
     left: list[str] | None = None
     for attempt in range(100):
@@ -138,7 +147,7 @@ async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
 
 async def test_down_that_is_killed_can_be_finished(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
-    async with running_pod(instance, 18084):
+    async with running_pod(instance):
         pass
     script = (
         "import asyncio, sys; from pathlib import Path\n"
@@ -231,16 +240,17 @@ async def test_down_keeps_a_data_directory_that_is_a_mount_point(data_dir: Path)
 
 
 async def test_down_of_one_leaves_the_other_alone(private_runtime: RunningRuntime, data_dir: Path) -> None:
+    port = free_port()
     async with connected(private_runtime.endpoint) as cri:
         pod = await start_pod(
-            cri, private_runtime.instance, private_runtime.busybox_image, *SERVER, host_port=18085
+            cri, private_runtime.instance, private_runtime.busybox_image, *SERVER, host_port=port
         )
         instance = Instance.at(data_dir)
-        async with running_pod(instance, 18086):
+        async with running_pod(instance):
             pass
         before = await leftovers(private_runtime.instance)
         assert await down(instance, ignore) == []
         assert await leftovers(private_runtime.instance) == before
-        assert await asyncio.to_thread(fetch, 18085) == "hello"
+        assert await asyncio.to_thread(fetch, port) == "hello"
         assert len(find_shims(private_runtime.instance)) >= 1
         await cri.runtime.remove_pod_sandbox(pod.sandbox)

@@ -1,5 +1,6 @@
 """Pods and manifests for tests."""
 
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -24,7 +25,7 @@ def document(name: str = "web", **spec: Any) -> dict[str, Any]:
 
 
 def manifest(name: str = "web", **spec: Any) -> str:
-    return yaml.safe_dump(document(name, **spec))
+    return yaml.dump(document(name, **spec), Dumper=yaml.CSafeDumper)
 
 
 def written(name: str = "web", **spec: Any) -> Pod:
@@ -54,3 +55,7 @@ class Heard:
     @property
     def problems(self) -> list[str]:
         return [str(problem) for problem in self.sets[-1][1]]
+
+    def hostname_is(self, name: str) -> Callable[[], bool]:
+        """Say, when called, whether the first pod of the last set has this hostname."""
+        return lambda: bool(self.sets[-1][0]) and self.sets[-1][0][0].spec.hostname == name

@@ -52,13 +52,17 @@ async def raw(answer: bytes, *, close: bool = True) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def ask(port: int, path: str = "/", timeout: float = 2, **action: object) -> Outcome:
-    return await http_check(
-        HTTPGetAction(port=port, path=path, **action),
-        target(),
-        timeout,
-        unverified_tls(),  # type: ignore[arg-type]
-    )
+async def ask(
+    port: int,
+    path: str = "/",
+    *,
+    timeout: float = 2,
+    scheme: str = "",
+    headers: dict[str, str] | None = None,
+) -> Outcome:
+    sent = [HTTPHeader(name=name, value=value) for name, value in (headers or {}).items()]
+    action = HTTPGetAction(port=port, path=path, scheme=scheme, http_headers=sent)
+    return await http_check(action, target(), timeout, unverified_tls())
 
 
 def answering(status: int, body: str = "body") -> Handler:
@@ -97,8 +101,7 @@ async def test_what_the_server_sees(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async with site(handler) as port:
         assert (await ask(port, "healthz?deep=1")).passed
-        headers = [HTTPHeader(name="host", value="example.com"), HTTPHeader(name="X-A", value="1")]
-        assert (await ask(port, "/", http_headers=headers)).passed
+        assert (await ask(port, headers={"host": "example.com", "X-A": "1"})).passed
     (path, plain), (_, custom) = seen
     assert path == "/healthz?deep=1"
     assert dict(plain) == {
@@ -124,9 +127,13 @@ def redirecting(code: int, location: str, end: str = "/end") -> Handler:
 @pytest.mark.parametrize("location", ["/end", "end", "//127.0.0.1:{port}/end", "http://127.0.0.1:{port}/end"])
 async def test_redirects_within_the_host_are_followed(code: int, location: str) -> None:
     places: list[str] = []
-    async with site(lambda request: redirecting(code, places[0])(request)) as port:
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await redirecting(code, places[0])(request)
+
+    async with site(handler) as port:
         places.append(location.format(port=port))
-        outcome = await ask(port, "/start", http_headers=[HTTPHeader(name="X-Kept", value="yes")])
+        outcome = await ask(port, "/start", headers={"X-Kept": "yes"})
     assert (outcome.result, outcome.output) == ("success", "arrived yes")
 
 
@@ -264,7 +271,7 @@ async def test_ports_that_do_not_exist(port: int | str) -> None:
 
 
 async def test_a_bad_header_is_a_failure() -> None:
-    outcome = await ask(1, http_headers=[HTTPHeader(name="X", value="a\nb")])
+    outcome = await ask(1, headers={"X": "a\nb"})
     assert outcome.result == "failure"
     assert 'invalid header field value for "X"' in outcome.output
 

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from pykubelet.probes.outcome import OUTPUT_LIMIT
 def read(data: bytes, *cuts: int, ended: bool = True) -> ResponseReader:
     reader = ResponseReader()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         reader.feed(data[begin:end])
         if reader.done:
             return reader

@@ -5,6 +5,7 @@ from typing import Any
 from pykubelet.api.meta import ObjectMeta, Resources
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.quantity import Quantity
+from pykubelet.runtime.facts import ContainerFacts, NodeFacts
 
 
 def make_container(name: str = "main", **fields: Any) -> Container:
@@ -22,6 +23,12 @@ def make_pod(*containers: Container, **fields: Any) -> Pod:
         metadata=ObjectMeta(**metadata),
         spec=PodSpec(containers=list(containers or [make_container()]), **fields),
     )
+
+
+def make_facts(**fields: Any) -> ContainerFacts:
+    """Facts of a container on a plain node."""
+    fields.setdefault("node", NodeFacts())
+    return ContainerFacts(**fields)
 
 
 def amounts(**values: str) -> Resources:

@@ -94,7 +94,7 @@ def test_unknown_groups_policy() -> None:
 
 def test_privileges() -> None:
     plain = security()
-    assert not (plain.privileged or plain.no_new_privs or plain.readonly_rootfs)
+    assert (plain.privileged, plain.no_new_privs, plain.readonly_rootfs) == (False, False, False)
     assert not plain.HasField("capabilities")
     assert not plain.HasField("selinux_options")
     message = security(
@@ -118,8 +118,8 @@ def test_privileges() -> None:
 def test_a_sandbox_is_privileged_if_any_container_is() -> None:
     privileged = make_container("p", security_context=SecurityContext(privileged=True))
     assert not sandbox().privileged
-    for kind in ("init_containers", "ephemeral_containers"):
-        assert sandbox(**{kind: [privileged]}).privileged
+    assert sandbox(init_containers=[privileged]).privileged
+    assert sandbox(ephemeral_containers=[privileged]).privileged
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_apparmor_profiles_that_are_refused(profile: Profile, problem: str) -> N
     ],
 )
 def test_namespaces(
-    fields: dict[str, bool], network: cri.NamespaceMode, pid: cri.NamespaceMode, ipc: cri.NamespaceMode
+    fields: dict[str, Any], network: cri.NamespaceMode, pid: cri.NamespaceMode, ipc: cri.NamespaceMode
 ) -> None:
     wanted = cri.NamespaceOption(
         network=network, pid=pid, ipc=ipc, userns_options=cri.UserNamespace(mode=cri.NODE)

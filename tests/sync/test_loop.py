@@ -10,6 +10,7 @@ from pykubelet.cri.errors import CriError
 from pykubelet.cri.runtime_pb2 import RuntimeCondition, RuntimeStatus, StatusResponse
 from pykubelet.pods.mux import PodChange
 from pykubelet.sync.loop import SyncLoop
+from pykubelet.sync.pleg import Change
 from pykubelet.sync.runtime_state import RuntimeState, problems_in
 from pykubelet.tasks import TaskScope
 
@@ -26,8 +27,8 @@ class Diary:
     def pod_changed(self, change: PodChange) -> None:
         self._note(f"{change.op} {change.pod.uid}")
 
-    def runtime_changed(self, uid: str, when: float) -> None:
-        self._note(f"runtime {uid}")
+    def runtime_changed(self, change: Change) -> None:
+        self._note(f"runtime {change.uid}")
 
     def probe_changed(self, uid: str) -> None:
         self._note(f"probe {uid}")
@@ -173,7 +174,7 @@ async def test_news_are_handed_on_in_order() -> None:
     async with TaskScope() as scope:
         scope.start(loop.run(), name="loop")
         loop.pods([change("REMOVE", "1"), change("ADD", "2")])
-        loop.runtime("2", 0)
+        loop.runtime(Change("2"))
         loop.probe("2")
         await asyncio.sleep(0.5)
     assert diary.told == ["housekeep", "REMOVE 1", "ADD 2", "runtime 2", "probe 2"]

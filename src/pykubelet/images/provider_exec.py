@@ -31,6 +31,7 @@ _MAX_COMPLAINT_BYTES = 1024
 _CHUNK = 64 * 1024
 
 CacheKey = Literal["Image", "Registry", "Global"]
+"""The images that an answer is good for: this one, all of its registry, or all of the provider."""
 
 
 class ProviderError(Exception):
@@ -43,7 +44,6 @@ class Answer:
 
     registries: Registries
     cache_key: CacheKey
-    """For which images the answer is good."""
     cache_duration: Duration | None
     """For how long; None when the provider leaves it to the configuration."""
 
@@ -68,7 +68,7 @@ class _AuthConfig(msgspec.Struct, forbid_unknown_fields=True):
 class _Response(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     kind: str = ""
     api_version: str = ""
-    cache_key_type: Literal["Image", "Registry", "Global"] | None = None
+    cache_key_type: CacheKey | None = None
     cache_duration: str | None = None
     auth: dict[str, _AuthConfig] | None = None
 
@@ -77,7 +77,7 @@ def _read_answer(output: bytes, api_version: str) -> Answer:
     try:
         response = msgspec.json.decode(output, type=_Response)
         duration = Duration.parse(response.cache_duration) if response.cache_duration is not None else None
-    except ValueError:
+    except (msgspec.MsgspecError, ValueError):
         # The library's own words may quote what it read.
         raise ProviderError("its answer is not a valid CredentialProviderResponse") from None
     if response.kind != "CredentialProviderResponse":
@@ -109,13 +109,16 @@ async def _run(program: Path, args: Sequence[str], environment: dict[str, str], 
     except (OSError, ValueError) as err:
         why = err.strerror if isinstance(err, OSError) else str(err)
         raise ProviderError(f"{program} could not be started: {why}") from None
-    assert process.stdin and process.stdout and process.stderr
+    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+    assert stdin is not None
+    assert stdout is not None
+    assert stderr is not None
     complete = False
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS), asyncio.TaskGroup() as tasks:
-            tasks.create_task(_feed(process.stdin, request))
-            complaint = tasks.create_task(_drain(process.stderr))
-            output = await _read(process.stdout)
+            tasks.create_task(_feed(stdin, request))
+            complaint = tasks.create_task(_drain(stderr))
+            output = await _read(stdout)
             if len(output) > MAX_ANSWER_BYTES:
                 _kill(process)
             await process.wait()

@@ -96,11 +96,11 @@ class Pulls:
     async def _try_each(
         self, spec: pb.ImageSpec, credentials: Sequence[Credentials], sandbox: pb.PodSandboxConfig | None
     ) -> str:
-        if not credentials:
+        logins: list[pb.AuthConfig | None] = [login.for_runtime() for login in credentials]
+        if not logins:
             log.v(3).info("Pulling image without logging in", image=spec.image)
         failures: list[str] = []
-        for login in credentials or [None]:
-            auth = login.for_runtime() if login is not None else None
+        for auth in logins or [None]:
             try:
                 return await self._service.pull_image(spec, auth, sandbox)
             except CriError as err:

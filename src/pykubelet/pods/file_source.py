@@ -1,8 +1,9 @@
 """Static pods from a file or a folder of manifests (`staticPodPath`).
 
 Changes are heard through inotify within a tenth of a second; the periodic check
-(`fileCheckFrequency`) finds what inotify cannot tell, such as a mount over the folder. What is
-emitted is always the full set: every pod of every readable file, in the order of the files' names.
+(`fileCheckFrequency`) finds what inotify cannot tell, such as a mount over the folder or a move of
+a folder far above it. What is emitted is always the full set: every pod of every readable file, in
+the order of the files' names.
 
 - A path that does not exist holds no pods, and is picked up when it appears.
 - A path that exists but cannot be listed says nothing: the last set stays.

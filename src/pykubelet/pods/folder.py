@@ -90,7 +90,8 @@ def _is_being_written(file: Path, being_written: Set[Path]) -> bool:
     except OSError:
         return False
     # A new file is empty until its author writes the first line.
-    return facts.st_size == 0 and 0 <= time.time_ns() - facts.st_mtime_ns < SETTLED_AFTER * _SECOND
+    empty = stat.S_ISREG(facts.st_mode) and facts.st_size == 0
+    return empty and 0 <= time.time_ns() - facts.st_mtime_ns < SETTLED_AFTER * _SECOND
 
 
 def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:

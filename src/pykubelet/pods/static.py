@@ -12,6 +12,7 @@ from the annotations that every accepted pod carries.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -157,17 +158,26 @@ def _said(value: Any) -> Any:
     """
     if isinstance(value, msgspec.Struct):
         return {
-            field.encode_name: _said(content)
-            for field in msgspec.structs.fields(value)
-            if (content := getattr(value, field.name)) != _default(field)
+            wire: _said(content)
+            for name, wire, default in _fields(type(value))
+            if (content := getattr(value, name)) != default
         }
     if isinstance(value, dict):
         return {key: _said(item) for key, item in value.items()}
     return [_said(item) for item in value] if isinstance(value, list) else value
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
+    """Give the names of a struct's fields here and in the API, with their defaults."""
+    return [
+        (
+            field.name,
+            field.encode_name,
+            field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory(),
+        )
+        for field in msgspec.structs.fields(kind)
+    ]
 
 
 def _tolerate_node_problems(pod: Pod) -> None:

@@ -71,9 +71,12 @@ def _check_sysctls(path: str, spec: PodSpec) -> Problems:
         yield from refused(
             place, f"{quoted(sysctl.name)} is not a sysctl such as net.core.somaxconn", not good
         )
-        for field, shared, namespace in (("hostNetwork", spec.host_network, "Net"), ("hostIPC", spec.host_ipc, "IPC")):
-            hosts = shared and namespace_of(sysctl.name) == namespace
-            yield from refused(place, f"{quoted(sysctl.name)} must not be set with {field}", hosts)
+        namespace = namespace_of(sysctl.name)
+        for field, shared in (
+            ("hostNetwork", spec.host_network and namespace == "Net"),
+            ("hostIPC", spec.host_ipc and namespace == "IPC"),
+        ):
+            yield from refused(place, f"{quoted(sysctl.name)} must not be set with {field}", shared)
     yield from unique((f"{path}[{index}].name", sysctl.name) for index, sysctl in enumerate(sysctls))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.runtime.env import container_env
-from pykubelet.runtime.expansion import expand
+from pykubelet.runtime.expansion import expand_all
 from pykubelet.runtime.facts import ContainerFacts
 from pykubelet.runtime.labels import container_annotations, container_labels
 from pykubelet.runtime.linux_resources import container_resources
@@ -26,8 +26,8 @@ def make_container_config(pod: Pod, container: Container, facts: ContainerFacts)
         return cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name=container.name, attempt=facts.attempt),
             image=cri.ImageSpec(image=facts.image_id, user_specified_image=container.image),
-            command=[expand(part, env) for part in container.command],
-            args=[expand(part, env) for part in container.args],
+            command=expand_all(container.command, env),
+            args=expand_all(container.args, env),
             working_dir=container.working_dir,
             envs=[
                 cri.KeyValue(key=name, value=value.encode(errors="surrogateescape"))

@@ -23,15 +23,12 @@ from pykubelet.api.pod import (
 )
 from pykubelet.pods.static import is_static_pod
 from pykubelet.runtime.env_file import value_in_env_file
-from pykubelet.runtime.expansion import expand
+from pykubelet.runtime.expansion import checked_size, expand
 from pykubelet.runtime.facts import ContainerFacts
-from pykubelet.runtime.problems import ConfigProblem, MissingSource, TooLong
+from pykubelet.runtime.problems import ConfigProblem, MissingSource
 
 _Kind = Literal["ConfigMap", "Secret"]
 _Data = Mapping[str, str] | Mapping[str, bytes]
-
-LARGEST = 16 << 20
-"""Characters of a whole environment: no runtime takes a larger request."""
 
 
 def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict[str, str]:
@@ -44,6 +41,7 @@ def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict
     services = facts.service_env or {}
     sources = _Sources(pod, facts)
     own: dict[str, str] = {}
+    size = 0
     for bulk in container.env_from:
         own |= {bulk.prefix + key: value for key, value in sources.all_of(bulk).items()}
     for variable in container.env:
@@ -54,10 +52,10 @@ def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict
             value = sources.value(variable.value_from, container)
         if value is not None:
             own[variable.name] = value
+            # At each step, because a few lines that refer to a long value could fill the memory.
+            size = checked_size(size + len(value))
     env = {**facts.grants.env, **own}
     env |= {name: value for name, value in services.items() if name not in env}
-    if sum(len(name) + len(value) for name, value in env.items()) > LARGEST:
-        raise TooLong(f"the environment has more than {LARGEST} characters: no process can be given that")
     return env
 
 

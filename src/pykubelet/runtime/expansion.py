@@ -8,12 +8,15 @@ but one that grows beyond reason: values that double each other could otherwise 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pykubelet.runtime.problems import TooLong
 
 LONGEST = 1 << 20
 """Characters that an expansion may grow by. The kernel takes 128 KiB per string."""
+
+LARGEST = 16 << 20
+"""Characters of all arguments, or all variables, of a container: no runtime takes a larger request."""
 
 _ESCAPE_OR_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
@@ -28,6 +31,23 @@ def expand(text: str, *variables: Mapping[str, str]) -> str:
         return next((known[name] for known in variables if name in known), f"$({name})")
 
     return expand_with(text, value)
+
+
+def expand_all(texts: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """Replace references in a command; raises TooLong as `expand` does."""
+    expanded: list[str] = []
+    size = 0
+    for text in texts:
+        expanded.append(expand(text, variables))
+        size = checked_size(size + len(expanded[-1]))
+    return expanded
+
+
+def checked_size(size: int) -> int:
+    """Give the size back unless it is too large for a request; raises TooLong."""
+    if size > LARGEST:
+        raise TooLong(f"the arguments or variables have more than {LARGEST} characters together")
+    return size
 
 
 def expand_with(text: str, value: Callable[[str], str]) -> str:
@@ -47,4 +67,7 @@ def expand_with(text: str, value: Callable[[str], str]) -> str:
             raise TooLong(f"the expansion of {text[:40]!r} has more than {LONGEST} characters")
         return result
 
-    return _ESCAPE_OR_REFERENCE.sub(replacement, text[:end]) + text[end:].replace("$$", "$")
+    return LARGEST = 16 << 20
+"""Characters of all arguments, or all variables, of a container: no runtime takes a larger request."""
+
+_ESCAPE_OR_REFERENCE.sub(replacement, text[:end]) + text[end:].replace("$$", "$")

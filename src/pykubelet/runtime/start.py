@@ -7,7 +7,7 @@ recorded here, where the words are known.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,8 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
+from pykubelet.images.errors import ImageError
+from pykubelet.images.images import ImagePuller, PresentImage
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal, field_of
 from pykubelet.runtime.container_config import make_container_config
@@ -35,23 +37,12 @@ log = get_logger(__name__)
 class StartError(Exception):
     """A container could not be started: `reason` is what its status says it waits for."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
-
-
-@dataclass(frozen=True, slots=True)
-class PresentImage:
-    """An image that is on the node: the runtime's reference, and its user."""
-
-    id: str
-    uid: int | None
-    username: str
-
-
-EnsureImage = Callable[[Pod, Container, pb.PodSandboxConfig], Awaitable[PresentImage]]
-"""Has the image on the node, pulling it if need be; raises StartError with the image's own reasons."""
+        self.retry_after = retry_after
+        """Seconds until it makes sense to try again, where that is known."""
 
 
 class OnCreated(Protocol):
@@ -81,7 +72,7 @@ class Starter:
         cri: Cri,
         node: NodeFacts,
         dirs: PodDirs,
-        images: EnsureImage,
+        images: ImagePuller,
         hooks: HookRunner,
         killer: Killer,
         journal: Journal,
@@ -132,10 +123,10 @@ class Starter:
     async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
         """Have the container's image; raises StartError after the event."""
         try:
-            return await self._images(pod, container, sandbox)
-        except StartError as err:
+            return await self._images.ensure(pod, container, sandbox)
+        except ImageError as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.reason}")
-            raise
+            raise StartError(err.reason, err.message, err.retry_after) from err
 
     async def container(
         self,

@@ -15,10 +15,15 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.backoff import BackOff
-from pykubelet.api.pod import HTTPGetAction, Pod
-from pykubelet.api.pod import Container as PodContainer
+from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
+from pykubelet.images.credentials import NodeCredentials
+from pykubelet.images.images import ImagePuller
+from pykubelet.images.metrics import ImageMetrics
+from pykubelet.images.provider_config import CredentialProvider
+from pykubelet.images.provider_plugins import ProviderPlugins
+from pykubelet.images.pull_limits import PullLimits
 from pykubelet.logs import get_logger
 from pykubelet.pods.file_source import FileSource
 from pykubelet.pods.journal import Event, Journal, Note, field_of
@@ -33,9 +38,9 @@ from pykubelet.runtime.hooks import HookRunner
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import EnsureImage, Starter
+from pykubelet.runtime.start import Starter
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pleg import Pleg
+from pykubelet.sync.pleg import Change, Pleg
 from pykubelet.sync.pod_life import Cgroups, PodLifeOnNode, Volumes
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.status_store import StatusStore
@@ -57,7 +62,8 @@ class EngineParts:
     cri: Cri
     node: NodeFacts
     root_dir: Path
-    images: Callable[[Journal], EnsureImage]
+    credential_providers: Sequence[CredentialProvider]
+    credential_provider_dir: Path
     volumes: Volumes
     cgroups: Cgroups
     registry: CollectorRegistry
@@ -83,14 +89,14 @@ class PodEngine:
             self._exec, self._probe_event, parts.registry, host_ip=lambda: next(iter(parts.host_ips), "")
         )
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
-        hooks = HookRunner(parts.cri, self._hook_get, self._pod_ip)
+        hooks = HookRunner(parts.cri, lifecycle_get, self._pod_ip)
         killer = Killer(parts.cri, hooks, self.journal)
-        self.pleg = Pleg(parts.cri, self._observer, lambda uid, when: self.loop.runtime(uid, when))
+        self.pleg = Pleg(parts.cri, self._observer, lambda change: self.loop.runtime(change))
         starter = Starter(
             parts.cri,
             parts.node,
             self.dirs,
-            parts.images(self.journal),
+            self._image_puller(),
             hooks,
             killer,
             self.journal,
@@ -115,6 +121,7 @@ class PodEngine:
             host_ips=parts.host_ips,
             pod_logs_dir=config.pod_logs_dir,
             is_desired=lambda uid: self.store.get(uid) is not None,
+            on_gone=self.pleg.forget,
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds)
         self.loop = SyncLoop(self, parts.runtime_errors, config.sync_frequency)
@@ -144,6 +151,30 @@ class PodEngine:
             )
             self._mux.expect("http")
             self._scope.start(url.run(), name="source-http")
+
+    def _image_puller(self) -> ImagePuller:
+        parts, config = self._parts, self._parts.config
+        metrics = ImageMetrics(parts.registry)
+        plugins = None
+        if parts.credential_providers:
+            plugins = ProviderPlugins(
+                parts.credential_providers, parts.credential_provider_dir, self._scope, metrics
+            )
+        limits = PullLimits(
+            serialize=config.serialize_image_pulls,
+            max_parallel=config.max_parallel_image_pulls,
+            qps=config.registry_pull_qps,
+            burst=config.registry_burst,
+        )
+        return ImagePuller(
+            parts.cri.images,
+            self.journal,
+            self._scope,
+            limits=limits,
+            metrics=metrics,
+            node_credentials=NodeCredentials(parts.root_dir, Path.cwd(), _home()).read,
+            plugins=plugins,
+        )
 
     @property
     def all_sources_reported(self) -> bool:
@@ -194,10 +225,10 @@ class PodEngine:
         elif change.op != "RECONCILE":
             self.workers.sync(pod)
 
-    def runtime_changed(self, uid: str, when: float) -> None:
-        """Take a change in the runtime, unless the pod was looked at since."""
-        if not self.life.knows_since(uid, when):
-            self.workers.wake(uid)
+    def runtime_changed(self, change: Change) -> None:
+        """Take a change in the runtime, unless it is known already."""
+        if self.life.is_news(change):
+            self.workers.wake(change.uid)
 
     def probe_changed(self, uid: str) -> None:
         """Take a probe's new verdict."""
@@ -225,19 +256,25 @@ class PodEngine:
     def _emit(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
         self.loop.pods(self._mux.set(source, pods))
 
-    async def _exec(self, container_id: str, command: list[str], timeout_seconds: int) -> tuple[int, bytes]:
-        answer = await self._parts.cri.runtime.exec_sync(container_id, command, timeout_seconds)
+    async def _exec(
+        self, container_id: str, command: Sequence[str], timeout_seconds: int
+    ) -> tuple[int, bytes]:
+        answer = await self._parts.cri.runtime.exec_sync(container_id, list(command), timeout_seconds)
         return answer.exit_code, answer.stdout + answer.stderr
 
     def _probe_event(self, pod: Pod, container: str, reason: str, message: str) -> None:
         self.journal.event(pod, "Warning", reason, message, field_of(pod, container))
 
-    async def _hook_get(self, action: HTTPGetAction, container: PodContainer, address: str) -> str | None:
-        return await lifecycle_get(action, container, address)
-
     def _pod_ip(self, uid: str) -> str:
         observed = self.life.observed(uid)
         return next(iter(observed.ips), "") if observed else ""
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
 
 
 def _resolv_conf(path: str) -> str | None:

@@ -19,6 +19,7 @@ from typing import Protocol
 from pykubelet.api.duration import Duration
 from pykubelet.logs import get_logger
 from pykubelet.pods.mux import PodChange
+from pykubelet.sync.pleg import Change
 
 log = get_logger(__name__)
 
@@ -35,7 +36,7 @@ class Handlers(Protocol):
         """The desired pods changed."""
         ...
 
-    def runtime_changed(self, uid: str, when: float) -> None:
+    def runtime_changed(self, change: Change) -> None:
         """Something of a pod changed in the runtime."""
         ...
 
@@ -69,9 +70,9 @@ class SyncLoop:
         for change in changes:
             self._news.put_nowait(lambda change=change: self._handlers.pod_changed(change))  # type: ignore[misc]
 
-    def runtime(self, uid: str, when: float) -> None:
+    def runtime(self, change: Change) -> None:
         """Take a change in the runtime."""
-        self._news.put_nowait(lambda: self._handlers.runtime_changed(uid, when))
+        self._news.put_nowait(lambda: self._handlers.runtime_changed(change))
 
     def probe(self, uid: str) -> None:
         """Take a probe's new verdict."""

@@ -3,19 +3,21 @@
 The same interface whatever the runtime offers: CRI's own container events, containerd's event
 service on older containerd, or listing everything each second. Events make the agent quick and
 idle; they can be lost, so in every mode a slow relist is the safety net, and one follows every
-reconnection. What is said is only "this pod changed, as of then": the facts are read by the
-worker, once, and a worker whose facts are newer than the event ignores it.
+reconnection. What is said is only "this happened to this container": the facts are read by the
+worker, from CRI, and an event that tells nothing new is ignored. CRI can lag behind the events (both
+hear of an exit at the same time), so the kind of event is passed on too: a worker that was told of
+an exit looks until CRI shows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.containerd import TaskEvent, task_events
 from pykubelet.cri.errors import CriError, Unimplemented
@@ -32,8 +34,20 @@ UNHEALTHY_SECONDS = 180.0
 RECONNECT_SECONDS = (0.1, 5.0)
 
 Mode = Literal["cri-events", "containerd-events", "relist"]
-OnChange = Callable[[str, float], None]
-"""Takes a pod's uid and the wall-clock time of the change."""
+What = Literal["started", "ended", "unknown"]
+_CRI_EVENTS: dict[int, What] = {pb.CONTAINER_STARTED_EVENT: "started", pb.CONTAINER_STOPPED_EVENT: "ended"}
+
+
+class Change(NamedTuple):
+    """Something of a pod changed in the runtime."""
+
+    uid: str
+    container_id: str = ""
+    """Which container or sandbox; empty when only the pod is known."""
+    what: What = "unknown"
+
+
+OnChange = Callable[[Change], None]
 
 Fingerprint = tuple[tuple[str, str], ...]
 
@@ -73,6 +87,11 @@ class Pleg:
         for one in ids:
             self._owner_of[one] = uid
 
+    def forget(self, uid: str) -> None:
+        """Drop a pod that was removed: the last list still has it."""
+        self.pods.pop(uid, None)
+        self._seen.pop(uid, None)
+
     async def run(self) -> None:
         """Watch for ever."""
         async with TaskScope() as scope:
@@ -81,7 +100,6 @@ class Pleg:
 
     async def relist(self) -> None:
         """List everything and report the pods that differ from last time."""
-        now = time.time()
         pods = await self._observer.all_pods()
         seen = {uid: fingerprint(pod) for uid, pod in pods.items()}
         self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
@@ -89,7 +107,7 @@ class Pleg:
         self.pods, self._seen = pods, seen
         self._last_relist = asyncio.get_running_loop().time()
         for uid in sorted(changed):
-            self._on_change(uid, now)
+            self._on_change(Change(uid))
 
     async def _relist_forever(self) -> None:
         pause = RECONNECT_SECONDS[0]
@@ -112,7 +130,7 @@ class Pleg:
 
     async def _listen(self) -> None:
         """Use the best event source that the runtime has; relisting alone when it has none."""
-        sources: list[tuple[Mode, Callable[[], AsyncGenerator[tuple[str, float], None]]]] = [
+        sources: list[tuple[Mode, Callable[[], AsyncGenerator[Change, None]]]] = [
             ("cri-events", self._cri_events),
             ("containerd-events", self._containerd_events),
         ]
@@ -122,9 +140,7 @@ class Pleg:
         self.mode = "relist"
         log.info("No event stream from the runtime: listing it each second")
 
-    async def _follow(
-        self, mode: Mode, events: Callable[[], AsyncGenerator[tuple[str, float], None]]
-    ) -> bool:
+    async def _follow(self, mode: Mode, events: Callable[[], AsyncGenerator[Change, None]]) -> bool:
         """Forward events until the runtime says that it has no such stream; reconnects otherwise."""
         pause = RECONNECT_SECONDS[0]
         while True:
@@ -135,9 +151,9 @@ class Pleg:
                         self.mode = mode
                     # Whatever happened before the stream was open is found by listing.
                     self._relist_now.set()
-                    async for uid, when in stream:
+                    async for change in stream:
                         pause = RECONNECT_SECONDS[0]
-                        self._on_change(uid, when)
+                        self._on_change(change)
             except Unimplemented:
                 return False
             except CriError as err:
@@ -145,31 +161,36 @@ class Pleg:
             await asyncio.sleep(pause)
             pause = min(pause * 2, RECONNECT_SECONDS[1])
 
-    async def _cri_events(self) -> AsyncGenerator[tuple[str, float], None]:
+    async def _cri_events(self) -> AsyncGenerator[Change, None]:
         async with aclosing(self._cri.runtime.container_events()) as events:
             async for event in events:
                 uid = event.pod_sandbox_status.metadata.uid or self._owner_of.get(event.container_id, "")
                 if uid:
-                    yield uid, event.created_at / 1e9
+                    yield Change(
+                        uid, event.container_id, _CRI_EVENTS.get(event.container_event_type, "unknown")
+                    )
                 else:
                     self._relist_now.set()
 
-    async def _containerd_events(self) -> AsyncGenerator[tuple[str, float], None]:
+    async def _containerd_events(self) -> AsyncGenerator[Change, None]:
         async with aclosing(task_events(self._cri.runtime_channel)) as events:
             async for event in events:
-                if not _changes_a_container(event):
+                what = _what_happened(event)
+                if what is None:
                     continue
                 uid = self._owner_of.get(event.container_id)
                 if uid is not None:
-                    yield uid, event.time
+                    yield Change(uid, event.container_id, what)
                 else:
                     # Somebody else's, or one that was made before anybody listened.
                     self._relist_now.set()
 
 
-def _changes_a_container(event: TaskEvent) -> bool:
-    """Whether an event is about a container itself and not about a process beside it (a probe, an exec)."""
+def _what_happened(event: TaskEvent) -> What | None:
+    """What an event says of the container itself; None when it is about a process beside it (a probe, an exec)."""
     details = event.details
     if isinstance(details, TaskExit):
-        return details.id == event.container_id
-    return isinstance(details, TaskStart | TaskOOM | TaskPaused | TaskResumed)
+        return "ended" if details.id == event.container_id else None
+    if isinstance(details, TaskStart):
+        return "started"
+    return "unknown" if isinstance(details, TaskOOM | TaskPaused | TaskResumed) else None

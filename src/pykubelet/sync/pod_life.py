@@ -33,6 +33,7 @@ from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.restart import is_sidecar
 from pykubelet.runtime.start import PodSetting, Starter, StartError
+from pykubelet.sync.pleg import Change
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.status import compute_status
 from pykubelet.sync.status_containers import PodView, StartFailure
@@ -44,6 +45,10 @@ log = get_logger(__name__)
 
 RETRY_SECONDS = 10.0
 """When to try again to start a container that could not be started."""
+
+
+LAG_SECONDS = 0.05
+"""When to look again for an exit that an event told of and that CRI does not show yet."""
 
 
 class VolumeError(Exception):
@@ -82,7 +87,8 @@ class _Memory:
     failures: dict[str, StartFailure] = field(default_factory=dict)
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
-    observed_at: float = 0.0
+    ended: set[str] = field(default_factory=set)
+    """Containers that an event said have ended; CRI may not show it yet."""
 
 
 class PodLifeOnNode:
@@ -106,6 +112,7 @@ class PodLifeOnNode:
         host_ips: Sequence[str],
         pod_logs_dir: str,
         is_desired: Callable[[str], bool],
+        on_gone: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cri = cri
@@ -123,6 +130,7 @@ class PodLifeOnNode:
         self._host_ips = host_ips
         self._pod_logs_dir = pod_logs_dir
         self._is_desired = is_desired
+        self._on_gone = on_gone
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
         self._arrivals = 0
@@ -132,10 +140,15 @@ class PodLifeOnNode:
         memory = self._memories.get(uid)
         return memory.observed if memory else None
 
-    def knows_since(self, uid: str, when: float) -> bool:
-        """Whether the picture of a pod was taken after `when`: an older event is no news."""
-        memory = self._memories.get(uid)
-        return memory is not None and memory.observed_at > when
+    def is_news(self, change: Change) -> bool:
+        """Whether an event of the runtime says more than the picture of the pod shows."""
+        memory = self._memories.get(change.uid)
+        if memory is None or memory.observed is None or not change.container_id:
+            return True
+        known = next((c.phase for c in memory.observed.containers if c.id == change.container_id), "")
+        if change.what == "ended" and known != "exited":
+            memory.ended.add(change.container_id)
+        return not (known == "exited" or (known == "running" and change.what == "started"))
 
     def request_restart(self, uid: str, container: str | None) -> list[str]:
         """Have running containers of a pod restarted in place at its next step; gives their names."""
@@ -156,6 +169,8 @@ class PodLifeOnNode:
             self._exceed_deadline(pod, status)
             return True, None
         actions = decide(pod, observed, self._verdicts(observed), frozenset(memory.restart_requested))
+        if memory.ended:
+            left = LAG_SECONDS
         if actions.idle:
             return False, left
         self._journal.note(pod.uid, "decide", _told(actions))
@@ -163,6 +178,8 @@ class PodLifeOnNode:
         status = self._report(pod, await self._look(pod.uid))
         if status.phase in TERMINAL:
             return True, None
+        if memory.ended:
+            left = LAG_SECONDS
         return False, min((seconds for seconds in (again, left) if seconds is not None), default=None)
 
     async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
@@ -202,6 +219,7 @@ class PodLifeOnNode:
         if gone:
             self._statuses.forget(uid)
             self._journal.forget(uid)
+            self._on_gone(uid)
         elif memory is not None and memory.observed is not None:
             self._memories[uid] = memory
 
@@ -213,13 +231,15 @@ class PodLifeOnNode:
         return memory
 
     async def _look(self, uid: str) -> ObservedPod:
-        memory, began = self._memory(uid), self._clock()
+        memory = self._memory(uid)
         try:
             observed = await self._observer.pod(uid)
         except CriError as err:
             raise StepError(str(err)) from err
-        memory.observed, memory.observed_at = observed, began
-        memory.restart_requested &= {c.id for c in observed.running}
+        memory.observed = observed
+        running = {c.id for c in observed.running}
+        memory.restart_requested &= running
+        memory.ended &= running
         return observed
 
     def _report(self, pod: Pod, observed: ObservedPod, *, terminal: bool = False) -> PodStatus:
@@ -312,7 +332,7 @@ class PodLifeOnNode:
                 except StartError as err:
                     memory.failures[name] = StartFailure(err.reason, err.message)
                     self._journal.note(pod.uid, "start", f"{name}: {err.reason}: {err.message}")
-                    again.append(RETRY_SECONDS)
+                    again.append(RETRY_SECONDS if err.retry_after is None else err.retry_after)
             if name in actions.start_init and not is_sidecar(container):
                 break
         return min(again, default=None)

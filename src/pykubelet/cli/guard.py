@@ -1,0 +1,34 @@
+"""How the commands for people end: what went wrong is a line, Ctrl-C and a closed pipe are no news."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from pykubelet.cli.choose import ChoiceError
+from pykubelet.cli.client import NodeError
+from pykubelet.cli.complain import complain
+from pykubelet.config.errors import ConfigError
+from pykubelet.embedded.errors import EmbeddedError
+
+_USUAL: tuple[type[Exception], ...] = (NodeError, ChoiceError, EmbeddedError, ConfigError)
+_BY_SIGNAL = 128
+"""Shells report the end by a signal as this plus the signal's number."""
+
+
+def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -> int:
+    """Do the work and give the exit code; failures that are `expected` or usual are told in a line."""
+    try:
+        code = work()
+        sys.stdout.flush()
+    except _USUAL + expected as err:
+        return complain(program, err)
+    except KeyboardInterrupt:
+        return _BY_SIGNAL + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; what Python still holds for it must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BY_SIGNAL + signal.SIGPIPE
+    return code

@@ -1,0 +1,214 @@
+"""Making cgroups and setting them, through the kernel's files.
+
+On v1 a cgroup is a folder in each of the mounted hierarchies; on v2 it is one folder, and a
+controller works in it only when every folder above hands it down (`cgroup.subtree_control`).
+Everything may be repeated: what exists is kept and set again, so that an agent that died between
+making and setting leaves no unlimited pod behind. A handful of small writes is quicker than a
+thread, so nothing here is asynchronous but waiting for a cgroup to die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pykubelet.host.cgroup_tree import kill_members, members, remove
+from pykubelet.host.cgroups import CgroupMode, Cgroups
+from pykubelet.logs import get_logger
+from pykubelet.resources.cgroup_names import CgroupName, driver_path
+from pykubelet.resources.cgroup_values import CgroupValues, Write, v1_writes, v2_writes
+
+log = get_logger(__name__)
+
+REMOVE_SECONDS = 5.0
+"""How long to wait for the processes of a cgroup to end after they were killed."""
+
+_NEEDED_V1 = frozenset({"cpu", "cpuacct", "cpuset", "memory", "hugetlb", "pids", "name=systemd"})
+_NEEDED_V2 = frozenset({"cpu", "cpuset", "memory", "hugetlb", "pids"})
+
+
+class CgroupError(OSError):
+    """A cgroup cannot be made, set or removed; the text is one line with the cause."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class CgroupFiles:
+    """The cgroups of one machine, by name."""
+
+    def __init__(self, cgroups: Cgroups, driver: str = "cgroupfs") -> None:
+        self._cgroups = cgroups
+        self._unified = cgroups.unified
+        self._driver = driver
+        self._points = [cgroups.root] if self._unified else list(dict.fromkeys(cgroups.mounts.values()))
+        # systemd's own hierarchy holds no limits, but a runtime may have put processes there.
+        self._others = [cgroups.root / "unified"] if cgroups.mode is CgroupMode.HYBRID else []
+
+    def exists(self, name: CgroupName) -> bool:
+        """Whether the cgroup is there with all controllers that matter."""
+        if self._unified:
+            return not self._lacking(*self._folders(name, self._points))
+        points = {point for controller, point in self._cgroups.mounts.items() if controller in _NEEDED_V1}
+        return all(folder.is_dir() for folder in self._folders(name, points))
+
+    def make(self, name: CgroupName, values: CgroupValues) -> None:
+        """Make a cgroup, and those above it, and set it; raises CgroupError."""
+        try:
+            self._make(name)
+        except OSError as err:
+            raise CgroupError(err.errno, f"cannot make cgroup {self._path(name)}: {err}") from err
+        self.write(name, values)
+
+    def write(self, name: CgroupName, values: CgroupValues) -> None:
+        """Set a cgroup that exists; raises CgroupError with the file that refused its value.
+
+        Limits of controllers that the machine does not have are left out.
+        """
+        path = self._path(name)
+        for write in v2_writes(values) if self._unified else v1_writes(values):
+            if write.controller in self._cgroups.mounts:
+                _set(self._cgroups.path(write.controller, path) / write.file, write)
+
+    def memory_usage(self, name: CgroupName) -> int:
+        """Give the bytes that are in use; raises OSError."""
+        file = "memory.current" if self._unified else "memory.usage_in_bytes"
+        return int((self._cgroups.path("memory", self._path(name)) / file).read_text())
+
+    def children(self, name: CgroupName) -> set[str]:
+        """Give the folders below a cgroup that exist in any hierarchy."""
+        found: set[str] = set()
+        for folder in self._folders(name, (*self._points, *self._others)):
+            try:
+                with os.scandir(folder) as entries:
+                    found.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            except FileNotFoundError:
+                continue
+        return found
+
+    async def remove(self, name: CgroupName, seconds: float = REMOVE_SECONDS) -> None:
+        """Remove a cgroup with everything below it, and kill what is still inside.
+
+        Raises CgroupError when it is still there after `seconds`.
+        """
+        folders = self._folders(name, (*self._points, *self._others))
+        busy = [folder for folder in folders if not _rmdir(folder)]
+        if not busy:
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        if left := set[int]().union(*map(members, busy)):
+            log.info("Killing processes that are left in a cgroup", cgroup=self._path(name), pids=len(left))
+        for folder in busy:
+            await kill_members(folder, timeout=max(0.0, deadline - loop.time()))
+        for folder in busy:
+            if not await remove(folder, timeout=max(0.0, deadline - loop.time())):
+                inside = ", ".join(map(str, sorted(members(folder)))) or "none"
+                raise CgroupError(errno.EBUSY, f"cgroup {folder} does not go away; processes in it: {inside}")
+
+    def _path(self, name: CgroupName) -> str:
+        return driver_path(name, self._driver)
+
+    def _folders(self, name: CgroupName, points: Iterable[Path]) -> list[Path]:
+        below = self._path(name).lstrip("/")
+        return [point / below for point in points]
+
+    def _make(self, name: CgroupName) -> None:
+        if not name:
+            return
+        folders = self._folders(name, self._points)
+        for folder in folders:
+            try:
+                _mkdir(folder)
+            except FileExistsError:
+                continue
+            except FileNotFoundError:
+                self._make(name[:-1])
+                _mkdir(folder)
+        if not self._unified:
+            if "cpuset" in self._cgroups.mounts:
+                _inherit_cpuset(self._cgroups.path("cpuset", self._path(name)))
+        elif self._lacking(folders[0]):
+            self._hand_down(name)
+
+    def _hand_down(self, name: CgroupName) -> None:
+        """Have every folder above a v2 cgroup hand its controllers down."""
+        for depth in range(len(name)):
+            (above,) = self._folders(name[:depth], self._points)
+            _enable(above / "cgroup.subtree_control", sorted(self._cgroups.controllers))
+        if lacking := self._lacking(*self._folders(name, self._points)):
+            raise OSError(
+                errno.EOPNOTSUPP,
+                f"the controllers {', '.join(sorted(lacking))} are not handed down to it: "
+                "set cgroupRoot to a cgroup that has them and holds no processes itself",
+            )
+
+    def _lacking(self, folder: Path) -> set[str]:
+        """Give the controllers that do not work in a v2 cgroup; all of them when it does not exist."""
+        wanted = set(_NEEDED_V2 & self._cgroups.controllers)
+        try:
+            return wanted - set((folder / "cgroup.controllers").read_text().split())
+        except FileNotFoundError:
+            return wanted
+
+
+def _enable(file: Path, controllers: Iterable[str]) -> None:
+    handed = file.read_text().split()
+    missing = [name for name in controllers if name not in handed]
+    if not missing:
+        return
+    try:
+        _put(file, " ".join(f"+{name}" for name in missing))
+    except OSError:
+        # One that cannot be had (realtime processes hold cpu back) must not cost us the others.
+        for name in missing:
+            try:
+                _put(file, f"+{name}")
+            except OSError as err:
+                log.v(4).info("Controller is not handed down", file=str(file), controller=name, why=str(err))
+
+
+def _inherit_cpuset(folder: Path) -> None:
+    """Let a new v1 cpuset have what its parent has: an empty one takes no processes."""
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        if not (folder / file).read_text().strip():
+            _put(folder / file, (folder.parent / file).read_text().strip())
+
+
+def _set(path: Path, write: Write) -> None:
+    try:
+        _put(path, write.text)
+    except FileNotFoundError as err:
+        if not path.parent.is_dir():
+            raise CgroupError(errno.ENOENT, f"cgroup {path.parent} is gone") from err
+        if not write.optional:
+            log.warning("This kernel does not know a limit", file=str(path), value=write.text)
+    except OSError as err:
+        raise CgroupError(err.errno, f"cannot set {path} to {write.text}: {err.strerror}") from err
+
+
+def _mkdir(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+
+
+def _rmdir(folder: Path) -> bool:
+    """Remove a cgroup that is empty; returns whether it is gone."""
+    try:
+        folder.rmdir()
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        return err.errno == errno.ENOENT
+    return True
+
+
+def _put(path: Path, text: str) -> None:
+    # Never creates: a file that is not there is a limit that the kernel does not have.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

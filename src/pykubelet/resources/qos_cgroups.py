@@ -1,0 +1,96 @@
+"""The tiers between the node and its pods: `burstable` and `besteffort`.
+
+Guaranteed pods live directly below `kubepods`; the others share a tier each. The burstable tier
+weighs as much as its pods have asked for together, the best-effort tier next to nothing, so that
+who asked for nothing gets only what nobody else wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.quantity import Quantity
+from pykubelet.resources.cgroup_values import CgroupValues
+from pykubelet.resources.huge_pages import UNBOUNDED
+from pykubelet.resources.qos import MIN_SHARES, QOSClass, pod_requests, qos_class, shares_of
+
+TIERS: Mapping[QOSClass, tuple[str, ...]] = {
+    "Guaranteed": (),
+    "Burstable": ("burstable",),
+    "BestEffort": ("besteffort",),
+}
+"""Where pods of a class live, below `kubepods`."""
+
+_NOTHING = Quantity.of(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPolicy:
+    """The node's settings that the tiers depend on."""
+
+    page_sizes: tuple[str, ...] = ()
+    pod_level: bool = True
+    memory_reserved: int | None = None
+    """Percent of requested memory that lower tiers cannot have (`qosReserved`, gate `QOSReserved`)."""
+    allocatable_memory: int = 0
+    """Bytes."""
+    protect_memory: bool | None = None
+    """Whether v2 shields requested memory from reclaim; None where that is not ours to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one pod asked for."""
+
+    qos: QOSClass
+    milli_cpu: int
+    memory: int
+
+
+def demand_of(pod: Pod, *, pod_level: bool = True) -> Demand:
+    """Give what a pod asked for."""
+    requests = pod_requests(pod, pod_level=pod_level)
+    return Demand(
+        qos_class(pod, pod_level=pod_level),
+        requests.get("cpu", _NOTHING).milli,
+        int(requests.get("memory", _NOTHING)),
+    )
+
+
+def tier_values(demands: Iterable[Demand], policy: TierPolicy) -> dict[QOSClass, CgroupValues]:
+    """Give the settings of the tiers, and those that pods add to `kubepods` itself (`Guaranteed`)."""
+    cpu = {"Guaranteed": 0, "Burstable": 0, "BestEffort": 0}
+    memory = dict(cpu)
+    for demand in demands:
+        cpu[demand.qos] += demand.milli_cpu
+        memory[demand.qos] += demand.memory
+    burstable, best_effort = _memory_left(memory["Guaranteed"], memory["Burstable"], policy)
+    minimum, low = _protection(memory["Guaranteed"], memory["Burstable"], policy)
+    # Every tier is unbounded in huge pages: pods have their own limits, and nodes their supply.
+    pages = dict.fromkeys(policy.page_sizes, UNBOUNDED)
+    return {
+        "Guaranteed": CgroupValues(huge_pages=pages, unified=minimum),
+        "Burstable": CgroupValues(
+            shares=shares_of(cpu["Burstable"]), memory=burstable, huge_pages=pages, unified=low
+        ),
+        "BestEffort": CgroupValues(shares=MIN_SHARES, memory=best_effort, huge_pages=pages),
+    }
+
+
+def _memory_left(guaranteed: int, burstable: int, policy: TierPolicy) -> tuple[int | None, int | None]:
+    percent = policy.memory_reserved
+    if percent is None or not policy.allocatable_memory:
+        return None, None
+    first = policy.allocatable_memory - guaranteed * percent // 100
+    return first, first - burstable * percent // 100
+
+
+def _protection(guaranteed: int, burstable: int, policy: TierPolicy) -> tuple[dict[str, str], dict[str, str]]:
+    if policy.protect_memory is None:
+        return {}, {}
+    if not policy.protect_memory:
+        return {"memory.min": "0"}, {"memory.low": "0"}
+    # A parent must cover its children's protection, or theirs does not count.
+    return {"memory.min": str(guaranteed + burstable)}, {"memory.low": str(burstable)}

@@ -1,0 +1,193 @@
+"""The files and secrets that hold credentials."""
+
+import base64
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.images.credentials import (
+    BadCredentials,
+    NodeCredentials,
+    PullSecret,
+    read_config_json,
+    read_dockercfg,
+    secrets_keyring,
+)
+from pykubelet.images.keyring import Credentials
+
+SECRET = "hunter2"
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def config_json(**auths: Any) -> bytes:
+    return json.dumps({"auths": auths, "HttpHeaders": {"User-Agent": "x"}, "credsStore": "y"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"auth": encoded("user:hunter2")}, Credentials("user", SECRET)),
+        ({"auth": encoded("user:hunter2").rstrip("=")}, Credentials("user", SECRET)),
+        ({"auth": encoded("user:a:b:c")}, Credentials("user", "a:b:c")),
+        ({"auth": encoded("user:")}, Credentials("user", "")),
+        (
+            {"auth": encoded("user:hunter2")[:8] + "\n" + encoded("user:hunter2")[8:]},
+            Credentials("user", SECRET),
+        ),
+        ({"username": "user", "password": SECRET, "email": "a@b"}, Credentials("user", SECRET)),
+        (
+            {"username": "other", "password": "x", "auth": encoded("user:hunter2")},
+            Credentials("user", SECRET),
+        ),
+        ({"Username": "user", "PASSWORD": SECRET}, Credentials("user", SECRET)),
+        ({"auth": encoded("x:"), "identitytoken": SECRET}, Credentials(identity_token=SECRET)),
+        ({"auth": "", "username": "user", "password": SECRET}, Credentials("user", SECRET)),
+        ({"username": None}, Credentials()),
+        ({}, Credentials()),
+        (None, Credentials()),
+    ],
+)
+def test_entries(entry: Any, expected: Credentials) -> None:
+    assert read_config_json(config_json(host=entry)) == {"host": expected}
+    assert read_dockercfg(json.dumps({"host": entry}).encode()) == {"host": expected}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"auth": "hunter2!"},
+        {"auth": encoded("hunter2")},
+        {"auth": "aHVud"},
+        {"auth": base64.b64encode(b"user:\xff\xfe").decode()},
+        {"auth": 7},
+        {"username": ["hunter2"]},
+        {"password": {"hunter2": 1}},
+        "hunter2",
+        ["hunter2"],
+    ],
+)
+def test_bad_entries_are_named_but_not_shown(entry: Any) -> None:
+    for read, content in (
+        (read_config_json, config_json(host=entry)),
+        (read_dockercfg, json.dumps({"host": entry}).encode()),
+    ):
+        with pytest.raises(BadCredentials, match="host") as caught:
+            read(content)
+        assert SECRET not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("content", [b"", b"hunter2", b"[1]", b'"hunter2"', b"\xff", b"[" * 10**5])
+def test_bad_files(content: bytes) -> None:
+    for read in (read_config_json, read_dockercfg):
+        with pytest.raises(BadCredentials) as caught:
+            read(content)
+        assert SECRET not in str(caught.value)
+
+
+def test_a_file_without_auths_is_an_empty_one() -> None:
+    assert read_config_json(b'{"credHelpers": {"gcr.io": "gcloud"}}') == {}
+    assert read_config_json(b'{"auths": null}') == {}
+    assert read_dockercfg(b"null") == {}
+
+
+@given(st.dictionaries(st.text(), st.tuples(st.text().filter(lambda name: ":" not in name), st.text())))
+def test_what_docker_login_writes_is_read_back(logins: dict[str, tuple[str, str]]) -> None:
+    entries = {host: {"auth": encoded(f"{user}:{word}")} for host, (user, word) in logins.items()}
+    entries = {host: entry for host, entry in entries.items() if logins[host] != ("", "")}
+    assert read_config_json(config_json(**entries)) == {host: Credentials(*logins[host]) for host in entries}
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_read_or_refused(content: bytes) -> None:
+    for read in (read_config_json, read_dockercfg):
+        with contextlib.suppress(BadCredentials):
+            read(content)
+
+
+def secret(name: str, kind: str, key: str, content: bytes) -> PullSecret:
+    return PullSecret("default", name, kind, {key: content})
+
+
+def test_pull_secrets_of_both_kinds() -> None:
+    new = secret(
+        "new", "kubernetes.io/dockerconfigjson", ".dockerconfigjson", config_json(a={"username": "new"})
+    )
+    old = secret("old", "kubernetes.io/dockercfg", ".dockercfg", b'{"a": {"username": "old"}}')
+    assert secrets_keyring([new, old]).lookup("a/x") == [Credentials("new"), Credentials("old")]
+    assert secrets_keyring([old, new]).lookup("a/x") == [Credentials("old"), Credentials("new")]
+    assert secrets_keyring([]).lookup("a/x") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("Opaque", ".dockerconfigjson"),
+        ("kubernetes.io/dockercfg", ".dockerconfigjson"),
+        ("kubernetes.io/dockerconfigjson", "config.json"),
+    ],
+)
+def test_other_secrets_hold_nothing_for_us(kind: str, key: str) -> None:
+    assert secrets_keyring([secret("x", kind, key, config_json(a={"username": "u"}))]).lookup("a/x") == []
+    assert secrets_keyring([secret("x", kind, key, b"")]).lookup("a/x") == []
+
+
+def test_a_bad_pull_secret_is_named() -> None:
+    bad = secret("mine", "kubernetes.io/dockerconfigjson", ".dockerconfigjson", b"hunter2")
+    with pytest.raises(BadCredentials, match=r"^pull secret default/mine: it is not JSON") as caught:
+        secrets_keyring([bad])
+    assert SECRET not in str(caught.value) + repr(bad)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeCredentials:
+    for name in ("root", "work", "home/.docker"):
+        (tmp_path / name).mkdir(parents=True)
+    return NodeCredentials(tmp_path / "root", tmp_path / "work", tmp_path / "home")
+
+
+def test_the_first_file_counts(node: NodeCredentials, tmp_path: Path) -> None:
+    places = [str(path) for path, _ in node.files()]
+    assert [place.removeprefix(str(tmp_path)) for place in places] == [
+        "/root/config.json",
+        "/work/config.json",
+        "/home/.docker/config.json",
+        "/.docker/config.json",
+        "/root/.dockercfg",
+        "/work/.dockercfg",
+        "/home/.dockercfg",
+        "/.dockercfg",
+    ]
+    ours = [(path, read) for path, read in node.files() if path.is_relative_to(tmp_path)]
+    for path, read in reversed(ours):
+        entry = {"host": {"username": str(path)}}
+        path.write_text(json.dumps({"auths": entry} if read is read_config_json else entry))
+        assert node.read() == {"host": Credentials(str(path))}
+
+
+def test_a_file_that_cannot_be_used_is_passed_over(node: NodeCredentials, tmp_path: Path) -> None:
+    (tmp_path / "root/config.json").write_text("{ hunter2")
+    (tmp_path / "work/config.json").mkdir()
+    (tmp_path / "home/.docker/config.json").write_bytes(config_json(host={"username": "home"}))
+    assert node.read() == {"host": Credentials("home")}
+
+
+def test_a_change_is_seen_at_once(node: NodeCredentials, tmp_path: Path) -> None:
+    place = tmp_path / "root/config.json"
+    for name in ("one", "two"):
+        place.write_bytes(config_json(host={"username": name}))
+        assert node.read() == {"host": Credentials(name)}
+
+
+def test_without_a_home(tmp_path: Path) -> None:
+    node = NodeCredentials(tmp_path, tmp_path)
+    assert Path("/.docker/config.json") in [path for path, _ in node.files()]
+    assert not any(".docker/.docker" in str(path) for path, _ in node.files())

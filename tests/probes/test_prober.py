@@ -1,0 +1,458 @@
+"""Schedules, thresholds and lives of containers, with the clock of the test."""
+
+import asyncio
+import itertools
+from collections import Counter
+from datetime import UTC, datetime
+
+import pytest
+
+from pykubelet.api.pod import Container, TCPSocketAction
+from pykubelet.api.pod import Pod as ApiPod
+from pykubelet.api.pod import Probe
+from pykubelet.api.pod_status import ContainerStatus
+from pykubelet.cri.errors import CommandTimedOut, CriError
+from pykubelet.probes.prober import STARTS_AT_ONCE
+from pykubelet.probes.timing import phase_of
+from tests.probes.parts import SECOND, Scene, eventually, exec_probe, exited, observed, pod, running, scene
+
+pytestmark = pytest.mark.looptime
+
+
+def start(here: Scene, asked: ApiPod, id: str = "c1", age: float = 0) -> None:
+    here.prober.add_pod(asked)
+    name = (asked.spec.containers or asked.spec.init_containers)[0].name
+    here.prober.observe(asked, observed(running(name, id, here.clock() - int(age * SECOND)), uid=asked.uid))
+
+
+def ready(here: Scene, asked: ApiPod, id: str = "c1") -> tuple[bool, bool]:
+    seen = observed(running("app", id, here.clock()), uid=asked.uid)
+    return here.prober.update_status(asked, seen)["app"]
+
+
+async def test_ready_at_once_and_then_once_per_period() -> None:
+    asked = pod(Container(name="app", readiness_probe=exec_probe("r")))
+    async with scene() as here:
+        start(here, asked)
+        assert ready(here, asked) == (True, False)
+        await asyncio.sleep(0.01)
+        assert ready(here, asked) == (True, True)
+        await asyncio.sleep(60)
+    first, second, *_ = here.asked["r"]
+    assert first == 0
+    assert 5 <= second <= 10
+    gaps = {round(later - earlier, 3) for earlier, later in itertools.pairwise(here.asked["r"][1:])}
+    assert gaps == {10.0}
+    assert here.verdicts() == [("readiness", "success")]
+    assert here.events == []
+
+
+async def test_a_container_that_takes_a_moment_is_found_ready_soon() -> None:
+    asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=10)))
+    async with scene() as here:
+        here.answers["r"] = lambda now: 0 if now >= 1.2 else 1
+        start(here, asked)
+        await asyncio.sleep(3)
+    assert here.asked["r"] == [0, 0.5, 1.5]
+    assert here.verdicts() == [("readiness", "success")]
+    assert here.events == []
+
+
+async def test_initial_delay_counts_from_the_containers_start() -> None:
+    probe = exec_probe("r", initial_delay_seconds=20)
+    async with scene() as here:
+        start(here, pod(Container(name="app", readiness_probe=probe)), age=5)
+        await asyncio.sleep(60)
+    assert here.asked["r"][0] == pytest.approx(15)
+
+
+async def test_readiness_goes_and_comes_with_its_thresholds() -> None:
+    probe = exec_probe("r", period_seconds=1, failure_threshold=2, success_threshold=3)
+    asked = pod(Container(name="app", readiness_probe=probe))
+    async with scene() as here:
+        start(here, asked)
+        await asyncio.sleep(2.5)
+        assert here.verdicts() == [("readiness", "success")]
+        here.answers["r"] = 1
+        await asyncio.sleep(5)
+        assert here.verdicts()[1:] == [("readiness", "failure")]
+        assert ready(here, asked) == (True, False)
+        assert here.events[0] == ("app", "Unhealthy", "Readiness probe failed: output")
+        here.answers["r"] = 0
+        await asyncio.sleep(1.5)
+        assert len(here.verdicts()) == 2
+        await asyncio.sleep(2)
+        assert here.verdicts()[2:] == [("readiness", "success")]
+
+
+async def test_a_dead_container_is_asked_no_more_until_there_is_a_new_one() -> None:
+    probe = exec_probe("l", period_seconds=5, failure_threshold=3)
+    asked = pod(Container(name="app", liveness_probe=probe))
+    async with scene() as here:
+        here.answers["l"] = 1
+        start(here, asked)
+        assert here.prober.results.verdict("liveness", "c1") == "success"
+        await asyncio.sleep(100)
+        assert len(here.asked["l"]) == 3
+        assert 2.5 <= here.asked["l"][0] <= 5
+        assert here.verdicts() == [("liveness", "failure")]
+        assert here.prober.results.verdict("liveness", "c1") == "failure"
+        assert here.events == [("app", "Unhealthy", "Liveness probe failed: output")] * 3
+        assert ready(here, asked) == (True, True)
+        here.prober.observe(asked, observed(exited("app", "c1")))
+        here.answers["l"] = 0
+        start(here, asked, "c2")
+        assert here.prober.results.verdict("liveness", "c1") is None
+        assert here.prober.results.verdict("liveness", "c2") == "success"
+        await asyncio.sleep(10)
+        assert len(here.asked["l"]) > 3
+        assert here.asked_ids[-1] == "c2"
+
+
+async def test_startup_comes_first() -> None:
+    asked = pod(
+        Container(
+            name="app",
+            startup_probe=exec_probe("s", period_seconds=2, failure_threshold=10),
+            readiness_probe=exec_probe("r"),
+            liveness_probe=exec_probe("l"),
+        )
+    )
+    async with scene() as here:
+        here.answers["s"] = lambda now: 0 if now >= 7 else 1
+        start(here, asked)
+        await asyncio.sleep(6.9)
+        assert set(here.asked) == {"s"}
+        assert ready(here, asked) == (False, False)
+        await asyncio.sleep(2)
+        assert here.verdicts() == [("startup", "success"), ("readiness", "success")]
+        assert ready(here, asked) == (True, True)
+        assert here.asked["r"][0] == here.asked["s"][-1] == 8
+        times = len(here.asked["s"])
+        await asyncio.sleep(30)
+        assert len(here.asked["s"]) == times
+        assert 8 + 5 <= here.asked["l"][0] <= 8 + 10
+
+
+async def test_startup_that_never_comes_is_a_failure_after_all_its_time() -> None:
+    probe = exec_probe("s", period_seconds=3, failure_threshold=4)
+    asked = pod(Container(name="app", startup_probe=probe, liveness_probe=exec_probe("l")))
+    async with scene() as here:
+        here.answers["s"] = 1
+        start(here, asked)
+        await asyncio.sleep(11.9)
+        assert here.verdicts() == []
+        await asyncio.sleep(100)
+        assert here.verdicts() == [("startup", "failure")]
+        assert here.asked["s"][-1] == 12
+        assert len(here.events) == 4
+        assert here.events[0][2] == "Startup probe failed: output"
+        assert "l" not in here.asked
+
+
+async def test_sidecars_are_asked_and_other_init_containers_are_not() -> None:
+    sidecar = Container(name="app", restart_policy="Always", readiness_probe=exec_probe("side"))
+    ordinary = Container(name="init", readiness_probe=exec_probe("init"))
+    asked = pod(init=(ordinary, sidecar))
+    async with scene() as here:
+        here.prober.add_pod(asked)
+        seen = observed(running("app", "c1", here.clock()), running("init", "c2", here.clock()))
+        here.prober.observe(asked, seen)
+        await asyncio.sleep(1)
+        assert set(here.asked) == {"side"}
+        assert here.prober.update_status(asked, seen)["app"] == (True, True)
+
+
+async def test_time_out_is_a_failure_and_an_error_is_nothing() -> None:
+    probe = exec_probe("l", period_seconds=1, failure_threshold=2)
+    asked = pod(Container(name="app", liveness_probe=probe))
+    async with scene() as here:
+        here.answers["l"] = CriError("ExecSync", "Unavailable", "runtime is away")
+        start(here, asked)
+        await asyncio.sleep(10)
+        assert here.verdicts() == []
+        assert len(here.asked["l"]) % 3 == 0  # three tries each
+        assert here.events[0][1:] == (
+            "Unhealthy",
+            "Liveness probe errored and resulted in unknown state: "
+            "rpc error: code = Unavailable desc = runtime is away",
+        )
+        here.events.clear()
+        here.answers["l"] = CommandTimedOut(["l"], 1, "late")
+        await asyncio.sleep(2.5)
+        assert here.verdicts() == [("liveness", "failure")]
+        assert here.events[0][2] == 'Liveness probe failed: command timed out: "l" timed out after 1s'
+
+
+async def test_a_bug_in_one_probe_does_not_end_the_others() -> None:
+    async with scene() as here:
+        here.answers["bad"] = ZeroDivisionError("oops")
+        start(here, pod(Container(name="app", readiness_probe=exec_probe("bad", period_seconds=1))))
+        start(here, pod(Container(name="app", readiness_probe=exec_probe("good")), uid="u2"))
+        await asyncio.sleep(3)
+        assert here.verdicts() == [("readiness", "success")]
+        assert "ZeroDivisionError: oops" in here.events[0][2]
+        assert len(here.asked["bad"]) >= 3
+
+
+async def test_what_runs_no_more_is_not_asked_and_a_late_answer_counts_for_nothing() -> None:
+    asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=1)))
+    async with scene() as here:
+        here.seconds_per_answer = 5
+        start(here, asked)
+        await asyncio.sleep(1)
+        here.prober.observe(asked, observed(exited("app", "c1")))
+        await asyncio.sleep(60)
+        assert here.asked["r"] == [0]
+        assert here.verdicts() == []
+        start(here, asked, "c2")
+        await asyncio.sleep(1)
+        start(here, asked, "c3")  # replaced while being asked
+        await asyncio.sleep(5.5)
+        assert [update.container_id for update in here.updates] == ["c3"]
+
+
+async def test_a_slow_probe_is_never_asked_twice_at_once() -> None:
+    async with scene() as here:
+        here.seconds_per_answer = 2.5
+        start(here, pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=1))))
+        await asyncio.sleep(20)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(here.asked["r"])]
+    assert min(gaps) >= 2.5
+
+
+async def test_a_runtime_that_loses_sight_for_a_moment_changes_nothing() -> None:
+    asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=1)))
+    async with scene() as here:
+        start(here, asked)
+        await asyncio.sleep(3)
+        here.prober.observe(asked, observed())
+        await asyncio.sleep(5)
+        times = len(here.asked["r"])
+        start(here, asked, age=8)
+        assert ready(here, asked) == (True, True)
+        await asyncio.sleep(3)
+        assert len(here.asked["r"]) >= times + 2
+        assert here.verdicts() == [("readiness", "success")]
+
+
+# The ends of pods
+
+
+def full_pod(uid: str = "u1") -> ApiPod:
+    def probe(name: str) -> Probe:
+        return exec_probe(name, period_seconds=1)
+
+    return pod(
+        Container(
+            name="app", startup_probe=probe("s"), readiness_probe=probe("r"), liveness_probe=probe("l")
+        ),
+        uid=uid,
+    )
+
+
+async def test_a_terminating_pod_is_asked_for_readiness_only() -> None:
+    asked = full_pod()
+    async with scene() as here:
+        start(here, asked)
+        await asyncio.sleep(3)
+        here.prober.stop_liveness_and_startup("u1")
+        counts = {name: len(times) for name, times in here.asked.items()}
+        here.answers["r"] = here.answers["l"] = 1
+        await asyncio.sleep(10)
+        assert len(here.asked["l"]) == counts["l"]
+        assert len(here.asked["r"]) > counts["r"]
+        assert ready(here, asked) == (True, False)
+        assert here.prober.results.verdict("liveness", "c1") is None
+
+
+async def test_what_had_not_started_does_not_start_by_ending() -> None:
+    asked = full_pod()
+    async with scene() as here:
+        here.answers["s"] = 1
+        start(here, asked)
+        await asyncio.sleep(1)
+        here.prober.stop_liveness_and_startup("u1")
+        await asyncio.sleep(10)
+        assert ready(here, asked) == (False, False)
+        assert "r" not in here.asked
+
+
+async def test_a_pod_that_is_added_while_it_ends() -> None:
+    asked = full_pod()
+    asked.metadata.deletion_timestamp = datetime.now(UTC)
+    status = ContainerStatus(name="app", ready=True, started=True, container_id="containerd://c1")
+    asked.status.container_statuses = [status]
+    async with scene() as here:
+        start(here, asked, age=100)
+        await asyncio.sleep(5)
+        assert set(here.asked) == {"r"}
+        assert ready(here, asked) == (True, True)
+
+
+@pytest.mark.parametrize("how", ["remove", "cleanup"])
+async def test_a_removed_pod_leaves_nothing(how: str) -> None:
+    async with scene() as here:
+        start(here, full_pod())
+        start(here, full_pod("u2"), "c2")
+        await asyncio.sleep(3)
+        labels = {"container": "app", "pod": "pod-u1", "namespace": "ns"}
+        total = {**labels, "probe_type": "Readiness", "result": "successful", "pod_uid": "u1"}
+        assert (here.metric("prober_probe_total", **total) or 0) >= 2
+        count = here.metric("prober_probe_duration_seconds_count", **labels, probe_type="Readiness")
+        assert count == here.metric("prober_probe_total", **total)
+        assert here.metric("prober_probe_total", **{**total, "result": "failed"}) is None
+        if how == "remove":
+            here.prober.remove_pod("u1")
+            here.prober.remove_pod("u1")
+        else:
+            here.prober.cleanup({"u2"})
+        assert here.metric("prober_probe_total", **total) is None
+        assert here.metric("prober_probe_duration_seconds_count", **labels, probe_type="Readiness") is None
+        assert here.prober.results.verdict("readiness", "c1") is None
+        here.asked_ids.clear()
+        await asyncio.sleep(5)
+        assert set(here.asked_ids) == {"c2"}
+
+
+async def test_who_listens_may_remove_the_pod() -> None:
+    async with scene() as here:
+        here.prober.results.subscribe(lambda update: here.prober.remove_pod(update.pod_uid))
+        start(here, full_pod())
+        await asyncio.sleep(10)
+        assert here.verdicts() == [("startup", "success")]
+        assert set(here.asked) == {"s"}
+
+
+async def test_pods_that_nobody_added_are_not_asked() -> None:
+    asked = full_pod()
+    async with scene() as here:
+        here.prober.observe(asked, observed(running("app", "c1", here.clock())))
+        await asyncio.sleep(5)
+        assert not here.asked
+        here.prober.add_pod(asked)
+        here.prober.add_pod(asked)
+        start(here, asked)
+        await asyncio.sleep(0.1)
+        assert here.asked["s"] == [5]
+
+
+# Restarts of the agent
+
+
+async def test_readiness_does_not_flap_when_the_agent_restarts() -> None:
+    asked = full_pod()
+    status = ContainerStatus(name="app", ready=True, started=True, container_id="containerd://c1")
+    asked.status.container_statuses = [status]
+    async with scene() as here:
+        old = observed(running("app", "c1", here.clock() - 100 * SECOND))
+        assert here.prober.update_status(asked, old)["app"] == (True, True)  # before it is even added
+        here.prober.add_pod(asked)
+        here.prober.observe(asked, old)
+        for _ in range(40):
+            assert here.prober.update_status(asked, old)["app"] == (True, True)
+            await asyncio.sleep(0.1)
+        assert "s" not in here.asked  # it had started
+        assert len(here.asked["r"]) >= 3
+        here.answers["r"] = 1
+        await asyncio.sleep(1.5)
+        assert here.prober.update_status(asked, old)["app"] == (True, True)  # not by one failure
+        await asyncio.sleep(2.5)
+        assert here.prober.update_status(asked, old)["app"] == (True, False)
+        assert here.verdicts() == [("readiness", "failure")]
+
+
+async def test_readiness_does_not_flap_without_any_memory() -> None:
+    asked = full_pod()
+    async with scene() as here:
+        old = observed(running("app", "c1", here.clock() - 100 * SECOND))
+        here.prober.add_pod(asked)
+        here.prober.observe(asked, old)
+        for _ in range(40):
+            assert here.prober.update_status(asked, old)["app"] == (True, True)
+            await asyncio.sleep(0.1)
+        assert here.verdicts() == [("startup", "success"), ("readiness", "success")]
+
+
+async def test_a_container_that_was_not_ready_is_asked_at_once_after_a_restart() -> None:
+    asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=100)))
+    status = ContainerStatus(name="app", ready=False, started=True, container_id="containerd://c1")
+    asked.status.container_statuses = [status]
+    async with scene() as here:
+        start(here, asked, age=1000)
+        assert ready(here, asked) == (True, False)
+        await asyncio.sleep(0.1)
+        assert ready(here, asked) == (True, True)
+
+
+async def test_a_clock_that_jumps_back_makes_no_container_old() -> None:
+    asked = pod(Container(name="app", readiness_probe=exec_probe("r")))
+    async with scene() as here:
+        await asyncio.sleep(600)
+        here.clock_error = -3600 * SECOND
+        here.answers["r"] = 1
+        start(here, asked)
+        assert ready(here, asked) == (True, False)
+        await asyncio.sleep(0.1)
+        here.clock_error = 3600 * SECOND
+        assert ready(here, asked) == (True, False)
+
+
+# Many
+
+
+async def test_after_a_restart_many_probes_are_spread_over_their_period() -> None:
+    async with scene() as here:
+        for number in range(1000):
+            uid = f"u{number}"
+            asked = pod(Container(name="app", liveness_probe=exec_probe("l")), uid=uid)
+            start(here, asked, f"c{number}", age=1000)
+        await asyncio.sleep(10)
+        assert len(here.asked["l"]) == 1000
+        per_tenth = Counter(int(moment) for moment in here.asked["l"])
+        assert max(per_tenth.values()) < 200
+        expected = phase_of("u7", "app", "liveness") * 10
+        assert any(abs(moment - expected) < 0.001 for moment in here.asked["l"])
+
+
+async def test_many_that_are_due_at_once_leave_turns_to_others() -> None:
+    turns: list[int] = []
+    async with scene() as here:
+        for number in range(1000):
+            probe = Probe(tcp_socket=TCPSocketAction(port="nope"), period_seconds=100)
+            asked = pod(Container(name="app", readiness_probe=probe), uid=f"u{number}")
+            start(here, asked, f"c{number}")
+        begun = len(here.prober._schedule)
+        assert begun == 1000
+        while min(entry_due for entry_due, *_ in here.prober._schedule._heap) <= here.time():
+            await asyncio.sleep(0)
+            turns.append(begun - len(here.prober._schedule))
+    starts = [later - earlier for earlier, later in itertools.pairwise(turns)]
+    assert max(starts) <= STARTS_AT_ONCE
+    assert len(turns) >= 1000 / STARTS_AT_ONCE
+
+
+async def test_commands_of_many_pods_are_bounded() -> None:
+    async with scene() as here:
+        here.seconds_per_answer = 0.1
+        most = 0
+        here.prober._checker._slots._free = asyncio.Semaphore(4)
+        for number in range(100):
+            asked = pod(Container(name="app", readiness_probe=exec_probe("r")), uid=f"u{number}")
+            start(here, asked, f"c{number}")
+        await asyncio.sleep(2.6)
+        moments = sorted(here.asked["r"])
+        assert len(moments) == 100
+        for moment in moments:
+            most = max(most, sum(moment - 0.0999 < other <= moment for other in moments))
+        assert most == 4
+
+
+async def test_the_owner_can_stop_it_in_the_middle() -> None:
+    async with scene() as here:
+        here.seconds_per_answer = 1000
+        for number in range(20):
+            start(here, full_pod(f"u{number}"), f"c{number}")
+        await asyncio.sleep(0.1)
+        await eventually(lambda: len(here.asked["s"]) > 0)
+    assert here.verdicts() == []

@@ -1,0 +1,171 @@
+"""The whole requests; their parts have tests of their own, and recordings in `test_golden_requests.py`."""
+
+from typing import Any
+
+import pytest
+
+from pykubelet.api.pod import (
+    ContainerPort,
+    EnvVar,
+    Lifecycle,
+    PodSecurityContext,
+    SecurityContext,
+    Sysctl,
+)
+from pykubelet.config.gates import FeatureGates
+from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.runtime.container_config import make_container_config
+from pykubelet.runtime.facts import ContainerFacts, DeviceGrants, NodeFacts, SandboxFacts
+from pykubelet.runtime.problems import ConfigProblem, InvalidHostname, RootNotAllowed, TooLong
+from pykubelet.runtime.sandbox_config import make_sandbox_config
+from tests.runtime.making import make_container, make_pod
+
+NODE = NodeFacts(cluster_dns=("10.96.0.10",), cluster_domain="cluster.local")
+
+
+def sandbox(*containers: Any, **fields: Any) -> cri.PodSandboxConfig:
+    facts = SandboxFacts(node=NODE, attempt=2, cgroup_parent="/kubepods/podu-1", resolv_conf="")
+    return make_sandbox_config(make_pod(*containers, **fields), facts)
+
+
+def container(container_fields: dict[str, Any], **facts: Any) -> cri.ContainerConfig:
+    subject = make_container(**container_fields)
+    return make_container_config(make_pod(subject), subject, ContainerFacts(**{"node": NODE} | facts))
+
+
+def test_sandbox_identity() -> None:
+    message = sandbox()
+    assert message.metadata == cri.PodSandboxMetadata(name="web", namespace="shop", uid="u-1", attempt=2)
+    assert message.log_directory == "/var/log/pods/shop_web_u-1"
+    assert message.linux.cgroup_parent == "/kubepods/podu-1"
+    assert message.hostname == "web"
+
+
+def test_sandboxes_on_the_hosts_network_have_no_name_of_their_own() -> None:
+    assert sandbox(host_network=True, hostname="Not_Good").hostname == ""
+    with pytest.raises(InvalidHostname):
+        sandbox(hostname="Not_Good")
+
+
+def test_ports_are_sent_once() -> None:
+    ports = [
+        ContainerPort(container_port=80),
+        ContainerPort(container_port=80),
+        ContainerPort(container_port=80, host_port=8080, host_ip="127.0.0.1"),
+        ContainerPort(container_port=80, host_port=8080, host_ip="::1"),
+        ContainerPort(name="dns", container_port=53, protocol="UDP"),
+        ContainerPort(name="dns", container_port=54, protocol="UDP"),
+        ContainerPort(container_port=9, protocol="SCTP"),
+        ContainerPort(container_port=9, protocol="odd"),
+    ]
+    message = sandbox(
+        make_container(ports=ports),
+        make_container("other", ports=ports[:1]),
+        init_containers=[make_container("init", ports=ports)],
+    )
+    assert [(p.protocol, p.container_port, p.host_port, p.host_ip) for p in message.port_mappings] == [
+        (cri.TCP, 80, 0, ""),
+        (cri.TCP, 80, 8080, "127.0.0.1"),
+        (cri.TCP, 80, 8080, "::1"),
+        (cri.UDP, 53, 0, ""),
+        (cri.SCTP, 9, 0, ""),
+        (cri.TCP, 9, 0, ""),
+        (cri.TCP, 80, 0, ""),
+    ]
+
+
+def test_kernel_parameters_are_written_with_dots() -> None:
+    sysctls = [
+        Sysctl(name="net/ipv4/conf/eth0.1/rp_filter", value="1"),
+        Sysctl(name="kernel.shm_rmid_forced", value="0"),
+    ]
+    message = sandbox(security_context=PodSecurityContext(sysctls=sysctls))
+    assert dict(message.linux.sysctls) == {
+        "net.ipv4.conf.eth0/1.rp_filter": "1",
+        "kernel.shm_rmid_forced": "0",
+    }
+
+
+def test_commands_see_the_environment() -> None:
+    message = container(
+        {
+            "command": ["$(SHELL)", "-c", "$$(SHELL) $(GPU) $(ABSENT)"],
+            "args": ["$(SHELL)"],
+            "env": [EnvVar(name="SHELL", value="sh")],
+            "working_dir": "/tmp",
+            "stdin": True,
+            "stdin_once": True,
+            "tty": True,
+        },
+        grants=DeviceGrants(env={"GPU": "0"}, cdi_devices=("vendor.com/gpu=0",), annotations={"a": "b"}),
+        attempt=3,
+        image_id="sha256:1",
+    )
+    assert list(message.command) == ["sh", "-c", "$(SHELL) 0 $(ABSENT)"]
+    assert list(message.args) == ["sh"]
+    assert [(variable.key, variable.value) for variable in message.envs] == [("GPU", b"0"), ("SHELL", b"sh")]
+    assert [device.name for device in message.CDI_devices] == ["vendor.com/gpu=0"]
+    assert message.annotations["a"] == "b"
+    assert message.annotations["io.kubernetes.container.restartCount"] == "3"
+    assert (message.working_dir, message.stdin, message.stdin_once, message.tty) == ("/tmp", True, True, True)
+    assert message.metadata == cri.ContainerMetadata(name="main", attempt=3)
+    assert message.log_path == "main/3.log"
+    assert message.image.image == "sha256:1"
+    assert message.image.user_specified_image == "registry.local/busybox:1.35"
+
+
+@pytest.mark.parametrize(
+    ("name", "gate", "signal"),
+    [
+        (None, True, cri.RUNTIME_DEFAULT),
+        ("SIGUSR1", False, cri.RUNTIME_DEFAULT),
+        ("SIGUSR1", True, cri.SIGUSR1),
+        ("SIGRTMIN+15", True, cri.SIGRTMINPLUS15),
+        ("SIGRTMAX-1", True, cri.SIGRTMAXMINUS1),
+        ("SIGNONSENSE", True, cri.RUNTIME_DEFAULT),
+    ],
+)
+def test_stop_signal(name: str | None, gate: bool, signal: int) -> None:
+    node = NodeFacts(gates=FeatureGates().with_overrides({"ContainerStopSignals": gate}))
+    assert container({"lifecycle": Lifecycle(stop_signal=name)}, node=node).stop_signal == signal
+
+
+def test_arguments_that_fill_the_memory_are_refused() -> None:
+    with pytest.raises(TooLong):
+        container({"args": ["$(V)"] * 100_000}, service_env={"V": "x" * 1_000_000})
+
+
+def test_root_is_refused_before_anything_else() -> None:
+    with pytest.raises(RootNotAllowed, match="image will run as root"):
+        container({"security_context": SecurityContext(run_as_non_root=True)})
+
+
+def test_bytes_of_secrets_reach_the_runtime() -> None:
+    message = container({}, service_env={"RAW": "\udcff\x01"})
+    assert message.envs[0].value == b"\xff\x01"
+
+
+@pytest.mark.parametrize("field", ["working_dir", "image"])
+def test_text_that_is_none_is_refused(field: str) -> None:
+    with pytest.raises(ConfigProblem, match="cannot be sent"):
+        container({field: "\ud800"})
+
+
+def test_bytes_in_arguments_are_refused() -> None:
+    with pytest.raises(ConfigProblem, match="cannot be sent"):
+        container({"args": ["$(RAW)"]}, service_env={"RAW": "\udcff"})
+    with pytest.raises(ConfigProblem, match="cannot be sent"):
+        container({"env": [EnvVar(name="A", value="\ud800")]})
+    with pytest.raises(ConfigProblem, match="cannot be sent"):
+        sandbox(annotations={"a": "\ud800"})
+
+
+def test_requests_are_the_same_each_time_and_leave_the_pod_alone() -> None:
+    subject = make_container(env=[EnvVar(name="A", value="$(B)")], ports=[ContainerPort(container_port=1)])
+    pod = make_pod(subject, labels={"a": "b"})
+    before = repr(pod)
+    facts = ContainerFacts(node=NODE, service_env={"B": "b"})
+    first = make_container_config(pod, subject, facts).SerializeToString(deterministic=True)
+    assert make_container_config(pod, subject, facts).SerializeToString(deterministic=True) == first
+    make_sandbox_config(pod, SandboxFacts(node=NODE))
+    assert repr(pod) == before
