@@ -94,9 +94,12 @@ def _wait_healthy(agent: subprocess.Popen[bytes], port: int, log: Path) -> None:
     while time.monotonic() < deadline:
         if agent.poll() is not None:
             break
-        with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1) as answer:
-                if answer.read() == b"ok":
-                    return
+        with contextlib.suppress(OSError), urllib.request.urlopen(_health(port), timeout=1) as answer:
+            if answer.read() == b"ok":
+                return
         time.sleep(0.05)
     raise RuntimeError(f"the node did not become healthy:\n{log.read_text()[-3000:]}")
+
+
+def _health(port: int) -> str:
+    return f"http://127.0.0.1:{port}/healthz"

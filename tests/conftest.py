@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.embedded.errors import MissingPrograms
+from pykubelet.embedded import registry
+from pykubelet.embedded.errors import EmbeddedError, MissingPrograms
 from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.needs import inspect_machine
+from pykubelet.embedded.state import OUTSIDE, load
 from pykubelet.embedded.teardown import down
+from pykubelet.host.iptables import shared_chains_present
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,19 @@ def _data_dir() -> Iterator[Path]:
             yield path
         finally:
             if why_no_machine() == "" and path.exists() and (path / ".pykubelet").exists():
-                said: list[str] = []
-                left = asyncio.run(down(Instance.at(path), said.append))
-                assert left == [], f"down left something behind; it said {said}"
-                assert not path.exists()
+                asyncio.run(_prove_removal(Instance.at(path)))
+
+
+async def _prove_removal(instance: Instance) -> None:
+    said: list[str] = []
+    try:
+        kept = load(instance)
+    except EmbeddedError:
+        kept = None
+    assert await down(instance, said.append) == [], f"down left something behind; it said {said}"
+    assert not instance.data_dir.exists()
+    if kept is not None:
+        shared = {str(path) for path in OUTSIDE if path.exists()} - set(kept.found_paths)
+        shared |= await shared_chains_present() - set(kept.found_chains)
+        # Another one on this machine, perhaps of another run of these tests, still needs them.
+        assert not shared or registry.DIRECTORY.exists()

@@ -23,14 +23,27 @@ from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.cri.runtime_pb2 import SYSTEMD
 from pykubelet.host import addresses, cgroups, hostname, lockfile, notify, oom, rlimits, swap
+from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
+from pykubelet.resources.capacity import read_capacity
+from pykubelet.resources.huge_pages import read_page_sizes
+from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.runtime.gc import GarbageCollector
+from pykubelet.runtime.names import LEGACY_LOG_DIR
+from pykubelet.runtime.node_facts import gather_node_facts
 from pykubelet.server.configz import configz_document
+from pykubelet.server.control import control_routes
 from pykubelet.server.health import Check, health_routes
 from pykubelet.server.http import http_server
-from pykubelet.sync.loop import SyncLoop
+from pykubelet.server.pods import SOCKET_NAME
+from pykubelet.server.readonly import read_only_routes
+from pykubelet.server.unix import unix_server
+from pykubelet.sync.engine import EngineParts, PodEngine
+from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
+from pykubelet.volumes.plain import PlainVolumes
 
 log = get_logger(__name__)
 
@@ -79,13 +92,24 @@ class Kubelet:
             await self._take_cgroup_driver(cri)
             if self._stop.is_set():
                 return
-            checks = self._start_parts(tasks, cri)
-            await self._serve_health(stack, checks)
+            runtime_state = RuntimeState(cri.runtime.status)
+            tasks.start(runtime_state.run(), name="runtime-state")
+            engine = await self._start_engine(tasks, cri, identity, runtime_state)
+            checks: dict[str, Check] = {
+                "ping": lambda: None,
+                "log": log_health,
+                "syncloop": engine.loop.health,
+            }
+            await self._serve(stack, checks, engine)
             notify.ready()
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
             log.info("Started kubelet", node=identity.name, pid=os.getpid())
             self._on_started()
+            if self.config.run_once:
+                if problems := await run_once(engine.pods, lambda: engine.all_sources_reported):
+                    raise StartError("; ".join(problems))
+                return
             await self._stop.wait()
             log.info("Stopping kubelet")
             notify.stopping()
@@ -110,7 +134,8 @@ class Kubelet:
     def _choose_mode(self) -> None:
         if self.flags.kubeconfig:
             raise StartError(
-                "cluster mode (--kubeconfig) is not part of this version yet: leave the flag out to run standalone"
+                "cluster mode (--kubeconfig) is not part of this version yet: "
+                "leave the flag out to run standalone"
             )
         log.info("Standalone mode, no API client")
 
@@ -126,7 +151,8 @@ class Kubelet:
         if not found.unified:
             if self.config.fail_cgroup_v1:
                 raise StartError(
-                    "this machine has cgroup v1 and failCgroupV1 is set: boot with cgroup v2 or set failCgroupV1: false"
+                    "this machine has cgroup v1 and failCgroupV1 is set: "
+                    "boot with cgroup v2 or set failCgroupV1: false"
                 )
             log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
         problem = swap.swap_problem(swap.swap_areas())
@@ -183,18 +209,58 @@ class Kubelet:
             log.info("Using the runtime's cgroup driver", driver=driver, configured=self.config.cgroup_driver)
             self.config.cgroup_driver = driver
 
-    def _start_parts(self, tasks: TaskScope, cri: Cri) -> dict[str, Check]:
-        runtime_state = RuntimeState(cri.runtime.status)
-        loop = SyncLoop(runtime_state.errors, self.config.sync_frequency)
-        tasks.start(runtime_state.run(), name="runtime-state")
-        tasks.start(loop.run(), name="sync-loop")
-        return {"ping": lambda: None, "log": log_health, "syncloop": loop.health}
+    async def _start_engine(
+        self, tasks: TaskScope, cri: Cri, identity: NodeIdentity, runtime_state: RuntimeState
+    ) -> PodEngine:
+        root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
+        root.mkdir(mode=0o750, parents=True, exist_ok=True)
+        pod_cgroups = PodCgroups(self.config, self.gates, found, read_capacity(), read_page_sizes())
+        await pod_cgroups.setup()
+        parts = EngineParts(
+            config=self.config,
+            node_name=identity.name,
+            host_ips=identity.ips,
+            cri=cri,
+            node=gather_node_facts(self.config, self.gates, root, identity.ips, cgroup_v2=found.unified),
+            root_dir=root,
+            credential_providers=self._credential_providers(),
+            credential_provider_dir=Path(self.flags.image_credential_provider_bin_dir),
+            volumes=PlainVolumes(root),
+            cgroups=pod_cgroups,
+            registry=self.registry,
+            runtime_errors=runtime_state.errors,
+            collector=GarbageCollector(cri, self.config.pod_logs_dir, self._legacy_logs()),
+            legacy_logs=self._legacy_logs(),
+        )
+        engine = PodEngine(parts, tasks)
+        engine.start()
+        return engine
 
-    async def _serve_health(self, stack: contextlib.AsyncExitStack, checks: dict[str, Check]) -> None:
-        if self.config.healthz_port > 0:
-            server = http_server(
-                "health", self.config.healthz_bind_address, self.config.healthz_port, health_routes(checks)
+    def _credential_providers(self) -> list[CredentialProvider]:
+        config, folder = (
+            self.flags.image_credential_provider_config,
+            self.flags.image_credential_provider_bin_dir,
+        )
+        return load_providers(Path(config), Path(folder)) if config else []
+
+    def _legacy_logs(self) -> Path | None:
+        """Where links to containers' logs go; a node with logs of its own keeps out of the machine's."""
+        logs = Path(self.config.pod_logs_dir)
+        return Path(LEGACY_LOG_DIR) if logs == Path("/var/log/pods") else logs.parent / "containers"
+
+    async def _serve(
+        self, stack: contextlib.AsyncExitStack, checks: dict[str, Check], engine: PodEngine
+    ) -> None:
+        config, health = self.config, health_routes(checks)
+        if config.enable_server and config.read_only_port > 0:
+            routes = [*read_only_routes(engine), *health]
+            await stack.enter_async_context(
+                http_server("read-only", config.address, config.read_only_port, routes)
             )
+        socket = Path(self.flags.root_dir) / SOCKET_NAME
+        await stack.enter_async_context(unix_server(socket, control_routes(engine)))
+        if config.healthz_port > 0:
+            server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
             await stack.enter_async_context(server)
 
 

@@ -70,9 +70,14 @@ def test_explicit_fields_are_those_that_count() -> None:
 
 
 def test_quantities_are_canonical_and_may_be_numbers() -> None:
-    limits = {"memory": " 1024Mi ", "hugepages-2Mi": 4096, "hugepages-1Gi": 1.5}
+    limits = {
+        "memory": " 1024Mi ",
+        "hugepages-2Mi": 4096,
+        "hugepages-1Gi": 1.5,
+        "hugepages-4Ki": "1.953125Ki",
+    }
     [reservation] = good({"reservedMemory": [{"numaNode": 1, "limits": limits}]}).reserved_memory
-    assert reservation.limits == {"memory": "1Gi", "hugepages-2Mi": "4096", "hugepages-1Gi": "1500m"}
+    assert list(reservation.limits.values()) == ["1Gi", "4096", "1500m", "2k"]
 
 
 def test_only_the_flush_frequency_takes_nanoseconds() -> None:

@@ -97,7 +97,7 @@ def test_any_text_is_a_name_or_a_complaint(text: str) -> None:
         assert found.tag or found.digest
 
 
-@pytest.mark.parametrize("text", ["a" * 10**6, "a-" * 10**5, "A/" * 10**5, "a.b/" * 10**5 + "!"])
+@pytest.mark.parametrize("text", ["a" * 10**6, "a-" * 10**6, "A/" * 10**6, "a.b/" * 10**6 + "!"])
 def test_huge_names_end_soon_and_are_not_repeated(text: str) -> None:
     with pytest.raises(InvalidImageName) as caught:
         parse_image_name(text)

@@ -50,7 +50,7 @@ class Heard:
 
     @property
     def names(self) -> list[str]:
-        return [pod.metadata.name for pod in self.sets[-1][0]]
+        return [pod.metadata.name for pod in self.sets[-1][0]] if self.sets else []
 
     @property
     def problems(self) -> list[str]:

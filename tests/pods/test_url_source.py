@@ -140,7 +140,8 @@ async def huge(request: web.Request) -> web.StreamResponse:
 
 
 async def bomb(_: web.Request) -> web.Response:
-    return web.Response(body=gzip.compress(b"#" * 200 * 1024**2), headers={"Content-Encoding": "gzip"})
+    block = gzip.compress(b"#" * 1024**2, 1)
+    return web.Response(body=block * 100, headers={"Content-Encoding": "gzip"})
 
 
 async def cut(request: web.Request) -> web.StreamResponse:
@@ -195,7 +196,8 @@ async def test_a_bad_answer_leaves_the_last_good_one(
         assert message in heard.problems[0]
         server.answer = manifest("web")
         await until(lambda: len(heard.sets) == 3)
-        assert heard.sets[2] == (good, [])
+        assert [pod.uid for pod in heard.sets[2][0]] == [pod.uid for pod in good]
+        assert heard.problems == []
 
 
 async def test_a_url_that_never_answered_has_reported_nothing(server: Server) -> None:
@@ -262,7 +264,7 @@ async def test_a_url_that_is_none_is_told_without_its_password(
     async with asking(url) as heard:
         await until(lambda: any("Failed to read" in record.message for record in caplog.records))
         assert heard.sets == []
-    assert "hunter2" not in str([vars(record) for record in caplog.records]) or url.endswith("[x")
+    assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
 async def test_a_password_in_the_url_is_sent_but_never_told(server: Server) -> None:

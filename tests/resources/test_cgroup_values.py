@@ -135,7 +135,7 @@ class TestPodValues:
             pytest.param(pod_of({"limits": {"cpu": "5m"}}), (5, 1000, None), id="quota of a millisecond"),
             pytest.param(
                 pod_of({"requests": {"cpu": "1"}}, resources={"limits": {"cpu": "4", "memory": "2Gi"}}),
-                (4096, 400000, 2 * GIB),
+                (1024, 400000, 2 * GIB),
                 id="limits of the whole pod",
             ),
             pytest.param(

@@ -1,1 +1,1 @@
-"""What the operator asked for: flags, the configuration file, feature gates, their precedence and validation."""
+"""What the operator asked for: flags, configuration file, feature gates, their precedence and validation."""

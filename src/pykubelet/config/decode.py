@@ -188,7 +188,9 @@ def _str(hint: _Hint, data: Any) -> str:
 def _quantity(data: Any) -> str:
     if isinstance(data, bool) or not isinstance(data, str | int | float):
         raise ValueError(f"must be a quantity such as 64Mi, not {kind_of(data)}")
-    return str(Quantity.parse(data.strip() if isinstance(data, str) else _digits(data)))
+    quantity = Quantity.parse(data.strip() if isinstance(data, str) else _digits(data))
+    # Twice, because a binary amount without a binary suffix (2000) is decimal to its next reader (2k).
+    return str(Quantity.parse(str(quantity)))
 
 
 def _digits(number: float) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -94,8 +94,13 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
             path.unlink(missing_ok=True)
     # One that starts now must not take what we are about to remove for somebody else's.
     async with open_registry() as registry:
-        await _remove_network(instance, kept)
-        _remove_outside(kept)
+        # What all of us share goes with the last of us: the others' plugins may be using it right now.
+        shared = None if registry.others(instance) else kept
+        await _remove_network(
+            instance, keep_chains=iptables.SHARED_CHAINS if shared is None else shared.found_chains
+        )
+        if shared is not None:
+            _remove_outside(shared)
         registry.leave(instance)
     if claim.is_ours(instance):
         say(f"Removing {instance.data_dir}")
@@ -188,19 +193,18 @@ def _unmount_all(instance: Instance) -> None:
                     unmount(point, detach=True)
 
 
-async def _remove_network(instance: Instance, kept: state.State | None) -> None:
+async def _remove_network(instance: Instance, *, keep_chains: Collection[str]) -> None:
     for link in [*links.bridge_ports(instance.bridge), instance.bridge]:
         if links.link_exists(link):
             with _going_on("remove the network link"):
                 await links.delete_link(link)
     with _going_on("remove packet filter rules"):
-        keep = iptables.SHARED_CHAINS if kept is None else kept.found_chains
-        await iptables.remove_network(instance.name, keep_chains=keep)
+        await iptables.remove_network(instance.name, keep_chains=keep_chains)
 
 
-def _remove_outside(kept: state.State | None) -> None:
+def _remove_outside(kept: state.State) -> None:
     for folder in state.OUTSIDE:
-        if kept is not None and str(folder) not in kept.found_paths:
+        if str(folder) not in kept.found_paths:
             # Only if it is empty: it may serve others by now.
             with suppress(OSError):
                 folder.rmdir()

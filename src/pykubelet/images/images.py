@@ -23,7 +23,7 @@ from pykubelet.images.credentials import BadCredentials, PullSecret, secrets_key
 from pykubelet.images.errors import ImageError
 from pykubelet.images.keyring import Credentials, Keyring, Registries
 from pykubelet.images.metrics import ImageMetrics
-from pykubelet.images.names import ImageName, InvalidImageName, parse_image_name
+from pykubelet.images.names import ImageName, InvalidImageName, parse_image_name, shortened
 from pykubelet.images.presence import ImageService, Presence
 from pykubelet.images.provider_plugins import ProviderPlugins
 from pykubelet.images.pull_limits import PullLimits
@@ -174,7 +174,7 @@ class ImagePuller:
         try:
             return parse_image_name(image)
         except InvalidImageName as err:
-            message = f"Failed to apply default image tag {_quoted(image)}: {err}"
+            message = f"Failed to apply default image tag {_quoted(shortened(image))}: {err}"
             self._journal.event(pod, "Warning", "InspectFailed", message, where)
             self._journal.note(pod.uid, "images", message)
             raise ImageError("InvalidImageName", message) from None

@@ -18,8 +18,9 @@ HUB = "docker.io"
 _HUB_OLD_NAME = "index.docker.io"
 _OFFICIAL = "library/"
 _LONGEST_PATH = 255
+_LONGEST_NAME = 4096
+"""No registry has longer ones, and a hostile manifest may have megabytes."""
 _LONGEST_SHOWN = 1000
-"""No good name is longer, and a bad one may be megabytes."""
 
 _HOST_PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _REGISTRY = rf"(?:{_HOST_PART}(?:\.{_HOST_PART})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
@@ -72,11 +73,18 @@ def parse_image_name(given: str) -> ImageName:
     try:
         return _parse(given)
     except InvalidImageName as err:
-        quoted = json.dumps(_shown(given), ensure_ascii=False)
+        quoted = json.dumps(shortened(given), ensure_ascii=False)
         raise InvalidImageName(f"couldn't parse image name {quoted}: {err}") from None
 
 
+def shortened(given: str) -> str:
+    """Give as much of a name as belongs into a message: a bad one may be megabytes."""
+    return given if len(given) <= _LONGEST_SHOWN else f"{given[:_LONGEST_SHOWN]}…"
+
+
 def _parse(given: str) -> ImageName:
+    if len(given) > _LONGEST_NAME:
+        raise _too_long()
     if _IMAGE_ID.fullmatch(given):
         raise InvalidImageName(
             f"invalid repository name ({given}), cannot specify 64-byte hexadecimal strings"
@@ -85,7 +93,7 @@ def _parse(given: str) -> ImageName:
     path = rest.partition(":")[0]
     if path != path.lower():
         raise InvalidImageName(
-            f"invalid reference format: repository name ({_shown(path)}) must be lowercase"
+            f"invalid reference format: repository name ({shortened(path)}) must be lowercase"
         )
     whole = f"{registry}/{rest}"
     found = _REFERENCE.fullmatch(whole)
@@ -94,7 +102,7 @@ def _parse(given: str) -> ImageName:
             raise InvalidImageName("repository name must be lowercase")
         raise InvalidImageName("invalid reference format")
     if len(found["path"]) > _LONGEST_PATH:
-        raise InvalidImageName(f"repository name must not be more than {_LONGEST_PATH} characters")
+        raise _too_long()
     tag, digest = found["tag"] or "", found["digest"] or ""
     if digest:
         _check_digest(digest)
@@ -127,5 +135,5 @@ def _check_digest(digest: str) -> None:
         raise InvalidImageName("invalid checksum digest format")
 
 
-def _shown(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+def _too_long() -> InvalidImageName:
+    return InvalidImageName(f"repository name must not be more than {_LONGEST_PATH} characters")

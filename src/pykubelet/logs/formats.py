@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 import traceback
 from typing import Any
@@ -20,6 +19,10 @@ def _severity(record: logging.LogRecord) -> str:
 def _keys(record: logging.LogRecord) -> dict[str, Any]:
     keys = getattr(record, "klog_keys", None) or {}
     return {name: mask_value(name, value) for name, value in keys.items()}
+
+
+def _with_folder(record: logging.LogRecord) -> str:
+    return "/".join(record.pathname.split("/")[-2:])
 
 
 def _trace(record: logging.LogRecord) -> str:
@@ -51,9 +54,7 @@ class TextFormatter(logging.Formatter):
     def _header(self, record: logging.LogRecord) -> str:
         moment = time.localtime(record.created)
         micros = int(record.created % 1 * 1_000_000)
-        name = record.filename
-        if self._directories:
-            name = os.path.basename(os.path.dirname(record.pathname)) + "/" + name  # noqa: PTH119, PTH120
+        name = _with_folder(record) if self._directories else record.filename
         stamp = time.strftime("%m%d %H:%M:%S", moment)
         pid = record.process or 0
         return f"{_severity(record)}{stamp}.{micros:06d} {pid:7d} {name}:{record.lineno}]"
@@ -88,7 +89,7 @@ class JSONFormatter(logging.Formatter):
         """Give the line, without its line end."""
         document: dict[str, Any] = {
             "ts": round(record.created * 1000, 6),
-            "caller": f"{os.path.basename(os.path.dirname(record.pathname))}/{record.filename}:{record.lineno}",  # noqa: PTH119, PTH120
+            "caller": f"{_with_folder(record)}:{record.lineno}",
             "msg": mask_text(record.getMessage()),
         }
         if record.levelno <= INFO:

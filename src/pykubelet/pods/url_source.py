@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -33,6 +33,7 @@ REMIND_AFTER = 600.0
 """Seconds after which a failure that lasts is told again."""
 
 _CHUNK = 64 * 1024
+_LOGIN = re.compile(r"(?<=//)[^/?#]*@")
 _SHORTEST_PERIOD = 0.1
 
 
@@ -64,7 +65,7 @@ class UrlSource:
         self._served = served
         self._clock = clock
         # Passwords in a URL belong neither into logs nor into a pod's identity.
-        self._origin = _without_password(url)
+        self._origin = _LOGIN.sub("", url)
         self._pods: list[Pod] | None = None
         self._digest = b""
         self._flaws: list[Problem] = []
@@ -145,11 +146,3 @@ class UrlSource:
         if self._pods is not None and (self._pods, problems) != self._emitted:
             self._emitted = (self._pods, problems)
             self._emit(self.name, list(self._pods), list(problems))
-
-
-def _without_password(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -67,7 +67,4 @@ def expand_with(text: str, value: Callable[[str], str]) -> str:
             raise TooLong(f"the expansion of {text[:40]!r} has more than {LONGEST} characters")
         return result
 
-    return LARGEST = 16 << 20
-"""Characters of all arguments, or all variables, of a container: no runtime takes a larger request."""
-
-_ESCAPE_OR_REFERENCE.sub(replacement, text[:end]) + text[end:].replace("$$", "$")
+    return _ESCAPE_OR_REFERENCE.sub(replacement, text[:end]) + text[end:].replace("$$", "$")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.api.quantity import Quantity
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.resources.capacity import allocatable, read_capacity
+from pykubelet.resources.huge_pages import read_page_sizes
 from pykubelet.runtime.facts import NodeFacts
 
-_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 _SWAP_CONTROL = Path("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes")
 
 
@@ -46,11 +46,8 @@ def gather_node_facts(
         memory_throttling_factor=config.memory_throttling_factor,
         memory_reservation_policy=config.memory_reservation_policy,
         page_size=os.sysconf("SC_PAGE_SIZE"),
-        huge_page_sizes=huge_page_sizes(path.name for path in _HUGE_PAGES.glob("hugepages-*")),
-        allocatable={
-            "cpu": Quantity.of(os.cpu_count() or 1),
-            "memory": Quantity.of(memory.get("MemTotal", 0), "binary"),
-        },
+        huge_page_sizes=read_page_sizes(),
+        allocatable=allocatable(read_capacity(), config),
         gates=gates,
     )
 
@@ -64,16 +61,3 @@ def parse_meminfo(text: str) -> dict[str, int]:
         if number.isdecimal():
             found[name] = int(number) * (1024 if unit == "kB" else 1)
     return found
-
-
-def huge_page_sizes(folders: Iterable[str]) -> tuple[str, ...]:
-    """Turn the kernel's folder names (`hugepages-2048kB`) into what cgroup files call them (`2MB`)."""
-    sizes = sorted(int(name.removeprefix("hugepages-").removesuffix("kB")) for name in folders)
-    return tuple(_written(size) for size in sizes)
-
-
-def _written(kilobytes: int) -> str:
-    for unit, size in (("GB", 1024 * 1024), ("MB", 1024)):
-        if kilobytes % size == 0:
-            return f"{kilobytes // size}{unit}"
-    return f"{kilobytes}KB"

@@ -6,7 +6,6 @@ folder is only ever deleted when nothing is mounted below it: a volume's content
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
@@ -86,4 +85,4 @@ class PodDirs:
 def _make(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        os.chmod(path, 0o750)  # noqa: PTH101: mkdir's mode is cut by the umask
+        path.chmod(0o750)  # the umask cuts mkdir's mode

@@ -6,7 +6,6 @@ recorded here, where the words are known.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from pykubelet.images.images import ImagePuller, PresentImage
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal, field_of
 from pykubelet.runtime.container_config import make_container_config
+from pykubelet.runtime.dns import pod_dns
 from pykubelet.runtime.facts import ContainerFacts, IdMappings, MountedVolume, NodeFacts, SandboxFacts
 from pykubelet.runtime.hooks import HookError, HookRunner
 from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
@@ -107,6 +107,8 @@ class Starter:
         self, pod: Pod, config: pb.PodSandboxConfig, handler: str = ""
     ) -> tuple[str, tuple[str, ...]]:
         """Run the sandbox; gives its id and addresses. Raises CriError after the event."""
+        for warning in pod_dns(pod, self._node, self._read_resolv_conf()).warnings:
+            self._journal.event(pod, "Warning", warning.reason, warning.message)
         logs = self._log_dir(pod)
         logs.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
@@ -219,7 +221,7 @@ class Starter:
         if last is not None:
             return last.restart_count + 1
         folder = self._log_dir(pod) / container.name
-        return attempts_in_logs(os.listdir(folder)) if folder.is_dir() else 0
+        return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
 
     def _log_dir(self, pod: Pod) -> Path:
         meta = pod.metadata

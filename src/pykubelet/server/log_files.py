@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +22,7 @@ _TICK_SECONDS = 1.0
 _CHANGES = Mask.MODIFY | Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE
 # The kernel tells of each write; a busy container is read in gulps, not in sips.
 _GULP_SECONDS = 0.02
+_LETTING_GO_SECONDS = 0.1
 
 GoesOn = Callable[[], Awaitable[bool]]
 """Says whether a log may still grow; asked about once a second while nothing new comes."""
@@ -60,66 +61,56 @@ class LogFile:
         rest, self._rest = self._rest, b""
         yield from _parsed([rest])
 
-    def renew(self) -> bool:
-        """Go on with the file that has taken this one's name; says whether there is one.
-
-        Call it at the end of the file only: the old file is left.
-        """
+    def is_replaced(self) -> bool:
+        """Whether another file has taken this one's name, or this one was cut short."""
         mine = os.fstat(self._file.fileno())
         try:
             there = self.path.stat()
         except OSError:
             return False
-        if not os.path.samestat(mine, there):
-            try:
-                successor = self.path.open("rb", buffering=0)
-            except OSError:
-                return False
+        return not os.path.samestat(mine, there) or mine.st_size < self._file.tell()
+
+    def renew(self) -> None:
+        """Read on at the beginning of the file that has the name now; what is unread of this one is left."""
+        with suppress(OSError):
+            successor = self.path.open("rb", buffering=0)
             self._file.close()
             self._file, self._rest = successor, b""
-            return True
-        if mine.st_size < self._file.tell():
-            self._file.seek(0)
-            self._rest = b""
-            return True
-        return False
 
 
 async def follow(log: LogFile, goes_on: GoesOn) -> AsyncIterator[list[LogEntry]]:
-    """Give entries in the order in which they come, as they come, until the log does not go on.
+    """Give entries as they come, until the log does not go on.
 
-    Raises whatever `goes_on` raises.
+    Raises OSError when the folder cannot be watched, and whatever `goes_on` raises.
     """
+    clock = asyncio.get_running_loop().time
     with Inotify() as changes:
         changes.watch(log.path.parent, _CHANGES)
-        last = False
+        quiet_since, last = clock(), False
         while True:
-            # A file that lost its name may have got its last lines before that, so: name, then lines.
-            renamed = _is_renamed(log)
             if entries := list(log.entries()):
+                quiet_since = clock()
                 yield entries
-            if renamed and log.renew():
-                continue
-            if last:
+            if log.is_replaced():
+                # The runtime opens the new file before it lets go of the old one.
+                await asyncio.sleep(_LETTING_GO_SECONDS)
+                yield [*log.entries(), *log.rest()]
+                log.renew()
+            elif last:
                 yield list(log.rest())
                 return
-            if not await _changed(changes):
-                last = not await goes_on()
+            else:
+                await _change(changes)
+                if clock() - quiet_since >= _TICK_SECONDS:
+                    quiet_since, last = clock(), not await goes_on()
 
 
-def _is_renamed(log: LogFile) -> bool:
-    raise NotImplementedError
-
-
-async def _changed(changes: Inotify) -> bool:
+async def _change(changes: Inotify) -> None:
     """Wait until something happens in the folder, but no longer than a tick."""
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(_TICK_SECONDS):
             await anext(changes)
-    except TimeoutError:
-        return False
-    await asyncio.sleep(_GULP_SECONDS)
-    return True
+        await asyncio.sleep(_GULP_SECONDS)
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[LogEntry]:

@@ -79,10 +79,11 @@ class PodEngine:
         config = parts.config
         self._parts = parts
         self._scope = scope
-        self.journal = Journal()
+        self.book = Journal()
         self.statuses = StatusStore()
         self.store = PodStore()
         self.dirs = PodDirs(parts.root_dir)
+        self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
         self._mux = PodMux(time.time_ns)
         self._observer = Observer(parts.cri)
         self.prober = Prober(
@@ -90,7 +91,7 @@ class PodEngine:
         )
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
         hooks = HookRunner(parts.cri, lifecycle_get, self._pod_ip)
-        killer = Killer(parts.cri, hooks, self.journal)
+        killer = Killer(parts.cri, hooks, self.book)
         self.pleg = Pleg(parts.cri, self._observer, lambda change: self.loop.runtime(change))
         starter = Starter(
             parts.cri,
@@ -99,7 +100,7 @@ class PodEngine:
             self._image_puller(),
             hooks,
             killer,
-            self.journal,
+            self.book,
             self.pleg.learn,
             lambda: _resolv_conf(config.resolv_conf),
             parts.legacy_logs,
@@ -114,7 +115,7 @@ class PodEngine:
             volumes=parts.volumes,
             cgroups=parts.cgroups,
             dirs=self.dirs,
-            journal=self.journal,
+            journal=self.book,
             statuses=self.statuses,
             gate=StartGate(),
             crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
@@ -168,7 +169,7 @@ class PodEngine:
         )
         return ImagePuller(
             parts.cri.images,
-            self.journal,
+            self.book,
             self._scope,
             limits=limits,
             metrics=metrics,
@@ -184,22 +185,25 @@ class PodEngine:
     # What people and the API ask.
 
     def pods(self) -> list[Pod]:
-        """The desired pods, each with its present status."""
+        """The desired pods and those that are leaving, each with its present status."""
         found = []
-        for pod in self.store.pods():
+        leaving = [pod for pod in self.workers.pods() if self.store.get(pod.uid) is None]
+        for pod in [*self.store.pods(), *leaving]:
             status = self.statuses.get(pod.uid)
             found.append(pod if status is None else Pod(metadata=pod.metadata, spec=pod.spec, status=status))
         return found
 
-    def journal_of(self, uid: str) -> tuple[list[Event], list[Note]]:
+    def journal(self, uid: str) -> tuple[list[Event], list[Note]]:
         """A pod's events and timeline."""
-        return self.journal.events(uid), self.journal.timeline(uid)
+        return self.book.events(uid), self.book.timeline(uid)
 
     def restart(self, uid: str, container: str | None) -> list[str]:
-        """Restart a pod's containers, or one, in place; raises LookupError for an unknown pod."""
+        """Restart a pod's containers, or one, in place; raises LookupError when nothing such runs."""
         if self.store.get(uid) is None:
-            raise LookupError(uid)
+            raise LookupError(f"no pod with uid {uid}")
         names = self.life.request_restart(uid, container)
+        if not names:
+            raise LookupError(f"no container{f' {container}' if container else ''} of this pod runs")
         self.workers.wake(uid)
         return names
 
@@ -215,7 +219,7 @@ class PodEngine:
         pod = change.pod
         log.v(2).info(f"SyncLoop {change.op}", source=change.source, pod=pod.full_name, podUID=pod.uid)
         self.store.apply(change)
-        self.journal.note(pod.uid, "source", f"{change.op} from {change.source}")
+        self.book.note(pod.uid, "source", f"{change.op} from {change.source}")
         if change.op == "REMOVE":
             if self.workers.get(pod.uid) is None:
                 self.workers.terminate_orphan(pod.uid)
@@ -243,10 +247,17 @@ class PodEngine:
             log.info("Cleaning up a pod that is no longer wanted", podUID=uid)
             self.workers.terminate_orphan(uid)
         self.prober.cleanup(known)
+        self._weigh_classes()
         now = asyncio.get_running_loop().time()
         if now >= self._next_gc:
             self._next_gc = now + GC_SECONDS
             self._scope.start(self._collect(known), name="gc")
+
+    def _weigh_classes(self) -> None:
+        try:
+            self._parts.cgroups.update_qos(self.workers.pods())
+        except OSError as err:
+            log.error(err, "Could not update the cgroups of the QoS classes")
 
     async def _collect(self, known: set[str]) -> None:
         await self._parts.collector.collect(
@@ -263,7 +274,7 @@ class PodEngine:
         return answer.exit_code, answer.stdout + answer.stderr
 
     def _probe_event(self, pod: Pod, container: str, reason: str, message: str) -> None:
-        self.journal.event(pod, "Warning", reason, message, field_of(pod, container))
+        self.book.event(pod, "Warning", reason, message, field_of(pod, container))
 
     def _pod_ip(self, uid: str) -> str:
         observed = self.life.observed(uid)

@@ -74,6 +74,14 @@ class Cgroups(Protocol):
         """Have the pod's cgroup with its limits; gives the name that the runtime takes. Raises OSError."""
         ...
 
+    def uids(self) -> set[str]:
+        """Pods that have a cgroup."""
+        ...
+
+    def update_qos(self, pods: Sequence[Pod]) -> None:
+        """Share the machine among the classes of these pods."""
+        ...
+
     async def remove(self, uid: str) -> None:
         """Remove the pod's cgroups, and kill what is still in them. Raises OSError."""
         ...

@@ -35,6 +35,10 @@ class PodWorkers:
         """The worker of a pod."""
         return self._workers.get(uid)
 
+    def pods(self) -> list[Pod]:
+        """The pods that have a worker, as their workers know them."""
+        return [worker.pod for worker in self._workers.values() if worker.pod is not None]
+
     def uids(self) -> set[str]:
         """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
         return {*self._workers, *(pod.uid for pod in self._successors.values())}

@@ -1,0 +1,95 @@
+"""How many pulls at once, and how often."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.images.pull_limits import PullLimits, PullRateExceeded, TokenBucket
+
+
+def test_bucket() -> None:
+    bucket = TokenBucket(rate=2, burst=3)
+    assert [bucket.take(100.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.take(100.4)
+    assert bucket.take(100.5)
+    assert not bucket.take(100.5)
+    assert [bucket.take(1000.0) for _ in range(4)] == [True, True, True, False]
+
+
+def test_bucket_without_burst_gives_nothing() -> None:
+    bucket = TokenBucket(rate=5, burst=0)
+    assert not any(bucket.take(float(second)) for second in range(10))
+
+
+@given(
+    rate=st.floats(0.1, 20),
+    burst=st.integers(1, 20),
+    pauses=st.lists(st.floats(0, 5), min_size=1, max_size=60),
+)
+def test_never_more_than_rate_and_burst(rate: float, burst: int, pauses: list[float]) -> None:
+    bucket, now, taken = TokenBucket(rate, burst), 0.0, 0
+    for pause in pauses:
+        now += pause
+        taken += bucket.take(now)
+        assert taken <= burst + rate * now + 1e-6
+
+
+async def most_at_once(limits: PullLimits, count: int) -> int:
+    running = most = 0
+
+    async def pull() -> None:
+        nonlocal running, most
+        async with limits.turn():
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.1)
+            running -= 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(pull())
+    return most
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("serialize", "max_parallel", "expected"),
+    [(True, None, 1), (True, 5, 1), (False, 3, 3), (False, 1, 1), (False, None, 8), (False, 0, 8)],
+)
+async def test_parallel(serialize: bool, max_parallel: int | None, expected: int) -> None:
+    limits = PullLimits(serialize=serialize, max_parallel=max_parallel, qps=0)
+    assert await most_at_once(limits, 8) == expected
+
+
+@pytest.mark.looptime
+async def test_rate_counts_when_the_turn_comes() -> None:
+    limits = PullLimits(serialize=True, qps=1, burst=2)
+
+    async def pull(seconds: float) -> None:
+        async with limits.turn():
+            await asyncio.sleep(seconds)
+
+    # Five seconds each: by the time of the third there is a token again.
+    await asyncio.gather(*(pull(5) for _ in range(4)))
+    await asyncio.gather(pull(0), pull(0))
+    with pytest.raises(PullRateExceeded, match="^pull QPS exceeded$"):
+        await pull(0)
+    await asyncio.sleep(1)
+    await pull(0)
+
+
+@pytest.mark.looptime
+async def test_a_failed_or_cancelled_turn_is_given_back() -> None:
+    limits = PullLimits(serialize=True, qps=0)
+    with pytest.raises(OSError):
+        async with limits.turn():
+            raise OSError
+    async with asyncio.TaskGroup() as group:
+        async with limits.turn():
+            waiting = group.create_task(most_at_once(limits, 1))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.sleep(0)
+    assert await most_at_once(limits, 2) == 1

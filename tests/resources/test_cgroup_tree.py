@@ -1,0 +1,495 @@
+import asyncio
+import csv
+import os
+import re
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pykubelet.api.meta import from_document
+from pykubelet.api.pod import Pod
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.host import cgroup_tree
+from pykubelet.host.cgroups import CgroupMode, Cgroups, detect_cgroups
+from pykubelet.pods.defaults import apply_defaults
+from pykubelet.resources import cgroup_files
+from pykubelet.resources.cgroup_files import CgroupError, CgroupFiles
+from pykubelet.resources.cgroup_values import CgroupValues
+from pykubelet.resources.pod_cgroups import PodCgroups
+from tests.resources.making import amounts, pod_of
+
+GOLDEN = Path(__file__).parents[1] / "data/golden"
+CAPACITY = amounts(cpu="2", memory="24682416Ki", pid="32768")
+NO_LIMIT = str(2**63 - 4096)
+
+needs_v1 = pytest.mark.skipif(
+    os.geteuid() != 0 or detect_cgroups().unified or bool(detect_cgroups().missing),
+    reason="needs root and cgroup v1",
+)
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    """A cgroup of our own, gone afterwards in every hierarchy."""
+    name = f"pyk-test-{secrets.token_hex(4)}"
+    try:
+        yield f"/{name}"
+    finally:
+        for tree in cgroup_tree.find_trees(name):
+            assert asyncio.run(_drop(tree)), f"{tree} stays"
+
+
+async def _drop(tree: Path) -> bool:
+    await cgroup_tree.kill_members(tree)
+    return await cgroup_tree.remove(tree)
+
+
+def pods_in(root: str, **config: Any) -> PodCgroups:
+    settings = KubeletConfiguration(cgroup_root=root, **config)
+    return PodCgroups(settings, FeatureGates(), detect_cgroups(), CAPACITY)
+
+
+def value(controller: str, cgroup: str, file: str) -> str:
+    return (detect_cgroups().path(controller, cgroup) / file).read_text().strip()
+
+
+@contextmanager
+def process_in(cgroup: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that sits in a cgroup of every hierarchy."""
+    with subprocess.Popen(command or ("sleep", "300")) as process:
+        try:
+            for controller in detect_cgroups().mounts:
+                procs = detect_cgroups().path(controller, cgroup) / "cgroup.procs"
+                procs.write_text(str(process.pid))
+            yield process
+        finally:
+            process.kill()
+
+
+def golden_pods() -> list[Pod]:
+    documents = list(yaml.safe_load_all((GOLDEN / "given-basic.yaml").read_text()))
+    web = {"name": "web", "resources": {"requests": {"cpu": "10m"}}}
+    documents.append({"metadata": {"name": "static-web"}, "spec": {"containers": [web]}})
+    pods = [from_document(Pod, document) for document in documents]
+    for pod in pods:
+        pod.metadata.uid = f"0-{pod.metadata.name}"
+        apply_defaults(pod)
+    return pods
+
+
+@pytest.mark.machine
+@needs_v1
+class TestV1:
+    async def test_as_the_reference(self, root: str) -> None:
+        """The same pods give the values that were recorded of the reference."""
+        cgroups = pods_in(root)
+        await cgroups.setup()
+        pods = golden_pods()
+        cgroups.update_qos([])
+        parents = {await cgroups.ensure(pod) for pod in pods}
+        assert parents == {
+            f"{root}/kubepods/besteffort/pod0-besteffort",
+            f"{root}/kubepods/burstable/pod0-burstable",
+            f"{root}/kubepods/burstable/pod0-static-web",
+            f"{root}/kubepods/pod0-guaranteed",
+        }
+        with (GOLDEN / "cgroups-v1.tsv").open() as file:
+            rows = [row for row in csv.DictReader(file, delimiter="\t") if "<container" not in row["cgroup"]]
+        differences = []
+        for row in rows:
+            cgroup = re.sub(r"<uid of (.*)>", r"0-\1", row["cgroup"])
+            expected = row["value"] if row["controller"] != "cpuset" else value("cpuset", "/", row["file"])
+            actual = value(row["controller"], f"{root}/{cgroup}", row["file"])
+            if actual != expected:
+                differences.append((cgroup, row["file"], expected, actual))
+        assert differences == []
+        assert len(rows) > 30
+        assert cgroups.uids() == {pod.uid for pod in pods}
+
+    async def test_every_hierarchy_has_the_pod_and_loses_it(self, root: str) -> None:
+        cgroups, pod = pods_in(root), pod_of({"requests": {"cpu": "1"}})
+        await cgroups.setup()
+        parent = await cgroups.ensure(pod)
+        folders = {detect_cgroups().path(controller, parent) for controller in detect_cgroups().mounts}
+        assert all(folder.is_dir() for folder in folders)
+        assert value("cpuset", parent, "cpuset.mems") == value("cpuset", "/", "cpuset.mems")
+        await cgroups.remove(pod.uid)
+        assert not any(folder.exists() for folder in folders)
+        assert cgroups.uids() == set()
+        await cgroups.remove(pod.uid)
+
+    async def test_what_is_left_inside_is_killed(self, root: str) -> None:
+        """Also by an agent that never saw the pod, below containers' own cgroups, and what ignores TERM."""
+        cgroups, pod = pods_in(root), pod_of({})
+        await cgroups.setup()
+        parent = await cgroups.ensure(pod)
+        for controller in detect_cgroups().mounts:
+            (detect_cgroups().path(controller, parent) / "c1").mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            inner = detect_cgroups().path("cpuset", f"{parent}/c1") / name
+            inner.write_text(value("cpuset", parent, name))
+        with (
+            process_in(parent) as one,
+            process_in(f"{parent}/c1", "sh", "-c", "trap '' TERM; sleep 300") as two,
+        ):
+            reaping = asyncio.gather(asyncio.to_thread(one.wait), asyncio.to_thread(two.wait))
+            again = pods_in(root)
+            assert again.uids() == {pod.uid}
+            await again.remove(pod.uid)
+            assert list(await reaping) == [-signal.SIGKILL, -signal.SIGKILL]
+        assert again.uids() == set()
+
+    async def test_what_does_not_die_is_an_error_with_the_pids(
+        self, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def powerless(*_: object, **__: object) -> bool:
+            return False
+
+        cgroups, pod = pods_in(root), pod_of({})
+        await cgroups.setup()
+        parent = await cgroups.ensure(pod)
+        monkeypatch.setattr(cgroup_files, "kill_members", powerless)
+        with process_in(parent) as process:
+            with pytest.raises(CgroupError, match=rf"does not go away; processes in it: {process.pid}"):
+                await CgroupFiles(detect_cgroups()).remove(tuple(parent.strip("/").split("/")), 0.1)
+
+    async def test_an_agent_that_died_before_setting_a_limit(self, root: str) -> None:
+        pod = pod_of({"limits": {"cpu": "1", "memory": "1Gi"}})
+        cgroups = pods_in(root)
+        await cgroups.setup()
+        name = (root.strip("/"), "kubepods", f"pod{pod.uid}")
+        CgroupFiles(detect_cgroups()).make(name, CgroupValues())
+        parent = "/" + "/".join(name)
+        assert value("memory", parent, "memory.limit_in_bytes") == NO_LIMIT
+        assert await pods_in(root).ensure(pod) == parent
+        assert value("memory", parent, "memory.limit_in_bytes") == str(1 << 30)
+        assert value("cpu", parent, "cpu.cfs_quota_us") == "100000"
+
+    async def test_a_pod_that_is_there_is_left_alone(self, root: str) -> None:
+        pod, cgroups = pod_of({"requests": {"cpu": "1"}}), pods_in(root)
+        await cgroups.setup()
+        parent = await cgroups.ensure(pod)
+        shares = detect_cgroups().path("cpu", parent) / "cpu.shares"
+        shares.write_text("77")
+        await cgroups.ensure(pod)
+        assert shares.read_text().strip() == "77"
+        detect_cgroups().path("pids", parent).rmdir()
+        await cgroups.ensure(pod)
+        assert shares.read_text().strip() == "1024"
+
+    async def test_the_weight_of_the_burstable_tier(self, root: str) -> None:
+        cgroups = pods_in(root)
+        await cgroups.setup()
+        first, second = (pod_of({"requests": {"cpu": cpu}}) for cpu in ("1", "2"))
+
+        def weight() -> str:
+            return value("cpu", f"{root}/kubepods/burstable", "cpu.shares")
+
+        await cgroups.ensure(first)
+        assert weight() == "1024", "the kernel's own value, until all pods are known"
+        cgroups.update_qos([first])
+        assert weight() == "1024"
+        await cgroups.ensure(second)
+        assert weight() == "3072"
+        await cgroups.remove(first.uid)
+        assert weight() == "2048"
+        cgroups.update_qos([])
+        assert weight() == "2"
+        assert value("cpu", f"{root}/kubepods/besteffort", "cpu.shares") == "2"
+
+    async def test_the_tree_heals(self, root: str) -> None:
+        cgroups = pods_in(root)
+        await cgroups.setup()
+        for tree in cgroup_tree.find_trees(root.strip("/")):
+            assert await cgroup_tree.remove(tree)
+        pod = pod_of({"requests": {"cpu": "1"}})
+        assert await cgroups.ensure(pod) == f"{root}/kubepods/burstable/pod{pod.uid}"
+
+    async def test_reservations(self, root: str) -> None:
+        detect = detect_cgroups()
+        CgroupFiles(detect).make((root.strip("/"), "sys"), CgroupValues())
+        cgroups = pods_in(
+            root,
+            kube_reserved={"memory": "1Gi", "cpu": "1"},
+            system_reserved={"memory": "512Mi", "cpu": "250m", "pid": "500"},
+            system_reserved_cgroup=f"{root}/sys",
+            enforce_node_allocatable=["pods", "system-reserved"],
+        )
+        await cgroups.setup()
+        assert value("cpu", f"{root}/kubepods", "cpu.shares") == "768"
+        limit = int(CAPACITY["memory"]) - (1536 << 20)
+        assert value("memory", f"{root}/kubepods", "memory.limit_in_bytes") == str(limit)
+        assert value("pids", f"{root}/kubepods", "pids.max") == str(32768 - 500)
+        assert value("cpu", f"{root}/sys", "cpu.shares") == "256"
+        assert value("memory", f"{root}/sys", "memory.limit_in_bytes") == str(512 << 20)
+        assert value("pids", f"{root}/sys", "pids.max") == "500"
+
+    async def test_reserved_cgroups_must_exist(self, root: str) -> None:
+        cgroups = pods_in(
+            root,
+            kube_reserved={"cpu": "1"},
+            kube_reserved_cgroup=f"{root}/none",
+            enforce_node_allocatable=["pods", "kube-reserved-compressible"],
+        )
+        with pytest.raises(CgroupError, match="kube-reserved-compressible but there is no cgroup"):
+            await cgroups.setup()
+
+    async def test_pods_above_their_common_limit(self, root: str) -> None:
+        """The limit is tried again, and the start goes on."""
+        cgroups = pods_in(root)
+        await cgroups.setup()
+        hog = "import time; data = bytearray(64 << 20); print('full', flush=True); time.sleep(300)"
+        small = pods_in(root, kube_reserved={"memory": str(int(CAPACITY["memory"]) - (8 << 20))})
+        pod = pod_of({})
+        parent = await cgroups.ensure(pod)
+        with subprocess.Popen(
+            ["sh", "-c", f'read go; exec python3 -c "{hog}"'], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            (detect_cgroups().path("memory", parent) / "cgroup.procs").write_text(str(process.pid))
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"\n")
+            process.stdin.close()
+            assert await asyncio.to_thread(process.stdout.readline) == b"full\n"
+            await small.setup()
+            before = value("memory", f"{root}/kubepods", "memory.limit_in_bytes")
+            process.kill()
+            process.wait()
+        small.update_qos([])
+        assert before == str(int(CAPACITY["memory"]))
+        assert value("memory", f"{root}/kubepods", "memory.limit_in_bytes") == str(8 << 20)
+
+    async def test_a_limit_that_the_kernel_refuses(self, root: str) -> None:
+        name = (root.strip("/"),)
+        with pytest.raises(CgroupError, match=r"cannot set .*cpu.cfs_period_us to 1: Invalid argument"):
+            CgroupFiles(detect_cgroups()).make(name, CgroupValues(quota=1, period=1))
+
+    async def test_a_burst_of_pods_is_quick(self, root: str) -> None:
+        cgroups = pods_in(root)
+        await cgroups.setup()
+        cgroups.update_qos([])
+        pods = [
+            pod_of({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1m"}}) for _ in range(40)
+        ]
+        began = time.process_time()
+        for pod in pods:
+            await cgroups.ensure(pod)
+        each = (time.process_time() - began) / len(pods)
+        for pod in pods:
+            await cgroups.remove(pod.uid)
+        assert cgroups.uids() == set()
+        assert each < 0.02, f"{each * 1000:.1f} ms of cpu per pod"
+
+
+class TestRefusals:
+    async def test_switched_off(self) -> None:
+        cgroups = PodCgroups(
+            KubeletConfiguration(cgroups_per_qos=False), FeatureGates(), detect_cgroups(), CAPACITY
+        )
+        await cgroups.setup()
+        assert await cgroups.ensure(pod_of({})) == ""
+        await cgroups.remove("uid")
+        cgroups.update_qos([pod_of({})])
+        assert cgroups.uids() == set()
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({"cgroup_driver": "systemd"}, "set it to cgroupfs, here and in the runtime"),
+            ({"kube_reserved": {"memory": "1Ti"}}, "1Ti of memory is reserved but the machine has only"),
+        ],
+    )
+    async def test_settings(self, config: dict[str, Any], message: str) -> None:
+        with pytest.raises(CgroupError, match=message):
+            await pods_in("/pyk-test-never-made", **config).setup()
+        assert cgroup_tree.find_trees("pyk-test-never-made") == []
+
+    async def test_controllers(self, tmp_path: Path) -> None:
+        none = Cgroups(CgroupMode.V2, tmp_path, {"cpu": tmp_path, "pids": tmp_path}, {})
+        with pytest.raises(CgroupError, match="controllers cpuset, memory are missing"):
+            await PodCgroups(KubeletConfiguration(), FeatureGates(), none, CAPACITY).setup()
+
+    async def test_hostile_uids(self) -> None:
+        pod = pod_of({})
+        pod.metadata.uid = "../../.."
+        with pytest.raises(CgroupError, match="uid"):
+            await pods_in("/pyk-test-never-made").ensure(pod)
+        with pytest.raises(CgroupError, match="uid"):
+            await pods_in("/pyk-test-never-made").remove("")
+
+
+V2_FILES = (
+    "cgroup.procs",
+    "cpu.weight",
+    "cpu.max",
+    "memory.max",
+    "memory.min",
+    "memory.low",
+    "memory.current",
+    "pids.max",
+    "hugetlb.2MB.max",
+)
+
+
+@pytest.fixture
+def v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cgroups:
+    """A folder that behaves like a v2 hierarchy: new folders have files, and what is handed down."""
+    every = ("cpu", "cpuset", "hugetlb", "io", "memory", "pids")
+    put, make = cgroup_files._put, cgroup_files._mkdir
+
+    def fill(folder: Path, controllers: str) -> None:
+        (folder / "cgroup.controllers").write_text(controllers)
+        (folder / "cgroup.subtree_control").write_text("")
+        for file in V2_FILES:
+            if file.partition(".")[0] in ("cgroup", *controllers.split()):
+                (folder / file).write_text("")
+
+    def mkdir(folder: Path) -> None:
+        make(folder)
+        fill(folder, (folder.parent / "cgroup.subtree_control").read_text())
+
+    def write(path: Path, text: str) -> None:
+        if path.name != "cgroup.subtree_control":
+            put(path, text)
+            return
+        wanted = [word.removeprefix("+") for word in text.split()]
+        if not set(wanted) <= set((path.parent / "cgroup.controllers").read_text().split()):
+            raise OSError(2, "No such controller", str(path))
+        path.write_text(" ".join(sorted({*path.read_text().split(), *wanted})))
+        for child in path.parent.iterdir():
+            if child.is_dir():
+                fill(child, path.read_text())
+
+    monkeypatch.setattr(cgroup_files, "_mkdir", mkdir)
+    monkeypatch.setattr(cgroup_files, "_put", write)
+    fill(tmp_path, " ".join(every))
+    return Cgroups(CgroupMode.V2, tmp_path, dict.fromkeys(every, tmp_path), {})
+
+
+class TestV2:
+    @staticmethod
+    def pods(v2: Cgroups, gates: FeatureGates | None = None, **config: Any) -> PodCgroups:
+        settings = KubeletConfiguration(cgroup_root="/pyk", **config)
+        capacity = CAPACITY | amounts(hugepages_2Mi="4Mi")
+        return PodCgroups(settings, gates or FeatureGates(), v2, capacity, ("2MB",))
+
+    async def test_controllers_are_handed_down_and_limits_set(self, v2: Cgroups) -> None:
+        cgroups = self.pods(v2, pod_pids_limit=1024)
+        await cgroups.setup()
+        pod = pod_of({"limits": {"cpu": "500m", "memory": "64Mi", "hugepages-2Mi": "2Mi"}})
+        parent = await cgroups.ensure(pod)
+        assert parent == f"/pyk/kubepods/pod{pod.uid}"
+        folder = v2.root / parent.lstrip("/")
+        assert (folder / "cgroup.controllers").read_text() == "cpu cpuset hugetlb io memory pids"
+        limits = {file: (folder / file).read_text() for file in V2_FILES}
+        assert limits == {
+            "cgroup.procs": "",
+            "cpu.weight": "20",
+            "cpu.max": "50000 100000",
+            "memory.max": "67108864",
+            "memory.min": "",
+            "memory.low": "",
+            "memory.current": "",
+            "pids.max": "1024",
+            "hugetlb.2MB.max": "2097152",
+        }
+        whole = v2.root / "pyk/kubepods"
+        assert (whole / "cpu.weight").read_text() == "79"
+        assert (whole / "memory.max").read_text() == str(int(CAPACITY["memory"]))
+        assert (whole / "besteffort/cpu.weight").read_text() == "1"
+        assert cgroups.uids() == {pod.uid}
+
+    async def test_a_cgroup_without_its_controllers_is_not_there_yet(self, v2: Cgroups) -> None:
+        cgroups, pod = self.pods(v2), pod_of({})
+        folder = v2.root / "pyk/kubepods/besteffort" / f"pod{pod.uid}"
+        folder.mkdir(parents=True)
+        for above in (folder, *folder.parents[:3]):
+            (above / "cgroup.controllers").write_text("")
+            (above / "cgroup.subtree_control").write_text("")
+        await cgroups.ensure(pod)
+        assert "memory" in (folder / "cgroup.controllers").read_text()
+        assert (folder / "cpu.weight").read_text() == "1"
+
+    async def test_controllers_that_do_not_come(self, v2: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
+        put = cgroup_files._put
+
+        def busy(path: Path, text: str) -> None:
+            if path.name == "cgroup.subtree_control" and "memory" in text:
+                raise OSError(16, "Device or resource busy", str(path))
+            put(path, text)
+
+        monkeypatch.setattr(cgroup_files, "_put", busy)
+        with pytest.raises(
+            CgroupError, match=r"cannot make cgroup /pyk.*controllers memory are not handed down"
+        ):
+            await self.pods(v2).setup()
+
+    async def test_memory_is_protected(self, v2: Cgroups) -> None:
+        gates = FeatureGates().with_overrides({"MemoryQoS": True})
+        cgroups = self.pods(v2, gates, memory_reservation_policy="TieredReservation")
+        await cgroups.setup()
+        pods = [pod_of({"limits": {"cpu": "1", "memory": "10Mi"}}), pod_of({"requests": {"memory": "5Mi"}})]
+        cgroups.update_qos(pods)
+        parents = [v2.root / (await cgroups.ensure(pod)).lstrip("/") for pod in pods]
+        assert (parents[0] / "memory.min").read_text() == str(10 << 20)
+        assert (parents[1] / "memory.low").read_text() == str(5 << 20)
+        assert (v2.root / "pyk/kubepods/memory.min").read_text() == str(15 << 20)
+        assert (v2.root / "pyk/kubepods/burstable/memory.low").read_text() == str(5 << 20)
+
+    async def test_memory_reserved_for_higher_tiers(
+        self, v2: Cgroups, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also when a tier is above its limit already."""
+        gates = FeatureGates().with_overrides({"QOSReserved": True})
+        cgroups = self.pods(v2, gates, qos_reserved={"memory": "50%"})
+        await cgroups.setup()
+        pod = pod_of({"limits": {"cpu": "1", "memory": "1Gi"}})
+        cgroups.update_qos([pod])
+        half = int(CAPACITY["memory"]) - (512 << 20)
+        assert (v2.root / "pyk/kubepods/burstable/memory.max").read_text() == str(half)
+        put = cgroup_files._put
+        first: list[str] = []
+
+        def over(path: Path, text: str) -> None:
+            if path.name == "memory.max" and path.parent.name == "besteffort" and not first:
+                first.append(text)
+                raise OSError(16, "Device or resource busy", str(path))
+            put(path, text)
+
+        (v2.root / "pyk/kubepods/besteffort/memory.current").write_text(str(half + 5))
+        monkeypatch.setattr(cgroup_files, "_put", over)
+        cgroups.update_qos([pod])
+        assert (v2.root / "pyk/kubepods/besteffort/memory.max").read_text() == str(half + 5)
+
+
+@pytest.mark.machine
+async def test_the_real_v2_hierarchy(root: str) -> None:
+    """As far as this machine has one: controllers that no v1 hierarchy holds work in it."""
+    unified = Path("/sys/fs/cgroup/unified")
+    if os.geteuid() != 0 or not (unified / "cgroup.controllers").is_file():
+        pytest.skip("needs root and a v2 hierarchy on the side")
+    controllers = (unified / "cgroup.controllers").read_text().split()
+    files = CgroupFiles(Cgroups(CgroupMode.V2, unified, dict.fromkeys(controllers, unified), {}))
+    kept = (unified / "cgroup.subtree_control").read_text().split()
+    name = (root.strip("/"), "kubepods", "pod1")
+    try:
+        files.make(name, CgroupValues(shares=1, memory=1, huge_pages={"2MB": 4 << 20}))
+        assert files.exists(name)
+        if "hugetlb" in controllers:
+            assert (unified.joinpath(*name) / "hugetlb.2MB.max").read_text().strip() == str(4 << 20)
+        assert files.children(name[:-1]) == {"pod1"}
+        await files.remove(name[:1])
+        assert not unified.joinpath(*name[:1]).exists()
+    finally:
+        assert await cgroup_tree.remove(unified.joinpath(*name[:1]))
+        for controller in set(controllers) - set(kept):
+            (unified / "cgroup.subtree_control").write_text(f"-{controller}")

@@ -1,0 +1,272 @@
+"""Containers' log files: their lines as a table and as properties, their growth and rotation for real."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.server.log_files import LogFile, follow
+from pykubelet.server.log_lines import LineWriter, LogEntry, Stream, last_lines, parse_entry
+
+STAMP = "2026-01-02T03:04:05.123456789Z"
+
+
+@pytest.mark.parametrize(
+    ("line", "entry"),
+    [
+        (f"{STAMP} stdout F hello\n", LogEntry(STAMP, "stdout", b"hello", False)),
+        (f"{STAMP} stderr P half", LogEntry(STAMP, "stderr", b"half", True)),
+        (f"{STAMP} stdout F \n", LogEntry(STAMP, "stdout", b"", False)),
+        (f"{STAMP} stdout F  two  spaces \n", LogEntry(STAMP, "stdout", b" two  spaces ", False)),
+        (f"{STAMP} stdout P:later:tags x\n", LogEntry(STAMP, "stdout", b"x", True)),
+        (f"{STAMP} stdout F a\rb\x85c\n", LogEntry(STAMP, "stdout", "a\rb\x85c".encode(), False)),
+        (
+            "2026-01-02T05:04:05+02:00 stdout F x\n",
+            LogEntry("2026-01-02T05:04:05+02:00", "stdout", b"x", False),
+        ),
+        ("", None),
+        ("\n", None),
+        (f"{STAMP} stdin F x\n", None),
+        (f"{STAMP} stdout F\n", None),
+        ("yesterday stdout F x\n", None),
+        ("\0\0\0\0\n", None),
+        (f'{{"log":"x","stream":"stdout","time":"{STAMP}"}}\n', None),
+    ],
+)
+def test_lines_of_a_log_file(line: str, entry: LogEntry | None) -> None:
+    assert parse_entry(line.encode()) == entry
+
+
+@pytest.mark.parametrize(
+    ("stamp", "nanoseconds", "fixed"),
+    [
+        (STAMP, 1767323045_123456789, STAMP),
+        ("2026-01-02T03:04:05Z", 1767323045_000000000, "2026-01-02T03:04:05.000000000Z"),
+        ("2026-01-02T05:04:05.5+02:00", 1767323045_500000000, "2026-01-02T05:04:05.500000000+02:00"),
+        ("2026-13-99T03:04:05Z", 0, "2026-13-99T03:04:05.000000000Z"),
+    ],
+)
+def test_times(stamp: str, nanoseconds: int, fixed: str) -> None:
+    entry = parse_entry(f"{stamp} stdout F x".encode())
+    assert entry is not None
+    assert (entry.nanoseconds, entry.fixed_stamp) == (nanoseconds, fixed)
+
+
+streams: st.SearchStrategy[Stream] = st.sampled_from(["stdout", "stderr"])
+texts = st.binary(max_size=12).map(lambda text: text.replace(b"\n", b""))
+logs = st.lists(st.builds(LogEntry, st.just(STAMP), streams, texts, st.booleans()), max_size=30)
+
+
+def written(entry: LogEntry) -> bytes:
+    tag = "P" if entry.partial else "F"
+    return f"{entry.stamp} {entry.stream} {tag} ".encode() + entry.text + b"\n"
+
+
+def said(entries: Iterable[LogEntry], stream: Stream) -> bytes:
+    return b"".join(text for to, text in LineWriter().write(entries) if to == stream)
+
+
+@given(logs)
+def test_what_is_written_is_read_back(entries: list[LogEntry]) -> None:
+    assert [parse_entry(written(entry)) for entry in entries] == entries
+
+
+@given(st.binary(max_size=200))
+def test_whatever_stands_in_a_file_is_an_entry_or_nothing(line: bytes) -> None:
+    entry = parse_entry(line)
+    assert entry is None or parse_entry(written(entry)) == entry
+
+
+@given(logs)
+def test_each_stream_gets_its_own_text_with_pieces_joined(entries: list[LogEntry]) -> None:
+    for stream in ("stdout", "stderr"):
+        mine = [entry for entry in entries if entry.stream == stream]
+        assert said(entries, stream) == b"".join(
+            entry.text + (b"" if entry.partial else b"\n") for entry in mine
+        )
+
+
+def lines_of(entries: list[LogEntry]) -> list[tuple[int, tuple[int, ...]]]:
+    """The lines of a log by the position where each ended, with the positions of their pieces."""
+    lines: list[tuple[int, tuple[int, ...]]] = []
+    pieces: dict[Stream, list[int]] = {}
+    for position, entry in enumerate(entries):
+        pieces.setdefault(entry.stream, []).append(position)
+        if not entry.partial:
+            lines.append((position, tuple(pieces.pop(entry.stream))))
+    return sorted(lines + [(places[-1], tuple(places)) for places in pieces.values()])
+
+
+@given(logs, st.integers(0, 12))
+def test_the_last_lines_are_whole_and_exactly_as_many(entries: list[LogEntry], count: int) -> None:
+    expected = sorted(place for _, places in lines_of(entries)[::-1][:count] for place in places)
+    assert last_lines((written(e) for e in reversed(entries)), count) == [
+        entries[place] for place in expected
+    ]
+
+
+def test_no_more_of_a_log_is_read_than_the_last_lines_need() -> None:
+    taken = []
+
+    def lines() -> Iterable[bytes]:
+        for number in range(1000):
+            taken.append(number)
+            yield f"{STAMP} stdout F {number}\n".encode()
+
+    assert [entry.text for entry in last_lines(lines(), 3)] == [b"2", b"1", b"0"]
+    assert len(taken) == 4
+
+
+def test_times_in_front_of_lines_only_and_old_lines_left_out() -> None:
+    entries = [
+        LogEntry("2026-01-02T03:04:05Z", "stdout", b"old", True),
+        LogEntry("2026-01-02T03:04:07Z", "stderr", b"new", True),
+        LogEntry("2026-01-02T03:04:08Z", "stdout", b"er", False),
+        LogEntry("2026-01-02T03:04:09Z", "stderr", b"est", False),
+    ]
+    writer = LineWriter(timestamps=True, since=entries[1].nanoseconds)
+    assert list(writer.write(entries)) == [
+        ("stderr", b"2026-01-02T03:04:07.000000000Z new"),
+        ("stderr", b"est\n"),
+    ]
+
+
+def write(path: Path, *texts: str, mode: str = "a") -> None:
+    with path.open(mode) as file:
+        file.write("".join(f"{STAMP} stdout F {text}\n" for text in texts))
+
+
+def words(entries: Iterable[LogEntry]) -> list[str]:
+    return [entry.text.decode() for entry in entries]
+
+
+@given(logs, st.integers(0, 5), st.binary(max_size=5).map(lambda b: b.replace(b"\n", b"")))
+def test_a_file_is_read_from_its_last_lines_on(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[LogEntry], count: int, unfinished: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "0.log"
+    path.write_bytes(b"".join(map(written, entries)) + unfinished)
+    log = LogFile(path)
+    try:
+        assert log.skip_to_last(count) == last_lines((written(e) for e in reversed(entries)), count)
+        assert list(log.entries()) == []
+        write(path, "more")
+        # The unfinished line's bytes are part of the entry that is written behind them.
+        assert len(list(log.entries())) == (0 if unfinished else 1)
+    finally:
+        log.close()
+
+
+def test_the_last_lines_of_a_file_of_many_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    write(path, *(f"{number} {'x' * 100}" for number in range(3000)))
+    log = LogFile(path)
+    assert [word.split()[0] for word in words(log.skip_to_last(2000))] == list(map(str, range(1000, 3000)))
+    log.close()
+    log = LogFile(path)
+    assert len(list(log.entries())) == 3000
+    log.close()
+
+
+class Following:
+    """A log that is followed in the background."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.on = True
+
+    async def goes_on(self) -> bool:
+        return self.on
+
+    async def run(self, path: Path) -> None:
+        log = LogFile(path)
+        try:
+            async for entries in follow(log, self.goes_on):
+                self.seen += words(entries)
+        finally:
+            log.close()
+
+    async def until(self, *expected: str) -> None:
+        async with asyncio.timeout(5):
+            while self.seen != list(expected):
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def followed(path: Path) -> AsyncIterator[Following]:
+    following = Following()
+    try:
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            task = group.create_task(following.run(path))
+            yield following
+            following.on = False
+            await task
+    except TimeoutError:
+        pytest.fail(f"did not end; seen: {following.seen}")
+
+
+async def test_a_log_is_followed_while_it_grows_and_until_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    write(path, "one")
+    async with followed(path) as following:
+        await following.until("one")
+        write(path, "two")
+        await following.until("one", "two")
+        with path.open("a") as file:
+            file.write(f"{STAMP} stdout F thr")
+            file.flush()
+            await asyncio.sleep(0.1)
+            file.write("ee\n")
+        await following.until("one", "two", "three")
+
+
+async def test_the_end_is_found_although_the_next_attempt_writes_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "0.log", "one")
+    async with followed(tmp_path / "0.log") as following:
+        await following.until("one")
+        following.on = False
+        for _ in range(30):
+            write(tmp_path / "1.log", "noise")
+            await asyncio.sleep(0.05)
+    assert following.seen == ["one"]
+
+
+async def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    write(path, "one")
+    async with followed(path) as following:
+        await following.until("one")
+        old = path.open("a")
+        path.rename(tmp_path / "0.log.20260102-030405")
+        old.write(f"{STAMP} stdout F two\n")
+        old.flush()
+        await asyncio.sleep(0.1)
+        write(path, "four")
+        # The runtime's last words to the old file come when the new one is there.
+        old.write(f"{STAMP} stdout F three\n")
+        old.close()
+        await following.until("one", "two", "three", "four")
+        write(path, "five")
+        await following.until("one", "two", "three", "four", "five")
+
+
+async def test_a_log_that_is_cut_short_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    write(path, "one", "two")
+    async with followed(path) as following:
+        await following.until("one", "two")
+        write(path, "new", mode="w")
+        await following.until("one", "two", "new")
+
+
+async def test_a_log_that_is_removed_ends_with_its_container(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    write(path, "one")
+    async with followed(path) as following:
+        await following.until("one")
+        path.unlink()
+    assert following.seen == ["one"]
