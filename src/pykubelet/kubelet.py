@@ -22,7 +22,7 @@ from pykubelet.cri.connect import Cri, connect
 from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.cri.runtime_pb2 import SYSTEMD
-from pykubelet.host import addresses, cgroups, hostname, lockfile, notify, oom, rlimits, swap
+from pykubelet.host import addresses, cgroups, hostname, kernel, lockfile, notify, oom, rlimits, swap
 from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
@@ -155,6 +155,12 @@ class Kubelet:
                     "boot with cgroup v2 or set failCgroupV1: false"
                 )
             log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
+        differing = kernel.kernel_default_differences()
+        if differing and self.config.protect_kernel_defaults:
+            wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
+            raise StartError(
+                f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {wanted}`"
+            )
         problem = swap.swap_problem(swap.swap_areas())
         if problem and self.config.fail_swap_on:
             raise StartError(problem)

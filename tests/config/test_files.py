@@ -118,7 +118,8 @@ def test_what_was_loaded_can_be_written_and_loaded_again(tmp_path: Path) -> None
     ],
 )
 def test_another_kind_of_document(tmp_path: Path, head: str, expected: list[str]) -> None:
-    found = problems_of(write(tmp_path / "kubelet.yaml", "nonsense: 1\n", head))
+    path = write(tmp_path / "kubelet.yaml", "nonsense: 1\n", head)
+    found = [line.removeprefix(f"{path}: ") for line in problems_of(path)]
     assert len(found) == len(expected), "the fields of another kind are not looked at"
     assert all(problem.startswith(start) for problem, start in zip(found, expected, strict=True))
 
@@ -246,15 +247,31 @@ def test_all_problems_of_all_files_are_told_with_their_file(tmp_path: Path) -> N
     (tmp_path / "d/5.conf").symlink_to(tmp_path)
     found = problems_of(main, tmp_path / "d")
     assert [line.removeprefix(f"{tmp_path}/").split(":")[:2] for line in found] == [
-        ["kubelet.yaml", " maxPods"],
-        ["kubelet.yaml", " nope"],
-        ["d/1.conf", " port"],
         ["d/2.conf", " apiVersion"],
         ["d/2.conf", " kind"],
         ["d/3.conf", " is empty"],
         ["d/4.conf", " line 4"],
         ["d/5.conf", " is a folder"],
+        ["kubelet.yaml", " maxPods"],
+        ["kubelet.yaml", " nope"],
+        ["d/1.conf", " port"],
     ]
+
+
+def test_what_else_is_wrong_is_told_together_with_malformed_fields(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "kubelet.yaml",
+        "maxPods: x\nport: 99999\ne: 1\n.: 2\nimageGCHighThresholdPercent: x\nimageGCLowThresholdPercent: 90\n"
+        "evictionHard: {memory.available: '0', pid.available: 5}\n",
+    )
+    assert [line.split(":")[0] for line in problems_of(path)] == [
+        "maxPods",
+        "imageGCHighThresholdPercent",
+        "evictionHard[pid.available]",
+        "e",
+        "[.]",
+        "port",
+    ], "what is compared with a malformed field is not judged"
 
 
 def test_with_one_file_its_name_is_not_repeated(tmp_path: Path) -> None:
@@ -263,8 +280,10 @@ def test_with_one_file_its_name_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_a_drop_in_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert problems_of(None, tmp_path / "none") == [
-        f"{tmp_path}/none: is not a folder: give the folder of the drop-in files"
+    main = write(tmp_path / "kubelet.yaml", "maxPods: x\n")
+    assert problems_of(main, tmp_path / "none") == [
+        f"{tmp_path}/none: is not a folder: give the folder of the drop-in files",
+        "maxPods: must be a whole number, not the text 'x'",
     ]
 
 

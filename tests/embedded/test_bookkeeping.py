@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from pykubelet.embedded.state import State, before_us, load, save
 
 
 @pytest.fixture
-def instance(data_dir: Path) -> Instance:
+def instance(data_dir: Path) -> Iterator[Instance]:
     found = Instance.at(data_dir)
     claim(found)
-    return found
+    yield found
+    # The states of these tests are inventions; `down` must not believe them.
+    found.state.unlink(missing_ok=True)
 
 
 def a_state(**changes: object) -> State:

@@ -127,7 +127,8 @@ async def test_down_without_a_working_containerd(
 async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with running_pod(instance):
-        pass
+        sockets = [path for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
+        assert sockets
     left: list[str] | None = None
     for attempt in range(100):
         try:
@@ -138,6 +139,17 @@ async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
             continue
     assert left == []
     assert not data_dir.exists()
+    assert [path for path in sockets if path.exists()] == []
+
+
+async def test_down_after_all_shims_were_killed(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with running_pod(instance):
+        sockets = [path for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
+    for shim in find_shims(instance):
+        os.kill(shim.pid, signal.SIGKILL)
+    assert await down(instance, ignore) == []
+    assert [path for path in sockets if path.exists()] == []
 
 
 async def test_down_that_is_killed_can_be_finished(data_dir: Path) -> None:

@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pykubelet.host.processes import (
     CommandError,
     boot_id,
+    bound_unix_sockets,
     end,
     find_process,
     list_processes,
@@ -84,7 +87,7 @@ def test_a_zombie_is_not_running() -> None:
         process.wait()
 
 
-def test_a_name_with_parentheses_is_read(tmp_path: object) -> None:
+def test_a_name_with_parentheses_is_read() -> None:
     with subprocess.Popen(
         ["sh", "-c", "printf '(a) b)' >/proc/$$/comm; read x"], stdin=subprocess.PIPE
     ) as process:
@@ -125,6 +128,15 @@ async def test_end_spares_another_process_with_the_same_pid(sleeper: subprocess.
     assert process is not None
     assert await end(replace(process, start=process.start - 1), grace=0)
     assert sleeper.poll() is None
+
+
+def test_bound_sockets(tmp_path: Path) -> None:
+    path = tmp_path / "a socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert str(path) in bound_unix_sockets()
+    assert path.is_socket()
+    assert str(path) not in bound_unix_sockets()
 
 
 def test_boot_id_stays() -> None:

@@ -180,11 +180,11 @@ def test_a_file_that_cannot_be_used_is_passed_over(node: NodeCredentials, tmp_pa
     assert node.read() == {"host": Credentials("home")}
 
 
-def test_a_change_is_seen_at_once(node: NodeCredentials, tmp_path: Path) -> None:
+async def test_a_change_is_seen_at_once(node: NodeCredentials, tmp_path: Path) -> None:
     place = tmp_path / "root/config.json"
     for name in ("one", "two"):
         place.write_bytes(config_json(host={"username": name}))
-        assert node.read() == {"host": Credentials(name)}
+        assert await node.load() == {"host": Credentials(name)}
 
 
 def test_without_a_home(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ async def test_rate_counts_when_the_turn_comes() -> None:
     # Five seconds each: by the time of the third there is a token again.
     await asyncio.gather(*(pull(5) for _ in range(4)))
     await asyncio.gather(pull(0), pull(0))
-    with pytest.raises(PullRateExceeded, match="^pull QPS exceeded$"):
+    with pytest.raises(PullRateExceeded, match=r"^pull QPS exceeded$"):
         await pull(0)
     await asyncio.sleep(1)
     await pull(0)

@@ -25,7 +25,7 @@ def target(*ports: ContainerPort, ip: str = "127.0.0.1") -> Target:
     return Target(Container(name="app", ports=list(ports)), "c1", ip)
 
 
-def exec_probe(command: str, **numbers: int) -> Probe:
+def exec_probe(command: str, **numbers: Any) -> Probe:
     return Probe(exec=ExecAction(command=[command]), **numbers)
 
 

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pykubelet.api.pod import Container, TCPSocketAction
+from pykubelet.api.pod import Container, Probe, TCPSocketAction
 from pykubelet.api.pod import Pod as ApiPod
-from pykubelet.api.pod import Probe
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cri.errors import CommandTimedOut, CriError
 from pykubelet.probes.prober import STARTS_AT_ONCE

@@ -15,7 +15,8 @@ def terms(successes: int = 1, failures: int = 3) -> Terms:
 
 def play(kind: Kind, outcomes: str, successes: int = 1, failures: int = 3) -> tuple[ProbeState, list[str]]:
     """Outcomes are `+` and `-`; gives the last state and, per outcome, the change or nothing."""
-    state, changes = begin(kind), []
+    state = begin(kind)
+    changes: list[str] = []
     for outcome in outcomes:
         state, change = step(state, outcome == "+", kind, terms(successes, failures))
         changes.append(change or "")

@@ -152,7 +152,7 @@ class Lifecycle(ObjectStruct):
 
 
 class Probe(ObjectStruct):
-    """A periodic question to a container; zeros mean the defaults: period 10, timeout 1, thresholds 3 and 1."""
+    """A periodic question; zeros mean the defaults: period 10 s, timeout 1 s, thresholds 3 and 1."""
 
     exec: ExecAction | None = None
     http_get: HTTPGetAction | None = None

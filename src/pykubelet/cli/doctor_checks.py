@@ -208,7 +208,7 @@ def judge_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> lis
         for name, (expected, actual) in differences.items()
     )
     set_all = " ".join(f"{name.replace('/', '.')}={expected}" for name, (expected, _) in differences.items())
-    remedy = f"the agent sets these unless protectKernelDefaults is on; then: sysctl -w {set_all}"
+    remedy = f"needed where protectKernelDefaults is on: sysctl -w {set_all}"
     return [warn(area, what, remedy)]
 
 

@@ -94,7 +94,9 @@ def pods_with_logs(instance: Instance) -> list[Pod]:
         name, _, uid = rest.rpartition("_")
         containers = [Container(name=inner.name) for inner in _folders(folder)]
         if name and uid and containers:
-            meta = ObjectMeta(name=name, namespace=namespace, uid=uid, annotations={SOURCE_ANNOTATION: "file"})
+            meta = ObjectMeta(
+                name=name, namespace=namespace, uid=uid, annotations={SOURCE_ANNOTATION: "file"}
+            )
             pods.append(Pod(metadata=meta, spec=PodSpec(node_name=node, containers=containers)))
     return pods
 

@@ -107,45 +107,60 @@ class _Reader:
 
     def print(self) -> None:
         """Print the log as it is now."""
-        with closing(LogFile(self._existing_file(self._attempt()))) as log:
+        attempt = find_attempt(
+            self._pod, self._container.name, self._wish.previous, known_runs(self._file(0))
+        )
+        try:
+            log = LogFile(self._file(attempt))
+        except FileNotFoundError:
+            name = self._container.name
+            raise NoLog(f"the log of run {attempt} of container {name} was removed") from None
+        with closing(log):
             self._print_present(log, self._wish.tail)
             self._printer.print(log.rest())
             self._printer.flush()
 
     async def follow(self) -> None:
         """Print the log and what is added, run after run, until nothing more can come."""
-        tail = self._wish.tail
+        tail, is_read = self._wish.tail, False
         try:
-            attempt = self._attempt()
+            attempt = find_attempt(self._pod, self._container.name, False, known_runs(self._file(0)))
         except NoLog:
             attempt = 0
         while True:
-            file = self._file(attempt)
-            if file.exists():
-                with closing(LogFile(file)) as log:
-                    self._print_present(log, tail)
-                    async for entries in follow(log, lambda: self._goes_on(attempt)):  # noqa: B023
-                        self._printer.print(entries)
-                        self._printer.flush()
-                tail = None
-            if not await self._next_run(attempt, file):
+            outlook = prospect(*await self._picture(), self._container, attempt)
+            if not is_read and self._file(attempt).exists():
+                await self._follow_run(attempt, tail)
+                tail, is_read = None, True
+            elif outlook == "over":
                 return
-            attempt += file.exists()
+            elif outlook == "next":
+                attempt, is_read = attempt + 1, False
+            else:
+                await asyncio.sleep(_EVERY_SECONDS)
 
-    async def _goes_on(self, attempt: int) -> bool:
-        return prospect(*await self._picture(), self._container, attempt) == "writing"
+    async def _follow_run(self, attempt: int, tail: int | None) -> None:
+        async def goes_on() -> bool:
+            return prospect(*await self._picture(), self._container, attempt) == "writing"
 
-    async def _next_run(self, attempt: int, file: Path) -> bool:
-        """Wait for the run after this one, or for this one if it has not begun; says whether there is one."""
-        begun = file.exists()
-        while True:
-            match prospect(*await self._picture(), self._container, attempt):
-                case "over":
-                    return False
-                case "next":
-                    return True
-                case "writing" if not begun and file.exists():
-                    return True
-            if not begun and file.exists():
-                return True
-            await asyncio.sleep(_EVERY_SECONDS)
+        with closing(LogFile(self._file(attempt))) as log:
+            self._print_present(log, tail)
+            self._printer.flush()
+            async for entries in follow(log, goes_on):
+                self._printer.print(entries)
+                self._printer.flush()
+
+    def _print_present(self, log: LogFile, tail: int | None) -> None:
+        if tail is not None:
+            self._printer.print(log.skip_to_last(tail))
+        self._printer.print(log.entries())
+
+    def _file(self, attempt: int) -> Path:
+        return log_file(self._instance, self._pod, self._container.name, attempt)
+
+    async def _picture(self) -> tuple[Pod | None, str]:
+        try:
+            node = await asyncio.to_thread(self._client.pod, self._pod.uid)
+        except NotThere:
+            return None, ""
+        return node.pods[0], node.states.get(self._pod.uid, "syncing")

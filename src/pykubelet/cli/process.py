@@ -43,7 +43,7 @@ def launch(program: str, loaded: Loaded, agent: Callable[[], Awaitable[None]]) -
     for warning in loaded.warnings:
         log.warning(warning)
     for name, value in loaded.given.items():
-        log.v(1).info(f"FLAG: --{name}=\"{value}\"")
+        log.v(1).info(f'FLAG: --{name}="{value}"')
     if not is_root():
         return complain(program, "root is needed to manage containers: run it with sudo")
     try:

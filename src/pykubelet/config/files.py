@@ -12,6 +12,7 @@ as in the reference.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +24,10 @@ from pykubelet.config.documents import read_document
 from pykubelet.config.encode import to_document
 from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
+from pykubelet.config.validate import validate
 
 GatesFor = Callable[[dict[str, bool]], Callable[[str], bool]]
-"""Given the `featureGates` of a file, tells which gates are on; may raise ConfigError."""
+"""Given the `featureGates` of a file, tells which gates are on."""
 
 DROP_IN_SUFFIX = ".conf"
 
@@ -43,40 +45,37 @@ def load_config_files(
     """Read and merge all files; without any, give the defaults of a node that has none.
 
     Raises one ConfigError with the problems of all files; they name their file when there are
-    several. Values are not validated here, because flags may still change them.
+    several. The result is not validated, because flags may still change it; but when a file is
+    malformed, the error also tells what else would be wrong.
     """
-    used = find_drop_ins(drop_in_dir).used if drop_in_dir is not None else []
-    problems: list[Problem] = []
-    several = len(used) + (path is not None) > 1
-    main: dict[str, Any] = {}
-    if path is not None:
-        main = _checked(path, several, problems)
-    patches = [_checked(file, several, problems, patch=True) for file in used]
+    unreadable: list[Problem] = []
+    drop_ins: list[Path] = []
+    try:
+        drop_ins = find_drop_ins(drop_in_dir).used if drop_in_dir is not None else []
+    except ConfigError as err:
+        unreadable += err.problems
+    main = _read(path) if path is not None else None
+    patches = [_read(file, patch=True) for file in drop_ins]
+    sources = [source for source in (main, *patches) if source is not None]
+    problems = [
+        Problem(f"{source.path}: {found.path}" if len(sources) > 1 else found.path, found.message)
+        for source in sources
+        for found in source.malformed
+    ]
+    unreadable += (problem for source in sources for problem in source.unreadable)
+    if unreadable:
+        raise ConfigError([*unreadable, *problems])
+    config, gate_enabled = _assemble(main, [patch.document for patch in patches], gates_for)
     if problems:
+        names = {re.split(r"[.\[]", found.path)[0] for source in sources for found in source.malformed}
+        malformed = names & to_document(config).keys()
+        # Nothing can be said about a malformed field, nor about those that are compared with it.
+        problems += (
+            problem
+            for problem in validate(config, gate_enabled)
+            if not any(field in str(problem) for field in malformed)
+        )
         raise ConfigError(problems)
-
-    if path is None:
-        config = legacy_defaults()
-        complete(config, (), gates_for({}))
-    else:
-        config, _ = decode(KubeletConfiguration, main)
-        complete(config, explicit_fields(KubeletConfiguration, main), gates_for(config.feature_gates))
-        _resolve_paths(config, path.absolute().parent)
-    if not patches:
-        return config
-
-    # What a gate gave as default must not look like the operator's wish when a drop-in turns it off.
-    merged = {
-        field: value
-        for field, value in to_document(config).items()
-        if field not in GATED_FIELDS or main.get(field) is not None
-    }
-    for patch in patches:
-        merged = merge_patch(merged, patch)
-    config, problems = decode(KubeletConfiguration, merged)
-    if problems:
-        raise ConfigError(problems)
-    complete(config, explicit_fields(KubeletConfiguration, merged), gates_for(config.feature_gates))
     return config
 
 
@@ -115,20 +114,58 @@ def merge_patch(target: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _checked(path: Path, several: bool, problems: list[Problem], patch: bool = False) -> dict[str, Any]:
-    """Read one file and add what is wrong with it to `problems`."""
+class _Source(NamedTuple):
+    """One file: what is in it, or why that cannot be told, and the fields that are not as they should be."""
+
+    path: Path
+    document: dict[str, Any]
+    unreadable: list[Problem]
+    malformed: list[Problem]
+
+
+def _read(path: Path, patch: bool = False) -> _Source:
     try:
         document = read_document(path)
     except ConfigError as err:
-        problems += err.problems
-        return {}
-    found = _wrong_kind(document)
-    if not found:
-        # In a drop-in, null takes something back; only the rest has a type.
-        _, found = decode(KubeletConfiguration, merge_patch({}, document) if patch else document)
-    where = f"{path}: " if several else ""
-    problems += [Problem(where + problem.path, problem.message) for problem in found]
-    return document
+        return _Source(path, {}, err.problems, [])
+    if wrong := _wrong_kind(document):
+        return _Source(path, {}, [Problem(f"{path}: {found.path}", found.message) for found in wrong], [])
+    # In a drop-in, null takes something back; only the rest has a type.
+    _, malformed = decode(KubeletConfiguration, merge_patch({}, document) if patch else document)
+    return _Source(path, document, [], malformed)
+
+
+def _assemble(
+    main: _Source | None, patches: list[dict[str, Any]], gates_for: GatesFor
+) -> tuple[KubeletConfiguration, Callable[[str], bool]]:
+    """Decode, complete and merge; malformed fields count as not set."""
+    if main is None:
+        config, gate_enabled = legacy_defaults(), gates_for({})
+        complete(config, (), gate_enabled)
+    else:
+        config, gate_enabled = _complete(main.document, gates_for)
+        _resolve_paths(config, main.path.absolute().parent)
+    if not patches:
+        return config, gate_enabled
+    # What a gate gave as default must not look like the operator's wish when a drop-in turns it off.
+    chosen = main.document if main else {}
+    merged = {
+        field: value
+        for field, value in to_document(config).items()
+        if field not in GATED_FIELDS or chosen.get(field) is not None
+    }
+    for patch in patches:
+        merged = merge_patch(merged, patch)
+    return _complete(merged, gates_for)
+
+
+def _complete(
+    document: dict[str, Any], gates_for: GatesFor
+) -> tuple[KubeletConfiguration, Callable[[str], bool]]:
+    config, _ = decode(KubeletConfiguration, document)
+    gate_enabled = gates_for(config.feature_gates)
+    complete(config, explicit_fields(KubeletConfiguration, document), gate_enabled)
+    return config, gate_enabled
 
 
 def _wrong_kind(document: dict[str, Any]) -> list[Problem]:

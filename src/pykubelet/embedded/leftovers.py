@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from pykubelet.embedded.daemon import find_daemons
 from pykubelet.embedded.instance import NAMESPACE, Instance
 from pykubelet.host import cgroup_tree, iptables, links
 from pykubelet.host.mounts import mounts_below, read_mounts
-from pykubelet.host.processes import Process, list_processes
+from pykubelet.host.processes import Process, bound_unix_sockets, list_processes
 
 SHIM_SOCKETS = Path("/run/containerd/s")
 CNI_RESULTS = Path("/var/lib/cni/results")
@@ -97,6 +98,13 @@ def shim_sockets(instance: Instance, ids: set[str]) -> list[Path]:
         SHIM_SOCKETS / hashlib.sha256(f"{instance.socket}/{NAMESPACE}/{id}".encode()).hexdigest()
         for id in sorted(ids)
     ]
+
+
+def dead_sockets(sockets: Iterable[Path]) -> list[Path]:
+    """Give those that exist although no shim listens there any more; nobody can be using them."""
+    existing = [path for path in sockets if path.is_socket()]
+    bound = bound_unix_sockets()
+    return [path for path in existing if str(path) not in bound]
 
 
 def runc_root(instance: Instance) -> Path:

@@ -25,6 +25,8 @@ from pykubelet.embedded.daemon import Daemon, stop_strays
 from pykubelet.embedded.errors import AlreadyRunning, EmbeddedError
 from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.leftovers import (
+    SHIM_SOCKETS,
+    dead_sockets,
     find_cgroups,
     find_cni_results,
     find_ids,
@@ -131,6 +133,9 @@ async def _stop_agent(instance: Instance, say: Say) -> None:
 async def _remove_pods(instance: Instance, say: Say) -> None:
     """Remove all pods through a containerd that is started for this alone, if there is any pod."""
     kept = _state(instance)
+    # containerd forgets shims that it finds dead, and with them where their sockets are.
+    for path in dead_sockets(shim_sockets(instance, find_ids(instance))):
+        path.unlink(missing_ok=True)
     if not find_ids(instance) or kept is None or kept.boot_id != boot_id():
         return
     try:
@@ -203,9 +208,13 @@ async def _remove_network(instance: Instance, *, keep_chains: Collection[str]) -
 
 
 def _remove_outside(kept: state.State) -> None:
+    """Remove the directories that exist because of us, if they serve nobody else by now."""
+    if str(SHIM_SOCKETS) not in kept.found_paths and SHIM_SOCKETS.is_dir():
+        # Shims that crashed while an agent ran left these.
+        for path in dead_sockets(SHIM_SOCKETS.iterdir()):
+            path.unlink(missing_ok=True)
     for folder in state.OUTSIDE:
         if str(folder) not in kept.found_paths:
-            # Only if it is empty: it may serve others by now.
             with suppress(OSError):
                 folder.rmdir()
 

@@ -58,6 +58,12 @@ def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
+def bound_unix_sockets() -> set[str]:
+    """Give the paths of all unix sockets that some process has open; a file that is not here is dead."""
+    lines = (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]
+    return {fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8}
+
+
 async def end(process: Process, *, grace: float) -> bool:
     """Ask a process to end, wait up to `grace` seconds, then kill it; returns whether it is gone.
 

@@ -7,6 +7,7 @@ it read.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -20,7 +21,7 @@ from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
 
-MAX_BYTES = 10 * 1024 * 1024
+MAX_BYTES = 1024 * 1024
 
 _SECRET_KEYS = {
     "kubernetes.io/dockerconfigjson": ".dockerconfigjson",
@@ -88,6 +89,10 @@ class NodeCredentials:
             *((folder / "config.json", read_config_json) for folder in new),
             *((folder / ".dockercfg", read_dockercfg) for folder in old),
         ]
+
+    async def load(self) -> Registries:
+        """Read the files in a thread; see `read`."""
+        return await asyncio.to_thread(self.read)
 
     def read(self) -> Registries:
         """Read the files as they are now; a file that cannot be used is passed over with a warning."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ class _Want:
 class ImagePuller:
     """The images of one node.
 
-    `node_credentials` is asked at every pull, in a thread. `clock` gives seconds for the back-off;
+    `node_credentials` is asked at every pull (see `NodeCredentials.load`). `clock` gives seconds for the back-off;
     without one it is the event loop's.
     """
 
@@ -88,7 +88,7 @@ class ImagePuller:
         *,
         limits: PullLimits,
         metrics: ImageMetrics,
-        node_credentials: Callable[[], Registries] = dict,
+        node_credentials: Callable[[], Awaitable[Registries]] | None = None,
         plugins: ProviderPlugins | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -210,7 +210,8 @@ class ImagePuller:
     async def _credentials(self, want: _Want, secrets: Sequence[PullSecret]) -> list[Credentials]:
         repository = want.name.repository
         found = list(secrets_keyring(secrets).lookup(repository))
-        found += Keyring(await asyncio.to_thread(self._node_credentials)).lookup(repository)
+        if self._node_credentials is not None:
+            found += Keyring(await self._node_credentials()).lookup(repository)
         if self._plugins is not None:
             asked = await self._plugins.lookup(repository, want.pod)
             found += asked.credentials

@@ -45,6 +45,9 @@ GRACE_SECONDS = 10.0
 """By how much a container must be older than the agent to count as older: one that was only just
 started when the agent was is as good as new."""
 
+SLACK_SECONDS = 0.001
+"""How early a look may begin: event loops wake up to a tick before the moment they were asked for."""
+
 STARTS_AT_ONCE = 16
 """How many looks begin before others get their turn of the loop."""
 
@@ -213,10 +216,11 @@ class Prober:
         loop = asyncio.get_running_loop()
         async with TaskScope() as looks:
             while True:
-                for entry, watch in self._schedule.take(loop.time(), STARTS_AT_ONCE):
+                soon = loop.time() + SLACK_SECONDS
+                for entry, watch in self._schedule.take(soon, STARTS_AT_ONCE):
                     watch.task = looks.start(self._look(entry, watch), name=f"probe-{watch.kind}")
                 due = self._schedule.next_due()
-                if due is not None and due <= loop.time():
+                if due is not None and due <= soon:
                     await asyncio.sleep(0)
                     continue
                 self._wake.clear()

@@ -25,11 +25,13 @@ async def http_server(
     """Serve the routes on `address:port` while inside; raises PortError when that is impossible."""
     app = web.Application(client_max_size=64 * 1024)
     app.add_routes(routes)
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=30)
+    # Two seconds for answers under way: the agent must stop within five.
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, keepalive_timeout=30, shutdown_timeout=2
+    )
     await runner.setup()
     try:
-        # Two seconds for answers under way: the agent must stop within five.
-        site = web.TCPSite(runner, address, port, shutdown_timeout=2)
+        site = web.TCPSite(runner, address, port)
         try:
             await site.start()
         except OSError as err:

@@ -187,7 +187,7 @@ class Pleg:
 
 
 def _what_happened(event: TaskEvent) -> What | None:
-    """What an event says of the container itself; None when it is about a process beside it, such as a probe."""
+    """What an event says of the container itself; None for a process beside it, such as a probe."""
     details = event.details
     if isinstance(details, TaskExit):
         return "ended" if details.id == event.container_id else None

@@ -1,0 +1,527 @@
+"""Policies, back-off, events and sharing, with time in our hands."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.pod import Pod
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.errors import BadResponse, CriError, Unavailable
+from pykubelet.images.credentials import PullSecret
+from pykubelet.images.errors import ImageError
+from pykubelet.images.images import ImagePuller, PresentImage
+from pykubelet.images.keyring import Credentials, Registries
+from pykubelet.images.metrics import ImageMetrics, size_label
+from pykubelet.images.pull_limits import PullLimits
+from pykubelet.images.pulls import explain, failure_text, joined
+from pykubelet.pods.journal import Journal
+from pykubelet.tasks import TaskScope
+from tests.images.fakes import FakeImages, a_pod, a_sandbox, an_image
+
+pytestmark = pytest.mark.looptime
+
+APP = "registry.example.com/app:1"
+WHERE = "spec.containers{main}"
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make_puller(
+    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics, **options: Any
+) -> ImagePuller:
+    options.setdefault("limits", PullLimits(qps=0))
+    return ImagePuller(service, journal, scope, metrics=metrics, **options)
+
+
+@pytest.fixture
+def puller(
+    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics, clock: Clock
+) -> ImagePuller:
+    return make_puller(service, journal, scope, metrics, clock=clock)
+
+
+async def ensure(puller: ImagePuller, pod: Pod, secrets: tuple[PullSecret, ...] = ()) -> PresentImage:
+    return await puller.ensure(pod, pod.spec.containers[0], a_sandbox(pod), secrets)
+
+
+async def refusal(puller: ImagePuller, pod: Pod, secrets: tuple[PullSecret, ...] = ()) -> ImageError:
+    with pytest.raises(ImageError) as caught:
+        await ensure(puller, pod, secrets)
+    return caught.value
+
+
+def events(journal: Journal, uid: str = "uid-1") -> list[tuple[str, str, str]]:
+    assert all(event.where == WHERE for event in journal.events(uid))
+    return [(event.kind, event.reason, event.message) for event in journal.events(uid)]
+
+
+async def test_present(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    service.present[APP] = an_image(APP, uid=1000)
+    for policy in ("IfNotPresent", "Never"):
+        assert await ensure(puller, a_pod(APP, policy)) == PresentImage(f"sha256:{APP}", 1000, "")
+    assert events(journal) == [
+        (
+            "Normal",
+            "Pulled",
+            f'Container image "{APP}" already present on machine and can be accessed by the pod',
+        )
+    ]
+    assert service.pulls == []
+
+
+async def test_absent_and_never(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    service.offered[APP] = an_image(APP)
+    err = await refusal(puller, a_pod(APP, "Never"))
+    text = f'Container image "{APP}" is not present with pull policy of Never'
+    assert (err.reason, err.message) == ("ErrImageNeverPull", text)
+    assert events(journal) == [("Warning", "ErrImageNeverPull", text)]
+    assert service.pulls == []
+
+
+async def test_pull(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    service.offered["registry.example.com/app:latest"] = an_image("x", size=12345)
+    service.pull_seconds = 1.2345
+    pod = a_pod("registry.example.com/app", annotations={"a": "b"})
+    assert await ensure(puller, pod) == PresentImage("sha256:x", 0, "")
+    assert events(journal) == [
+        ("Normal", "Pulling", 'Pulling image "registry.example.com/app"'),
+        (
+            "Normal",
+            "Pulled",
+            'Successfully pulled image "registry.example.com/app" in 1.234s (1.234s including waiting). '
+            "Image size: 12345 bytes.",
+        ),
+    ]
+    [request] = service.pulls
+    assert request.image.image == "registry.example.com/app:latest"
+    assert dict(request.image.annotations) == {"a": "b"}
+    assert request.sandbox_config == a_sandbox(pod)
+    assert not request.HasField("auth")
+    assert [note.text for note in journal.timeline("uid-1")] == [event[2] for event in events(journal)]
+
+
+async def test_always_pulls_what_is_present(puller: ImagePuller, service: FakeImages) -> None:
+    service.offered[APP] = service.present[APP] = an_image(APP)
+    for count in (1, 2):
+        await ensure(puller, a_pod(APP, "Always"))
+        assert len(service.pulls) == count
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (an_image("i", uid=0), (0, "")),
+        (an_image("i", uid=7, username="x"), (7, "")),
+        (an_image("i", username="nobody"), (None, "nobody")),
+        (an_image("i"), (0, "")),
+    ],
+)
+async def test_the_images_user(
+    puller: ImagePuller, service: FakeImages, image: pb.Image, expected: tuple[int | None, str]
+) -> None:
+    service.offered[APP] = image
+    for _ in ("pulled", "present"):
+        found = await ensure(puller, a_pod(APP))
+        assert (found.uid, found.username) == expected
+
+
+async def test_invalid_name(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    err = await refusal(puller, a_pod("Not Valid", "Always"))
+    text = (
+        'Failed to apply default image tag "Not Valid": couldn\'t parse image name "Not Valid": '
+        "invalid reference format: repository name (library/Not Valid) must be lowercase"
+    )
+    assert (err.reason, err.message, err.retry_after) == ("InvalidImageName", text, None)
+    assert events(journal) == [("Warning", "InspectFailed", text)]
+    assert (service.statuses, service.pulls) == ([], [])
+    huge = await refusal(puller, a_pod("a" * 10**6))
+    assert len(huge.message) < 5000
+
+
+async def test_inspection_fails(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    service.broken = Unavailable("ImageStatus", "Unavailable", "gone")
+    err = await refusal(puller, a_pod(APP))
+    text = f'Failed to inspect image "{APP}": rpc error: code = Unavailable desc = gone'
+    assert (err.reason, err.message) == ("ImageInspectError", text)
+    assert events(journal) == [("Warning", "InspectFailed", text)]
+
+
+async def test_inspection_fails_after_the_pull(
+    puller: ImagePuller, service: FakeImages, journal: Journal
+) -> None:
+    service.offered[APP] = an_image(APP, uid=1000)
+    service.broken = Unavailable("ImageStatus", "Unavailable", "gone")
+    err = await refusal(puller, a_pod(APP, "Always"))
+    assert err.reason == "ImageInspectError", "nobody may guess the image's user"
+    assert [reason for _, reason, _ in events(journal)] == ["Pulling", "Pulled", "InspectFailed"]
+    assert "Image size: 0 bytes." in events(journal)[1][2]
+    service.broken = None
+    assert (await ensure(puller, a_pod(APP))).uid == 1000
+
+
+async def test_back_off(puller: ImagePuller, service: FakeImages, journal: Journal, clock: Clock) -> None:
+    pod = a_pod(APP)
+    failure = f"rpc error: code = NotFound desc = {APP}: not found"
+    for pause in (10, 20, 40, 80, 160, 300, 300):
+        tries = len(service.pulls)
+        err = await refusal(puller, pod)
+        assert (err.reason, err.message, err.retry_after) == ("ErrImagePull", failure, pause)
+        clock.now += pause - 0.5
+        err = await refusal(puller, pod)
+        assert (err.reason, err.message) == (
+            "ImagePullBackOff",
+            f'Back-off pulling image "{APP}": ErrImagePull: {failure}',
+        )
+        assert err.retry_after == pytest.approx(0.5)
+        assert len(service.pulls) == tries + 1
+        clock.now += 0.5
+    assert events(journal) == [
+        ("Normal", "Pulling", f'Pulling image "{APP}"'),
+        ("Warning", "Failed", f'Failed to pull image "{APP}": {failure}'),
+        ("Normal", "BackOff", f'Back-off pulling image "{APP}"'),
+    ]
+
+
+async def test_back_off_is_forgotten_after_ten_good_minutes(
+    puller: ImagePuller, service: FakeImages, clock: Clock
+) -> None:
+    for pause in (10, 20, 40):
+        assert (await refusal(puller, a_pod(APP))).retry_after == pause
+        clock.now += pause
+    clock.now += 601
+    assert (await refusal(puller, a_pod(APP))).retry_after == 10
+
+
+async def test_back_off_is_by_pod_and_image(puller: ImagePuller, service: FakeImages) -> None:
+    service.offered["other:1"] = an_image("other:1")
+    await refusal(puller, a_pod(APP))
+    await ensure(puller, a_pod("other:1"))
+    assert (await refusal(puller, a_pod(APP, uid="uid-2"))).reason == "ErrImagePull"
+    assert (await refusal(puller, a_pod(APP))).reason == "ImagePullBackOff"
+    puller.forget_pod("uid-1")
+    assert (await refusal(puller, a_pod(APP))).retry_after == 10
+    assert (await refusal(puller, a_pod(APP, uid="uid-2"))).reason == "ImagePullBackOff"
+
+
+async def test_back_off_does_not_hold_back_what_is_present(puller: ImagePuller, service: FakeImages) -> None:
+    await refusal(puller, a_pod(APP))
+    service.present[APP] = an_image(APP)
+    await ensure(puller, a_pod(APP))
+
+
+async def test_success_after_failure(
+    puller: ImagePuller, service: FakeImages, clock: Clock, journal: Journal
+) -> None:
+    await refusal(puller, a_pod(APP))
+    clock.now += 10
+    service.offered[APP] = an_image(APP)
+    await ensure(puller, a_pod(APP))
+    assert [reason for _, reason, _ in events(journal)] == ["Pulling", "Failed", "Pulled"]
+
+
+async def test_too_many_pulls(
+    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics
+) -> None:
+    puller = make_puller(service, journal, scope, metrics, limits=PullLimits(qps=1, burst=2))
+    for number in range(3):
+        service.offered[f"app:{number}"] = an_image(f"app:{number}")
+    for number in range(2):
+        await ensure(puller, a_pod(f"app:{number}"))
+    err = await refusal(puller, a_pod("app:2"))
+    assert (err.reason, err.message) == ("ErrImagePull", "pull QPS exceeded")
+    assert events(journal)[-1] == ("Warning", "Failed", 'Failed to pull image "app:2": pull QPS exceeded')
+    await asyncio.sleep(10)
+    await ensure(puller, a_pod("app:2"))
+
+
+async def test_one_pull_for_forty_pods(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    service.offered[APP] = an_image(APP)
+    service.pull_seconds = 5
+    pods = [
+        a_pod(APP, uid=f"uid-{number}", annotations={"kubernetes.io/config.hash": str(number)})
+        for number in range(40)
+    ]
+    async with asyncio.TaskGroup() as group:
+        found = [group.create_task(ensure(puller, pod)) for pod in pods]
+    assert {task.result().id for task in found} == {f"sha256:{APP}"}
+    assert len(service.pulls) == 1
+    assert len(service.statuses) == 2, "one before and one after"
+    for pod in pods:
+        assert [reason for _, reason, _ in events(journal, pod.uid)] == ["Pulling", "Pulled"]
+
+
+async def test_always_shares_only_what_is_still_new(puller: ImagePuller, service: FakeImages) -> None:
+    service.offered[APP] = an_image("old")
+    service.pull_seconds = 5
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(ensure(puller, a_pod(APP, "Always")))
+        await asyncio.sleep(1)
+        later = [group.create_task(ensure(puller, a_pod(APP, "Always", uid=f"u{n}"))) for n in range(20)]
+        await asyncio.sleep(4.5)
+        service.offered[APP] = an_image("new")
+    assert first.result().id == "sha256:old"
+    assert {task.result().id for task in later} == {"sha256:new"}
+    assert (len(service.pulls), service.most_pulling) == (2, 1)
+
+
+async def test_a_digest_is_shared_even_with_always(puller: ImagePuller, service: FakeImages) -> None:
+    name = f"registry.example.com/app@sha256:{'a' * 64}"
+    service.offered[name] = an_image("x")
+    service.pull_seconds = 5
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ensure(puller, a_pod(name, "Always")))
+        await asyncio.sleep(1)
+        group.create_task(ensure(puller, a_pod(name, "Always", uid="uid-2")))
+    assert len(service.pulls) == 1
+
+
+async def test_late_comers_do_not_boast(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    service.offered[APP] = an_image(APP)
+    service.pull_seconds = 5
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ensure(puller, a_pod(APP)))
+        await asyncio.sleep(3)
+        group.create_task(ensure(puller, a_pod(APP, uid="uid-2")))
+    assert "in 5s (5s including waiting)" in events(journal)[-1][2]
+    assert "in 2s (2s including waiting)" in events(journal, "uid-2")[-1][2]
+
+
+async def test_waiting_for_a_turn_is_told(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    service.offered["a:1"] = service.offered["b:1"] = an_image("x")
+    service.pull_seconds = 5
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ensure(puller, a_pod("a:1")))
+        await asyncio.sleep(1)
+        group.create_task(ensure(puller, a_pod("b:1", uid="uid-2")))
+    assert "in 5s (9s including waiting)" in events(journal, "uid-2")[-1][2]
+    assert service.most_pulling == 1
+
+
+def secret(name: str, username: str) -> PullSecret:
+    content = f'{{"auths": {{"registry.example.com": {{"username": "{username}", "password": "p"}}}}}}'
+    return PullSecret(
+        "default", name, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": content.encode()}
+    )
+
+
+async def test_logins_are_not_shared(puller: ImagePuller, service: FakeImages) -> None:
+    service.offered[APP] = an_image(APP)
+    service.logins = {("alice", "p")}
+    service.pull_seconds = 5
+    async with asyncio.TaskGroup() as group:
+        alice = group.create_task(ensure(puller, a_pod(APP), (secret("a", "alice"),)))
+        mallory = group.create_task(refusal(puller, a_pod(APP, uid="uid-2"), (secret("m", "mallory"),)))
+        nobody = group.create_task(refusal(puller, a_pod(APP, uid="uid-3")))
+    assert alice.result().id
+    assert mallory.result().message == "unauthorized: mallory"
+    assert nobody.result().message == "unauthorized: nobody"
+
+
+async def test_every_login_is_tried_in_order(
+    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics
+) -> None:
+    service.offered[APP] = an_image(APP)
+    service.logins = {("node", "p")}
+
+    async def of_the_node() -> Registries:
+        return {"registry.example.com": Credentials("node", "p")}
+
+    puller = make_puller(service, journal, scope, metrics, node_credentials=of_the_node)
+    secrets = (secret("a", "one"), secret("b", "two"), secret("c", "one"))
+    await ensure(puller, a_pod(APP), secrets)
+    assert [request.auth.username for request in service.pulls] == ["one", "two", "node"]
+    service.logins = set()
+    err = await refusal(puller, a_pod(APP, "Always"), secrets)
+    assert err.message == "[unauthorized: one, unauthorized: two, unauthorized: node]"
+
+
+async def test_a_bad_secret(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+    bad = PullSecret("default", "mine", "kubernetes.io/dockercfg", {".dockercfg": b"hunter2"})
+    err = await refusal(puller, a_pod(APP), (bad,))
+    assert err.reason == "ErrImagePull"
+    assert err.message.startswith("pull secret default/mine: it is not JSON")
+    assert "hunter2" not in str([*journal.events("uid-1"), *journal.timeline("uid-1")])
+    assert service.pulls == []
+    service.present[APP] = an_image(APP)
+    await ensure(puller, a_pod(APP), (bad,))
+
+
+async def test_a_pod_deleted_while_pulling(
+    puller: ImagePuller, service: FakeImages, journal: Journal
+) -> None:
+    service.offered[APP] = an_image(APP)
+    service.pull_seconds = 60
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(ensure(puller, a_pod(APP)))
+        second = group.create_task(ensure(puller, a_pod(APP, uid="uid-2")))
+        await asyncio.sleep(10)
+        first.cancel()
+    assert first.cancelled()
+    assert second.result().id
+    assert (len(service.pulls), service.given_up) == (1, 0)
+    assert [reason for _, reason, _ in events(journal)] == ["Pulling"]
+
+
+async def test_the_last_pod_deleted_ends_the_pull(puller: ImagePuller, service: FakeImages) -> None:
+    service.offered[APP] = an_image(APP)
+    service.pull_seconds = 60
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await ensure(puller, a_pod(APP))
+    await asyncio.sleep(0)
+    assert (service.given_up, service.pulling) == (1, 0)
+    await ensure(puller, a_pod(APP))
+
+
+async def test_the_agent_stops_while_pulling(
+    service: FakeImages, journal: Journal, metrics: ImageMetrics
+) -> None:
+    service.offered[APP] = an_image(APP)
+    service.pull_seconds = 60
+    async with asyncio.TaskGroup() as group:
+        async with TaskScope() as scope:
+            puller = make_puller(service, journal, scope, metrics)
+            pulling = group.create_task(refusal(puller, a_pod(APP)))
+            await asyncio.sleep(10)
+        err = await pulling
+    assert (err.reason, err.message) == ("ErrImagePull", "the agent is stopping")
+    assert (await refusal(puller, a_pod(APP, uid="uid-2"))).reason == "ImageInspectError"
+
+
+async def test_few_questions_for_many_pods(puller: ImagePuller, service: FakeImages) -> None:
+    service.present[APP] = an_image(APP)
+    for number in range(40):
+        await ensure(puller, a_pod(APP, uid=f"uid-{number}"))
+        await asyncio.sleep(0.125)  # five seconds in all
+    assert 5 <= len(service.statuses) <= 6
+
+
+async def test_a_removed_image_is_noticed(puller: ImagePuller, service: FakeImages) -> None:
+    service.present[APP] = service.offered[APP] = an_image(APP)
+    await ensure(puller, a_pod(APP))
+    del service.present[APP]
+    await ensure(puller, a_pod(APP))
+    assert service.pulls == [], "within a second nobody looks again"
+    await asyncio.sleep(1)
+    await ensure(puller, a_pod(APP))
+    assert len(service.pulls) == 1
+    del service.present[APP]
+    puller.images_removed()
+    await ensure(puller, a_pod(APP))
+    assert len(service.pulls) == 2, "unless we removed it ourselves"
+
+
+async def test_absence_is_not_remembered(puller: ImagePuller, service: FakeImages) -> None:
+    await refusal(puller, a_pod(APP, "Never"))
+    service.present[APP] = an_image(APP)
+    await ensure(puller, a_pod(APP, "Never"))
+
+
+async def test_a_moved_tag_is_known_after_the_pull(puller: ImagePuller, service: FakeImages) -> None:
+    service.present[APP], service.offered[APP] = an_image("old"), an_image("new")
+    assert (await ensure(puller, a_pod(APP))).id == "sha256:old"
+    assert (await ensure(puller, a_pod(APP, "Always"))).id == "sha256:new"
+    assert (await ensure(puller, a_pod(APP))).id == "sha256:new"
+
+
+async def test_handlers_and_annotations_are_told_apart(puller: ImagePuller, service: FakeImages) -> None:
+    service.present[APP] = an_image(APP)
+    pod = a_pod(APP)
+    for handler in ("", "kata", ""):
+        await puller.ensure(pod, pod.spec.containers[0], None, runtime_handler=handler)
+    assert [spec.runtime_handler for spec in service.statuses] == ["", "kata"]
+    for given in ({"example.com/arch": "arm64"}, {"kubectl.kubernetes.io/x": "1"}):
+        await ensure(puller, a_pod(APP, annotations=given))
+    assert len(service.statuses) == 3
+
+
+async def test_an_image_that_is_no_containers(
+    puller: ImagePuller, service: FakeImages, journal: Journal
+) -> None:
+    service.offered[APP] = an_image(APP)
+    pod = a_pod("other")
+    found = await puller.ensure_image(pod, APP, "IfNotPresent", a_sandbox(pod))
+    assert found.id == f"sha256:{APP}"
+    assert {event.where for event in journal.events(pod.uid)} == {""}
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "message"),
+    [
+        ("boom", "ErrImagePull", "boom"),
+        (
+            "RegistryUnavailable: no route",
+            "RegistryUnavailable",
+            "image pull failed for app because the registry is unavailable: no route",
+        ),
+        (
+            "SignatureValidationFailed",
+            "SignatureValidationFailed",
+            "image pull failed for app because the signature validation failed",
+        ),
+        ("rpc error: RegistryUnavailable", "ErrImagePull", "rpc error: RegistryUnavailable"),
+    ],
+)
+def test_explain(failure: str, reason: str, message: str) -> None:
+    assert explain("app", failure) == (reason, message)
+
+
+def test_failure_text() -> None:
+    assert failure_text(CriError("PullImage", "Unknown", "boom")) == "boom"
+    assert failure_text(BadResponse("PullImage", "not set: image_ref")) == "not set: image_ref"
+    assert failure_text(CriError("PullImage", "NotFound", "x")) == "rpc error: code = NotFound desc = x"
+    assert joined(["a"]) == joined(["a", "a"]) == "a"
+    assert joined(["a", "b", "a"]) == "[a, b]"
+
+
+async def test_metrics(puller: ImagePuller, service: FakeImages, registry: CollectorRegistry) -> None:
+    service.offered[APP] = an_image(APP, size=20 * 1024**2)
+    service.pull_seconds = 3
+    await refusal(puller, a_pod(APP, "Never"))
+    await ensure(puller, a_pod(APP))
+    await ensure(puller, a_pod(APP))
+    await ensure(puller, a_pod(APP, "Always"))
+
+    def requests(policy: str, present: str, pull: str) -> float | None:
+        labels = {"pull_policy": policy, "present_locally": present, "pull_required": pull}
+        return registry.get_sample_value("kubelet_image_manager_ensure_image_requests_total", labels)
+
+    assert requests("never", "false", "unknown") == 1
+    assert requests("ifnotpresent", "false", "true") == 1
+    assert requests("ifnotpresent", "true", "false") == 1
+    assert requests("always", "unknown", "true") == 1
+    labels = {"image_size_in_bytes": "10MB-100MB"}
+    assert registry.get_sample_value("kubelet_image_pull_duration_seconds_sum", labels) == pytest.approx(6)
+
+
+@pytest.mark.parametrize(
+    ("size", "label"),
+    [
+        (0, "N/A"),
+        (1, "0-10MB"),
+        (10 * 1024**2, "0-10MB"),
+        (10 * 1024**2 + 1, "10MB-100MB"),
+        (1024**3, "500MB-1GB"),
+        (100 * 1024**3, "60GB-100GB"),
+        (100 * 1024**3 + 1, "GT100GB"),
+    ],
+)
+def test_size_label(size: int, label: str) -> None:
+    assert size_label(size) == label
