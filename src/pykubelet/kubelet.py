@@ -17,7 +17,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pykubelet import KUBERNETES_VERSION, __version__
+from pykubelet.api import cpuset
+from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import Loaded
+from pykubelet.config.validate import validate_machine
 from pykubelet.cri.connect import Cri, connect
 from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
@@ -27,6 +30,7 @@ from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
 from pykubelet.resources.capacity import read_capacity
+from pykubelet.resources.cgroup_values import memory_limit
 from pykubelet.resources.huge_pages import read_page_sizes
 from pykubelet.resources.pod_cgroups import PodCgroups
 from pykubelet.runtime.gc import GarbageCollector
@@ -148,12 +152,10 @@ class Kubelet:
     def _check_machine(self) -> None:
         found = cgroups.detect_cgroups()
         log.info("Cgroups", mode=found.mode.value, driver=self.config.cgroup_driver)
+        online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
+        if problems := validate_machine(self.config, cgroup_v2=found.unified, online_cpus=online):
+            raise ConfigError(problems)
         if not found.unified:
-            if self.config.fail_cgroup_v1:
-                raise StartError(
-                    "this machine has cgroup v1 and failCgroupV1 is set: "
-                    "boot with cgroup v2 or set failCgroupV1: false"
-                )
             log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
         differing = kernel.kernel_default_differences()
         if differing and self.config.protect_kernel_defaults:
@@ -222,16 +224,22 @@ class Kubelet:
         root.mkdir(mode=0o750, parents=True, exist_ok=True)
         pod_cgroups = PodCgroups(self.config, self.gates, found, read_capacity(), read_page_sizes())
         await pod_cgroups.setup()
+        node = gather_node_facts(self.config, self.gates, root, identity.ips, cgroup_v2=found.unified)
         parts = EngineParts(
             config=self.config,
             node_name=identity.name,
             host_ips=identity.ips,
             cri=cri,
-            node=gather_node_facts(self.config, self.gates, root, identity.ips, cgroup_v2=found.unified),
+            node=node,
             root_dir=root,
             credential_providers=self._credential_providers(),
             credential_provider_dir=Path(self.flags.image_credential_provider_bin_dir),
-            volumes=PlainVolumes(root),
+            volumes=PlainVolumes(
+                root,
+                memory_limit=memory_limit,
+                allocatable_memory=int(node.allocatable["memory"]),
+                pod_level=node.pod_level,
+            ),
             cgroups=pod_cgroups,
             registry=self.registry,
             runtime_errors=runtime_state.errors,

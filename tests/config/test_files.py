@@ -261,7 +261,8 @@ def test_all_problems_of_all_files_are_told_with_their_file(tmp_path: Path) -> N
 def test_what_else_is_wrong_is_told_together_with_malformed_fields(tmp_path: Path) -> None:
     path = write(
         tmp_path / "kubelet.yaml",
-        "maxPods: x\nport: 99999\ne: 1\n.: 2\nimageGCHighThresholdPercent: x\nimageGCLowThresholdPercent: 90\n"
+        "maxPods: x\nport: 99999\ne: 1\n.: 2\n"
+        "imageGCHighThresholdPercent: x\nimageGCLowThresholdPercent: 90\n"
         "evictionHard: {memory.available: '0', pid.available: 5}\n",
     )
     assert [line.split(":")[0] for line in problems_of(path)] == [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.iptables import SHARED_CHAINS, parse_save, plan_removal, rules_of
+from pykubelet.host.iptables import SHARED_CHAINS, chains_of, parse_save, plan_removal, rules_of
 
 ID = "c0ec3eae66e0aaa6c088327d5282a50f19c3f1d0ef43a01ad0fd479e4eb5251c"
 
@@ -81,6 +81,16 @@ def test_shared_chains_go_with_their_last_user_unless_they_were_there_before(kee
 def test_shared_chains_go_even_when_our_rules_are_already_gone() -> None:
     plan = plan_removal(table(SHARED), "net", keep_chains=[])
     assert plan.count("-X ") == 3
+
+
+def test_chains_without_a_label_are_known_by_their_sandbox() -> None:
+    # The name that the bridge plugin gave to this very sandbox.
+    chain = "CNI-81817d0cfbce343b2b798f4e"
+    assert chains_of("pykubelet-efc1cff0", [ID]) == {chain, "CNI-DN-81817d0cfbce343b2b798"}
+    text = f"*nat\n:POSTROUTING ACCEPT [0:0]\n:{chain} - [0:0]\n:CNI-0123 - [0:0]\nCOMMIT\n"
+    assert plan_removal(text, "pykubelet-efc1cff0") == ""
+    plan = plan_removal(text, "pykubelet-efc1cff0", sandboxes=[ID])
+    assert plan == f"*nat\n-F {chain}\n-X {chain}\nCOMMIT\n"
 
 
 def test_a_stranger_s_jump_keeps_a_shared_chain() -> None:

@@ -52,7 +52,7 @@ def observed(*containers: ObservedContainer, uid: str = "u1", ip: str = "10.0.0.
 class Scene:
     """A prober whose commands are answered from a table, in looptime; wall clock and loop agree."""
 
-    def __init__(self) -> None:
+    def __init__(self, exec_slots: int | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.time: Callable[[], float] = loop.time
         self._zero = loop.time()
@@ -71,6 +71,7 @@ class Scene:
             self.registry,
             host_ip=lambda: "192.0.2.1",
             clock=self.clock,
+            exec_slots=exec_slots,
         )
         self.prober.results.subscribe(self.updates.append)
 
@@ -101,8 +102,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
-    made = Scene()
+async def scene(exec_slots: int | None = None) -> AsyncIterator[Scene]:
+    made = Scene(exec_slots)
     async with TaskScope() as scope:
         scope.start(made.prober.run(), name="prober")
         yield made
@@ -113,3 +114,26 @@ async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> Non
     while not condition():
         assert time.monotonic() < end, "it never happened"
         await asyncio.sleep(0.005)
+
+
+def start(here: Scene, asked: Pod, id: str = "c1", age: float = 0) -> None:
+    here.prober.add_pod(asked)
+    name = (asked.spec.containers or asked.spec.init_containers)[0].name
+    here.prober.observe(asked, observed(running(name, id, here.clock() - int(age * SECOND)), uid=asked.uid))
+
+
+def ready(here: Scene, asked: Pod, id: str = "c1") -> tuple[bool, bool]:
+    seen = observed(running("app", id, here.clock()), uid=asked.uid)
+    return here.prober.update_status(asked, seen)["app"]
+
+
+def full_pod(uid: str = "u1") -> Pod:
+    def probe(name: str) -> Probe:
+        return exec_probe(name, period_seconds=1)
+
+    return pod(
+        Container(
+            name="app", startup_probe=probe("s"), readiness_probe=probe("r"), liveness_probe=probe("l")
+        ),
+        uid=uid,
+    )

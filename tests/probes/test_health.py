@@ -5,7 +5,7 @@ import pytest
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.probes.health import beginning, health
-from pykubelet.probes.kinds import Health, Kind, Verdict, kill_grace_seconds
+from pykubelet.probes.kinds import Health, Kind, Verdict
 from pykubelet.runtime.observed import ObservedContainer
 from tests.probes.parts import EPOCH, exec_probe, exited, observed, pod, running
 
@@ -127,11 +127,3 @@ def test_without_any_status_older_containers_are_presumed_well_until_known() -> 
     }
     found = begun | {("startup", "c1"): "success", ("readiness", "c1"): "failure"}
     assert judge(asked, seen, verdicts=found, older=True) == {"app": (True, False)}
-
-
-def test_grace_of_a_probes_kill() -> None:
-    probe = exec_probe("x", termination_grace_period_seconds=5)
-    container = Container(name="app", liveness_probe=probe, startup_probe=PROBE)
-    assert kill_grace_seconds(container, "liveness") == 5
-    assert kill_grace_seconds(container, "startup") is None
-    assert kill_grace_seconds(container, "readiness") is None

@@ -2,31 +2,16 @@
 
 import asyncio
 import itertools
-from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
 
-from pykubelet.api.pod import Container, Probe, TCPSocketAction
-from pykubelet.api.pod import Pod as ApiPod
+from pykubelet.api.pod import Container
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cri.errors import CommandTimedOut, CriError
-from pykubelet.probes.prober import STARTS_AT_ONCE
-from pykubelet.probes.timing import phase_of
-from tests.probes.parts import SECOND, Scene, eventually, exec_probe, exited, observed, pod, running, scene
+from tests.probes.parts import exec_probe, exited, full_pod, observed, pod, ready, running, scene, start
 
 pytestmark = pytest.mark.looptime
-
-
-def start(here: Scene, asked: ApiPod, id: str = "c1", age: float = 0) -> None:
-    here.prober.add_pod(asked)
-    name = (asked.spec.containers or asked.spec.init_containers)[0].name
-    here.prober.observe(asked, observed(running(name, id, here.clock() - int(age * SECOND)), uid=asked.uid))
-
-
-def ready(here: Scene, asked: ApiPod, id: str = "c1") -> tuple[bool, bool]:
-    seen = observed(running("app", id, here.clock()), uid=asked.uid)
-    return here.prober.update_status(asked, seen)["app"]
 
 
 async def test_ready_at_once_and_then_once_per_period() -> None:
@@ -238,18 +223,6 @@ async def test_a_runtime_that_loses_sight_for_a_moment_changes_nothing() -> None
 # The ends of pods
 
 
-def full_pod(uid: str = "u1") -> ApiPod:
-    def probe(name: str) -> Probe:
-        return exec_probe(name, period_seconds=1)
-
-    return pod(
-        Container(
-            name="app", startup_probe=probe("s"), readiness_probe=probe("r"), liveness_probe=probe("l")
-        ),
-        uid=uid,
-    )
-
-
 async def test_a_terminating_pod_is_asked_for_readiness_only() -> None:
     asked = full_pod()
     async with scene() as here:
@@ -334,124 +307,3 @@ async def test_pods_that_nobody_added_are_not_asked() -> None:
         start(here, asked)
         await asyncio.sleep(0.1)
         assert here.asked["s"] == [5]
-
-
-# Restarts of the agent
-
-
-async def test_readiness_does_not_flap_when_the_agent_restarts() -> None:
-    asked = full_pod()
-    status = ContainerStatus(name="app", ready=True, started=True, container_id="containerd://c1")
-    asked.status.container_statuses = [status]
-    async with scene() as here:
-        old = observed(running("app", "c1", here.clock() - 100 * SECOND))
-        assert here.prober.update_status(asked, old)["app"] == (True, True)  # before it is even added
-        here.prober.add_pod(asked)
-        here.prober.observe(asked, old)
-        for _ in range(40):
-            assert here.prober.update_status(asked, old)["app"] == (True, True)
-            await asyncio.sleep(0.1)
-        assert "s" not in here.asked  # it had started
-        assert len(here.asked["r"]) >= 3
-        here.answers["r"] = 1
-        await asyncio.sleep(1.5)
-        assert here.prober.update_status(asked, old)["app"] == (True, True)  # not by one failure
-        await asyncio.sleep(2.5)
-        assert here.prober.update_status(asked, old)["app"] == (True, False)
-        assert here.verdicts() == [("readiness", "failure")]
-
-
-async def test_readiness_does_not_flap_without_any_memory() -> None:
-    asked = full_pod()
-    async with scene() as here:
-        old = observed(running("app", "c1", here.clock() - 100 * SECOND))
-        here.prober.add_pod(asked)
-        here.prober.observe(asked, old)
-        for _ in range(40):
-            assert here.prober.update_status(asked, old)["app"] == (True, True)
-            await asyncio.sleep(0.1)
-        assert here.verdicts() == [("startup", "success"), ("readiness", "success")]
-
-
-async def test_a_container_that_was_not_ready_is_asked_at_once_after_a_restart() -> None:
-    asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=100)))
-    status = ContainerStatus(name="app", ready=False, started=True, container_id="containerd://c1")
-    asked.status.container_statuses = [status]
-    async with scene() as here:
-        start(here, asked, age=1000)
-        assert ready(here, asked) == (True, False)
-        await asyncio.sleep(0.1)
-        assert ready(here, asked) == (True, True)
-
-
-async def test_a_clock_that_jumps_back_makes_no_container_old() -> None:
-    asked = pod(Container(name="app", readiness_probe=exec_probe("r")))
-    async with scene() as here:
-        await asyncio.sleep(600)
-        here.clock_error = -3600 * SECOND
-        here.answers["r"] = 1
-        start(here, asked)
-        assert ready(here, asked) == (True, False)
-        await asyncio.sleep(0.1)
-        here.clock_error = 3600 * SECOND
-        assert ready(here, asked) == (True, False)
-
-
-# Many
-
-
-async def test_after_a_restart_many_probes_are_spread_over_their_period() -> None:
-    async with scene() as here:
-        for number in range(1000):
-            uid = f"u{number}"
-            asked = pod(Container(name="app", liveness_probe=exec_probe("l")), uid=uid)
-            start(here, asked, f"c{number}", age=1000)
-        await asyncio.sleep(10)
-        assert len(here.asked["l"]) == 1000
-        per_tenth = Counter(int(moment) for moment in here.asked["l"])
-        assert max(per_tenth.values()) < 200
-        expected = phase_of("u7", "app", "liveness") * 10
-        assert any(abs(moment - expected) < 0.001 for moment in here.asked["l"])
-
-
-async def test_many_that_are_due_at_once_leave_turns_to_others() -> None:
-    turns: list[int] = []
-    async with scene() as here:
-        for number in range(1000):
-            probe = Probe(tcp_socket=TCPSocketAction(port="nope"), period_seconds=100)
-            asked = pod(Container(name="app", readiness_probe=probe), uid=f"u{number}")
-            start(here, asked, f"c{number}")
-        begun = len(here.prober._schedule)
-        assert begun == 1000
-        while min(entry_due for entry_due, *_ in here.prober._schedule._heap) <= here.time():
-            await asyncio.sleep(0)
-            turns.append(begun - len(here.prober._schedule))
-    starts = [later - earlier for earlier, later in itertools.pairwise(turns)]
-    assert max(starts) <= STARTS_AT_ONCE
-    assert len(turns) >= 1000 / STARTS_AT_ONCE
-
-
-async def test_commands_of_many_pods_are_bounded() -> None:
-    async with scene() as here:
-        here.seconds_per_answer = 0.1
-        most = 0
-        here.prober._checker._slots._free = asyncio.Semaphore(4)
-        for number in range(100):
-            asked = pod(Container(name="app", readiness_probe=exec_probe("r")), uid=f"u{number}")
-            start(here, asked, f"c{number}")
-        await asyncio.sleep(2.6)
-        moments = sorted(here.asked["r"])
-        assert len(moments) == 100
-        for moment in moments:
-            most = max(most, sum(moment - 0.0999 < other <= moment for other in moments))
-        assert most == 4
-
-
-async def test_the_owner_can_stop_it_in_the_middle() -> None:
-    async with scene() as here:
-        here.seconds_per_answer = 1000
-        for number in range(20):
-            start(here, full_pod(f"u{number}"), f"c{number}")
-        await asyncio.sleep(0.1)
-        await eventually(lambda: len(here.asked["s"]) > 0)
-    assert here.verdicts() == []

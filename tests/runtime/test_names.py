@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.pods.journal import field_of
 from pykubelet.runtime.names import (
     attempts_in_logs,
-    container_field,
     container_id_of_link,
     container_log_path,
     legacy_log_link,
@@ -67,7 +67,7 @@ def test_fields_for_events() -> None:
         init_containers=[make_container("first")],
         ephemeral_containers=[make_container("debug")],
     )
-    assert container_field(pod, "main") == "spec.containers{main}"
-    assert container_field(pod, "first") == "spec.initContainers{first}"
-    assert container_field(pod, "debug") == "spec.ephemeralContainers{debug}"
-    assert container_field(pod, "absent") == ""
+    assert field_of(pod, "main") == "spec.containers{main}"
+    assert field_of(pod, "first") == "spec.initContainers{first}"
+    assert field_of(pod, "debug") == "spec.ephemeralContainers{debug}"
+    assert field_of(pod, "absent") == ""

@@ -60,7 +60,7 @@ def plain_value(text: str) -> Any:
     """Give what an unquoted word of YAML stands for."""
     if text in _WORDS:
         return _WORDS[text]
-    digits = text.replace("_", "")
+    digits = text.replace("_", "") if text[0] in "+-0123456789" else text
     if _INTEGER.fullmatch(digits):
         return int(_OLD_OCTAL.sub(r"\1o", digits), 0)
     if _FLOAT.fullmatch(digits) and math.isfinite(number := float(digits)):

@@ -35,7 +35,8 @@ async def leftovers(instance: Instance) -> list[str]:
     found += [f"network link {port}" for port in links.bridge_ports(instance.bridge)]
     if links.link_exists(instance.bridge):
         found.append(f"network link {instance.bridge}")
-    found += [f"packet filter rule {rule}" for rule in await iptables.network_rules(instance.name)]
+    traces = await iptables.network_traces(instance.name, find_ids(instance))
+    found += [f"packet filter rule {trace}" for trace in traces]
     found += [f"file {path}" for path in find_cni_results(instance)]
     found += [f"file {path}" for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
     if os.path.lexists(instance.marker):

@@ -98,9 +98,8 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
     async with open_registry() as registry:
         # What all of us share goes with the last of us: the others' plugins may be using it right now.
         shared = None if registry.others(instance) else kept
-        await _remove_network(
-            instance, keep_chains=iptables.SHARED_CHAINS if shared is None else shared.found_chains
-        )
+        chains = iptables.SHARED_CHAINS if shared is None else shared.found_chains
+        await _remove_network(instance, ids, keep_chains=chains)
         if shared is not None:
             _remove_outside(shared)
         registry.leave(instance)
@@ -198,13 +197,13 @@ def _unmount_all(instance: Instance) -> None:
                     unmount(point, detach=True)
 
 
-async def _remove_network(instance: Instance, *, keep_chains: Collection[str]) -> None:
+async def _remove_network(instance: Instance, ids: set[str], *, keep_chains: Collection[str]) -> None:
     for link in [*links.bridge_ports(instance.bridge), instance.bridge]:
         if links.link_exists(link):
             with _going_on("remove the network link"):
                 await links.delete_link(link)
     with _going_on("remove packet filter rules"):
-        await iptables.remove_network(instance.name, keep_chains=keep_chains)
+        await iptables.remove_network(instance.name, sandboxes=ids, keep_chains=keep_chains)
 
 
 def _remove_outside(kept: state.State) -> None:

@@ -6,8 +6,9 @@ remove is decided from the text of `iptables-save`; it is removed in one transac
 chain is ever left without the jump that says whose it is.
 """
 
+import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from pykubelet.host.processes import CommandError, run
@@ -16,6 +17,8 @@ SHARED_CHAINS = frozenset({"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPO
 """Chains that `portmap` makes once and that all networks of a machine share."""
 
 _OWN_CHAIN = re.compile(r"CNI-(DN-)?[0-9a-f]+")
+_CHAIN_LENGTH = 28
+"""As long as the plugins make a chain's name; the kernel's limit."""
 _PROGRAMS = ("iptables", "ip6tables")
 
 
@@ -47,13 +50,25 @@ def rules_of(text: str, network: str) -> list[str]:
     return [rule for table in parse_save(text) for rule in table.rules if _is_labelled(rule, network)]
 
 
-def plan_removal(text: str, network: str, *, keep_chains: Collection[str] = SHARED_CHAINS) -> str:
+def chains_of(network: str, sandboxes: Iterable[str]) -> set[str]:
+    """Give the names that the plugins derive for the chains of these sandboxes.
+
+    A plugin that is killed half-way can leave an empty chain, and that bears no label.
+    """
+    digests = [hashlib.sha512(f"{network}{sandbox}".encode()).hexdigest() for sandbox in sandboxes]
+    return {f"{prefix}{digest}"[:_CHAIN_LENGTH] for digest in digests for prefix in ("CNI-", "CNI-DN-")}
+
+
+def plan_removal(
+    text: str, network: str, *, sandboxes: Iterable[str] = (), keep_chains: Collection[str] = SHARED_CHAINS
+) -> str:
     """Decide how to remove a network from the packet filter whose `iptables-save` is `text`.
 
     Returns what `iptables-restore --noflush` shall read; empty when there is nothing to do. The
     shared chains that are not in `keep_chains` go, too, once no other network uses them.
     """
-    blocks = [_plan_table(table, network, frozenset(keep_chains)) for table in parse_save(text)]
+    known = chains_of(network, sandboxes)
+    blocks = [_plan_table(table, network, known, frozenset(keep_chains)) for table in parse_save(text)]
     return "".join(block for block in blocks if block)
 
 
@@ -74,19 +89,27 @@ async def shared_chains_present() -> set[str]:
     return found
 
 
-async def network_rules(network: str) -> list[str]:
-    """Give the rules of a network that are in force now."""
-    return [rule for program in _PROGRAMS for rule in rules_of(await save(program), network)]
+async def network_traces(network: str, sandboxes: Iterable[str] = ()) -> list[str]:
+    """Give the rules of a network, and the chains of its sandboxes, that are there now."""
+    known, found = chains_of(network, sandboxes), []
+    for program in _PROGRAMS:
+        text = await save(program)
+        found += rules_of(text, network)
+        found += [f"chain {name}" for table in parse_save(text) for name in table.chains if name in known]
+    return found
 
 
-async def remove_network(network: str, *, keep_chains: Collection[str] = SHARED_CHAINS) -> None:
+async def remove_network(
+    network: str, *, sandboxes: Collection[str] = (), keep_chains: Collection[str] = SHARED_CHAINS
+) -> None:
     """Remove a network's rules and chains, IPv4 and IPv6.
 
     Raises CommandError when someone else keeps changing the same rules under our hands.
     """
     for program in _PROGRAMS:
         for attempt in range(5):
-            plan = plan_removal(await save(program), network, keep_chains=keep_chains)
+            text = await save(program)
+            plan = plan_removal(text, network, sandboxes=sandboxes, keep_chains=keep_chains)
             if not plan:
                 break
             try:
@@ -110,11 +133,13 @@ def _target(rule: str) -> str:
     return words[1].split(" ", 1)[0] if len(words) == 2 else ""
 
 
-def _plan_table(table: Table, network: str, keep: frozenset[str]) -> str:
+def _plan_table(table: Table, network: str, known: set[str], keep: frozenset[str]) -> str:
     labelled = [rule for rule in table.rules if _is_labelled(rule, network)]
     candidates = {_chain(rule) for rule in labelled} | {_target(rule) for rule in labelled}
-    doomed = {name for name in candidates if _OWN_CHAIN.fullmatch(name) and name in table.chains}
-    deletions = [rule for rule in labelled if _chain(rule) not in doomed]
+    doomed = {name for name in candidates if _OWN_CHAIN.fullmatch(name)} | known
+    doomed &= set(table.chains)
+    deletions = [rule for rule in table.rules if rule in labelled or _target(rule) in doomed]
+    deletions = [rule for rule in deletions if _chain(rule) not in doomed]
     remaining = [rule for rule in table.rules if _chain(rule) not in doomed and rule not in deletions]
     unused = _unused_shared(table, remaining, keep)
     deletions += [rule for rule in remaining if _target(rule) in unused and _chain(rule) not in unused]

@@ -76,8 +76,8 @@ class _Want:
 class ImagePuller:
     """The images of one node.
 
-    `node_credentials` is asked at every pull (see `NodeCredentials.load`). `clock` gives seconds for the back-off;
-    without one it is the event loop's.
+    `node_credentials` is asked at every pull (see `NodeCredentials.load`). `clock` gives seconds for
+    the back-off; without one it is the event loop's.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 
 _MAX_COMPLAINT_BYTES = 1024
 _CHUNK = 64 * 1024
+_END_SECONDS = 5.0
 
 CacheKey = Literal["Image", "Registry", "Global"]
 """The images that an answer is good for: this one, all of its registry, or all of the provider."""
@@ -120,15 +121,14 @@ async def _run(program: Path, args: Sequence[str], environment: dict[str, str], 
             complaint = tasks.create_task(_drain(stderr))
             output = await _read(stdout)
             if len(output) > MAX_ANSWER_BYTES:
-                _kill(process)
+                await _end(process)
             await process.wait()
         complete = True
     except TimeoutError:
         raise ProviderError(f"it did not answer within {TIMEOUT_SECONDS:g} s") from None
     finally:
         if not complete:
-            _kill(process)
-            await process.wait()
+            await _end(process)
     if len(output) > MAX_ANSWER_BYTES:
         raise ProviderError(f"its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB")
     if process.returncode:
@@ -137,10 +137,17 @@ async def _run(program: Path, args: Sequence[str], environment: dict[str, str], 
     return output
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process) -> None:
     """End a program and what it started: all of it is in a session of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    # Its end is not seen before all that it wrote was read. Who left the session may keep the pipe
+    # open for good; that is not worth waiting for.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_SECONDS):
+            assert process.stdout is not None
+            await _drain(process.stdout)
+            await process.wait()
 
 
 async def _feed(stream: asyncio.StreamWriter, request: bytes) -> None:

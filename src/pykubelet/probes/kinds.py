@@ -108,12 +108,3 @@ def probed_containers(pod: Pod) -> Iterator[Container]:
     """Give the containers that may be asked."""
     yield from pod.spec.containers
     yield from (container for container in pod.spec.init_containers if is_sidecar(container))
-
-
-def kill_grace_seconds(container: Container, kind: Kind) -> int | None:
-    """How long a container that failed this probe gets to end, where the probe says so itself.
-
-    It replaces the pod's own grace period, unless the pod is being deleted.
-    """
-    probe = probe_of(container, kind)
-    return None if probe is None else probe.termination_grace_period_seconds

@@ -15,6 +15,7 @@ from pykubelet.config.gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.resources.qos import DEFAULT_PERIOD
 from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.volumes.mounted import MountedVolume as MountedVolume
 
 ConfigMapLookup = Callable[[str], Mapping[str, str]]
 """Gives the data of a configMap of the pod's namespace; raises MissingSource when there is none."""
@@ -123,17 +124,6 @@ class SandboxFacts:
     """Groups that the pod's volumes ask for."""
     exclusive_cpus: bool = False
     """Whether a container of the pod has cpus of its own: its quota would only hurt."""
-
-
-@dataclass(frozen=True, slots=True)
-class MountedVolume:
-    """A volume of the pod that is ready to be mounted into containers."""
-
-    path: str
-    read_only: bool = False
-    """The volume cannot be written, whatever the mount says."""
-    relabel: bool = False
-    """Its files may be relabelled for SELinux."""
 
 
 @dataclass(frozen=True, slots=True)

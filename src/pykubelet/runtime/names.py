@@ -1,4 +1,4 @@
-"""Names and places that other tools find containers by: logs, links to logs, event fields.
+"""Names and places that other tools find containers by: logs and links to logs.
 
 Log shippers take pod and container from these paths, so they are the reference's to the letter.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-
-from pykubelet.api.pod import Container, Pod
 
 LEGACY_LOG_DIR = "/var/log/containers"
 
@@ -52,19 +50,3 @@ def attempts_in_logs(file_names: Iterable[str]) -> int:
     """
     found = (_ROTATED.fullmatch(name) for name in file_names)
     return max((int(match[1]) + 1 for match in found if match), default=0)
-
-
-def container_field(pod: Pod, name: str) -> str:
-    """The field of the pod that an event about a container points to: `spec.containers{main}`.
-
-    Empty when the pod has no such container.
-    """
-    kinds: tuple[tuple[str, list[Container]], ...] = (
-        ("containers", pod.spec.containers),
-        ("initContainers", pod.spec.init_containers),
-        ("ephemeralContainers", pod.spec.ephemeral_containers),
-    )
-    for kind, containers in kinds:
-        if any(container.name == name for container in containers):
-            return f"spec.{kind}{{{name}}}"
-    return ""

@@ -6,8 +6,8 @@ recorded here, where the words are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,15 +21,19 @@ from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal, field_of
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.dns import pod_dns
-from pykubelet.runtime.facts import ContainerFacts, IdMappings, MountedVolume, NodeFacts, SandboxFacts
+from pykubelet.runtime.env import container_env
+from pykubelet.runtime.facts import ContainerFacts, IdMappings, NodeFacts, SandboxFacts
 from pykubelet.runtime.hooks import HookError, HookRunner
 from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
 from pykubelet.runtime.kill import Killer
+from pykubelet.runtime.mounts import sub_path
 from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_dir
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.sandbox_config import make_sandbox_config
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.mounted import MountedVolume
 
 log = get_logger(__name__)
 
@@ -43,6 +47,12 @@ class StartError(Exception):
         self.message = message
         self.retry_after = retry_after
         """Seconds until it makes sense to try again, where that is known."""
+
+
+SubPaths = Callable[
+    [Pod, Container, Mapping[str, MountedVolume], Mapping[int, str]], Awaitable[dict[int, str]]
+]
+"""Has parts of volumes ready for a container, by the mount's index; raises VolumeError."""
 
 
 class OnCreated(Protocol):
@@ -61,7 +71,6 @@ class PodSetting:
     volumes: dict[str, MountedVolume]
     id_mappings: IdMappings | None = None
     extra_groups: tuple[int, ...] = ()
-    sub_paths: dict[str, dict[int, str]] | None = None
 
 
 class Starter:
@@ -77,6 +86,7 @@ class Starter:
         killer: Killer,
         journal: Journal,
         on_created: OnCreated,
+        sub_paths: SubPaths,
         read_resolv_conf: Callable[[], str | None],
         legacy_logs: Path | None,
     ) -> None:
@@ -88,6 +98,7 @@ class Starter:
         self._killer = killer
         self._journal = journal
         self._on_created = on_created
+        self._sub_paths = sub_paths
         self._read_resolv_conf = read_resolv_conf
         self._legacy_logs = legacy_logs
 
@@ -143,7 +154,7 @@ class Starter:
     ) -> None:
         """Create and start one container and run its postStart hook; raises StartError."""
         attempt = self._attempt(pod, container, observed.latest(container.name))
-        config = self._config(pod, container, image, attempt, setting, ips, observed)
+        config = await self._config(pod, container, image, attempt, setting, ips, observed)
         try:
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
@@ -160,7 +171,7 @@ class Starter:
         self._link_log(pod, container, container_id, config.log_path)
         await self._post_start(pod, container, container_id)
 
-    def _config(
+    async def _config(
         self,
         pod: Pod,
         container: Container,
@@ -193,12 +204,24 @@ class Starter:
                 hosts_file=hosts,
                 termination_log=termination,
                 volumes=setting.volumes,
-                sub_paths=(setting.sub_paths or {}).get(container.name, {}),
             )
+            facts = replace(facts, sub_paths=await self._parts_of_volumes(pod, container, facts))
             return make_container_config(pod, container, facts)
-        except (ConfigProblem, OSError) as err:
+        except (ConfigProblem, VolumeError, OSError) as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err}")
             raise StartError("CreateContainerConfigError", str(err)) from err
+
+    async def _parts_of_volumes(
+        self, pod: Pod, container: Container, facts: ContainerFacts
+    ) -> dict[int, str]:
+        partial = [mount for mount in container.volume_mounts if mount.sub_path or mount.sub_path_expr]
+        if not partial:
+            return {}
+        env = container_env(pod, container, facts)
+        paths = {index: sub_path(mount, env) for index, mount in enumerate(container.volume_mounts)}
+        return await self._sub_paths(
+            pod, container, facts.volumes, {i: path for i, path in paths.items() if path}
+        )
 
     async def _post_start(self, pod: Pod, container: Container, container_id: str) -> None:
         if container.lifecycle is None or container.lifecycle.post_start is None:

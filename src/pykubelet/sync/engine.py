@@ -102,6 +102,7 @@ class PodEngine:
             killer,
             self.book,
             self.pleg.learn,
+            parts.volumes.sub_paths,
             lambda: _resolv_conf(config.resolv_conf),
             parts.legacy_logs,
         )
@@ -277,7 +278,9 @@ class PodEngine:
         self.book.event(pod, "Warning", reason, message, field_of(pod, container))
 
     def _pod_ip(self, uid: str) -> str:
-        observed = self.life.observed(uid)
+        pod, observed = self.store.get(uid), self.life.observed(uid)
+        if pod is not None and pod.spec.host_network:
+            return next(iter(self._parts.host_ips), "")
         return next(iter(observed.ips), "") if observed else ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -23,7 +23,6 @@ from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal, field_of
 from pykubelet.probes.prober import Prober
 from pykubelet.runtime.actions import Actions, Verdicts, decide
-from pykubelet.runtime.facts import MountedVolume
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.kill import Killer, KillError, containers_by_name
 from pykubelet.runtime.names import pod_log_dir
@@ -40,6 +39,8 @@ from pykubelet.sync.status_containers import PodView, StartFailure
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import Outcome, StepError
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.mounted import MountedVolume
 
 log = get_logger(__name__)
 
@@ -51,15 +52,17 @@ LAG_SECONDS = 0.05
 """When to look again for an exit that an event told of and that CRI does not show yet."""
 
 
-class VolumeError(Exception):
-    """A volume could not be mounted or unmounted; the text is for the event."""
-
-
 class Volumes(Protocol):
     """Mounts a pod's volumes."""
 
     async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
         """Have all of the pod's volumes ready; raises VolumeError."""
+        ...
+
+    async def sub_paths(
+        self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Have parts of volumes ready for a container, by the mount's index; raises VolumeError."""
         ...
 
     async def unmount(self, uid: str) -> None:

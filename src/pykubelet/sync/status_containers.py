@@ -89,6 +89,9 @@ def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatu
     _explain_waiting(view, container, kind, status)
     health = view.health.get(container.name, Health(started=False, ready=False))
     status.started, status.ready = health.started, health.ready
+    if kind == "init" and not is_sidecar(container):
+        # The runtime may have forgotten it; what is known of its end decides.
+        status.ready = status.state.terminated is not None and status.state.terminated.exit_code == 0
     return status
 
 

@@ -1,0 +1,133 @@
+"""emptyDir: a folder that lives and dies with its pod, on disk, in memory or in huge pages.
+
+Making one may be interrupted anywhere: the mark that it is complete is set last, and what has no
+mark is made again. What has one is never touched again, because its content and its permissions
+are the containers' from then on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.quantity import Quantity
+from pykubelet.host.mounts import mount
+from pykubelet.logs import get_logger
+from pykubelet.volumes.folders import is_mount_point, make_folder
+
+log = get_logger(__name__)
+
+MEMORY = "Memory"
+HUGE_PAGES = "HugePages"
+
+_MODE = 0o777
+_PAGES_PREFIX = "hugepages-"
+_GROUP_FILE = 0o660
+_GROUP_FOLDER = _GROUP_FILE | 0o110 | stat.S_ISGID
+
+
+class MediumError(ValueError):
+    """There is no such medium for this pod; the text says why."""
+
+
+def tmpfs_size(size_limit: int, pod_limit: int, allocatable: int) -> int:
+    """Give the size of a volume in memory: the smallest of what is said (bytes, 0 for unsaid).
+
+    Its pages count for the pod, so more than the pod may use would only get it killed.
+    """
+    return min((size for size in (size_limit, pod_limit, allocatable) if size > 0), default=0)
+
+
+def huge_page_option(medium: str, pod: Pod, *, pod_level: bool = True) -> str:
+    """Give the mount option for the size of pages; raises MediumError.
+
+    `HugePages` alone works for a pod that asks for one size only, `HugePages-2Mi` for a pod that
+    asks for that one among others.
+    """
+    asked: dict[int, Quantity] = {}
+    parts = [container.resources.requests for container in (*pod.spec.containers, *pod.spec.init_containers)]
+    if pod_level and pod.spec.resources is not None:
+        parts.append(pod.spec.resources.requests)
+    for resource in (resource for part in parts for resource in part if resource.startswith(_PAGES_PREFIX)):
+        size = _page_size(resource.removeprefix(_PAGES_PREFIX))
+        asked[int(size)] = size
+    if medium == HUGE_PAGES:
+        if len(asked) > 1:
+            raise MediumError(
+                f"medium: {medium} can't be used if container requests multiple huge page sizes"
+            )
+        found = next(iter(asked.values()), None)
+    else:
+        found = asked.get(int(_page_size(medium.removeprefix(f"{HUGE_PAGES}-"))))
+    if found is None:
+        raise MediumError(
+            f"medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+        )
+    return f"pagesize={found}"
+
+
+def is_huge_pages(medium: str) -> bool:
+    """Whether a medium is huge pages, of a certain size or not."""
+    return medium == HUGE_PAGES or medium.startswith(f"{HUGE_PAGES}-")
+
+
+def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: int | None) -> None:
+    """Have the volume at `path`, for `group` if one is given; raises OSError.
+
+    `options` are those of the mount that a medium other than disk needs. Blocks.
+    """
+    if medium and not is_mount_point(path):
+        marker.unlink(missing_ok=True)
+    if marker.exists() and path.is_dir():
+        return
+    make_folder(path.parent, 0o755)
+    make_folder(path, _MODE)
+    if not is_mount_point(path):
+        path.chmod(_MODE)
+        if medium == MEMORY:
+            _mount_tmpfs(path, options)
+        elif medium:
+            mount("nodev", path, "hugetlbfs", options)
+    if group is not None:
+        give_to_group(path, group)
+    make_folder(marker.parent)
+    marker.touch(mode=0o644)
+
+
+def give_to_group(path: Path, group: int) -> None:
+    """Let a group read and write everything below a path, and own what will be made there."""
+    for folder, folders, files in os.walk(path, topdown=False):
+        for name in (*folders, *files):
+            _give(Path(folder, name), group)
+    _give(path, group)
+
+
+def _give(entry: Path, group: int) -> None:
+    try:
+        os.chown(entry, -1, group, follow_symlinks=False)
+        mode = entry.lstat().st_mode
+        if not stat.S_ISLNK(mode):
+            entry.chmod(stat.S_IMODE(mode) | (_GROUP_FOLDER if stat.S_ISDIR(mode) else _GROUP_FILE))
+    except OSError as err:
+        # Some file systems know no owners; whether that matters only the containers can tell.
+        log.error(err, "Failed to give a volume's file to its group", path=str(entry), group=group)
+
+
+def _mount_tmpfs(path: Path, options: str) -> None:
+    try:
+        # What is meant to be in memory only must not be written to disk. Kernels before 6.4 cannot promise.
+        mount("tmpfs", path, "tmpfs", ",".join(filter(None, (options, "noswap"))))
+    except OSError as err:
+        if err.errno not in (errno.EINVAL, errno.EPERM):
+            raise
+        mount("tmpfs", path, "tmpfs", options)
+
+
+def _page_size(text: str) -> Quantity:
+    try:
+        return Quantity.parse(text)
+    except ValueError as err:
+        raise MediumError(str(err)) from err

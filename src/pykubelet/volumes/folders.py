@@ -1,0 +1,89 @@
+"""Where a pod's volumes lie below the agent's root, and making folders there.
+
+The layout and the modes are the reference's, so that a node can be handed over between agents:
+
+    pods/<uid>/volumes/kubernetes.io~empty-dir/<volume>         the volume itself
+    pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/ready   it was made completely
+    pods/<uid>/volume-subpaths/<volume>/<container>/<mount>     a sub-path, bound here
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+EMPTY_DIR = "kubernetes.io~empty-dir"
+SUB_PATHS = "volume-subpaths"
+
+_PRIVATE = 0o750
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFolders:
+    """The folders of one pod's volumes."""
+
+    pod: Path
+
+    @classmethod
+    def of(cls, root: Path, uid: str) -> VolumeFolders:
+        """Give those of a pod; raises ValueError for a uid that is no plain name."""
+        return cls(root / "pods" / _plain(uid))
+
+    @property
+    def empty_dirs(self) -> Path:
+        """The folder of all volumes of kind emptyDir."""
+        return self.pod / "volumes" / EMPTY_DIR
+
+    @property
+    def markers(self) -> Path:
+        """The folder of the marks of volumes that were made completely."""
+        return self.pod / "plugins" / EMPTY_DIR
+
+    @property
+    def sub_paths(self) -> Path:
+        """The folder of all bound sub-paths."""
+        return self.pod / SUB_PATHS
+
+    def empty_dir(self, volume: str) -> Path:
+        """The folder that containers see."""
+        return self.empty_dirs / _plain(volume)
+
+    def marker(self, volume: str) -> Path:
+        """The mark of one volume."""
+        return self.markers / _plain(volume) / "ready"
+
+    def sub_path(self, volume: str, container: str, index: int) -> Path:
+        """Where the sub-path of a container's mount is bound."""
+        return self.sub_paths / _plain(volume) / _plain(container) / str(index)
+
+
+def make_folder(path: Path, mode: int = _PRIVATE) -> None:
+    """Have a folder with exactly this mode; those above it are made private.
+
+    A folder that exists is left as it is. Raises OSError, also when something else is in its place.
+    """
+    try:
+        kept = path.lstat()
+    except FileNotFoundError:
+        if not path.parent.exists():
+            make_folder(path.parent)
+        path.mkdir(mode=mode, exist_ok=True)
+        path.chmod(mode)  # mkdir's mode is cut by the umask
+        return
+    if not stat.S_ISDIR(kept.st_mode):
+        raise NotADirectoryError(20, "Not a directory", str(path))
+
+
+def is_mount_point(path: Path) -> bool:
+    """Whether another file system begins here; does not see binds of the same file system."""
+    try:
+        return path.lstat().st_dev != path.parent.lstat().st_dev
+    except FileNotFoundError:
+        return False
+
+
+def _plain(name: str) -> str:
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise ValueError(f"{name!r} cannot be a folder's name")
+    return name

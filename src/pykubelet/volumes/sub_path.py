@@ -1,0 +1,90 @@
+"""Sub-paths: a part of a volume, found so that nobody in the volume can lead us out of it.
+
+Containers write to volumes while we look, so a path that was checked may be another one when it is
+used. Links are therefore resolved once, the result must lie inside of the volume, and then each step
+is taken from the folder before it without following links; what is bound is the opened file itself
+and no path any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pykubelet.host.mounts import Mount, unmount
+from pykubelet.volumes.folders import make_folder
+
+_MS_BIND = 4096
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_MADE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class OutsideError(OSError):
+    """A path leads out of its volume."""
+
+
+@contextmanager
+def opened_inside(volume: Path, sub_path: str) -> Iterator[int]:
+    """Open what is at a path inside of a volume, as a descriptor that only names it (`O_PATH`).
+
+    Folders that are not there are made, with the mode of the volume's own. Raises OSError, of which
+    OutsideError when the path, or a link in it, leads elsewhere.
+    """
+    base = Path(os.path.realpath(volume, strict=True))
+    inside = Path(os.path.realpath(volume / sub_path))
+    if not inside.is_relative_to(base):
+        raise OutsideError(errno.EXDEV, "leads out of the volume", str(volume / sub_path))
+    at = os.open(base, _STEP)
+    try:
+        mode = stat.S_IMODE(os.fstat(at).st_mode)
+        for part in inside.relative_to(base).parts:
+            step = _step(at, part, mode)
+            os.close(at)
+            at = step
+            if stat.S_ISLNK(os.fstat(at).st_mode):
+                raise OutsideError(errno.ELOOP, "has become a link", str(volume / sub_path))
+        yield at
+    finally:
+        os.close(at)
+
+
+def bind(source: int, target: Path, mounts: list[Mount]) -> None:
+    """Show an opened file or folder at `target` too; raises OSError.
+
+    `mounts` is the mount table. What is bound there already stays if it is the same.
+    """
+    given = os.fstat(source)
+    while any(mount.point == target for mount in mounts):
+        there = target.lstat()
+        if (there.st_dev, there.st_ino) == (given.st_dev, given.st_ino):
+            return
+        unmount(target)
+        mounts.remove(next(mount for mount in mounts if mount.point == target))
+    make_folder(target.parent)
+    if stat.S_ISDIR(given.st_mode):
+        make_folder(target)
+    else:
+        target.touch(mode=0o640)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(f"/proc/self/fd/{source}".encode(), os.fsencode(target), None, _MS_BIND, None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(target))
+
+
+def _step(at: int, part: str, mode: int) -> int:
+    try:
+        return os.open(part, _STEP, dir_fd=at)
+    except FileNotFoundError:
+        os.mkdir(part, mode, dir_fd=at)
+    made = os.open(part, _MADE, dir_fd=at)
+    try:
+        os.fchmod(made, mode)
+    except OSError:
+        os.close(made)
+        raise
+    return made

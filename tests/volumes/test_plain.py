@@ -1,0 +1,388 @@
+import asyncio
+import os
+import secrets
+import socket
+import stat
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.volume import HostPath
+from pykubelet.host.mounts import Mount, mount, read_mounts, unmount
+from pykubelet.volumes import plain
+from pykubelet.volumes.empty_dir import MediumError, huge_page_option, tmpfs_size
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.folders import VolumeFolders
+from pykubelet.volumes.host_path import HostPathError, check_host_path
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.plain import PlainVolumes
+from tests.volumes.conftest import ALLOCATABLE, needs_root, pod_with
+
+MIB = 1 << 20
+DATA: dict[str, Any] = {"name": "data", "emptyDir": {}}
+TMP: dict[str, Any] = {"name": "tmp", "emptyDir": {"medium": "Memory"}}
+
+
+def mode_of(path: Path) -> str:
+    return oct(stat.S_IMODE(path.lstat().st_mode))
+
+
+def mounted_at(path: Path) -> list[Mount]:
+    return [entry for entry in read_mounts() if entry.point == path.resolve()]
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class TestEmptyDir:
+    async def test_on_disk(self, root: Path, volumes: PlainVolumes) -> None:
+        with umask(0o077):
+            mounted = await volumes.mount(pod_with(DATA, {"name": "none"}))
+        path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
+        assert mounted == {
+            "data": MountedVolume(str(path), relabel=True),
+            "none": MountedVolume(str(path.parent / "none"), relabel=True),
+        }
+        assert mode_of(path) == "0o777"
+        assert mode_of(path.parent) == "0o755"
+        assert mode_of(path.parents[1]) == "0o750"
+        assert (root / "pods/u-1/plugins/kubernetes.io~empty-dir/data/ready").exists()
+
+    async def test_what_containers_made_of_it_is_kept(self, volumes: PlainVolumes) -> None:
+        pod = pod_with(DATA, securityContext={"fsGroup": 4242})
+        path = Path((await volumes.mount(pod))["data"].path)
+        path.chmod(0o700)
+        (path / "file").write_text("theirs")
+        assert Path((await volumes.mount(pod))["data"].path) == path
+        assert mode_of(path) == "0o700"
+        assert (path / "file").read_text() == "theirs"
+
+    async def test_an_interrupted_start_is_finished(self, root: Path, volumes: PlainVolumes) -> None:
+        path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
+        path.mkdir(parents=True, mode=0o700)
+        await volumes.mount(pod_with(DATA))
+        assert mode_of(path) == "0o777"
+        marked_only = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
+        marked_only.rmdir()
+        await volumes.mount(pod_with(DATA))
+        assert mode_of(path) == "0o777"
+
+    @needs_root
+    async def test_a_group_owns_everything(self, root: Path, volumes: PlainVolumes) -> None:
+        path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
+        (path / "inner").mkdir(parents=True)
+        (path / "inner/file").touch(mode=0o600)
+        outside = root / "outside"
+        outside.touch(mode=0o600)
+        (path / "link").symlink_to(outside)
+        (path / "folder-link").symlink_to(root)
+        await volumes.mount(pod_with(DATA, securityContext={"fsGroup": 4242}))
+        made = [path, path / "inner", path / "inner/file", path / "link", path / "folder-link"]
+        assert [entry.lstat().st_gid for entry in made] == [4242] * 5
+        assert (mode_of(path), mode_of(path / "inner/file")) == ("0o2777", "0o660")
+        assert mode_of(path / "inner") == "0o2775"
+        assert (outside.stat().st_gid, mode_of(outside)) == (0, "0o600")
+
+    @pytest.mark.machine
+    @needs_root
+    async def test_in_memory(self, root: Path) -> None:
+        volumes = PlainVolumes(root, memory_limit=lambda pod: 8 * MIB, allocatable_memory=ALLOCATABLE)
+        pod = pod_with(TMP, {"name": "small", "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}})
+        mounted = await volumes.mount(pod)
+        await volumes.mount(pod)
+        sizes = {}
+        for name, volume in mounted.items():
+            (found,) = mounted_at(Path(volume.path))
+            assert found.kind == "tmpfs"
+            sizes[name] = next(option for option in found.options if option.startswith("size="))
+        assert sizes == {"tmp": "size=8192k", "small": "size=4096k"}
+        assert mode_of(Path(mounted["tmp"].path)) == "0o1777"
+
+    @pytest.mark.machine
+    @needs_root
+    async def test_memory_is_lost_with_a_reboot(self, volumes: PlainVolumes) -> None:
+        path = Path((await volumes.mount(pod_with(TMP)))["tmp"].path)
+        unmount(path)
+        await volumes.mount(pod_with(TMP))
+        assert len(mounted_at(path)) == 1
+
+    @pytest.mark.machine
+    @needs_root
+    async def test_in_huge_pages(self, volumes: PlainVolumes) -> None:
+        if not Path("/sys/kernel/mm/hugepages/hugepages-2048kB").is_dir():
+            pytest.skip("this machine has no huge pages of 2 MiB")
+        pages = {"requests": {"hugepages-2Mi": "4Mi"}, "limits": {"hugepages-2Mi": "4Mi"}}
+        pod = pod_with(
+            {"name": "huge", "emptyDir": {"medium": "HugePages-2Mi"}},
+            containers=[{"name": "main", "image": "i", "resources": pages}],
+        )
+        path = Path((await volumes.mount(pod))["huge"].path)
+        (found,) = mounted_at(path)
+        assert found.kind == "hugetlbfs"
+        assert "pagesize=2M" in found.options
+        await volumes.unmount("u-1")
+        assert not path.exists()
+
+    @pytest.mark.parametrize(
+        ("limits", "size"),
+        [((0, 0, 0), 0), ((0, 0, 9), 9), ((0, 5, 9), 5), ((3, 5, 9), 3), ((7, 5, 9), 5), ((20, 0, 9), 9)],
+    )
+    def test_size_in_memory(self, limits: tuple[int, int, int], size: int) -> None:
+        assert tmpfs_size(*limits) == size
+
+    @given(st.tuples(*[st.integers(0, 2**50)] * 3))
+    def test_no_limit_is_exceeded(self, limits: tuple[int, int, int]) -> None:
+        size = tmpfs_size(*limits)
+        assert all(size <= limit for limit in limits if limit)
+        assert size in limits
+
+    @staticmethod
+    def asking(*resources: str) -> Pod:
+        containers = [
+            {"name": f"c{i}", "resources": {"requests": {name: "4Mi"}}} for i, name in enumerate(resources)
+        ]
+        return pod_with(containers=containers)
+
+    @pytest.mark.parametrize(
+        ("medium", "resources", "option"),
+        [
+            ("HugePages", ["hugepages-2Mi", "cpu"], "pagesize=2Mi"),
+            ("HugePages", ["hugepages-2Mi", "hugepages-2048Ki"], "pagesize=2Mi"),
+            ("HugePages-1Gi", ["hugepages-2Mi", "hugepages-1Gi"], "pagesize=1Gi"),
+        ],
+    )
+    def test_huge_page_sizes(self, medium: str, resources: list[str], option: str) -> None:
+        assert huge_page_option(medium, self.asking(*resources)) == option
+
+    @pytest.mark.parametrize(
+        ("medium", "resources", "problem"),
+        [
+            ("HugePages", ["hugepages-2Mi", "hugepages-1Gi"], "multiple huge page sizes"),
+            ("HugePages", ["cpu"], "no resource request for huge pages"),
+            ("HugePages-1Gi", ["hugepages-2Mi"], "no resource request for huge pages"),
+            ("HugePages-x", ["hugepages-2Mi"], "not a quantity"),
+        ],
+    )
+    def test_huge_pages_that_cannot_be(self, medium: str, resources: list[str], problem: str) -> None:
+        with pytest.raises(MediumError, match=problem):
+            huge_page_option(medium, self.asking(*resources))
+
+
+class TestHostPath:
+    @pytest.fixture
+    def things(self, tmp_path: Path) -> Iterator[dict[str, Path]]:
+        things = {name: tmp_path / name for name in ("Directory", "File", "Socket", "BlockDevice", "missing")}
+        things["Directory"].mkdir()
+        things["File"].touch()
+        if os.geteuid() == 0:
+            os.mknod(things["BlockDevice"], stat.S_IFBLK | 0o600, os.makedev(7, 255))
+        things["CharDevice"] = Path("/dev/null")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/tmp/pyk-{secrets.token_hex(4)}")
+            os.rename(listener.getsockname(), things["Socket"])
+            yield things
+
+    @pytest.mark.parametrize(
+        ("kind", "words"),
+        [
+            ("Directory", "a directory"),
+            ("File", "a file"),
+            ("Socket", "a socket file"),
+            ("CharDevice", "a character device"),
+            ("BlockDevice", "a block device"),
+        ],
+    )
+    @needs_root
+    def test_types(self, things: dict[str, Path], kind: str, words: str, tmp_path: Path) -> None:
+        for name, path in things.items():
+            link = tmp_path / "link"
+            link.symlink_to(path)
+            for given in (path, link):
+                if name == kind:
+                    check_host_path(HostPath(path=str(given), type=kind))
+                else:
+                    with pytest.raises(HostPathError) as caught:
+                        check_host_path(HostPath(path=str(given), type=kind))
+                    assert str(caught.value) == f"hostPath type check failed: {given} is not {words}"
+            link.unlink()
+
+    def test_made_where_missing(self, tmp_path: Path) -> None:
+        folder, file = tmp_path / "a/b/c", tmp_path / "a/b/c/file"
+        with umask(0o022):
+            check_host_path(HostPath(path=str(folder), type="DirectoryOrCreate"))
+            check_host_path(HostPath(path=str(file), type="FileOrCreate"))
+        assert (mode_of(folder), mode_of(file)) == ("0o755", "0o644")
+        file.write_text("kept")
+        check_host_path(HostPath(path=str(folder), type="DirectoryOrCreate"))
+        check_host_path(HostPath(path=str(file), type="FileOrCreate"))
+        assert file.read_text() == "kept"
+        with pytest.raises(HostPathError, match="is not a file"):
+            check_host_path(HostPath(path=str(folder), type="FileOrCreate"))
+        with pytest.raises(HostPathError, match="is not a directory"):
+            check_host_path(HostPath(path=str(file), type="DirectoryOrCreate"))
+
+    @pytest.mark.parametrize("kind", ["Folder", "SocketOrCreate", "OrCreate", "directory"])
+    def test_unknown_types(self, kind: str) -> None:
+        with pytest.raises(HostPathError, match=f"^{kind} is an invalid volume type$"):
+            check_host_path(HostPath(path="/tmp", type=kind))
+
+    def test_steps_back(self) -> None:
+        with pytest.raises(HostPathError, match=r"invalid HostPath `/a/\.\./etc`: must not contain '\.\.'"):
+            check_host_path(HostPath(path="/a/../etc"))
+
+    async def test_mounting(self, volumes: PlainVolumes, tmp_path: Path) -> None:
+        given = [
+            {"name": "any", "hostPath": {"path": "/nowhere/at/all"}},
+            {"name": "dir", "hostPath": {"path": str(tmp_path), "type": "Directory"}},
+        ]
+        assert await volumes.mount(pod_with(*given)) == {
+            "any": MountedVolume("/nowhere/at/all"),
+            "dir": MountedVolume(str(tmp_path)),
+        }
+        await volumes.unmount("u-1")
+        assert tmp_path.exists()
+
+
+class TestRefusals:
+    async def test_each_volume_that_cannot_be_had_is_told(self, volumes: PlainVolumes, root: Path) -> None:
+        pod = pod_with(
+            DATA,
+            {"name": "conf", "configMap": {"name": "c"}},
+            {"name": "disk", "emptyDir": {"medium": "Floppy"}},
+            {"name": "gone", "hostPath": {"path": "/nowhere", "type": "File"}},
+        )
+        with pytest.raises(VolumeError) as caught:
+            await volumes.mount(pod)
+        assert str(caught.value).split("; M") == [
+            'MountVolume.SetUp failed for volume "conf" : '
+            "its kind is configMap; supported are emptyDir and hostPath",
+            'ountVolume.SetUp failed for volume "disk" : unknown storage medium "Floppy"',
+            'ountVolume.SetUp failed for volume "gone" : hostPath type check failed: /nowhere is not a file',
+        ]
+        assert VolumeFolders.of(root, "u-1").empty_dir("data").is_dir()
+
+    async def test_system_errors_name_the_path(self, volumes: PlainVolumes, root: Path) -> None:
+        root.mkdir()
+        (root / "pods").touch()
+        with pytest.raises(VolumeError, match=r'volume "data" : .*root/pods.*: Not a directory'):
+            await volumes.mount(pod_with(DATA))
+
+    @pytest.mark.parametrize("name", ["..", "a/b", "", "."])
+    async def test_hostile_names(self, volumes: PlainVolumes, root: Path, name: str) -> None:
+        with pytest.raises(VolumeError, match="cannot be a folder's name"):
+            await volumes.mount(pod_with({"name": name, "emptyDir": {}}))
+        pod = pod_with(DATA)
+        pod.metadata.uid = name
+        with pytest.raises(VolumeError, match="cannot be a folder's name"):
+            await volumes.mount(pod)
+        with pytest.raises(VolumeError, match="cannot be a folder's name"):
+            await volumes.unmount(name)
+
+
+class TestUnmount:
+    async def test_everything_goes_and_nothing_else(self, volumes: PlainVolumes, root: Path) -> None:
+        other = root / "pods/u-1/volumes/kubernetes.io~nfs/share"
+        other.mkdir(parents=True)
+        path = Path((await volumes.mount(pod_with(DATA)))["data"].path)
+        treasure = root / "treasure"
+        treasure.mkdir()
+        (treasure / "gold").touch()
+        (path / "way-out").symlink_to(treasure)
+        (path / "deep/er").mkdir(parents=True)
+        await volumes.unmount("u-1")
+        assert not path.parent.exists()
+        assert not (root / "pods/u-1/plugins/kubernetes.io~empty-dir").exists()
+        assert (treasure / "gold").exists()
+        assert other.is_dir()
+        await volumes.unmount("u-1")
+        await volumes.unmount("never-seen")
+
+    @pytest.mark.machine
+    @needs_root
+    async def test_by_an_agent_that_never_saw_the_pod(self, root: Path, tmp_path: Path) -> None:
+        """Through a link to the root, with a mount that a container left in a volume."""
+        link = tmp_path / "link"
+        link.symlink_to(root)
+        root.mkdir()
+        first = PlainVolumes(link, memory_limit=lambda pod: None, allocatable_memory=ALLOCATABLE)
+        mounted = await first.mount(pod_with(DATA, TMP))
+        inner = Path(mounted["data"].path) / "inner"
+        inner.mkdir()
+        mount("tmpfs", inner, "tmpfs")
+        (inner / "file").touch()
+        again = PlainVolumes(link, memory_limit=lambda pod: None, allocatable_memory=ALLOCATABLE)
+        await again.unmount("u-1")
+        assert not Path(mounted["tmp"].path).exists()
+        assert mounted_at(inner) == []
+        assert not inner.exists()
+
+    @pytest.mark.machine
+    @needs_root
+    async def test_what_is_in_use_is_told_and_kept(self, volumes: PlainVolumes) -> None:
+        path = Path((await volumes.mount(pod_with(DATA, TMP)))["tmp"].path)
+        (path / "file").write_text("kept")
+        with subprocess.Popen(["sleep", "60"], cwd=path) as user:
+            try:
+                with pytest.raises(VolumeError, match=r"TearDown failed for pod u-1 : .*/tmp: .*busy"):
+                    await volumes.unmount("u-1")
+                assert (path / "file").read_text() == "kept"
+            finally:
+                user.kill()
+        await volumes.unmount("u-1")
+        assert not path.exists()
+
+
+class TestCancellation:
+    async def test_a_cancelled_caller_waits_for_the_work(
+        self, volumes: PlainVolumes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go, ended = threading.Event(), threading.Event()
+        make = plain.make_empty_dir
+
+        def slow(*args: Any) -> None:
+            go.wait(10)
+            make(*args)
+            ended.set()
+
+        monkeypatch.setattr(plain, "make_empty_dir", slow)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(volumes.mount(pod_with(DATA)))
+            await asyncio.sleep(0.01)
+            for _ in range(2):
+                task.cancel()
+                await asyncio.sleep(0.01)
+            assert not task.done()
+            go.set()
+        assert task.cancelled()
+        assert ended.is_set()
+
+    async def test_a_failure_after_cancelling_is_not_lost(
+        self, volumes: PlainVolumes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go = threading.Event()
+        work: list[Callable[[], None]] = [lambda: None]
+
+        def fail(*_: Any) -> None:
+            go.wait(10)
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(plain, "make_empty_dir", fail)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                asyncio.get_running_loop().call_later(0.05, go.set)
+                await volumes.mount(pod_with(DATA))
+        assert work

@@ -1,0 +1,199 @@
+import ctypes
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.host.mounts import read_mounts
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.plain import PlainVolumes
+from pykubelet.volumes.sub_path import OutsideError, opened_inside
+from tests.volumes.conftest import needs_root, pod_with
+
+RENAME_EXCHANGE = 2
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def showing(*volumes: str) -> Pod:
+    """A pod whose container mounts these volumes."""
+    mounts = [{"name": name, "mountPath": f"/m{i}"} for i, name in enumerate(volumes)]
+    return pod_with(
+        *({"name": name, "emptyDir": {}} for name in set(volumes)),
+        containers=[{"name": "main", "image": "i", "volumeMounts": mounts}],
+    )
+
+
+class TestOpening:
+    @pytest.fixture
+    def volume(self, tmp_path: Path) -> Path:
+        volume = tmp_path / "volume"
+        (volume / "a/b").mkdir(parents=True)
+        (volume / "a/file").touch()
+        (tmp_path / "secret").mkdir()
+        volume.chmod(0o2770)
+        return volume
+
+    @pytest.mark.parametrize("path", ["a", "a/b", "a/./b", "a/file", "a//b/", "."])
+    def test_what_is_there(self, volume: Path, path: str) -> None:
+        with opened_inside(volume, path) as found:
+            assert os.fstat(found).st_ino == inode(volume / path)
+
+    def test_what_is_not_there_is_made_like_the_volume(self, volume: Path) -> None:
+        before = os.umask(0o077)
+        try:
+            with opened_inside(volume, "a/new/er") as found:
+                assert os.fstat(found).st_ino == inode(volume / "a/new/er")
+        finally:
+            os.umask(before)
+        modes = [stat.S_IMODE((volume / path).stat().st_mode) for path in ("a/new", "a/new/er")]
+        assert modes == [0o2770, 0o2770]
+
+    def test_links_inside_are_followed(self, volume: Path) -> None:
+        (volume / "relative").symlink_to("a/b")
+        (volume / "absolute").symlink_to(volume / "a")
+        with opened_inside(volume, "relative") as found:
+            assert os.fstat(found).st_ino == inode(volume / "a/b")
+        with opened_inside(volume, "absolute/b") as found:
+            assert os.fstat(found).st_ino == inode(volume / "a/b")
+
+    @pytest.mark.parametrize(
+        "target", ["/etc", "../secret", "../../..", "/proc/self/root/etc", "../secret/new"]
+    )
+    @pytest.mark.parametrize("path", ["link", "link/new"])
+    def test_links_out_are_refused(self, volume: Path, target: str, path: str) -> None:
+        (volume / "link").symlink_to(target)
+        with pytest.raises(OutsideError), opened_inside(volume, path):
+            pass
+        assert list((volume.parent / "secret").iterdir()) == []
+
+    def test_a_loop_of_links(self, volume: Path) -> None:
+        (volume / "one").symlink_to("two")
+        (volume / "two").symlink_to("one")
+        with pytest.raises(OSError, match="link"), opened_inside(volume, "one/x"):
+            pass
+
+    def test_below_a_file(self, volume: Path) -> None:
+        with pytest.raises(NotADirectoryError), opened_inside(volume, "a/file/x"):
+            pass
+
+    def test_a_pipe_does_not_block(self, volume: Path) -> None:
+        os.mkfifo(volume / "pipe")
+        with opened_inside(volume, "pipe") as found:
+            assert stat.S_ISFIFO(os.fstat(found).st_mode)
+
+    def test_descriptors_are_closed(self, volume: Path) -> None:
+        before = sorted(os.listdir("/proc/self/fd"))
+        for path in ("a/b", "x/y/z", "a/file/x"):
+            try:
+                with opened_inside(volume, path):
+                    pass
+            except NotADirectoryError:
+                pass
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+    def test_nobody_can_win_the_race(self, volume: Path) -> None:
+        """A container swaps a folder for a link out as fast as it can."""
+        (volume / "trap").symlink_to("../../secret")
+        (volume.parent / "secret/b").mkdir()
+        (volume / "a/swapped/b").mkdir(parents=True)
+        (volume / "a/trap").symlink_to("../../secret")
+        libc, stop = ctypes.CDLL(None, use_errno=True), threading.Event()
+        names = [os.fsencode(volume / "a" / name) for name in ("swapped", "trap")]
+
+        def swap() -> None:
+            while not stop.is_set():
+                assert libc.renameat2(-100, names[0], -100, names[1], RENAME_EXCHANGE) == 0
+
+        secrets = {inode(volume.parent / "secret"), inode(volume.parent / "secret/b")}
+        thread = threading.Thread(target=swap)
+        thread.start()
+        outcomes = set()
+        try:
+            for _ in range(2000):
+                try:
+                    with opened_inside(volume, "a/swapped/b") as found:
+                        assert os.fstat(found).st_ino not in secrets
+                    outcomes.add("inside")
+                except OSError:
+                    outcomes.add("refused")
+        finally:
+            stop.set()
+            thread.join()
+        assert outcomes == {"inside", "refused"}
+
+
+@pytest.mark.machine
+@needs_root
+class TestBinding:
+    async def mounted(self, volumes: PlainVolumes, *names: str) -> tuple[Pod, dict[str, MountedVolume], Path]:
+        pod = showing(*names)
+        mounted = await volumes.mount(pod)
+        return pod, mounted, Path(mounted[names[0]].path)
+
+    async def test_folders_and_files(self, volumes: PlainVolumes, root: Path) -> None:
+        pod, mounted, data = await self.mounted(volumes, "data", "data", "data")
+        (data / "file").write_text("content")
+        paths = {0: "sub/folder", 2: "file"}
+        bound = await volumes.sub_paths(pod, pod.spec.containers[0], mounted, paths)
+        folder = root / "pods/u-1/volume-subpaths/data/main"
+        assert bound == {0: str(folder / "0"), 2: str(folder / "2")}
+        (folder / "0/made").touch()
+        assert (data / "sub/folder/made").exists()
+        assert (folder / "2").read_text() == "content"
+        assert stat.S_IMODE((data / "sub").stat().st_mode) == 0o777
+        await volumes.unmount("u-1")
+        assert not (root / "pods/u-1/volume-subpaths").exists()
+        assert not data.exists()
+
+    async def test_the_same_again_is_kept_and_another_replaced(
+        self, volumes: PlainVolumes, root: Path
+    ) -> None:
+        pod, mounted, data = await self.mounted(volumes, "data")
+        target = root / "pods/u-1/volume-subpaths/data/main/0"
+
+        async def bind() -> int:
+            await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: "part"})
+            (found,) = [mount.id for mount in read_mounts() if mount.point == target.resolve()]
+            return found
+
+        first = await bind()
+        assert await bind() == first
+        (data / "part").rename(data / "old")
+        (data / "part").mkdir()
+        assert await bind() != first
+        (target / "new").touch()
+        assert (data / "part/new").exists()
+        (data / "part").rename(data / "older")
+        (data / "part").write_text("a file now")
+        with pytest.raises(VolumeError):
+            await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: "part"})
+
+    async def test_the_rest_of_the_machine_is_out_of_reach(self, volumes: PlainVolumes, root: Path) -> None:
+        pod, mounted, data = await self.mounted(volumes, "data")
+        (data / "link").symlink_to("/etc")
+        with pytest.raises(VolumeError) as caught:
+            await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: "link/ssl"})
+        message = 'failed to prepare subPath for volumeMount "data" of container "main"'
+        assert str(caught.value) == message, "and nothing is told of the host"
+        assert not (root / "pods/u-1/volume-subpaths").exists()
+
+    @pytest.mark.parametrize("path", ["/etc", "a/../b", ".."])
+    async def test_paths_that_need_no_look(self, volumes: PlainVolumes, path: str) -> None:
+        pod, mounted, _ = await self.mounted(volumes, "data")
+        with pytest.raises(VolumeError, match="must be a relative path"):
+            await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: path})
+
+    async def test_whole_volumes_and_missing_ones(self, volumes: PlainVolumes) -> None:
+        pod, mounted, _ = await self.mounted(volumes, "data")
+        nothing: dict[str, Any] = {}
+        assert await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: ""}) == {}
+        with pytest.raises(VolumeError, match='cannot find volume "data" to mount into container "main"'):
+            await volumes.sub_paths(pod, pod.spec.containers[0], nothing, {0: "x"})
