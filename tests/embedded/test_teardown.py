@@ -22,6 +22,7 @@ from pykubelet.embedded.leftovers import find_ids, find_shims, leftovers, shim_s
 from pykubelet.embedded.lock import hold
 from pykubelet.embedded.runtime import PrivateRuntime
 from pykubelet.embedded.teardown import down
+from pykubelet.host.iptables import network_traces
 from tests.conftest import RunningRuntime, runtime_process, why_no_machine
 from tests.embedded.pods import connected, container_pid, start_pod
 
@@ -127,8 +128,10 @@ async def test_down_without_a_working_containerd(
 async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with running_pod(instance):
-        sockets = [path for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
+        ids = find_ids(instance)
+        sockets = [path for path in shim_sockets(instance, ids) if path.exists()]
         assert sockets
+        assert await network_traces(instance.name, ids)
     left: list[str] | None = None
     for attempt in range(100):
         try:
@@ -140,6 +143,7 @@ async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
     assert left == []
     assert not data_dir.exists()
     assert [path for path in sockets if path.exists()] == []
+    assert await network_traces(instance.name, ids) == []
 
 
 async def test_down_after_all_shims_were_killed(data_dir: Path) -> None:

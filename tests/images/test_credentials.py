@@ -85,6 +85,12 @@ def test_bad_entries_are_named_but_not_shown(entry: Any) -> None:
         assert caught.value.__cause__ is None
 
 
+def test_logins_in_the_names_of_registries_are_not_shown() -> None:
+    with pytest.raises(BadCredentials, match=r"'example\.com'") as caught:
+        read_dockercfg(b'{"https://user:hunter2@example.com": {"auth": "x"}}')
+    assert SECRET not in str(caught.value)
+
+
 @pytest.mark.parametrize("content", [b"", b"hunter2", b"[1]", b'"hunter2"', b"\xff", b"[" * 10**5])
 def test_bad_files(content: bytes) -> None:
     for read in (read_config_json, read_dockercfg):

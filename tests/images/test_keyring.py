@@ -115,10 +115,12 @@ def test_the_default_registry_comes_after_better_ones() -> None:
     assert keyring.lookup("docker.io/other/app") == [login("hub")]
 
 
-def test_nonsense_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("pykubelet").propagate = True
+def test_nonsense_is_left_out_and_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("pykubelet"), "propagate", True)
     with caplog.at_level(logging.ERROR):
-        keyring = Keyring({"no registry": login("a"), "example.com": login("b")})
+        keyring = Keyring({"user:password@no registry": login("a"), "example.com": login("b")})
     assert keyring.lookup("example.com/x") == [login("b")]
     assert "no registry" in str([record.__dict__ for record in caplog.records])
     assert "password" not in str([record.__dict__ for record in caplog.records])

@@ -467,8 +467,10 @@ class TestV2:
 
         (v2.root / "pyk/kubepods/besteffort/memory.current").write_text(str(half + 5))
         monkeypatch.setattr(cgroup_files, "_put", over)
-        cgroups.update_qos([pod])
+        cgroups.update_qos([pod, pod_of({})])
         assert (v2.root / "pyk/kubepods/besteffort/memory.max").read_text() == str(half + 5)
+        cgroups.update_qos([pod, pod_of({})])
+        assert (v2.root / "pyk/kubepods/besteffort/memory.max").read_text() == str(half)
 
 
 @pytest.mark.machine

@@ -5,7 +5,7 @@ import socket
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import HostPath
 from pykubelet.host.mounts import Mount, mount, read_mounts, unmount
-from pykubelet.volumes import plain
+from pykubelet.volumes import empty_dir, plain
 from pykubelet.volumes.empty_dir import MediumError, huge_page_option, tmpfs_size
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.folders import VolumeFolders
@@ -193,7 +193,7 @@ class TestHostPath:
         things["CharDevice"] = Path("/dev/null")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"/tmp/pyk-{secrets.token_hex(4)}")
-            os.rename(listener.getsockname(), things["Socket"])
+            Path(listener.getsockname()).rename(things["Socket"])
             yield things
 
     @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ class TestHostPath:
         for name, path in things.items():
             link = tmp_path / "link"
             link.symlink_to(path)
-            for given in (path, link):
+            for place in (path, link):
                 if name == kind:
-                    check_host_path(HostPath(path=str(given), type=kind))
+                    check_host_path(HostPath(path=str(place), type=kind))
                 else:
                     with pytest.raises(HostPathError) as caught:
-                        check_host_path(HostPath(path=str(given), type=kind))
-                    assert str(caught.value) == f"hostPath type check failed: {given} is not {words}"
+                        check_host_path(HostPath(path=str(place), type=kind))
+                    assert str(caught.value) == f"hostPath type check failed: {place} is not {words}"
             link.unlink()
 
     def test_made_where_missing(self, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ class TestCancellation:
         self, volumes: PlainVolumes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         go, ended = threading.Event(), threading.Event()
-        make = plain.make_empty_dir
+        make = empty_dir.make_empty_dir
 
         def slow(*args: Any) -> None:
             go.wait(10)
@@ -374,7 +374,6 @@ class TestCancellation:
         self, volumes: PlainVolumes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         go = threading.Event()
-        work: list[Callable[[], None]] = [lambda: None]
 
         def fail(*_: Any) -> None:
             go.wait(10)
@@ -385,4 +384,3 @@ class TestCancellation:
             async with asyncio.timeout(0.01):
                 asyncio.get_running_loop().call_later(0.05, go.set)
                 await volumes.mount(pod_with(DATA))
-        assert work

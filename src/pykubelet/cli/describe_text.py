@@ -57,10 +57,13 @@ def probe_text(probe: Probe) -> str:
         asks = f"grpc :{probe.grpc.port} {probe.grpc.service or ''}".rstrip()
     else:
         asks = "nothing"
-    return (
-        f"{asks} delay={probe.initial_delay_seconds}s timeout={probe.timeout_seconds}s "
-        f"period={probe.period_seconds}s #success={probe.success_threshold} #failure={probe.failure_threshold}"
-    )
+    seconds = {
+        "delay": probe.initial_delay_seconds,
+        "timeout": probe.timeout_seconds,
+        "period": probe.period_seconds,
+    }
+    times = " ".join(f"{name}={value}s" for name, value in seconds.items())
+    return f"{asks} {times} #success={probe.success_threshold} #failure={probe.failure_threshold}"
 
 
 def state_text(state: ContainerState, now: datetime) -> str:

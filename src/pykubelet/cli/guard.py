@@ -23,12 +23,12 @@ def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -
     try:
         code = work()
         sys.stdout.flush()
-    except _USUAL + expected as err:
-        return complain(program, err)
-    except KeyboardInterrupt:
-        return _BY_SIGNAL + signal.SIGINT
     except BrokenPipeError:
         # Whoever read our output has seen enough; what Python still holds for it must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BY_SIGNAL + signal.SIGPIPE
+    except _USUAL + expected as err:
+        return complain(program, err)
+    except KeyboardInterrupt:
+        return _BY_SIGNAL + signal.SIGINT
     return code

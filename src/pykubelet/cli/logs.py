@@ -39,8 +39,8 @@ class LogWish:
     previous: bool = False
     tail: int | None = None
     timestamps: bool = False
-    since: str | None = None
-    """A duration such as `5m`."""
+    since: Duration | None = None
+    """How old a line may be."""
 
 
 def run_logs(data_dir: Path, wish: LogWish) -> int:
@@ -48,9 +48,7 @@ def run_logs(data_dir: Path, wish: LogWish) -> int:
 
     def work() -> int:
         instance = Instance.at(data_dir)
-        since = None
-        if wish.since is not None:
-            since = time.time_ns() - Duration.parse(wish.since)
+        since = time.time_ns() - wish.since if wish.since is not None else None
         reader = _Reader(instance, wish, Printer(LineWriter(timestamps=wish.timestamps, since=since)))
         reader.choose()
         if wish.follow and not wish.previous:
@@ -59,7 +57,7 @@ def run_logs(data_dir: Path, wish: LogWish) -> int:
             reader.print()
         return 0
 
-    return guarded(PROGRAM, work, NoLog, ValueError, OSError)
+    return guarded(PROGRAM, work, NoLog, OSError)
 
 
 class Printer:

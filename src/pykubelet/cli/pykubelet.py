@@ -7,10 +7,14 @@ should be instant.
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pykubelet.api.duration import Duration
 
 DEFAULT_DATA_DIR = Path("/var/lib/pykubelet")
 FLAGS_FOLLOW = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -34,6 +38,19 @@ Endpoint = Annotated[
         "--container-runtime-endpoint", help="Use this runtime (unix:///…) instead of a private one."
     ),
 ]
+PodName = Annotated[
+    str, typer.Argument(help="Its name, NAMESPACE/NAME, or the beginning of its uid.", show_default=False)
+]
+ContainerName = Annotated[
+    str | None, typer.Option("--container", "-c", help="Which of its containers.", show_default=False)
+]
+
+
+class Output(StrEnum):
+    """How `ps` may write."""
+
+    TABLE = "table"
+    JSON = "json"
 
 
 def main() -> None:
@@ -69,11 +86,89 @@ def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 def run(
     file: Annotated[Path, typer.Argument(help="A Pod manifest, YAML or JSON.")],
     data_dir: DataDir = DEFAULT_DATA_DIR,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Hand it over and do not wait until it is ready.")
+    ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Take the place of other manifests with this name or these pods."),
+    ] = False,
+    timeout: Annotated[str, typer.Option("--timeout", help="How long to wait, such as 90s or 5m.")] = "5m",
 ) -> None:
-    """Give the node a pod: checks the manifest and puts it into the manifests folder."""
-    from pykubelet.cli.run import run_manifest
+    """Give the node a pod and follow it until it is ready; says what failed, and why."""
+    from pykubelet.cli.run import RunWish, run_manifest
 
-    sys.exit(run_manifest(file, data_dir))
+    seconds = _duration(timeout, "--timeout").seconds
+    sys.exit(run_manifest(data_dir, RunWish(file, detach=detach, replace=replace, timeout=seconds)))
+
+
+@app.command()
+def ps(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing what changes.")] = False,
+    output: Annotated[Output, typer.Option("--output", "-o", help="A table, or a PodList.")] = Output.TABLE,
+) -> None:
+    """Show the node's pods."""
+    from pykubelet.cli.ps import run_ps
+
+    if watch and output is Output.JSON:
+        raise typer.BadParameter("--watch shows a table: leave out one of the two")
+    sys.exit(run_ps(data_dir, watch=watch, as_json=output is Output.JSON))
+
+
+@app.command()
+def logs(
+    pod: PodName,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    container: ContainerName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
+    previous: Annotated[bool, typer.Option("--previous", "-p", help="The run before this one.")] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="Only this many of the last lines.")
+    ] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="When each line was written.")] = False,
+    since: Annotated[str | None, typer.Option("--since", help="Only lines this young, such as 5m.")] = None,
+) -> None:
+    """Print what a container says."""
+    from pykubelet.cli.logs import LogWish, run_logs
+
+    age = _duration(since, "--since") if since is not None else None
+    sys.exit(run_logs(data_dir, LogWish(pod, container, follow, previous, tail, timestamps, age)))
+
+
+@app.command("exec")
+def exec_command(
+    pod: PodName,
+    command: Annotated[list[str], typer.Argument(help="The command, after --.", metavar="COMMAND")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    container: ContainerName = None,
+    stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass our input on.")] = False,
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it a terminal (with -i).")] = False,
+) -> None:
+    """Run a command in a container; its exit code becomes ours."""
+    from pykubelet.cli.exec import ExecWish, run_exec
+
+    sys.exit(run_exec(data_dir, ExecWish(pod, command, container, stdin=stdin, tty=tty)))
+
+
+@app.command()
+def describe(pod: PodName, data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Tell everything about a pod: spec, states, events, and its timeline."""
+    from pykubelet.cli.describe import run_describe
+
+    sys.exit(run_describe(data_dir, pod))
+
+
+@app.command()
+def restart(
+    pod: PodName,
+    container: Annotated[str | None, typer.Argument(help="Only this container.", show_default=False)] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Restart a pod's containers in place; it keeps its address and volumes."""
+    from pykubelet.cli.restart import run_restart
+
+    sys.exit(run_restart(data_dir, pod, container))
 
 
 @app.command()
@@ -118,3 +213,12 @@ def config_convert(context: typer.Context) -> None:
     from pykubelet.cli.config import convert
 
     sys.exit(convert(context.args))
+
+
+def _duration(text: str, option: str) -> Duration:
+    from pykubelet.api.duration import Duration
+
+    try:
+        return Duration.parse(text)
+    except ValueError as err:
+        raise typer.BadParameter(str(err), param_hint=option) from err

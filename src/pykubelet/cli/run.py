@@ -1,54 +1,183 @@
-"""`pykubelet run FILE`: gives the node a pod."""
+"""`pykubelet run FILE`: gives the node a pod and stays with it until it is ready, or says why it is not."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
-from pykubelet.cli.complain import complain
-from pykubelet.config.errors import ConfigError
-from pykubelet.embedded.errors import EmbeddedError
+from pykubelet.api.pod import Pod
+from pykubelet.cli.client import NodeClient, NodeError, NotThere
+from pykubelet.cli.guard import guarded
+from pykubelet.cli.handover import ClashError, carry_out, find_mine, look_around, names_of, plan_handover
+from pykubelet.cli.log_places import known_runs, log_file
+from pykubelet.cli.progress import Verdict, explain, is_ready, judge, troubled
+from pykubelet.cli.progress_view import LiveView, PlainView, Sight
+from pykubelet.cli.tables import visible
+from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.lock import holder
-from pykubelet.pods.manifests import read_manifest
+from pykubelet.host import HostError
+from pykubelet.host.hostname import node_name
+from pykubelet.pods.journal import Event
+from pykubelet.pods.manifests import read_bytes, read_manifest
+from pykubelet.pods.static import static_pods
+from pykubelet.server.log_files import LogFile
+from pykubelet.server.pods import NodePods
 
 PROGRAM = "pykubelet run"
+_EVERY_SECONDS = 0.25
+_LOG_LINES = 10
 
 
-def run_manifest(file: Path, data_dir: Path) -> int:
-    """Check the manifest and put it into the manifests folder; returns the exit code."""
-    try:
+@dataclass(frozen=True, slots=True)
+class RunWish:
+    """What a person wants to run, and how long to stay with it."""
+
+    file: Path
+    detach: bool = False
+    replace: bool = False
+    timeout: float = 300.0
+    """In seconds."""
+
+
+def run_manifest(data_dir: Path, wish: RunWish) -> int:
+    """Check the manifest, hand it over and follow it; returns the exit code."""
+
+    def work() -> int:
         instance = Instance.at(data_dir)
-        content = file.read_bytes()
-        pods = read_manifest(content, str(file))
-    except (ConfigError, EmbeddedError) as err:
-        return complain(PROGRAM, err)
-    except OSError as err:
-        return complain(PROGRAM, f"{file} cannot be read: {err.strerror}")
-    if not instance.manifests.is_dir():
-        return complain(PROGRAM, f"there is no node in {data_dir}: start one with `pykubelet up`")
-    target = instance.manifests / file.name
+        content = _read(wish.file)
+        written = _checked(content, str(wish.file))
+        if not instance.manifests.is_dir():
+            raise NodeError(f"there is no node in {data_dir}: start one with `pykubelet up`")
+        target = _hand_over(instance, wish, content, written)
+        if holder(instance) is None:
+            print("The node is not running: the pod starts with the next `pykubelet up`.")
+            return 0
+        if wish.detach:
+            return 0
+        return _stay(instance, [_Charge(pod, target) for pod in written], wish.timeout)
+
+    return guarded(PROGRAM, work, ClashError, HostError, OSError)
+
+
+def _read(file: Path) -> bytes:
     try:
-        _write_atomically(target, content)
+        return read_bytes(file)
     except OSError as err:
-        return complain(PROGRAM, f"{target} cannot be written: {err.strerror}")
-    for pod in pods:
+        raise OSError(f"{file} cannot be read: {err.strerror}") from err
+
+
+def _checked(content: bytes, where: str) -> list[Pod]:
+    """Give the manifest's pods as they are written, if the node will take them; raises ConfigError."""
+    static_pods(content, source="file", origin=where, node_name=node_name(), now=time.time_ns())
+    written = read_manifest(content, where)
+    if not written:
+        raise ConfigError([Problem(where, "holds no pod")])
+    return written
+
+
+def _hand_over(instance: Instance, wish: RunWish, content: bytes, written: Sequence[Pod]) -> Path:
+    target = instance.manifests / wish.file.name
+    if wish.file.resolve().parent != instance.manifests.resolve():
+        present = look_around(instance.manifests)
+        plan = plan_handover(target, names_of(written), present, replace=wish.replace)
+        try:
+            carry_out(plan, content)
+        except OSError as err:
+            raise OSError(f"{target} cannot be written: {err.strerror}") from err
+    for pod in written:
         print(f"{pod.metadata.name}: handed to the node as {target}")
-    if holder(instance) is None:
-        print("The node is not running: the pod starts with the next `pykubelet up`.")
-    return 0
+    return target
 
 
-def _write_atomically(target: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=".", dir=target.parent)
+@dataclass(slots=True)
+class _Charge:
+    """A pod that is waited for."""
+
+    written: Pod
+    target: Path
+    pod: Pod | None = None
+    state: str = "syncing"
+    events: list[Event] = field(default_factory=list)
+    ready_since: float | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def name(self) -> str:
+        return self.written.metadata.name
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(self.name, self.pod, self.state, tuple(self.events))
+
+    def look(self, client: NodeClient, node: NodePods, now: float) -> None:
+        """See how the pod is, and decide whether that is the end of the waiting."""
+        found = find_mine(node.pods, self.written, self.target)
+        if found is None:
+            self.verdict = Verdict(False, "gone") if self.pod is not None else None
+            return
+        self.pod, self.state = found, node.states.get(found.uid, "syncing")
+        try:
+            self.events = client.journal(found.uid).events
+        except NotThere:
+            return
+        self.ready_since = (self.ready_since or now) if is_ready(found) else None
+        steady = now - self.ready_since if self.ready_since is not None else 0.0
+        self.verdict = judge(found, self.state, steady)
+
+
+def _stay(instance: Instance, charges: Sequence[_Charge], timeout: float) -> int:
+    client, began = NodeClient(instance), time.monotonic()
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
+        with LiveView() if sys.stdout.isatty() else PlainView() as view:
+            while (now := time.monotonic()) - began < timeout:
+                node = client.pods()
+                for charge in charges:
+                    if charge.verdict is None:
+                        charge.look(client, node, now)
+                view.show([charge.sight for charge in charges])
+                if all(charge.verdict is not None for charge in charges):
+                    break
+                time.sleep(_EVERY_SECONDS)
+    except KeyboardInterrupt:
+        print("\nThe pod stays with the node: `pykubelet ps` shows it.", file=sys.stderr)
         raise
+    results = [_tell(instance, charge, time.monotonic() - began) for charge in charges]
+    return 0 if all(results) else 1
+
+
+def _tell(instance: Instance, charge: _Charge, seconds: float) -> bool:
+    verdict = charge.verdict or Verdict(False, f"not ready after {seconds:.0f}s")
+    if verdict.good:
+        address = charge.pod.status.pod_ip if charge.pod is not None else ""
+        print(f"{charge.name}: {verdict.word}" + (f", at {address}" if address else ""))
+        return True
+    print(f"{charge.name}: {verdict.word}", file=sys.stderr)
+    if charge.pod is None:
+        print("  the node has not taken the manifest up: see its log", file=sys.stderr)
+        return False
+    for line in explain(charge.pod, charge.events, datetime.now(UTC)):
+        print(f"  {visible(line, lines=False)}", file=sys.stderr)
+    for status in troubled(charge.pod):
+        lines = _last_words(instance, charge.pod, status.name)
+        if lines:
+            print(f"  the last lines of container {status.name}:", file=sys.stderr)
+        for line in lines:
+            print(f"    {visible(line, lines=False)}", file=sys.stderr)
+    print(f"  more: pykubelet describe {charge.pod.metadata.name}", file=sys.stderr)
+    return False
+
+
+def _last_words(instance: Instance, pod: Pod, container: str) -> list[str]:
+    newest = known_runs(log_file(instance, pod, container, 0)) - 1
+    try:
+        with closing(LogFile(log_file(instance, pod, container, max(newest, 0)))) as log:
+            entries = log.skip_to_last(_LOG_LINES)
+    except OSError:
+        return []
+    return [entry.text.decode(errors="replace") for entry in entries]

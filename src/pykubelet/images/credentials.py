@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pykubelet.images.keyring import Credentials, Keyring, Registries
+from pykubelet.images.keyring import Credentials, Keyring, Registries, shown
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
@@ -123,7 +123,7 @@ def _json(content: bytes) -> Any:
 
 def _registries(value: Any, what: str) -> Registries:
     return {
-        registry: _credentials(_mapping(entry, f"the entry of {registry}"), registry)
+        registry: _credentials(_mapping(entry, f"the entry of {shown(registry)}"), registry)
         for registry, entry in _mapping(value, what).items()
     }
 
@@ -141,7 +141,7 @@ def _credentials(entry: dict[str, Any], registry: str) -> Credentials:
     given = {key.lower(): value for key, value in entry.items() if value is not None}
     for name in _FIELDS:
         if not isinstance(given.setdefault(name, ""), str):
-            raise BadCredentials(f"{name} of {registry} must be text")
+            raise BadCredentials(f"{name} of {shown(registry)} must be text")
     if given["identitytoken"]:
         # Beside a token, user and password are placeholders, and the runtime would prefer them.
         return Credentials(identity_token=given["identitytoken"])
@@ -158,7 +158,7 @@ def _decode(auth: str, registry: str) -> Credentials:
     try:
         username, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
-        raise BadCredentials(f"auth of {registry} must be base64 of user:password") from None
+        raise BadCredentials(f"auth of {shown(registry)} must be base64 of user:password") from None
     if not colon:
-        raise BadCredentials(f"auth of {registry} must be base64 of user:password")
+        raise BadCredentials(f"auth of {shown(registry)} must be base64 of user:password")
     return Credentials(username, password)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pykubelet.api.text import quoted
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.names import HUB
 from pykubelet.logs import get_logger
@@ -60,7 +61,9 @@ class Keyring:
         for registry, credentials in source.items():
             key = registry_key(registry)
             if key is None:
-                log.error(None, "Ignoring credentials for something that is no registry", registry=registry)
+                log.error(
+                    None, "Ignoring a login for something that is no registry", registry=shown(registry)
+                )
             else:
                 self._credentials.setdefault(key, []).append(credentials)
 
@@ -79,6 +82,11 @@ class Keyring:
         if not found and repository.startswith(f"{HUB}/"):
             found = self._credentials.get(_HUB_KEY, [])
         return found
+
+
+def shown(registry: str) -> str:
+    """Give what may be shown of a registry's name: people write logins into it."""
+    return quoted(registry.rpartition("@")[2])
 
 
 def registry_key(registry: str) -> str | None:

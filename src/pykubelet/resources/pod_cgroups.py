@@ -74,6 +74,8 @@ class PodCgroups:
         )
         self._made: set[str] = set()
         self._demands: dict[str, Demand] | None = None
+        self._read: dict[str, tuple[Pod, Demand]] = {}
+        self._settled = False
         self._unmet: CgroupValues | None = None
 
     async def setup(self) -> None:
@@ -105,7 +107,7 @@ class PodCgroups:
         if pod.uid not in self._made or not self._files.exists(name):
             self._files.make(name, pod_values(pod, self._policy))
             self._made.add(pod.uid)
-            self._weigh(pod.uid, demand_of(pod, pod_level=self._policy.pod_level))
+            self._weigh(pod.uid, self._demand(pod))
         return runtime_parent(name, self._driver)
 
     async def remove(self, uid: str) -> None:
@@ -136,15 +138,20 @@ class PodCgroups:
     def update_qos(self, pods: Iterable[Pod]) -> None:
         """Weigh the tiers by all pods that are to run here; raises CgroupError.
 
-        To be called when the sources have told of their pods, and once a minute: between the calls
-        `ensure` and `remove` keep the weights right.
+        To be called when the sources have told of their pods, and often: between the calls `ensure`
+        and `remove` keep the weights right, and a call with the same pods costs nothing.
         """
         if not self._enabled:
             return
-        self._demands = {pod.uid: demand_of(pod, pod_level=self._policy.pod_level) for pod in pods}
         if self._unmet is not None:
             self._limit_all_pods(self._unmet)
-        for qos, values in tier_values(self._demands.values(), self._tier_policy).items():
+        self._read = {pod.uid: (pod, self._demand(pod)) for pod in pods}
+        demands = {uid: demand for uid, (_, demand) in self._read.items()}
+        if self._settled and demands == self._demands:
+            return
+        self._demands = demands
+        self._settled = True
+        for qos, values in tier_values(demands.values(), self._tier_policy).items():
             self._write_tier(self._root + TIERS[qos], values)
 
     def _name(self, qos: QOSClass, uid: str) -> CgroupName:
@@ -198,6 +205,12 @@ class PodCgroups:
                 parsed = {resource: Quantity.parse(text) for resource, text in amounts.items()}
                 self._files.write(name, node_values(parsed, self._policy.page_sizes, only_cpu=only_cpu))
 
+    def _demand(self, pod: Pod) -> Demand:
+        known = self._read.get(pod.uid)
+        if known is not None and known[0] is pod:
+            return known[1]
+        return demand_of(pod, pod_level=self._policy.pod_level)
+
     def _weigh(self, uid: str, demand: Demand | None) -> None:
         """Take one pod in or out of the weights, once they are known at all."""
         if self._demands is None:
@@ -207,6 +220,7 @@ class PodCgroups:
             self._demands[uid] = demand
         if before == demand:
             return
+        self._settled = False
         if any(change is not None and change.qos == "Burstable" for change in (before, demand)):
             shares = tier_values(self._demands.values(), self._tier_policy)["Burstable"].shares
             self._files.write(self._root + TIERS["Burstable"], CgroupValues(shares=shares))
@@ -215,6 +229,7 @@ class PodCgroups:
         try:
             self._files.make(name, values)
         except CgroupError as err:
+            self._settled = False
             if err.errno != errno.EBUSY or values.memory is None:
                 raise
             # Already above its limit: at least it shall not grow.

@@ -174,7 +174,7 @@ class PodEngine:
             self._scope,
             limits=limits,
             metrics=metrics,
-            node_credentials=NodeCredentials(parts.root_dir, Path.cwd(), _home()).read,
+            node_credentials=NodeCredentials(parts.root_dir, Path.cwd(), _home()).load,
             plugins=plugins,
         )
 

@@ -66,14 +66,23 @@ def bind(source: int, target: Path, mounts: list[Mount]) -> None:
         unmount(target)
         mounts.remove(next(mount for mount in mounts if mount.point == target))
     make_folder(target.parent)
-    if stat.S_ISDIR(given.st_mode):
-        make_folder(target)
-    else:
-        target.touch(mode=0o640)
+    _make_place(target, folder=stat.S_ISDIR(given.st_mode))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(f"/proc/self/fd/{source}".encode(), os.fsencode(target), None, _MS_BIND, None) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(target))
+
+
+def _make_place(target: Path, *, folder: bool) -> None:
+    """Have something to mount on; a file will do for everything but folders."""
+    if target.is_dir() and not folder:
+        target.rmdir()
+    elif target.exists() and folder and not target.is_dir():
+        target.unlink()
+    if folder:
+        make_folder(target)
+    else:
+        target.touch(mode=0o640)
 
 
 def _step(at: int, part: str, mode: int) -> int:

@@ -1,0 +1,325 @@
+"""`pykubelet exec`: frames and results as tables and properties; commands in real containers."""
+
+import asyncio
+import hashlib
+import os
+import pty
+import signal
+import struct
+import termios
+import zlib
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Iterable
+from fcntl import ioctl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.cli.exec import NotRunning, running_id
+from pykubelet.cli.remote_command import Result, StreamError, connect, read_result
+from pykubelet.cli.spdy import MOST_DATA, Data, Frame, FrameReader, FrameWriter, GoAway, Ping, Reset
+from pykubelet.embedded.instance import Instance
+from tests.cli.node import answering, command, environment, pykubelet
+from tests.conftest import RunningRuntime
+from tests.embedded.pods import connected, start_pod
+from tests.server.view import ScriptedView, pod_of
+
+
+def control(kind: int, payload: bytes) -> bytes:
+    return struct.pack(">HHI", 0x8003, kind, len(payload)) + payload
+
+
+FRAMES: list[tuple[bytes, Frame | None]] = [
+    (struct.pack(">II", 5, 3) + b"abc", Data(5, b"abc", False)),
+    (struct.pack(">II", 5, 1 << 24 | 3) + b"abc", Data(5, b"abc", True)),
+    (struct.pack(">II", 7, 0), Data(7, b"", False)),
+    (control(2, struct.pack(">I", 1) + b"compressed headers"), None),
+    (control(3, struct.pack(">II", 3, 5)), Reset(3)),
+    (control(4, b"\0" * 12), None),
+    (control(6, struct.pack(">I", 2)), Ping(2)),
+    (control(7, struct.pack(">II", 9, 0)), GoAway()),
+    (control(9, struct.pack(">II", 1, 65536)), None),
+]
+
+
+@pytest.mark.parametrize(("wire", "frame"), FRAMES)
+def test_frames_that_a_server_sends(wire: bytes, frame: Frame | None) -> None:
+    assert list(FrameReader().feed(wire)) == ([frame] if frame else [])
+
+
+@given(st.lists(st.sampled_from(FRAMES), max_size=10), st.lists(st.integers(0, 400), max_size=10))
+def test_frames_may_arrive_in_any_pieces(chosen: list[tuple[bytes, Frame | None]], cuts: list[int]) -> None:
+    wire = b"".join(part for part, _ in chosen)
+    edges = sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in cuts)})
+    reader = FrameReader()
+    found = [
+        frame for start, end in zip(edges, edges[1:], strict=False) for frame in reader.feed(wire[start:end])
+    ]
+    assert found == [frame for _, frame in chosen if frame]
+
+
+@given(st.binary(max_size=3 * MOST_DATA), st.booleans())
+def test_data_is_cut_into_frames_and_only_the_last_one_is_the_last(data: bytes, last: bool) -> None:
+    frames = [frame for frame in FrameReader().feed(FrameWriter().data(3, data, last=last))]
+    assert all(isinstance(frame, Data) and len(frame.data) <= MOST_DATA for frame in frames)
+    assert b"".join(frame.data for frame in frames if isinstance(frame, Data)) == data
+    assert [frame.last for frame in frames if isinstance(frame, Data)] == [False] * (len(frames) - 1) + [last]
+
+
+def test_streams_are_numbered_and_their_headers_are_one_compression() -> None:
+    writer, inflate = FrameWriter(), zlib.decompressobj()
+    for number, name in ((1, "error"), (3, "stdin"), (5, "stdout")):
+        stream, frame = writer.open_stream({"streamType": name})
+        assert stream == number
+        head, body = frame[:8], frame[8:]
+        assert struct.unpack(">HHI", head) == (0x8003, 1, len(body))
+        assert struct.unpack(">IIH", body[:10]) == (number, 0, 0)
+        pair = b"".join(struct.pack(">I", len(text)) + text for text in (b"streamtype", name.encode()))
+        assert inflate.decompress(body[10:]) == struct.pack(">I", 1) + pair
+
+
+@pytest.mark.parametrize(
+    ("document", "result"),
+    [
+        (b'{"metadata":{},"status":"Success"}', Result(0)),
+        (
+            b'{"status":"Failure","message":"command terminated with non-zero exit code","reason":"NonZeroExitCode",'
+            b'"details":{"causes":[{"reason":"ExitCode","message":"42"}]}}',
+            Result(42),
+        ),
+        (
+            b'{"status":"Failure","reason":"InternalError","message":"exec: \\"x\\": executable file not found in $PATH"}',
+            Result(127, 'exec: "x": executable file not found in $PATH'),
+        ),
+        (b'{"status":"Failure","message":"/x: permission denied"}', Result(126, "/x: permission denied")),
+        (b'{"status":"Failure"}', Result(1, "the runtime does not say why")),
+        (b"", Result(1, "the connection ended before the command did")),
+        (b"plain text", Result(1, "plain text")),
+    ],
+)
+def test_how_a_command_ended(document: bytes, result: Result) -> None:
+    assert read_result(document) == result
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"waiting": {"reason": "CrashLoopBackOff"}}, "it is waiting \\(CrashLoopBackOff\\)"),
+        ({"terminated": {"exitCode": 1, "reason": "Error"}}, "it has ended \\(Error\\)"),
+        ({}, "does not run"),
+    ],
+)
+def test_a_container_that_does_not_run(state: dict[str, object], says: str) -> None:
+    status = {"name": "main", "state": state, "containerID": "containerd://x"}
+    with pytest.raises(NotRunning, match=says):
+        running_id(pod_of("p", "u", status={"containerStatuses": [status]}), "main")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone", "refuses the command's streams: gone"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "101 Switching"),
+        (b"SSH-2.0-OpenSSH\r\n", "does not answer with HTTP"),
+    ],
+)
+async def test_a_server_that_refuses(answer: bytes, says: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(StreamError, match=says):
+            async with connect(f"http://127.0.0.1:{port}/exec/x", ["stdout"]):
+                pass
+
+
+async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
+    for url, says in (
+        (f"http://127.0.0.1:{unused_tcp_port}/x", "cannot be reached"),
+        ("https://127.0.0.1/x", "only plain HTTP"),
+    ):
+        with pytest.raises(StreamError, match=says):
+            async with connect(url, ["stdout"]):
+                pass
+
+
+# From here on with real containers.
+
+
+@pytest.fixture
+async def instance(private_runtime: RunningRuntime) -> AsyncIterator[Instance]:
+    """A node with one pod `box`, whose container runs for real."""
+    async with connected(private_runtime.endpoint) as cri:
+        pod = await start_pod(
+            cri, private_runtime.instance, private_runtime.busybox_image, "sh", "-c", "sleep 3600"
+        )
+        status = {
+            "name": "main",
+            "state": {"running": {}},
+            "ready": True,
+            "containerID": f"containerd://{pod.container}",
+        }
+        view = ScriptedView([pod_of("box", "u-box", status={"containerStatuses": [status]})])
+        try:
+            async with answering(private_runtime.instance, view):
+                yield private_runtime.instance
+        finally:
+            await cri.runtime.stop_pod_sandbox(pod.sandbox)
+            await cri.runtime.remove_pod_sandbox(pod.sandbox)
+
+
+@pytest.mark.machine
+async def test_output_errors_and_exit_code_come_back(instance: Instance) -> None:
+    ran = await pykubelet(instance, "exec", "box", "--", "sh", "-c", "echo out; echo err >&2; exit 42")
+    assert (ran.code, ran.out, ran.err) == (42, "out\n", "err\n")
+    ran = await pykubelet(instance, "exec", "default/box-node1", "-c", "main", "--", "true")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+
+
+@pytest.mark.machine
+async def test_input_is_passed_on_to_its_end(instance: Instance) -> None:
+    ran = await pykubelet(instance, "exec", "-i", "box", "--", "cat", stdin=b"hello\nworld")
+    assert (ran.code, ran.out) == (0, "hello\nworld")
+
+
+@pytest.mark.machine
+async def test_without_i_there_is_no_input(instance: Instance) -> None:
+    ran = await pykubelet(instance, "exec", "box", "--", "cat", stdin=b"secret")
+    assert (ran.code, ran.out) == (0, "")
+
+
+@pytest.mark.machine
+async def test_much_goes_in_and_out_unchanged(instance: Instance) -> None:
+    data = os.urandom(4 * 1024 * 1024).hex().encode()
+    ran = await pykubelet(instance, "exec", "-i", "box", "--", "cat", stdin=data)
+    assert ran.code == 0
+    assert hashlib.sha256(ran.out.encode()).digest() == hashlib.sha256(data).digest()
+
+
+@pytest.mark.machine
+async def test_a_command_that_ends_before_its_input(instance: Instance) -> None:
+    ran = await pykubelet(instance, "exec", "-i", "box", "--", "head", "-c", "3", stdin=b"x" * 1_000_000)
+    assert (ran.code, ran.out) == (0, "xxx")
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("box", "--", "no-such-program"), 127, "executable file not found"),
+        (("box", "--", "/etc/passwd"), 126, "permission denied"),
+        (("nope", "--", "true"), 1, "there is no pod 'nope'"),
+        (("box", "-c", "nope", "--", "true"), 1, "no container 'nope'; it has: main"),
+        (("-it", "box", "--", "true"), 0, "going on without a terminal: the input is not a terminal"),
+        (("-t", "box", "--", "true"), 0, "a terminal needs -i, too"),
+    ],
+)
+async def test_what_goes_wrong_is_a_line(
+    instance: Instance, arguments: Iterable[str], code: int, says: str
+) -> None:
+    ran = await pykubelet(instance, "exec", *arguments)
+    assert ran.code == code
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.machine
+async def test_a_reader_that_leaves_ends_it(instance: Instance) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command(instance, "exec", "box", "--", "yes"), stdout=PIPE, stderr=PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readexactly(4) == b"y\ny\n"
+    process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+    async with asyncio.timeout(15):
+        _, err = await process.communicate()
+    assert process.returncode == 141
+    assert err == b""
+
+
+@pytest.mark.machine
+async def test_ctrl_c_ends_it_when_there_is_no_terminal(instance: Instance) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command(instance, "exec", "box", "--", "sh", "-c", "echo on; sleep 3600"),
+        stdout=PIPE,
+        stderr=PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"on\n"
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(10):
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (-signal.SIGINT, b"")
+
+
+class Terminal:
+    """A terminal with a program in it."""
+
+    def __init__(self, argv: list[str], rows: int, columns: int) -> None:
+        self.said = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            os.execvpe(argv[0], argv, environment())
+
+    async def until(self, text: str) -> None:
+        async with asyncio.timeout(20):
+            while text.encode() not in self.said:
+                self.said += await asyncio.to_thread(os.read, self.fd, 1024)
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def resize(self, rows: int, columns: int) -> None:
+        ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    async def end(self) -> int:
+        _, status = await asyncio.to_thread(os.waitpid, self.pid, 0)
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.machine
+async def test_a_terminal_has_its_size_its_keys_and_its_colours(instance: Instance) -> None:
+    terminal = Terminal(command(instance, "exec", "-it", "box", "--", "sh"), 33, 111)
+    await terminal.until("# ")
+    terminal.type("tty; stty size\r")
+    await terminal.until("/dev/pts/")
+    await terminal.until("33 111")
+    terminal.resize(44, 122)
+    await asyncio.sleep(0.5)
+    terminal.type("stty size\r")
+    await terminal.until("44 122")
+    terminal.type("sleep 1000\r")
+    await asyncio.sleep(0.3)
+    terminal.type("\x03")
+    terminal.type("echo in$?terrupted\r")
+    await terminal.until("in130terrupted")
+    terminal.type("exit 7\r")
+    assert await terminal.end() == 7
+
+
+@pytest.mark.machine
+async def test_the_terminal_is_given_back_even_when_we_are_killed_politely(instance: Instance) -> None:
+    outer = (
+        f"before=$(stty -g); {' '.join(command(instance, 'exec', '-it', 'box', '--', 'sh'))}; echo code=$?; "
+    )
+    outer += '[ "$(stty -g)" = "$before" ] && echo same'
+    terminal = Terminal(["sh", "-c", f"{outer}; sleep 1"], 24, 80)
+    await terminal.until("# ")
+    children = (await asyncio.to_thread(_children, terminal.pid)).split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    await terminal.until("code=143")
+    await terminal.until("same")
+    await terminal.end()
+
+
+def _children(pid: int) -> str:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read()

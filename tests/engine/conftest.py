@@ -1,0 +1,53 @@
+"""One node per module: a private runtime with an agent on it, and the proof that nothing is left."""
+
+import asyncio
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pykubelet.embedded.instance import Instance
+from pykubelet.embedded.leftovers import leftovers
+from tests.conftest import RunningRuntime, runtime_process, why_no_machine
+from tests.engine.node import BIN, Node, kubelet_node, running
+
+
+@contextmanager
+def short_dir() -> Iterator[Path]:
+    """A data directory with a short path; `pykubelet down` removes what was made of it, and all of it."""
+    if reason := why_no_machine():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as parent:
+        path = Path(parent) / "d"
+        try:
+            yield path
+        finally:
+            if (path / ".pykubelet").exists():
+                take_down(path)
+
+
+def take_down(path: Path) -> None:
+    """Remove a node as a person would, and look whether that is true."""
+    command = [str(BIN / "pykubelet"), "down", "--data-dir", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"down failed: {done.stdout}{done.stderr}"
+    assert asyncio.run(leftovers(Instance.at(path))) == []
+    assert not path.exists()
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[RunningRuntime]:
+    """A private runtime that outlives the module's agents."""
+    with short_dir() as path, runtime_process(path) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def node(runtime: RunningRuntime) -> Iterator[Node]:
+    """The module's node, whose pods are all gone at the end."""
+    with running(kubelet_node(runtime)) as started:
+        yield started
+        started.clear()

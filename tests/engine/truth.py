@@ -1,0 +1,85 @@
+"""What the runtime really has: a plain CRI client of the tests' own, independent of the agent's."""
+
+import json
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from pykubelet.cri import runtime_pb2 as pb
+
+POD_NAME = "io.kubernetes.pod.name"
+POD_UID = "io.kubernetes.pod.uid"
+CONTAINER_NAME = "io.kubernetes.container.name"
+
+
+class Truth:
+    """Asks containerd directly, and does to it what an accident would."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.insecure_channel(
+            endpoint.replace("unix://", "unix:", 1), options=[("grpc.default_authority", "localhost")]
+        )
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, method: str, request: Message, answer: type[Message], timeout: float = 30) -> Any:
+        call = self._channel.unary_unary(
+            f"/runtime.v1.RuntimeService/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        return call(request, timeout=timeout, wait_for_ready=True)
+
+    def sandboxes(self, pod: str = "") -> list[pb.PodSandbox]:
+        """All sandboxes, or those of the pod with this name, newest first."""
+        found = self._call("ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse).items
+        mine = [box for box in found if not pod or box.labels.get(POD_NAME) == pod]
+        return sorted(mine, key=lambda box: box.created_at, reverse=True)
+
+    def containers(self, pod: str = "") -> list[pb.Container]:
+        """All containers, or those of the pod with this name, newest first."""
+        found = self._call("ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse).containers
+        mine = [one for one in found if not pod or one.labels.get(POD_NAME) == pod]
+        return sorted(mine, key=lambda one: one.created_at, reverse=True)
+
+    def running(self, pod: str = "") -> list[pb.Container]:
+        """The containers that run."""
+        return [one for one in self.containers(pod) if one.state == pb.CONTAINER_RUNNING]
+
+    def ready(self, pod: str = "") -> list[pb.PodSandbox]:
+        """The sandboxes that are ready."""
+        return [box for box in self.sandboxes(pod) if box.state == pb.SANDBOX_READY]
+
+    def container_status(self, container_id: str) -> pb.ContainerStatus:
+        request = pb.ContainerStatusRequest(container_id=container_id)
+        status: pb.ContainerStatus = self._call("ContainerStatus", request, pb.ContainerStatusResponse).status
+        return status
+
+    def container_pid(self, container_id: str) -> int:
+        request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
+        return int(json.loads(self._call("ContainerStatus", request, pb.ContainerStatusResponse).info["info"])["pid"])
+
+    def sandbox_pid(self, sandbox_id: str) -> int:
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
+        return int(
+            json.loads(self._call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info["info"])["pid"]
+        )
+
+    def exec(self, container_id: str, *command: str) -> tuple[int, str]:
+        """Run a command in a container; gives its exit code and all that it wrote."""
+        request = pb.ExecSyncRequest(container_id=container_id, cmd=command, timeout=10)
+        answer = self._call("ExecSync", request, pb.ExecSyncResponse)
+        return answer.exit_code, (answer.stdout + answer.stderr).decode(errors="replace")
+
+    def remove_sandbox(self, sandbox_id: str) -> None:
+        """Stop and remove a sandbox with everything in it, behind the agent's back."""
+        self._call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), pb.StopPodSandboxResponse)
+        self._call(
+            "RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id), pb.RemovePodSandboxResponse
+        )
+
+    def remove_container(self, container_id: str) -> None:
+        """Kill and remove a container, behind the agent's back."""
+        self._call("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id), pb.RemoveContainerResponse)

@@ -1,0 +1,115 @@
+"""A real registry on this machine, and small images to push to it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from pykubelet.embedded.oci import Entry, ImageConfig, image_archive
+from pykubelet.embedded.seed_images import machine_platform
+
+PROGRAM = "docker-registry"
+USER, PASSWORD = "user", "hunter2"
+_HTPASSWD = f"{USER}:$2b$04$TipkePRyI/zFturjlgGae.AqBVl1nfPAbfXXwmhAD3XK/1YvyRr0.\n"
+_LISTENING = re.compile(rb"listening on (127\.0\.0\.1:[0-9]+)")
+_START_SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """A registry that runs: `host` is `127.0.0.1:port`."""
+
+    host: str
+    protected: bool
+
+    def push(self, repository: str, tag: str, *, user: str = "", note: str = "") -> str:
+        """Push an image of one file, with a user of its own; gives its digest."""
+        config = ImageConfig(command=["/hello"], user=user, labels={"note": note} if note else {})
+        entries = [Entry("hello", data=f"{repository}:{tag} {note}".encode())]
+        archive = image_archive(f"{repository}:{tag}", entries, config, machine_platform(os.uname().machine))
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            blobs = {
+                f"sha256:{Path(member.name).name}": _content(tar, member)
+                for member in tar.getmembers()
+                if member.name.startswith("blobs/")
+            }
+            [entry] = json.loads(_content(tar, tar.getmember("index.json")))["manifests"]
+        manifest = blobs.pop(entry["digest"])
+        for digest, blob in blobs.items():
+            location = self._ask("POST", f"http://{self.host}/v2/{repository}/blobs/uploads/")["Location"]
+            joint = "&" if "?" in location else "?"
+            self._ask("PUT", f"{location}{joint}digest={digest}", blob, "application/octet-stream")
+        self._ask("PUT", f"http://{self.host}/v2/{repository}/manifests/{tag}", manifest, entry["mediaType"])
+        return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+
+    def _ask(self, method: str, url: str, data: bytes = b"", kind: str = "text/plain") -> Any:
+        request = urllib.request.Request(url, data, {"Content-Type": kind}, method=method)
+        if self.protected:
+            login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+            request.add_header("Authorization", f"Basic {login}")
+        # The machine's proxies are for others.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=20) as answer:
+            return answer.headers
+
+
+@contextmanager
+def running_registry(
+    folder: Path, *, protected: bool = False, host: str = "127.0.0.1:0"
+) -> Iterator[Registry]:
+    """Run a registry that keeps its images in `folder`, until the block is left or this process ends."""
+    if shutil.which(PROGRAM) is None:
+        pytest.skip(f"{PROGRAM} is not installed (Debian package docker-registry)")
+    folder.mkdir(exist_ok=True)
+    (folder / "htpasswd").write_text(_HTPASSWD)
+    config: dict[str, Any] = {
+        "version": 0.1,
+        "log": {"level": "info"},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "images")}},
+        "http": {"addr": host, "secret": "test"},
+    }
+    if protected:
+        config["auth"] = {"htpasswd": {"realm": "test", "path": str(folder / "htpasswd")}}
+    # JSON is YAML.
+    (folder / "config.yml").write_text(json.dumps(config))
+    command = ["setpriv", "--pdeathsig", "KILL", "--", PROGRAM, "serve", str(folder / "config.yml")]
+    log = folder / "log"
+    with log.open("wb") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:
+        try:
+            yield Registry(_wait_for_host(process, log), protected)
+        finally:
+            process.kill()
+            process.wait(timeout=20)
+
+
+def _wait_for_host(process: subprocess.Popen[bytes], log: Path) -> str:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        if found := _LISTENING.search(log.read_bytes()):
+            return found[1].decode()
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    pytest.fail(f"the registry does not start: {log.read_text(errors='replace')}")
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file: IO[bytes] | None = tar.extractfile(member)
+    assert file is not None
+    return file.read()
