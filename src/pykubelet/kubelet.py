@@ -30,10 +30,11 @@ from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
 from pykubelet.resources.capacity import read_capacity
+from pykubelet.resources.cgroup_files import CgroupError
 from pykubelet.resources.cgroup_values import memory_limit
 from pykubelet.resources.huge_pages import read_page_sizes
 from pykubelet.resources.pod_cgroups import PodCgroups
-from pykubelet.runtime.gc import GarbageCollector
+from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
 from pykubelet.server.configz import configz_document
@@ -223,7 +224,10 @@ class Kubelet:
         root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
         root.mkdir(mode=0o750, parents=True, exist_ok=True)
         pod_cgroups = PodCgroups(self.config, self.gates, found, read_capacity(), read_page_sizes())
-        await pod_cgroups.setup()
+        try:
+            await pod_cgroups.setup()
+        except CgroupError as err:
+            raise StartError(str(err)) from err
         node = gather_node_facts(self.config, self.gates, root, identity.ips, cgroup_v2=found.unified)
         parts = EngineParts(
             config=self.config,
@@ -243,12 +247,21 @@ class Kubelet:
             cgroups=pod_cgroups,
             registry=self.registry,
             runtime_errors=runtime_state.errors,
-            collector=GarbageCollector(cri, self.config.pod_logs_dir, self._legacy_logs()),
+            collector=self._collector(cri),
             legacy_logs=self._legacy_logs(),
         )
         engine = PodEngine(parts, tasks)
         engine.start()
         return engine
+
+    def _collector(self, cri: Cri) -> GarbageCollector:
+        flags = self.flags
+        policy = GcPolicy(
+            min_age=flags.minimum_container_ttl_duration,
+            max_per_container=flags.maximum_dead_containers_per_container,
+            max_containers=flags.maximum_dead_containers,
+        )
+        return GarbageCollector(cri, self.config.pod_logs_dir, self._legacy_logs(), policy)
 
     def _credential_providers(self) -> list[CredentialProvider]:
         config, folder = (

@@ -34,6 +34,7 @@ def node() -> Iterator[Node]:
 def web(port: int, greeting: str = "hello") -> Document:
     text = EXAMPLE.read_text().replace("hello from", f"{greeting} from")
     document: Document = yaml.safe_load(re.sub(r"(image: ).*busybox.*", rf"\1{IMAGE}", text))
+    document["spec"]["terminationGracePeriodSeconds"] = 1
     document["spec"]["containers"][0]["ports"][0]["hostPort"] = port
     return document
 

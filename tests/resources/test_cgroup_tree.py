@@ -467,9 +467,10 @@ class TestV2:
 
         (v2.root / "pyk/kubepods/besteffort/memory.current").write_text(str(half + 5))
         monkeypatch.setattr(cgroup_files, "_put", over)
-        cgroups.update_qos([pod, pod_of({})])
+        pods = [pod, pod_of({})]
+        cgroups.update_qos(pods)
         assert (v2.root / "pyk/kubepods/besteffort/memory.max").read_text() == str(half + 5)
-        cgroups.update_qos([pod, pod_of({})])
+        cgroups.update_qos(pods)
         assert (v2.root / "pyk/kubepods/besteffort/memory.max").read_text() == str(half)
 
 

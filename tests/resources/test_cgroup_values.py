@@ -15,6 +15,7 @@ from pykubelet.resources import huge_pages
 from pykubelet.resources.capacity import allocatable, enforced, overcommitment, read_capacity
 from pykubelet.resources.cgroup_names import (
     cgroupfs_path,
+    last_part,
     parse_path,
     parse_systemd_path,
     pod_part,
@@ -83,6 +84,9 @@ class TestNames:
 
     def test_pods_are_told_from_other_cgroups(self) -> None:
         assert uid_of_part(pod_part("4f-2")) == "4f-2"
+        assert uid_of_part(last_part("pod4f-2", "cgroupfs")) == "4f-2"
+        assert uid_of_part(last_part("kubepods-burstable-pod4f_2.slice", "systemd")) == "4f-2"
+        assert uid_of_part(last_part("kubepods-burstable.slice", "systemd")) is None
         assert [uid_of_part(part) for part in ("burstable", "pod", "", "system.slice")] == [None] * 4
 
     @pytest.mark.parametrize("uid", ["", "../../init", "a/b", "a\0", "a\nb"])

@@ -29,7 +29,8 @@ class BackOff:
         entry = self._entries.get(key)
         if entry is None or self._expired(entry, since):
             return 0.0
-        return max(0.0, entry.pause - (now - since))
+        # A clock that was set back must not make the pause longer.
+        return min(entry.pause, max(0.0, entry.pause - (now - since)))
 
     def pause(self, key: str) -> float:
         """The pause now in force for this key."""

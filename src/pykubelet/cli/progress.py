@@ -2,7 +2,8 @@
 
 Pure functions of the pod's document. A pod is there when it is ready or has finished. It has failed when
 it finished badly, or when the node has begun to wait between attempts: the next attempt will most
-likely fail in the same way, and whoever started it wants to know now.
+likely fail in the same way, and whoever started it wants to know now. Work that is tried again until it
+succeeds (`restartPolicy: OnFailure`) may crash on its way.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ def judge(pod: Pod, state: str, ready_seconds: float) -> Verdict | None:
     if is_leaving(pod, state):
         return Verdict(False, "Terminating")
     for status in _statuses(pod):
-        waiting = status.state.waiting
-        if waiting is not None and waiting.reason in HOPELESS:
-            return Verdict(False, waiting.reason)
+        reason = status.state.waiting.reason if status.state.waiting is not None else ""
+        may_crash = pod.spec.restart_policy == "OnFailure" and reason == "CrashLoopBackOff"
+        if reason in HOPELESS and not may_crash:
+            return Verdict(False, reason)
     if is_ready(pod) and (_has_readiness_probes(pod) or ready_seconds >= STEADY_SECONDS):
         return Verdict(True, "ready")
     return None

@@ -52,6 +52,11 @@ def runtime_parent(name: CgroupName, driver: str) -> str:
     return systemd_path(name).rpartition("/")[2] if driver == "systemd" else cgroupfs_path(name)
 
 
+def last_part(folder: str, driver: str) -> str:
+    """Give the last part of the cgroup that a folder, given by its own name, is for."""
+    return (parse_systemd_path(folder) or ("",))[-1] if driver == "systemd" else folder
+
+
 def pod_part(uid: str) -> str:
     """Give the last part of a pod's cgroup; raises ValueError for a uid that is no plain name."""
     if not uid or "/" in uid or "\0" in uid or "\n" in uid:

@@ -25,7 +25,14 @@ from pykubelet.host.cgroups import Cgroups
 from pykubelet.logs import get_logger
 from pykubelet.resources.capacity import allocatable, enforced, overcommitment
 from pykubelet.resources.cgroup_files import CgroupError, CgroupFiles
-from pykubelet.resources.cgroup_names import CgroupName, parse_path, pod_part, runtime_parent, uid_of_part
+from pykubelet.resources.cgroup_names import (
+    CgroupName,
+    last_part,
+    parse_path,
+    pod_part,
+    runtime_parent,
+    uid_of_part,
+)
 from pykubelet.resources.cgroup_values import CgroupValues, PodPolicy, node_values, pod_values
 from pykubelet.resources.qos import QOSClass, qos_class
 from pykubelet.resources.qos_cgroups import TIERS, Demand, TierPolicy, demand_of, tier_values
@@ -91,9 +98,10 @@ class PodCgroups:
         self._files.make(self._root, CgroupValues())
         self._limit_all_pods(values)
         for qos, tier in tier_values((), self._tier_policy).items():
-            # What burstable pods want together is known when the sources have told of them.
-            known = CgroupValues(huge_pages=tier.huge_pages) if qos == "Burstable" else tier
-            self._files.make(self._root + TIERS[qos], known)
+            # What pods want together is known when the sources have told of them; until then what an
+            # earlier life of the agent has set is better than nothing.
+            shares = tier.shares if qos == "BestEffort" else None
+            self._files.make(self._root + TIERS[qos], CgroupValues(shares=shares, huge_pages=tier.huge_pages))
         self._enforce_reservations()
 
     async def ensure(self, pod: Pod) -> str:
@@ -126,13 +134,8 @@ class PodCgroups:
         """Pods that have a cgroup, in whatever tier and hierarchy."""
         if not self._enabled:
             return set()
-        parts = {
-            part.removesuffix(".slice").rpartition("-")[2].replace("_", "-")
-            if self._driver == "systemd"
-            else part
-            for tier in TIERS.values()
-            for part in self._files.children(self._root + tier)
-        }
+        folders = {folder for tier in TIERS.values() for folder in self._files.children(self._root + tier)}
+        parts = {last_part(folder, self._driver) for folder in folders}
         return {uid for part in parts if (uid := uid_of_part(part)) is not None}
 
     def update_qos(self, pods: Iterable[Pod]) -> None:
@@ -183,8 +186,9 @@ class PodCgroups:
         except CgroupError as err:
             if err.errno != errno.EBUSY:
                 raise
+            if self._unmet is None:
+                log.error(err, "Pods use more than they may together, the limit will be tried again")
             self._unmet = values
-            log.error(err, "Pods use more than they may together, the limit will be tried again")
 
     def _enforce_reservations(self) -> None:
         kinds = (

@@ -64,9 +64,21 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     containers: tuple[ObservedContainer, ...] = ()
     """Newest first."""
 
+    @property
+    def full_name(self) -> str:
+        """`namespace/name`; empty when the runtime does not tell."""
+        return f"{self.namespace}/{self.name}" if self.name else ""
+
     def latest(self, name: str) -> ObservedContainer | None:
         """The newest container of this name."""
         return next((container for container in self.containers if container.name == name), None)
+
+    def phase_of(self, id: str) -> ContainerPhase | None:
+        """What a container, or a sandbox, by its id is up to; None when it is not known."""
+        for sandbox in self.sandboxes:
+            if sandbox.id == id:
+                return "running" if sandbox.ready else "exited"
+        return next((container.phase for container in self.containers if container.id == id), None)
 
     @property
     def running(self) -> tuple[ObservedContainer, ...]:

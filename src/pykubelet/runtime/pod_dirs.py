@@ -16,8 +16,8 @@ class PodDirs:
     """The folders of all pods below one root."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.pods = root / "pods"
+        self.root = root.resolve()
+        self.pods = self.root / "pods"
 
     def pod(self, uid: str) -> Path:
         """One pod's folder; refuses a uid that is no plain name."""

@@ -6,6 +6,7 @@ recorded here, where the words are known.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,8 +152,8 @@ class Starter:
         setting: PodSetting,
         ips: Sequence[str],
         observed: ObservedPod,
-    ) -> None:
-        """Create and start one container and run its postStart hook; raises StartError."""
+    ) -> str:
+        """Create and start one container; gives its id. Raises StartError."""
         attempt = self._attempt(pod, container, observed.latest(container.name))
         config = await self._config(pod, container, image, attempt, setting, ips, observed)
         try:
@@ -169,7 +170,7 @@ class Starter:
             raise StartError("RunContainerError", err.rpc_text) from err
         self._event(pod, container, "Normal", "Started", "Container started")
         self._link_log(pod, container, container_id, config.log_path)
-        await self._post_start(pod, container, container_id)
+        return container_id
 
     async def _config(
         self,
@@ -223,7 +224,8 @@ class Starter:
             pod, container, facts.volumes, {i: path for i, path in paths.items() if path}
         )
 
-    async def _post_start(self, pod: Pod, container: Container, container_id: str) -> None:
+    async def post_start(self, pod: Pod, container: Container, container_id: str) -> None:
+        """Run a container's postStart hook, if it has one; a failure kills it and raises StartError."""
         if container.lifecycle is None or container.lifecycle.post_start is None:
             return
         try:
@@ -239,6 +241,18 @@ class Starter:
             except CriError as kill_err:
                 log.error(kill_err, "Failed to kill container", pod=pod.full_name, containerID=container_id)
             raise StartError("PostStartHookError", str(err)) from err
+
+    def remove_logs(self, pod: Pod, observed: ObservedPod) -> None:
+        """Delete a pod's logs and the links to them; of an orphan only its name need be known."""
+        if not pod.metadata.name or not pod.metadata.namespace:
+            return
+        shutil.rmtree(self._log_dir(pod), ignore_errors=True)
+        for container in observed.containers:
+            if self._legacy_logs is not None:
+                link = legacy_log_link(
+                    pod.metadata.name, pod.metadata.namespace, container.name, container.id
+                )
+                (self._legacy_logs / link).unlink(missing_ok=True)
 
     def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
         if last is not None:

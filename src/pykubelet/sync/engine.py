@@ -18,6 +18,7 @@ from pykubelet.api.backoff import BackOff
 from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
+from pykubelet.cri.errors import CriError
 from pykubelet.images.credentials import NodeCredentials
 from pykubelet.images.images import ImagePuller
 from pykubelet.images.metrics import ImageMetrics
@@ -39,9 +40,10 @@ from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.start import Starter
+from pykubelet.sync.apply import Cgroups, Doer, Volumes
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pleg import Change, Pleg
-from pykubelet.sync.pod_life import Cgroups, PodLifeOnNode, Volumes
+from pykubelet.sync.pod_life import PodLifeOnNode
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.workers import PodWorkers
@@ -93,11 +95,12 @@ class PodEngine:
         hooks = HookRunner(parts.cri, lifecycle_get, self._pod_ip)
         killer = Killer(parts.cri, hooks, self.book)
         self.pleg = Pleg(parts.cri, self._observer, lambda change: self.loop.runtime(change))
+        self._images = self._image_puller()
         starter = Starter(
             parts.cri,
             parts.node,
             self.dirs,
-            self._image_puller(),
+            self._images,
             hooks,
             killer,
             self.book,
@@ -107,9 +110,21 @@ class PodEngine:
             parts.legacy_logs,
         )
         longest = config.crash_loop_back_off.max_container_restart_period
+        doer = Doer(
+            cri=parts.cri,
+            starter=starter,
+            killer=killer,
+            volumes=parts.volumes,
+            cgroups=parts.cgroups,
+            dirs=self.dirs,
+            journal=self.book,
+            gate=StartGate(),
+            crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
+        )
         self.life = PodLifeOnNode(
             cri=parts.cri,
             observer=self._observer,
+            doer=doer,
             starter=starter,
             killer=killer,
             prober=self.prober,
@@ -118,15 +133,13 @@ class PodEngine:
             dirs=self.dirs,
             journal=self.book,
             statuses=self.statuses,
-            gate=StartGate(),
-            crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
             host_ips=parts.host_ips,
-            pod_logs_dir=config.pod_logs_dir,
             is_desired=lambda uid: self.store.get(uid) is not None,
-            on_gone=self.pleg.forget,
+            is_new=self.pleg.never_saw,
+            on_gone=self._pod_is_gone,
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds)
-        self.loop = SyncLoop(self, parts.runtime_errors, config.sync_frequency)
+        self.loop = SyncLoop(self, self._runtime_errors, config.sync_frequency)
         self._next_gc = 0.0
 
     def start(self) -> None:
@@ -228,11 +241,12 @@ class PodEngine:
         elif change.op == "DELETE":
             self.workers.terminate(pod.uid, pod.metadata.deletion_grace_period_seconds)
         elif change.op != "RECONCILE":
+            self._end_namesakes(pod)
             self.workers.sync(pod)
 
     def runtime_changed(self, change: Change) -> None:
         """Take a change in the runtime, unless it is known already."""
-        if self.life.is_news(change):
+        if self.life.take(change):
             self.workers.wake(change.uid)
 
     def probe_changed(self, uid: str) -> None:
@@ -243,16 +257,41 @@ class PodEngine:
         """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
         if not self.all_sources_reported or self.pleg.health() is not None:
             return
-        known = self.workers.uids() | {pod.uid for pod in self.store.pods()}
+        known = self.workers.uids() | self._wanted()
         for uid in sorted((set(self.pleg.pods) | self.dirs.uids() | self._parts.cgroups.uids()) - known):
-            log.info("Cleaning up a pod that is no longer wanted", podUID=uid)
-            self.workers.terminate_orphan(uid)
+            self._end_orphan(uid)
         self.prober.cleanup(known)
         self._weigh_classes()
         now = asyncio.get_running_loop().time()
         if now >= self._next_gc:
             self._next_gc = now + GC_SECONDS
-            self._scope.start(self._collect(known), name="gc")
+            self._scope.start(self._collect(), name="gc")
+
+    def _pod_is_gone(self, uid: str) -> None:
+        self.pleg.forget(uid)
+        self._images.forget_pod(uid)
+
+    def _wanted(self) -> set[str]:
+        """Pods that some source wants; the loop may not have handed on all of them yet."""
+        return {*self._mux.pods(), *(pod.uid for pod in self.store.pods())}
+
+    def _end_namesakes(self, pod: Pod) -> None:
+        """Stop what an earlier agent left of a pod of the same name, so that this one waits for its end."""
+        unwanted = self.pleg.pods.keys() - self._wanted()
+        for uid in unwanted:
+            if self.pleg.pods[uid].full_name == pod.full_name:
+                self._end_orphan(uid)
+
+    def _end_orphan(self, uid: str) -> None:
+        seen = self.pleg.pods.get(uid)
+        name = seen.full_name if seen is not None else ""
+        log.info("Cleaning up a pod that is no longer wanted", pod=name, podUID=uid)
+        self.workers.terminate_orphan(uid, name)
+
+    def _runtime_errors(self) -> list[str]:
+        """Why no pod can be worked on now; what runs must be known before anything is started."""
+        problem = self.pleg.health()
+        return [*self._parts.runtime_errors(), *([problem] if problem else [])]
 
     def _weigh_classes(self) -> None:
         try:
@@ -260,10 +299,16 @@ class PodEngine:
         except OSError as err:
             log.error(err, "Could not update the cgroups of the QoS classes")
 
-    async def _collect(self, known: set[str]) -> None:
-        await self._parts.collector.collect(
-            is_deleted=lambda uid: uid not in known, all_sources_ready=self.all_sources_reported
-        )
+    async def _collect(self) -> None:
+        def is_deleted(uid: str) -> bool:
+            return uid not in self._wanted() and self.workers.get(uid) is None
+
+        try:
+            await self._parts.collector.collect(
+                is_deleted=is_deleted, all_sources_ready=self.all_sources_reported
+            )
+        except CriError as err:
+            log.error(err, "Could not collect dead containers; will be tried again")
 
     def _emit(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
         self.loop.pods(self._mux.set(source, pods))

@@ -70,6 +70,8 @@ class Pleg:
         """The last relist's picture."""
         self._seen: dict[str, Fingerprint] = {}
         self._owner_of: dict[str, str] = {}
+        self._known: set[str] = set()
+        """Pods that were seen or that something was made for, and that are not known to be gone."""
         self._last_relist: float | None = None
         self._relist_now = asyncio.Event()
 
@@ -84,13 +86,19 @@ class Pleg:
 
     def learn(self, uid: str, *ids: str) -> None:
         """Remember whose these sandboxes or containers are, so that their events find the pod."""
+        self._known.add(uid)
         for one in ids:
             self._owner_of[one] = uid
+
+    def never_saw(self, uid: str) -> bool:
+        """Whether it is certain that the runtime has nothing of this pod."""
+        return self._last_relist is not None and uid not in self._known
 
     def forget(self, uid: str) -> None:
         """Drop a pod that was removed: the last list still has it."""
         self.pods.pop(uid, None)
         self._seen.pop(uid, None)
+        self._known.discard(uid)
 
     async def run(self) -> None:
         """Watch for ever."""
@@ -105,6 +113,7 @@ class Pleg:
         self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
         changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
         self.pods, self._seen = pods, seen
+        self._known |= seen.keys()
         self._last_relist = asyncio.get_running_loop().time()
         for uid in sorted(changed):
             self._on_change(Change(uid))

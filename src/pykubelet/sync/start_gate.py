@@ -11,8 +11,30 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Turn:
+    """A turn that is held; it can be lent to others for a while."""
+
+    def __init__(self, gate: StartGate, order: int) -> None:
+        self._gate = gate
+        self._order = order
+
+    async def while_away(self, work: Awaitable[T]) -> T:
+        """Wait for something that takes no turn; others may have this one meanwhile."""
+        if isinstance(work, asyncio.Future) and work.done():
+            done: T = work.result()
+            return done
+        self._gate.give_back()
+        try:
+            return await work
+        finally:
+            await self._gate.take(self._order)
 
 
 class StartGate:
@@ -24,16 +46,20 @@ class StartGate:
         self._ties = itertools.count()
 
     @asynccontextmanager
-    async def turn(self, order: int) -> AsyncIterator[None]:
+    async def turn(self, order: int) -> AsyncIterator[Turn]:
         """Hold a turn while inside."""
+        await self.take(order)
+        try:
+            yield Turn(self, order)
+        finally:
+            self.give_back()
+
+    async def take(self, order: int) -> None:
+        """Wait for a turn; whoever takes one gives it back."""
         if self._free > 0 and not self._waiting:
             self._free -= 1
         else:
             await self._wait(order)
-        try:
-            yield
-        finally:
-            self._give_back()
 
     async def _wait(self, order: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,10 +68,11 @@ class StartGate:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give_back()
+                self.give_back()
             raise
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Pass a turn on to the oldest that waits."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():

@@ -62,8 +62,12 @@ class PodLife(Protocol):
 class PodWorker:
     """Drives one pod; `run` ends when the pod is gone."""
 
-    def __init__(self, uid: str, life: PodLife, pod: Pod | None, resync_seconds: float) -> None:
+    def __init__(
+        self, uid: str, life: PodLife, pod: Pod | None, resync_seconds: float, name: str = ""
+    ) -> None:
         self.uid = uid
+        self.name = pod.full_name if pod is not None else name
+        """`namespace/name`; empty for a pod of which nobody knows it any more."""
         self.pod = pod
         self.state = State.SYNCING if pod is not None else State.TERMINATING
         self.gone = asyncio.Event()
@@ -74,7 +78,7 @@ class PodWorker:
         self._wake.set()
         self._step_scope: asyncio.Timeout | None = None
         self._failures = 0
-        self._log = log.bind(pod=pod.full_name if pod else "", podUID=uid)
+        self._log = log.bind(pod=self.name, podUID=uid)
 
     def update(self, pod: Pod) -> None:
         """Take a new version of the pod; ignored when the pod is on its way out."""

@@ -63,10 +63,10 @@ class PodWorkers:
         if worker is not None:
             worker.terminate(grace)
 
-    def terminate_orphan(self, uid: str) -> None:
-        """Stop a pod that only the runtime or the disk knows."""
+    def terminate_orphan(self, uid: str, name: str = "") -> None:
+        """Stop a pod that only the runtime or the disk knows, perhaps with its `namespace/name`."""
         if uid not in self._workers:
-            self._start(uid, None)
+            self._start(uid, None, name)
 
     def wake(self, uid: str) -> None:
         """Something about this pod may have changed."""
@@ -80,19 +80,18 @@ class PodWorkers:
             self.wake(uid)
 
     def _of_name(self, full_name: str) -> PodWorker | None:
-        return next(
-            (w for w in self._workers.values() if w.pod is not None and w.pod.full_name == full_name), None
-        )
+        return next((worker for worker in self._workers.values() if worker.name == full_name), None)
 
-    def _start(self, uid: str, pod: Pod | None) -> None:
-        worker = PodWorker(uid, self._life, pod, self._resync)
+    def _start(self, uid: str, pod: Pod | None, name: str = "") -> None:
+        worker = PodWorker(uid, self._life, pod, self._resync, name)
         self._workers[uid] = worker
         self._scope.start(self._live(worker), name=f"pod-{uid}")
 
     async def _live(self, worker: PodWorker) -> None:
         await worker.run()
         del self._workers[worker.uid]
-        name = worker.pod.full_name if worker.pod is not None else ""
-        successor = self._successors.pop(name, None)
-        if successor is not None:
-            self.sync(successor)
+        # An orphan's name may be unknown, but not its uid.
+        for name, successor in list(self._successors.items()):
+            if worker.name == name or worker.uid == successor.uid:
+                del self._successors[name]
+                self.sync(successor)

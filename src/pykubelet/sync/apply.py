@@ -1,0 +1,303 @@
+"""Doing what was decided about a pod: kill, prepare, sandbox, containers.
+
+Starting is bounded (`start_gate.py`): a pod holds its turn from its sandbox to its last container
+and gives it away while it waits for something slow that is not the runtime's work, an image or a
+hook. Images are looked for while the sandbox is being made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pykubelet.api.backoff import BackOff
+from pykubelet.api.duration import Duration
+from pykubelet.api.pod import Container, Pod
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.errors import CriError, NotFound
+from pykubelet.images.images import PresentImage
+from pykubelet.pods.journal import Journal, field_of
+from pykubelet.runtime.actions import Actions
+from pykubelet.runtime.hashing import container_hash
+from pykubelet.runtime.kill import Killer, KillError, containers_by_name
+from pykubelet.runtime.observed import ObservedPod
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.restart import is_sidecar
+from pykubelet.runtime.start import PodSetting, Starter, StartError
+from pykubelet.sync.pleg import Change
+from pykubelet.sync.start_gate import StartGate, Turn
+from pykubelet.sync.status_containers import StartFailure
+from pykubelet.sync.worker import StepError
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.mounted import MountedVolume
+
+RETRY_SECONDS = 10.0
+"""When to try again to start a container that could not be started."""
+
+
+class Volumes(Protocol):
+    """Mounts a pod's volumes."""
+
+    async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
+        """Have all of the pod's volumes ready; raises VolumeError."""
+        ...
+
+    async def sub_paths(
+        self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Have parts of volumes ready for a container, by the mount's index; raises VolumeError."""
+        ...
+
+    async def unmount(self, uid: str) -> None:
+        """Take down whatever is mounted for a pod; raises VolumeError."""
+        ...
+
+
+class Cgroups(Protocol):
+    """Makes and removes pods' cgroups."""
+
+    async def ensure(self, pod: Pod) -> str:
+        """Have the pod's cgroup with its limits; gives the name that the runtime takes. Raises OSError."""
+        ...
+
+    def uids(self) -> set[str]:
+        """Pods that have a cgroup."""
+        ...
+
+    def update_qos(self, pods: Sequence[Pod]) -> None:
+        """Share the machine among the classes of these pods."""
+        ...
+
+    async def remove(self, uid: str) -> None:
+        """Remove the pod's cgroups, and kill what is still in them. Raises OSError."""
+        ...
+
+
+@dataclass(slots=True)
+class PodMemory:
+    """What is remembered of a pod between steps."""
+
+    order: int
+    """Its place among all pods by age: the older one is started first."""
+    failures: dict[str, StartFailure] = field(default_factory=dict)
+    restart_requested: set[str] = field(default_factory=set)
+    observed: ObservedPod | None = None
+    ended: set[str] = field(default_factory=set)
+    """Containers that an event said have ended; CRI may not show it yet."""
+    busy: bool = False
+    """Whether a step is under way."""
+    late: list[Change] = field(default_factory=list)
+    """What happened in the runtime during the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The sandbox that containers are started in."""
+
+    id: str
+    ips: tuple[str, ...]
+    config: pb.PodSandboxConfig
+    setting: PodSetting
+
+
+class Doer:
+    """Carries out decisions."""
+
+    def __init__(
+        self,
+        *,
+        cri: Cri,
+        starter: Starter,
+        killer: Killer,
+        volumes: Volumes,
+        cgroups: Cgroups,
+        dirs: PodDirs,
+        journal: Journal,
+        gate: StartGate,
+        crash_back_off: BackOff,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cri = cri
+        self._starter = starter
+        self._killer = killer
+        self._volumes = volumes
+        self._cgroups = cgroups
+        self._dirs = dirs
+        self._journal = journal
+        self._gate = gate
+        self._back_off = crash_back_off
+        self._clock = clock
+
+    async def apply(
+        self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodMemory
+    ) -> float | None:
+        """Do what was decided; gives in how many seconds to try again what failed.
+
+        Raises StepError when nothing more can be done now.
+        """
+        if actions.create_sandbox and actions.sandbox_id:
+            message = "Pod sandbox changed, it will be killed and re-created."
+            self._journal.event(pod, "Normal", "SandboxChanged", message)
+        try:
+            await self._kill(pod, observed, actions)
+        except (KillError, CriError) as err:
+            raise StepError(str(err)) from err
+        if actions.kill_pod and not actions.create_sandbox:
+            return None
+        waits, due = self._due(pod, observed, actions, memory)
+        if not due and not actions.create_sandbox:
+            return min(waits, default=None)
+        async with self._gate.turn(memory.order) as turn:
+            setting = await self._prepare(pod, turn)
+            config = self._sandbox_config(pod, actions, setting)
+            async with asyncio.TaskGroup() as group:
+                images = {
+                    container.name: group.create_task(self._image(pod, container, config))
+                    for container in due
+                }
+                running = await self._sandbox(pod, observed, actions, config, setting)
+                for container in due:
+                    image = await turn.while_away(images[container.name])
+                    failure = await self._start(pod, container, image, running, observed, turn)
+                    if failure is None:
+                        memory.failures.pop(container.name, None)
+                        continue
+                    memory.failures[container.name] = StartFailure(failure.reason, failure.message)
+                    waits.append(RETRY_SECONDS if failure.retry_after is None else failure.retry_after)
+                    if container.name in actions.start_init and not is_sidecar(container):
+                        break
+        return min(waits, default=None)
+
+    async def remove_container(self, container_id: str) -> None:
+        """Remove a container that may be gone already."""
+        try:
+            await self._cri.runtime.remove_container(container_id)
+        except NotFound:
+            return
+
+    def _due(
+        self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodMemory
+    ) -> tuple[list[float], list[Container]]:
+        """Split what shall start into what must wait after a crash (seconds) and what may start now."""
+        containers, waits, due = containers_by_name(pod), [], []
+        for name in (*actions.start_ephemeral, *actions.start_init, *actions.start):
+            if wait := self._crash_wait(pod, containers[name], observed, memory):
+                waits.append(wait)
+                if name in actions.start_init and not is_sidecar(containers[name]):
+                    break
+            else:
+                due.append(containers[name])
+        return waits, due
+
+    async def _kill(self, pod: Pod, observed: ObservedPod, actions: Actions) -> None:
+        if not actions.kill_pod:
+            for kill in actions.kill:
+                await self._killer.container(pod, kill.container, kill.message, kill.reason)
+            return
+        if observed.sandboxes or observed.containers:
+            await self._killer.pod(pod, observed)
+        if actions.create_sandbox:
+            # Traces of an earlier sandbox's initialization would pass for this one's.
+            initial = {container.name for container in pod.spec.init_containers}
+            for container in observed.containers:
+                if container.name in initial:
+                    await self.remove_container(container.id)
+
+    async def _prepare(self, pod: Pod, turn: Turn) -> PodSetting:
+        try:
+            self._dirs.make(pod.uid)
+            cgroup_parent = await self._cgroups.ensure(pod)
+        except OSError as err:
+            message = f"unable to ensure pod container exists: {err}"
+            self._journal.event(pod, "Warning", "FailedToCreatePodContainer", message)
+            raise StepError(message) from err
+        try:
+            volumes = await turn.while_away(self._volumes.mount(pod)) if pod.spec.volumes else {}
+        except VolumeError as err:
+            self._journal.event(pod, "Warning", "FailedMount", str(err))
+            self._journal.note(pod.uid, "volumes", str(err))
+            raise StepError(str(err)) from err
+        return PodSetting(cgroup_parent=cgroup_parent, volumes=volumes)
+
+    def _sandbox_config(self, pod: Pod, actions: Actions, setting: PodSetting) -> pb.PodSandboxConfig:
+        try:
+            return self._starter.sandbox_config(pod, actions.attempt, setting)
+        except (ConfigProblem, OSError) as err:
+            message = f"Failed to create pod sandbox: {err}"
+            self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
+            raise StepError(str(err)) from err
+
+    async def _sandbox(
+        self,
+        pod: Pod,
+        observed: ObservedPod,
+        actions: Actions,
+        config: pb.PodSandboxConfig,
+        setting: PodSetting,
+    ) -> _Running:
+        if not actions.create_sandbox:
+            return _Running(actions.sandbox_id, observed.ips, config, setting)
+        try:
+            sandbox_id, ips = await self._starter.sandbox(pod, config)
+        except CriError as err:
+            raise StepError(str(err)) from err
+        where = ", ".join(ips) or "the host's network"
+        self._journal.note(pod.uid, "sandbox", f"running as {sandbox_id[:13]} with {where}")
+        return _Running(sandbox_id, ips, config, setting)
+
+    async def _image(
+        self, pod: Pod, container: Container, config: pb.PodSandboxConfig
+    ) -> PresentImage | StartError:
+        try:
+            return await self._starter.image(pod, container, config)
+        except StartError as err:
+            return err
+
+    async def _start(
+        self,
+        pod: Pod,
+        container: Container,
+        image: PresentImage | StartError,
+        running: _Running,
+        observed: ObservedPod,
+        turn: Turn,
+    ) -> StartError | None:
+        """Start one container; gives a failure instead of raising it, so that the next ones get their try."""
+        try:
+            if isinstance(image, StartError):
+                raise image
+            container_id = await self._starter.container(
+                pod, container, image, running.id, running.config, running.setting, running.ips, observed
+            )
+            if container.lifecycle is not None and container.lifecycle.post_start is not None:
+                await turn.while_away(self._starter.post_start(pod, container, container_id))
+        except StartError as err:
+            self._journal.note(pod.uid, "start", f"{container.name}: {err.reason}: {err.message}")
+            return err
+        self._journal.note(pod.uid, "start", f"{container.name} started")
+        return None
+
+    def _crash_wait(self, pod: Pod, container: Container, observed: ObservedPod, memory: PodMemory) -> float:
+        """Seconds until a crashed container may start again; 0 starts its next pause."""
+        ended = [c for c in observed.containers if c.name == container.name and c.phase == "exited"]
+        if not ended:
+            return 0.0
+        key = f"{pod.uid}/{container.name}/{container_hash(container)}"
+        since, now = ended[0].finished_at / 1e9, self._clock()
+        wait = self._back_off.remaining(key, since, now)
+        if wait <= 0:
+            self._back_off.attempt(key, since, now)
+            return 0.0
+        who = f"{pod.metadata.name}_{pod.metadata.namespace}({pod.uid})"
+        message = f"Back-off restarting failed container {container.name} in pod {who}"
+        self._journal.event(pod, "Warning", "BackOff", message, field_of(pod, container.name))
+        pause = Duration.of(self._back_off.pause(key))
+        memory.failures[container.name] = StartFailure(
+            "CrashLoopBackOff", f"back-off {pause} restarting failed container={container.name} pod={who}"
+        )
+        return wait
