@@ -15,7 +15,8 @@ setup: ## install what is missing (Debian/Ubuntu) and make .venv
 run: setup ## start a node: the agent with its own container runtime
 	@exec $(PY)/pykubelet up --data-dir $(DATA_DIR)
 
-test: setup ## run the whole test suite (as root: it runs real containers)
+test: ## run the whole test suite (as root: it runs real containers)
+	@scripts/setup --test
 	$(PY)/pytest -q
 
 check: setup ## formatting, lint, types, layers

@@ -115,10 +115,11 @@ class Kubelet:
                 if problems := await run_once(engine.pods, lambda: engine.all_sources_reported):
                     raise StartError("; ".join(problems))
                 return
-            await self._stop.wait()
-            log.info("Stopping kubelet")
-            notify.stopping()
-        log.info("Stopped kubelet")
+            try:
+                await self._stop.wait()
+            finally:
+                log.info("Stopping kubelet")
+                notify.stopping()
 
     async def _take_lock(self, stack: contextlib.AsyncExitStack, tasks: TaskScope) -> None:
         path = self.flags.lock_file

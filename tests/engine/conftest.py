@@ -48,6 +48,6 @@ def runtime() -> Iterator[RunningRuntime]:
 @pytest.fixture(scope="module")
 def node(runtime: RunningRuntime) -> Iterator[Node]:
     """The module's node, whose pods are all gone at the end."""
-    with running(kubelet_node(runtime)) as started:
+    with running(kubelet_node(runtime, clusterDomain="cluster.local")) as started:
         yield started
         started.clear()

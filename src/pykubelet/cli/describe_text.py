@@ -18,6 +18,7 @@ from pykubelet.cli.log_places import container_status
 from pykubelet.cli.pod_words import ended_word, ready_count, status_word
 from pykubelet.cli.tables import columns, visible
 from pykubelet.pods.journal import Event, Note
+from pykubelet.runtime.restart import is_sidecar
 from pykubelet.server.pods import PodJournal
 
 Fields = list[tuple[str, str]]
@@ -141,7 +142,7 @@ def _container(container: Container, status: ContainerStatus | None, now: dateti
         ("Command", " ".join(container.command)),
         ("Arguments", " ".join(container.args)),
         ("Ports", ", ".join(ports)),
-        ("Restarts", "Always (sidecar)" if container.restart_policy == "Always" else ""),
+        ("Restarts", "always (a sidecar)" if is_sidecar(container) else ""),
         ("Startup", probe_text(container.startup_probe) if container.startup_probe else ""),
         ("Liveness", probe_text(container.liveness_probe) if container.liveness_probe else ""),
         ("Readiness", probe_text(container.readiness_probe) if container.readiness_probe else ""),

@@ -32,3 +32,8 @@ def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -
     except KeyboardInterrupt:
         return _BY_SIGNAL + signal.SIGINT
     return code
+
+
+def end_politely() -> None:
+    """Unwind when we are told to end, so that a terminal gets its cursor back."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))

@@ -14,6 +14,7 @@ from datetime import datetime
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStateTerminated, ContainerStatus
 from pykubelet.cli.ages import pod_birth, since
+from pykubelet.runtime.restart import is_sidecar
 
 NONE = "<none>"
 
@@ -148,7 +149,7 @@ def _running_word(pod: Pod, word: str) -> str:
 
 
 def _sidecar_names(pod: Pod) -> set[str]:
-    return {container.name for container in pod.spec.init_containers if container.restart_policy == "Always"}
+    return {container.name for container in pod.spec.init_containers if is_sidecar(container)}
 
 
 def _ended_well(status: ContainerStatus) -> bool:

@@ -17,6 +17,7 @@ from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cli.describe_text import state_text
 from pykubelet.cli.pod_words import has_condition, is_leaving, status_word
 from pykubelet.pods.journal import Event
+from pykubelet.runtime.restart import is_sidecar
 
 STEADY_SECONDS = 2.0
 """How long a pod without readiness probes must be ready to be believed: it may crash at once."""
@@ -77,10 +78,12 @@ class Step:
 
 def steps(pod: Pod, now: datetime) -> list[Step]:
     """Give a line for each container that has something to say, in the order in which they start."""
+    passing = {container.name for container in pod.spec.init_containers if not is_sidecar(container)}
     found = []
     for status in _statuses(pod):
         if status.state.running is not None:
-            doing = "running, ready" if status.ready else "running, not ready yet"
+            readiness = "" if status.name in passing else ", ready" if status.ready else ", not ready yet"
+            doing = f"running{readiness}"
         else:
             doing = state_text(status.state, now)
         again = f" (restart {status.restart_count})" if status.restart_count else ""

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from pykubelet.api.pod import Pod
+from pykubelet.cli.guard import end_politely
 from pykubelet.cli.pod_words import status_word
 from pykubelet.cli.progress import Step, steps
 from pykubelet.cli.tables import visible
@@ -76,6 +77,7 @@ class LiveView:
         self._live = Live(console=Console(highlight=False), refresh_per_second=8)
 
     def __enter__(self) -> Self:
+        end_politely()
         self._live.start()
         return self
 
@@ -91,9 +93,9 @@ class LiveView:
         parts: list[Text | Table] = []
         for sight in sights:
             parts.append(Text.assemble((sight.name, "bold"), "  ", sight.word))
-            table = Table.grid(padding=(0, 2, 0, 2))
+            table = Table.grid(padding=(0, 2))
             for step in sight.steps():
-                table.add_row(Text(step.container), Text(visible(step.doing, lines=False)))
+                table.add_row(Text(f"  {step.container}"), Text(visible(step.doing, lines=False)))
             parts.append(table)
             for event in list(sight.events)[-_LAST_EVENTS:]:
                 style = "red" if event.kind == "Warning" else "dim"

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.cli.client import NodeClient, NodeError
-from pykubelet.cli.guard import guarded
+from pykubelet.cli.guard import end_politely, guarded
 from pykubelet.cli.pod_words import Row, row
 from pykubelet.cli.tables import columns
 from pykubelet.embedded.instance import Instance
@@ -127,6 +127,7 @@ def _watch_live(client: NodeClient) -> None:
             table, Text(look.problem or "Ctrl-C ends the watching", style="red" if look.problem else "dim")
         )
 
+    end_politely()
     console = Console(highlight=False)
     looks = _looks(client)
     with Live(picture(next(looks)), console=console, auto_refresh=False) as live:

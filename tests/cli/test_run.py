@@ -1,0 +1,326 @@
+"""`pykubelet run`: where a manifest goes and what becomes of its pod, as tables; the command without a node."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.pod import Pod
+from pykubelet.cli.handover import (
+    ClashError,
+    Names,
+    Plan,
+    carry_out,
+    find_mine,
+    look_around,
+    names_of,
+    plan_handover,
+    write_atomically,
+)
+from pykubelet.cli.progress import HOPELESS, Step, Verdict, explain, judge, steps
+from pykubelet.cli.progress_view import PlainView, Sight
+from pykubelet.embedded import lock
+from pykubelet.embedded.instance import Instance
+from pykubelet.pods.journal import Event
+from pykubelet.pods.manifests import read_manifest
+from pykubelet.pods.static import static_pods
+from tests.cli.node import answering, pykubelet
+from tests.server.view import START, ScriptedView, pod_of
+
+WEB, DB, API = "default/web", "default/db", "kube-system/api"
+FOLDER = Path("/m")
+POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: main, image: busybox}]}\n"
+
+
+def names(*given_names: str) -> Names:
+    return frozenset(given_names)
+
+
+@pytest.mark.parametrize(
+    ("mine", "present", "replace", "plan"),
+    [
+        (names(WEB), {}, False, Plan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": names(WEB)}, False, Plan(FOLDER / "web.yaml")),
+        (names(WEB, DB), {"web.yaml": names(WEB)}, False, Plan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": names()}, False, Plan(FOLDER / "web.yaml")),
+        (names(WEB), {"other.yaml": names(DB, API)}, False, Plan(FOLDER / "web.yaml")),
+        (names(WEB), {"other.yaml": None}, False, Plan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": names(DB)}, True, Plan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": None}, True, Plan(FOLDER / "web.yaml")),
+        (names(WEB), {"other.yaml": names(WEB)}, True, Plan(FOLDER / "web.yaml", (FOLDER / "other.yaml",))),
+    ],
+)
+def test_where_a_manifest_goes(
+    mine: Names, present: Mapping[str, Names | None], replace: bool, plan: Plan
+) -> None:
+    there = {FOLDER / file: pods for file, pods in present.items()}
+    assert plan_handover(FOLDER / "web.yaml", mine, there, replace=replace) == plan
+
+
+@pytest.mark.parametrize(
+    ("mine", "present", "replace", "says"),
+    [
+        (names(WEB), {"web.yaml": names(DB)}, False, "web.yaml is there already and holds pod default/db"),
+        (names(WEB), {"web.yaml": names(WEB, DB)}, False, "holds pod default/db"),
+        (names(WEB), {"web.yaml": None}, False, "holds something that cannot be read"),
+        (names(WEB), {"other.yaml": names(WEB)}, False, "default/web is already in /m/other.yaml: rename"),
+        (names(WEB), {"other.yaml": names(WEB, DB)}, True, "with others: take it out there"),
+    ],
+)
+def test_no_other_pod_is_pushed_out_or_doubled(
+    mine: Names, present: Mapping[str, Names | None], replace: bool, says: str
+) -> None:
+    there = {FOLDER / file: pods for file, pods in present.items()}
+    with pytest.raises(ClashError, match=says):
+        plan_handover(FOLDER / "web.yaml", mine, there, replace=replace)
+
+
+pods = st.frozensets(st.sampled_from([WEB, DB, API]), max_size=3)
+folders = st.dictionaries(st.sampled_from(["a", "b", "web.yaml"]).map(lambda name: FOLDER / name), pods)
+
+
+@given(pods.filter(bool), folders, st.booleans())
+def test_whatever_is_there_every_pod_is_in_one_place_afterwards(
+    mine: Names, present: dict[Path, Names], replace: bool
+) -> None:
+    target = FOLDER / "web.yaml"
+    try:
+        plan = plan_handover(target, mine, present, replace=replace)
+    except ClashError:
+        return
+    after = {file: held for file, held in present.items() if file not in plan.remove} | {plan.target: mine}
+    for name in mine:
+        assert [file for file, held in after.items() if name in held] == [target]
+    if not replace:
+        assert frozenset[str]().union(*present.values()) <= frozenset[str]().union(*after.values())
+
+
+def test_hidden_files_and_double_names_are_refused() -> None:
+    with pytest.raises(ClashError, match="hidden"):
+        plan_handover(FOLDER / ".web.yaml", names(WEB), {}, replace=True)
+    twice = read_manifest(f"{POD % 'a'}---\n{POD % 'a'}".encode(), "x")
+    with pytest.raises(ClashError, match="default/a is in the manifest twice"):
+        names_of(twice)
+
+
+def test_a_folder_is_read_and_written(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(POD % "a")
+    (tmp_path / "bad.yaml").write_text("{")
+    (tmp_path / ".hidden").write_text(POD % "h")
+    (tmp_path / "folder").mkdir()
+    assert look_around(tmp_path) == {tmp_path / "a.yaml": names("default/a"), tmp_path / "bad.yaml": None}
+    carry_out(Plan(tmp_path / "b.yaml", (tmp_path / "a.yaml",)), b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "b.yaml", "bad.yaml", "folder"]
+    assert (tmp_path / "b.yaml").read_bytes() == b"new"
+    assert (tmp_path / "b.yaml").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "target", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_only_this_version_of_the_pod_is_found() -> None:
+    def node_has(data: bytes) -> list[Pod]:
+        origin = str(FOLDER / "web.yaml")
+        return static_pods(data, source="file", origin=origin, node_name="Node1", now=time.time_ns())
+
+    data = (POD % "web").encode()
+    changed = data.replace(b"busybox", b"httpd")
+    (written,) = read_manifest(data, "x")
+    (mine,) = node_has(data)
+    assert find_mine([*node_has(changed), mine], written, FOLDER / "web.yaml") is mine
+    assert find_mine(node_has(changed), written, FOLDER / "web.yaml") is None
+    assert find_mine([mine], written, FOLDER / "other.yaml") is None
+    assert find_mine([], written, FOLDER / "web.yaml") is None
+
+
+READY = [{"type": "Ready", "status": "True"}]
+PROBED = {"containers": [{"name": "main", "readinessProbe": {"exec": {"command": ["true"]}}}]}
+
+
+def shown(
+    state: dict[str, Any],
+    *,
+    phase: str = "Running",
+    ready: bool = False,
+    restarts: int = 0,
+    spec: dict[str, Any] | None = None,
+    **status: Any,
+) -> Pod:
+    main = {"name": "main", "state": state, "ready": ready, "restartCount": restarts}
+    conditions = READY if ready else []
+    document = {
+        "phase": phase,
+        "conditions": conditions,
+        "containerStatuses": [main | status.pop("more", {})],
+    }
+    return pod_of("p", "u", spec=spec or {}, status=document | status)
+
+
+def waits(reason: str) -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": "because"}}
+
+
+RUN: dict[str, Any] = {"running": {}}
+ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no config"}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "state", "seconds", "verdict"),
+    [
+        (shown(waits("ContainerCreating"), phase="Pending"), "syncing", 0, None),
+        (shown(waits("ErrImagePull"), phase="Pending"), "syncing", 0, None),
+        (shown(RUN), "syncing", 0, None),
+        (shown(RUN, ready=True), "syncing", 0, None),
+        (shown(RUN, ready=True), "syncing", 1.9, None),
+        (shown(RUN, ready=True), "syncing", 2, Verdict(True, "ready")),
+        (shown(RUN, ready=True, spec=PROBED), "syncing", 0, Verdict(True, "ready")),
+        (shown({"terminated": {"exitCode": 0}}, phase="Succeeded"), "syncing", 0, Verdict(True, "succeeded")),
+        (shown(ENDED, phase="Failed"), "syncing", 0, Verdict(False, "Error")),
+        (shown(ENDED), "syncing", 0, None),
+        (shown(RUN, phase="Failed", reason="Evicted"), "syncing", 0, Verdict(False, "Evicted")),
+        (shown(RUN, ready=True), "terminating", 9, Verdict(False, "Terminating")),
+        *((shown(waits(reason)), "syncing", 0, Verdict(False, reason)) for reason in sorted(HOPELESS)),
+        (shown(waits("CrashLoopBackOff"), spec={"restartPolicy": "OnFailure"}), "syncing", 0, None),
+        (
+            shown(waits("ImagePullBackOff"), spec={"restartPolicy": "OnFailure"}),
+            "syncing",
+            0,
+            Verdict(False, "ImagePullBackOff"),
+        ),
+        (
+            shown(
+                waits("PodInitializing"),
+                initContainerStatuses=[{"name": "i", "state": waits("CrashLoopBackOff")}],
+            ),
+            "syncing",
+            0,
+            Verdict(False, "CrashLoopBackOff"),
+        ),
+    ],
+)
+def test_when_the_waiting_is_over(pod: Pod, state: str, seconds: float, verdict: Verdict | None) -> None:
+    assert judge(pod, state, seconds) == verdict
+
+
+def test_what_containers_do() -> None:
+    pod = shown(
+        RUN,
+        ready=True,
+        restarts=2,
+        spec={
+            "containers": [{"name": "main"}],
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+        },
+        initContainerStatuses=[{"name": "i", "state": RUN}, {"name": "s", "state": RUN}],
+    )
+    assert steps(pod, START) == [
+        Step("i", "running"),
+        Step("s", "running, not ready yet"),
+        Step("main", "running, ready (restart 2)"),
+    ]
+
+
+def test_what_went_wrong_is_told_with_the_way_it_ended() -> None:
+    events = [
+        Event("Normal", "Started", "Container started", "", 1, 9),
+        Event("Warning", "BackOff", "Back-off", "", 1, 5, 4),
+        *(Event("Warning", f"W{number}", "w", "", 1, number) for number in range(4)),
+    ]
+    pod = shown(waits("CrashLoopBackOff"), more={"lastState": ENDED})
+    assert explain(pod, events, START) == [
+        "container main: Waiting: CrashLoopBackOff: because",
+        "container main before: Terminated: Error, exit code 3: no config",
+        "W2: w",
+        "W3: w",
+        "BackOff: Back-off (x4)",
+    ]
+    refused = pod_of("p", "u", status={"phase": "Failed", "reason": "OutOfcpu", "message": "no room"})
+    assert explain(refused, [], START) == ["OutOfcpu: no room"]
+
+
+def test_plain_progress_says_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
+    event = Event("Normal", "Pulled", "there \x1b[31m", "", 1, 1)
+    with PlainView() as view:
+        view.show([Sight("p")])
+        view.show([Sight("p")])
+        view.show([Sight("p", shown(RUN, ready=True), "syncing", [event])])
+        view.show([Sight("p", shown(RUN, ready=True), "syncing", [event])])
+    lines = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["p: handed over", "p: Running", "p: Pulled: there \\x1b[31m"]
+
+
+@pytest.fixture
+def instance(data_dir: Path) -> Instance:
+    found = Instance.at(data_dir)
+    found.manifests.mkdir(parents=True)
+    return found
+
+
+@contextmanager
+def held(instance: Instance) -> Iterator[None]:
+    with lock.hold(instance, "up"):
+        yield
+
+
+async def test_a_manifest_waits_for_the_node(instance: Instance, tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(POD % "web")
+    ran = await pykubelet(instance, "run", str(file))
+    assert (ran.code, ran.err) == (0, "")
+    assert "starts with the next `pykubelet up`" in ran.out
+    assert (instance.manifests / "web.yaml").read_text() == POD % "web"
+    assert [path.name for path in instance.manifests.iterdir()] == ["web.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kind: Pod", "must say what it is"),
+        ("apiVersion: v1\nkind: PodList\nitems: []\n", "holds no pod"),
+        (POD % "Not_A_Name", "metadata.name"),
+        (POD % "web" + "---\n" + POD % "web", "in the manifest twice"),
+        ((POD % "web").replace("busybox", ""), "image"),
+    ],
+)
+async def test_a_bad_manifest_is_not_handed_over(
+    instance: Instance, tmp_path: Path, text: str, says: str
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    ran = await pykubelet(instance, "run", str(file))
+    assert ran.code == 1
+    assert says in ran.err
+    assert list(instance.manifests.iterdir()) == []
+
+
+async def test_without_a_node_or_a_file(instance: Instance, tmp_path: Path) -> None:
+    ran = await pykubelet(instance, "run", str(tmp_path / "none.yaml"))
+    assert (ran.code, ran.err) == (
+        1,
+        f"pykubelet run: {tmp_path}/none.yaml cannot be read: No such file or directory\n",
+    )
+    instance.manifests.rmdir()
+    (tmp_path / "web.yaml").write_text(POD % "web")
+    ran = await pykubelet(instance, "run", str(tmp_path / "web.yaml"))
+    assert ran.code == 1
+    assert "there is no node in" in ran.err
+    assert (await pykubelet(instance, "run", str(tmp_path / "web.yaml"), "--timeout", "soon")).code == 2
+
+
+async def test_a_node_that_does_not_take_it_up(instance: Instance, tmp_path: Path) -> None:
+    (tmp_path / "web.yaml").write_text(POD % "web")
+    with held(instance):
+        async with answering(instance, ScriptedView()):
+            assert (await pykubelet(instance, "run", "--detach", str(tmp_path / "web.yaml"))).code == 0
+            ran = await pykubelet(instance, "run", "--timeout", "500ms", str(tmp_path / "web.yaml"))
+    assert ran.code == 1
+    assert "the node has not taken the manifest up" in ran.err

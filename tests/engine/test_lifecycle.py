@@ -1,0 +1,484 @@
+"""A pod's life: what starts before what, what is restarted, what is asked, and how it all ends."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.conftest import RunningRuntime
+from tests.engine.making import Document, container, forever, pod
+from tests.engine.node import Node, condition, is_ready, kubelet_node, running, status_of
+from tests.engine.truth import CONTAINER_NAME
+
+pytestmark = pytest.mark.machine
+
+PAUSE = 2
+"""Seconds between restarts of what crashes, on this node."""
+
+
+@pytest.fixture(scope="module")
+def node(runtime: RunningRuntime) -> Iterator[Node]:
+    back_off = {"maxContainerRestartPeriod": f"{PAUSE}s"}
+    gates = {"KubeletCrashLoopBackOffMax": True}
+    with running(kubelet_node(runtime, crashLoopBackOff=back_off, featureGates=gates)) as started:
+        yield started
+        started.clear()
+
+
+@pytest.fixture(autouse=True)
+def tidy(node: Node) -> Iterator[None]:
+    """Take the test's manifests away; the module's end proves that their pods are gone."""
+    yield
+    for path in node.manifests.iterdir():
+        path.unlink()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Document:
+    """A folder of the host that containers may write to: its volume, and below `mount` its mount."""
+    return {"name": "out", "hostPath": {"path": str(tmp_path)}}
+
+
+MOUNT = {"volumeMounts": [{"name": "out", "mountPath": "/out"}]}
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def note(word: str) -> str:
+    return f"echo {word} >> /out/notes"
+
+
+def waiting(found: Document, name: str = "main") -> str:
+    reason: str = status_of(found, name)["state"].get("waiting", {}).get("reason", "")
+    return reason
+
+
+# Starting
+
+
+def test_init_containers_run_one_after_the_other(node: Node, tmp_path: Path, shared: Document) -> None:
+    init = [
+        container("first", ["sh", "-c", f"{note('first')}; sleep 0.3; {note('first-end')}"], **MOUNT),
+        container("second", ["sh", "-c", note("second")], **MOUNT),
+    ]
+    found = node.start_pod(
+        pod("ordered", container(command=forever(note("main")), **MOUNT), initContainers=init, volumes=[shared])
+    )
+    assert lines(tmp_path / "notes") == ["first", "first-end", "second", "main"]
+    assert [status["state"]["terminated"]["reason"] for status in found["status"]["initContainerStatuses"]] == [
+        "Completed", "Completed"
+    ]  # fmt: skip
+
+
+def test_an_init_container_that_fails_keeps_the_pod_waiting(node: Node, tmp_path: Path, shared: Document) -> None:
+    init = container("first", ["sh", "-c", f"{note('try')}; test -f /out/go"], **MOUNT)
+    node.write(pod("retries", initContainers=[init], volumes=[shared]))
+    found = node.wait_pod("retries-n1", "to crash", lambda it: waiting(it, "first") == "CrashLoopBackOff")
+    assert found["status"]["phase"] == "Pending"
+    assert condition(found, "Initialized") == "False"
+    assert not [one for one in node.truth.containers("retries-n1") if one.metadata.name == "main"]
+    (tmp_path / "go").touch()
+    assert is_ready(node.wait_ready("retries-n1"))
+    # Where nothing is restarted, the pod has failed.
+    init = container("first", ["false"])
+    node.write(pod("gives-up", initContainers=[init], restartPolicy="Never"))
+    failed = node.wait_phase("gives-up-n1", "Failed")
+    assert status_of(failed, "first")["state"]["terminated"]["exitCode"] == 1
+
+
+def test_sidecars_start_first_and_stop_last_in_reverse(node: Node, tmp_path: Path, shared: Document) -> None:
+    def talks(name: str, **fields: Any) -> Document:
+        script = f"trap 'echo {name}-end >> /out/notes; exit 0' TERM; {note(name)}; while :; do sleep 9 & wait $!; done"
+        return container(name, ["sh", "-c", script], **MOUNT, **fields)
+
+    sidecars = [talks("one", restartPolicy="Always"), talks("two", restartPolicy="Always")]
+    found = node.start_pod(pod("sides", talks("main"), initContainers=sidecars, volumes=[shared]))
+    assert lines(tmp_path / "notes") == ["one", "two", "main"]
+    assert all(status["ready"] for status in found["status"]["initContainerStatuses"])
+    node.remove("sides")
+    node.wait_gone("sides-n1", found["metadata"]["uid"])
+    assert lines(tmp_path / "notes")[3:] == ["main-end", "two-end", "one-end"]
+
+
+def test_a_pod_with_a_sidecar_finishes(node: Node) -> None:
+    sidecar = container("side", restartPolicy="Always")
+    node.write(pod("job", container(command=["true"]), initContainers=[sidecar], restartPolicy="Never"))
+    node.wait_phase("job-n1", "Succeeded")
+    node.wait("the sidecar to be stopped", lambda: not node.truth.running("job-n1"))
+
+
+# Restarting
+
+
+def test_phases_by_restart_policy(node: Node) -> None:
+    once = {"volumeMounts": [{"name": "s", "mountPath": "/s"}]}
+    script = "if [ -f /s/again ]; then exit 0; fi; touch /s/again; exit 3"
+    node.write(pod("never-ok", container(command=["true"]), restartPolicy="Never"))
+    node.write(pod("never-bad", container(command=["sh", "-c", "exit 3"]), container("x", ["true"]), restartPolicy="Never"))
+    node.write(
+        pod(
+            "on-failure",
+            container(command=["sh", "-c", script], **once),
+            restartPolicy="OnFailure",
+            volumes=[{"name": "s", "emptyDir": {}}],
+        )
+    )
+    assert status_of(node.wait_phase("never-ok-n1", "Succeeded"), "main")["restartCount"] == 0
+    bad = node.wait_phase("never-bad-n1", "Failed")
+    assert status_of(bad, "main")["state"]["terminated"]["exitCode"] == 3
+    again = status_of(node.wait_phase("on-failure-n1", "Succeeded"), "main")
+    assert (again["restartCount"], again["lastState"]["terminated"]["exitCode"]) == (1, 3)
+    # What is finished stays as it is, also for the agent's successor.
+    ids = {one.id for one in node.truth.containers()}
+    node.kill()
+    node.start()
+    for name, phase in (("never-ok", "Succeeded"), ("never-bad", "Failed"), ("on-failure", "Succeeded")):
+        node.wait_phase(f"{name}-n1", phase)
+    assert {one.id for one in node.truth.containers()} == ids
+
+
+def test_a_crashing_container_waits_longer_each_time(node: Node) -> None:
+    node.write(pod("crashes", container(command=["sh", "-c", "exit 7"])))
+    found = node.wait_pod("crashes-n1", "to be in back-off", lambda it: waiting(it) == "CrashLoopBackOff", 10)
+    status = status_of(found, "main")
+    assert status["restartCount"] == 1, "the first restart is immediate"
+    assert status["lastState"]["terminated"]["exitCode"] == 7
+    uid = found["metadata"]["uid"]
+    assert status["state"]["waiting"]["message"] == (
+        f"back-off {PAUSE}s restarting failed container=main pod=crashes-n1_default({uid})"
+    )
+    assert found["status"]["phase"] == "Running"
+    assert not is_ready(found)
+    node.wait_pod("crashes-n1", "to be tried again", lambda it: status_of(it, "main")["restartCount"] >= 3, 15)
+    told = dict((why, message) for why, message, _ in node.events("crashes-n1"))["BackOff"]
+    assert told == f"Back-off restarting failed container main in pod crashes-n1_default({uid})"
+    logs = node.instance.pod_logs / f"default_crashes-n1_{uid}" / "main"
+    assert {"3.log"} <= {path.name for path in logs.iterdir()}
+    # Of the dead, one is kept; the agent collects at its start and then each minute.
+    node.restart()
+    node.wait("dead containers to be collected", lambda: len(node.truth.containers("crashes-n1")) <= 2, 10)
+    node.wait_pod("crashes-n1", "to go on counting", lambda it: status_of(it, "main")["restartCount"] >= 4, 15)
+
+
+def test_a_killed_container_is_replaced_in_the_same_sandbox(node: Node) -> None:
+    before = node.start_pod(pod("victim"))
+    (found,) = node.truth.running("victim-n1")
+    node.truth.remove_container(found.id)
+    after = node.wait_pod(
+        "victim-n1",
+        "to have another container",
+        lambda it: is_ready(it) and not status_of(it, "main")["containerID"].endswith(found.id),
+        90,
+    )
+    assert after["status"]["podIP"] == before["status"]["podIP"]
+    assert len(node.truth.running("victim-n1")) == 1
+
+
+# Being asked
+
+
+def test_readiness_follows_its_probe_and_liveness_kills(node: Node) -> None:
+    readiness = {"exec": {"command": ["test", "-f", "/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
+    liveness = {"exec": {"command": ["test", "!", "-f", "/ill"]}, "periodSeconds": 1, "failureThreshold": 1}
+    node.write(pod("asked", container(readinessProbe=readiness, livenessProbe=liveness)))
+    found = node.wait_pod("asked-n1", "to run", lambda it: "running" in status_of(it, "main")["state"])
+    assert not is_ready(found)
+    node.shell("asked-n1", "touch /ready")
+    node.wait_ready("asked-n1", 5)
+    node.shell("asked-n1", "rm /ready")
+    node.wait_pod("asked-n1", "to be unready", lambda it: not is_ready(it), 5)
+    assert status_of(node.pod("asked-n1") or {}, "main")["restartCount"] == 0
+    node.shell("asked-n1", "touch /ill")
+    node.wait_pod("asked-n1", "to be restarted", lambda it: status_of(it, "main")["restartCount"] == 1, 10)
+    reasons = [(why, told) for why, told, _ in node.events("asked-n1")]
+    assert ("Killing", "Container main failed liveness probe, will be restarted") in reasons
+    assert any(why == "Unhealthy" and told.startswith("Liveness probe failed") for why, told in reasons)
+
+
+def test_liveness_ends_a_pod_that_is_not_restarted(node: Node) -> None:
+    liveness = {
+        "exec": {"command": ["false"]},
+        "periodSeconds": 1,
+        "failureThreshold": 1,
+        "terminationGracePeriodSeconds": 1,
+    }
+    main = container(command=["sh", "-c", "sleep 3600"], livenessProbe=liveness)
+    node.write(pod("dies", main, restartPolicy="Never", terminationGracePeriodSeconds=60))
+    found = node.wait_phase("dies-n1", "Failed", 10)
+    assert status_of(found, "main")["state"]["terminated"]["exitCode"] == 137
+    assert status_of(found, "main")["restartCount"] == 0
+
+
+def test_startup_comes_before_the_other_probes(node: Node) -> None:
+    startup = {"exec": {"command": ["test", "-f", "/up"]}, "periodSeconds": 1, "failureThreshold": 30}
+    liveness = {"exec": {"command": ["test", "-f", "/up"]}, "periodSeconds": 1, "failureThreshold": 1}
+    node.write(pod("slow", container(startupProbe=startup, livenessProbe=liveness)))
+    node.wait_pod("slow-n1", "to run", lambda it: "running" in status_of(it, "main")["state"])
+    time.sleep(2.5)
+    found = node.pod("slow-n1")
+    assert found is not None
+    assert status_of(found, "main")["started"] is False
+    assert status_of(found, "main")["restartCount"] == 0
+    node.shell("slow-n1", "touch /up")
+    assert status_of(node.wait_ready("slow-n1", 5), "main")["started"] is True
+    # One that never starts is killed.
+    never = {**startup, "exec": {"command": ["false"]}, "failureThreshold": 1}
+    node.write(pod("never", container(startupProbe=never)))
+    node.wait_pod("never-n1", "to be restarted", lambda it: status_of(it, "main")["restartCount"] >= 1, 10)
+
+
+def test_probes_over_http_and_tcp(node: Node) -> None:
+    web = "mkdir /www; echo fine > /www/index.html; httpd -p 8080 -h /www"
+    http = {"httpGet": {"path": "/index.html", "port": "web"}, "periodSeconds": 1, "failureThreshold": 1}
+    tcp = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
+    main = container(
+        command=forever(web), ports=[{"name": "web", "containerPort": 8080}], readinessProbe=http, livenessProbe=tcp
+    )
+    node.start_pod(pod("served", main))
+    node.shell("served-n1", "rm /www/index.html")
+    node.wait_pod("served-n1", "to be unready", lambda it: not is_ready(it), 5)
+    assert "statuscode: 404" in node.wait_event("served-n1", "Unhealthy")
+
+
+def test_a_probe_over_grpc(node: Node) -> None:
+    healthy = threading.Event()
+
+    class Health(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            if details.method != "/grpc.health.v1.Health/Check":
+                return None
+            # HealthCheckResponse.status: 1 SERVING, 2 NOT_SERVING
+            return grpc.unary_unary_rpc_method_handler(lambda *_: b"\x08\x01" if healthy.is_set() else b"\x08\x02")
+
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[Health()])
+    port = server.add_insecure_port("0.0.0.0:0")
+    server.start()
+    try:
+        probe = {"grpc": {"port": port}, "periodSeconds": 1, "failureThreshold": 1}
+        node.write(pod("rpc", container(readinessProbe=probe), hostNetwork=True))
+        node.wait_pod("rpc-n1", "to run", lambda it: "running" in status_of(it, "main")["state"])
+        assert not is_ready(node.pod("rpc-n1") or {})
+        healthy.set()
+        node.wait_ready("rpc-n1", 5)
+        healthy.clear()
+        node.wait_pod("rpc-n1", "to be unready", lambda it: not is_ready(it), 5)
+    finally:
+        server.stop(0)
+
+
+def test_readiness_survives_the_agent(node: Node) -> None:
+    readiness = {"exec": {"command": ["test", "-f", "/ready"]}, "periodSeconds": 1}
+    node.write(pod("steady", container(command=forever("touch /ready"), readinessProbe=readiness)))
+    node.wait_ready("steady-n1")
+    (found,) = node.truth.running("steady-n1")
+    node.wait("the container to be as old as an old one", lambda: time.time() - found.created_at / 1e9 > 11)
+    node.kill()
+    node.start()
+    first = node.wait_pod("steady-n1", "to be seen", lambda it: it["status"].get("containerStatuses"))
+    assert is_ready(first), "readiness flaps when the agent starts again"
+    assert [one.id for one in node.truth.running("steady-n1")] == [found.id]
+
+
+# Hooks
+
+
+class Listener:
+    """An HTTP server that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        asked = self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append((self.path, self.headers.get("X-Hook", "")))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_hooks_by_command_and_by_http(node: Node, tmp_path: Path, shared: Document) -> None:
+    listener = Listener()
+    try:
+        get = {
+            "host": "127.0.0.1",
+            "port": listener.port,
+            "path": "/bye",
+            "httpHeaders": [{"name": "X-Hook", "value": "yes"}],
+        }
+        one = container(
+            "one",
+            ["sh", "-c", f"trap '{note('term')}; exit 0' TERM; while :; do sleep 9 & wait $!; done"],
+            lifecycle={
+                "postStart": {"exec": {"command": ["sh", "-c", note("post")]}},
+                "preStop": {"exec": {"command": ["sh", "-c", note("pre")]}},
+            },
+            **MOUNT,
+        )
+        two = container("two", lifecycle={"preStop": {"httpGet": get}})
+        found = node.start_pod(pod("hooked", one, two, volumes=[shared]))
+        assert lines(tmp_path / "notes") == ["post"]
+        node.remove("hooked")
+        node.wait_gone("hooked-n1", found["metadata"]["uid"])
+        assert lines(tmp_path / "notes") == ["post", "pre", "term"]
+        assert listener.asked == [("/bye", "yes")]
+    finally:
+        listener.close()
+
+
+def test_a_failing_post_start_hook_restarts_the_container(node: Node) -> None:
+    hook = {"postStart": {"exec": {"command": ["sh", "-c", "echo secret; exit 4"]}}}
+    node.write(pod("unhooked", container(lifecycle=hook)))
+    assert node.wait_event("unhooked-n1", "FailedPostStartHook") == "PostStartHook failed"
+    found = node.wait_pod("unhooked-n1", "to tell", lambda it: waiting(it) in ("PostStartHookError", "CrashLoopBackOff"))
+    assert not is_ready(found)
+    assert "secret" not in str(node.events("unhooked-n1"))
+
+
+def stop_seconds(node: Node, name: str) -> float:
+    """Take a pod away and give how long its container went on."""
+    (found,) = node.truth.running(name)
+    pid, began = node.truth.container_pid(found.id), time.monotonic()
+    node.remove(name)
+    node.wait("the container to end", lambda: not Path(f"/proc/{pid}").exists(), 30)
+    return time.monotonic() - began
+
+
+def test_what_a_stop_takes(node: Node) -> None:
+    deaf = ["sh", "-c", "trap '' TERM; while :; do sleep 9 & wait $!; done"]
+    sleeps = {"preStop": {"sleep": {"seconds": 2}}}
+    endless = {"preStop": {"exec": {"command": ["sleep", "60"]}}}
+    node.write(pod("quick", terminationGracePeriodSeconds=30))
+    node.write(pod("deaf", container(command=deaf), terminationGracePeriodSeconds=3))
+    node.write(pod("sleepy", container(lifecycle=sleeps), terminationGracePeriodSeconds=30))
+    node.write(pod("endless", container(command=deaf, lifecycle=endless), terminationGracePeriodSeconds=2))
+    names = ["quick-n1", "deaf-n1", "sleepy-n1", "endless-n1"]
+    for name in names:
+        node.wait_ready(name)
+    with ThreadPoolExecutor(4) as pool:
+        took = dict(zip(names, pool.map(lambda name: stop_seconds(node, name), names), strict=True))
+    assert took["quick-n1"] < 2.5, took
+    assert 2.8 < took["deaf-n1"] < 6, took
+    assert 1.9 < took["sleepy-n1"] < 5, took
+    # The hook may use up the grace, and then the container has two more seconds.
+    assert 3.8 < took["endless-n1"] < 7, took
+
+
+def test_a_deadline_ends_the_pod(node: Node) -> None:
+    node.write(pod("late", activeDeadlineSeconds=2))
+    found = node.wait_phase("late-n1", "Failed", 10)
+    assert found["status"]["reason"] == "DeadlineExceeded"
+    node.wait("its container to be stopped", lambda: not node.truth.running("late-n1"))
+    # An agent that starts later does not give it another life.
+    node.restart()
+    node.wait_phase("late-n1", "Failed", 10)
+    assert not node.truth.running("late-n1")
+
+
+def test_last_words(node: Node) -> None:
+    said = container("said", ["sh", "-c", "echo 'my last words' > /dev/termination-log; exit 1"])
+    logged = container(
+        "logged",
+        ["sh", "-c", "echo 'from the log'; exit 1"],
+        terminationMessagePolicy="FallbackToLogsOnError",
+    )
+    path = container(
+        "path", ["sh", "-c", "echo elsewhere > /tmp/bye; exit 0"], terminationMessagePath="/tmp/bye"
+    )
+    node.write(pod("words", said, logged, path, restartPolicy="Never"))
+    found = node.wait_phase("words-n1", "Failed")
+    told = {s["name"]: s["state"]["terminated"]["message"] for s in found["status"]["containerStatuses"]}
+    assert told == {"said": "my last words\n", "logged": "from the log\n", "path": "elsewhere\n"}
+
+
+# Names
+
+
+def test_an_edited_pod_waits_for_its_predecessor(node: Node, tmp_path: Path, shared: Document) -> None:
+    def version(word: str) -> Document:
+        script = f"trap '{note(f'{word}-end')}; sleep 1; {note(f'{word}-gone')}; exit 0' TERM; {note(word)}; "
+        main = container(command=["sh", "-c", script + "while :; do sleep 9 & wait $!; done"], **MOUNT)
+        return pod("edited", main, volumes=[shared])
+
+    uid = node.start_pod(version("one"))["metadata"]["uid"]
+    node.write(version("two"))
+    node.wait("the first to be asked to end", lambda: "one-end" in lines(tmp_path / "notes"), 10)
+    node.write(version("three"))
+    found = node.wait_pod("edited-n1", "to be replaced", lambda it: is_ready(it) and it["metadata"]["uid"] != uid)
+    node.wait_gone("edited-n1", uid)
+    node.wait("the newest to run", lambda: lines(tmp_path / "notes")[-1] == "three", 10)
+    notes = lines(tmp_path / "notes")
+    assert notes in (
+        ["one", "one-end", "one-gone", "three"],
+        ["one", "one-end", "one-gone", "two", "two-end", "two-gone", "three"],
+    )
+    assert len(node.truth.running("edited-n1")) == 1
+    assert found["metadata"]["name"] == "edited-n1"
+
+
+def test_a_manifest_that_comes_back_at_once(node: Node) -> None:
+    document = pod("boomerang", restartPolicy="Never")
+    before = node.start_pod(document)
+    (first,) = node.truth.running("boomerang-n1")
+    node.remove("boomerang")
+    node.wait("its end to begin", lambda: "SyncLoop REMOVE" in node.log_tail(20))
+    node.write(document)
+
+    def back() -> bool:
+        running_now = node.truth.running("boomerang-n1")
+        return [one.id for one in running_now] not in ([], [first.id])
+
+    node.wait("the pod to run again", back, 20)
+    after = node.wait_ready("boomerang-n1")
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert status_of(after, "main")["restartCount"] == 0, "it is a new life, not a restart"
+
+
+def test_ports_of_two_pods_do_not_mix(node: Node) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    web = "mkdir /www; echo $WORD > /www/index.html; httpd -p 80 -h /www"
+
+    def serving(name: str, word: str) -> Document:
+        ports = [{"containerPort": 80, "hostPort": port}]
+        probe = {"tcpSocket": {"port": 80}}
+        env = [{"name": "WORD", "value": word}]
+        return pod(name, container(command=forever(web), env=env, ports=ports, readinessProbe=probe))
+
+    address = node.start_pod(serving("port-a", "a"))["status"]["hostIP"]
+    assert fetch(address, port) == "a\n"
+    uid = (node.pod("port-a-n1") or {})["metadata"]["uid"]
+    node.remove("port-a")
+    node.wait_gone("port-a-n1", uid)
+    node.start_pod(serving("port-b", "b"))
+    assert fetch(address, port) == "b\n"
+    names = [one.labels[CONTAINER_NAME] for one in node.truth.running("port-b-n1")]
+    assert names == ["main"]
+
+
+def fetch(address: str, port: int) -> str:
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://{address}:{port}/", timeout=5) as answer:
+        text: str = answer.read().decode()
+        return text
