@@ -37,6 +37,7 @@ from pykubelet.resources.pod_cgroups import PodCgroups
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
+from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 from pykubelet.server.configz import configz_document
 from pykubelet.server.control import control_routes
 from pykubelet.server.health import Check, health_routes
@@ -250,6 +251,8 @@ class Kubelet:
             runtime_errors=runtime_state.errors,
             collector=self._collector(cri),
             legacy_logs=self._legacy_logs(),
+            id_space=self._id_space(),
+            user_namespaces=await _has_user_namespaces(cri),
         )
         engine = PodEngine(parts, tasks)
         engine.start()
@@ -263,6 +266,13 @@ class Kubelet:
             max_containers=flags.maximum_dead_containers,
         )
         return GarbageCollector(cri, self.config.pod_logs_dir, self._legacy_logs(), policy)
+
+    def _id_space(self) -> IdSpace:
+        settings = self.config.user_namespaces
+        space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
+        if problem := space.problem(self.config.max_pods):
+            raise StartError(f"{problem}: see /etc/subuid and /etc/subgid")
+        return space
 
     def _credential_providers(self) -> list[CredentialProvider]:
         config, folder = (
@@ -301,6 +311,12 @@ def _node_addresses(node_ip: str) -> list[addresses.IPAddress]:
     named = [address for address in given.addresses if not address.is_unspecified]
     family = given.addresses[0].version if given.addresses else 4
     return named or [addresses.host_address(prefer=family)]
+
+
+async def _has_user_namespaces(cri: Cri) -> bool:
+    """Whether the runtime's default handler can give pods a user namespace."""
+    handlers = (await cri.runtime.status()).runtime_handlers
+    return any(handler.features.user_namespaces for handler in handlers if not handler.name)
 
 
 def _first_reason(checks: dict[str, Check]) -> str | None:

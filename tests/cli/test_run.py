@@ -1,8 +1,7 @@
-"""`pykubelet run`: where a manifest goes and what becomes of its pod, as tables; the command without a node."""
+"""`pykubelet run`: where a manifest goes and what becomes of its pod, as tables; and without a node."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_only_this_version_of_the_pod_is_found() -> None:
     def node_has(data: bytes) -> list[Pod]:
         origin = str(FOLDER / "web.yaml")
-        return static_pods(data, source="file", origin=origin, node_name="Node1", now=time.time_ns())
+        return static_pods(data, source="file", origin=origin, node_name="node1", now=time.time_ns())
 
     data = (POD % "web").encode()
     changed = data.replace(b"busybox", b"httpd")
@@ -265,12 +264,6 @@ def instance(data_dir: Path) -> Instance:
     return found
 
 
-@contextmanager
-def held(instance: Instance) -> Iterator[None]:
-    with lock.hold(instance, "up"):
-        yield
-
-
 async def test_a_manifest_waits_for_the_node(instance: Instance, tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"
     file.write_text(POD % "web")
@@ -318,7 +311,7 @@ async def test_without_a_node_or_a_file(instance: Instance, tmp_path: Path) -> N
 
 async def test_a_node_that_does_not_take_it_up(instance: Instance, tmp_path: Path) -> None:
     (tmp_path / "web.yaml").write_text(POD % "web")
-    with held(instance):
+    with lock.hold(instance, "up"):
         async with answering(instance, ScriptedView()):
             assert (await pykubelet(instance, "run", "--detach", str(tmp_path / "web.yaml"))).code == 0
             ran = await pykubelet(instance, "run", "--timeout", "500ms", str(tmp_path / "web.yaml"))

@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import yaml
 from aiohttp.test_utils import unused_port
 
 from pykubelet.cli.up import standalone_config
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.embedded.instance import Instance
 from tests.conftest import RunningRuntime
 from tests.engine.truth import Truth
@@ -108,6 +110,11 @@ class Node:
     def log_tail(self, lines: int = 60) -> str:
         return "\n".join(["--- the agent's log ends with:", *self.log_text().splitlines()[-lines:]])
 
+    def check_log(self) -> None:
+        """Fail if the agent met something that nobody had thought of, however well it went on."""
+        bad = re.findall(r"^.*(?:Unexpected error|this is a bug|Traceback).*$", self.log_text(), re.MULTILINE)
+        assert not bad, "\n".join(bad[:5])
+
     # Its manifests
 
     def write(self, document: Document | str, file: str = "") -> str:
@@ -181,11 +188,12 @@ class Node:
             except _NOT_YET as err:
                 last = err
             if self.process is not None and (code := self.process.poll()) is not None:
-                raise AssertionError(f"the agent ended with {code} while waiting for {what}\n{self.log_tail()}")
-            if time.monotonic() > deadline:
                 raise AssertionError(
-                    f"{what}: not within {seconds:g} s; the last look gave {last!r}\n{self._story()}\n{self.log_tail()}"
+                    f"the agent ended with {code} while waiting for {what}\n{self.log_tail()}"
                 )
+            if time.monotonic() > deadline:
+                told = f"{what}: not within {seconds:g} s; the last look gave {last!r}"
+                raise AssertionError(f"{told}\n{self._story()}\n{self.log_tail()}")
             time.sleep(POLL)
 
     def wait_pod(
@@ -242,7 +250,9 @@ class Node:
     def left_of(self, uid: str = "") -> list[str]:
         """What is left of a pod, or of all pods: in the runtime, as folders, cgroups, logs."""
         boxes = [box for box in self.truth.sandboxes() if uid in ("", box.labels["io.kubernetes.pod.uid"])]
-        containers = [one for one in self.truth.containers() if uid in ("", one.labels["io.kubernetes.pod.uid"])]
+        containers = [
+            one for one in self.truth.containers() if uid in ("", one.labels["io.kubernetes.pod.uid"])
+        ]
         left = [f"sandbox {box.id}" for box in boxes] + [f"container {one.id}" for one in containers]
         left += [f"folder {path}" for path in _entries(self.root / "pods") if uid in ("", path.name)]
         left += [f"logs {path}" for path in _entries(self.instance.pod_logs) if path.name.endswith(uid)]
@@ -266,7 +276,8 @@ class Node:
         try:
             told += [
                 f"container {one.id[:12]} of {one.labels.get('io.kubernetes.pod.name')} "
-                f"{one.labels.get('io.kubernetes.pod.uid', '')[:8]}: {one.metadata.name}.{one.metadata.attempt} {one.state}"
+                f"{one.labels.get('io.kubernetes.pod.uid', '')[:8]}: "
+                f"{one.metadata.name}.{one.metadata.attempt} {pb.ContainerState.Name(one.state)}"
                 for one in self.truth.containers()
             ]
         except grpc.RpcError as err:
@@ -293,7 +304,13 @@ def kubelet_node(
     path = instance.data_dir / "kubelet.yaml"
     path.write_text(yaml.safe_dump(config))
     root = root or instance.kubelet_root
-    command = [str(BIN / "kubelet"), f"--config={path}", f"--root-dir={root}", f"--hostname-override={NAME}", "-v=4"]
+    command = [
+        str(BIN / "kubelet"),
+        f"--config={path}",
+        f"--root-dir={root}",
+        f"--hostname-override={NAME}",
+        "-v=4",
+    ]
     return Node(instance, command, ports, root=root, env=env)
 
 
@@ -315,6 +332,7 @@ def running(node: Node) -> Iterator[Node]:
     try:
         node.start()
         yield node
+        node.check_log()
     finally:
         node.kill()
         node.truth.close()

@@ -33,7 +33,10 @@ def test_environment_with_references_and_expansion(node: Node) -> None:
         {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "TIER", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['tier']"}}},
-        {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+        {
+            "name": "MEMORY",
+            "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}},
+        },
     ]
     main = container(env=env, resources={"limits": {"memory": "32Mi"}}, args=["$(WHO)"])
     started = node.start_pod(pod("env", main, meta={"labels": {"tier": "front"}}))
@@ -115,12 +118,19 @@ def test_sysctls_hostname_and_dns(node: Node) -> None:
 def test_host_network_and_shared_processes(node: Node) -> None:
     node.write(pod("host", container(), hostNetwork=True))
     node.write(
-        pod("shared", container("one", forever("(sleep 7777 &)")), container("two"), shareProcessNamespace=True)
+        pod(
+            "shared",
+            container("one", forever("(sleep 7777 &)")),
+            container("two"),
+            shareProcessNamespace=True,
+        )
     )
     host = node.wait_ready("host-n1")
     assert host["status"]["podIP"] == host["status"]["hostIP"]
     assert node.shell("host-n1", "hostname") == socket.gethostname() + "\n"
-    assert node.shell("host-n1", "readlink /proc/self/ns/net").strip() == str(Path("/proc/self/ns/net").readlink())
+    assert node.shell("host-n1", "readlink /proc/self/ns/net").strip() == str(
+        Path("/proc/self/ns/net").readlink()
+    )
     node.wait_ready("shared-n1")
     assert "sleep 7777" in node.shell("shared-n1", "ps", "two")
 
@@ -139,11 +149,19 @@ def test_volumes_in_memory_on_disk_and_of_the_host(node: Node, tmp_path: Path) -
         {"name": "host", "hostPath": {"path": str(tmp_path), "type": "Directory"}},
     ]
     started = node.start_pod(
-        pod("volumes", container("one", volumeMounts=mounts), container("two", volumeMounts=mounts), volumes=volumes)
+        pod(
+            "volumes",
+            container("one", volumeMounts=mounts),
+            container("two", volumeMounts=mounts),
+            volumes=volumes,
+        )
     )
     uid = started["metadata"]["uid"]
     node.shell("volumes-n1", "echo here > /disk/file; echo there > /part/file", "one")
-    assert node.shell("volumes-n1", "cat /disk/file /disk/inner/file /host/note", "two") == "here\nthere\nfrom the host"
+    assert (
+        node.shell("volumes-n1", "cat /disk/file /disk/inner/file /host/note", "two")
+        == "here\nthere\nfrom the host"
+    )
     assert "read-only" in node.shell("volumes-n1", "touch /host/x 2>&1 || true", "one").lower()
     assert re.search(r"tmpfs /memory tmpfs .*size=4096k", node.shell("volumes-n1", "cat /proc/mounts", "one"))
     folder = node.root / "pods" / uid / "volumes" / "kubernetes.io~empty-dir" / "disk"
@@ -236,7 +254,9 @@ def test_an_image_that_may_not_be_pulled(node: Node) -> None:
                        for s in it["status"].get("containerStatuses", ())),
     )  # fmt: skip
     assert found["status"]["phase"] == "Pending"
-    other = node.wait_pod("imageless-n1", "to run its other container", lambda it: status_of(it, "other")["ready"])
+    other = node.wait_pod(
+        "imageless-n1", "to run its other container", lambda it: status_of(it, "other")["ready"]
+    )
     assert not is_ready(other)
 
 
@@ -268,7 +288,10 @@ def test_a_restart_in_place_keeps_the_address(node: Node) -> None:
     assert status_of(after, "main")["containerID"] != ids["main"]
     assert status_of(after, "other")["containerID"] == ids["other"]
     assert len(node.truth.sandboxes("again-n1")) == 1
-    assert "no container" in node.control("POST", f"/pods/{before['metadata']['uid']}/restart?container=x")["message"]
+    assert (
+        "no container"
+        in node.control("POST", f"/pods/{before['metadata']['uid']}/restart?container=x")["message"]
+    )
 
 
 def test_a_list_of_pods_in_one_file(node: Node) -> None:

@@ -117,7 +117,9 @@ def test_the_runtime_is_killed_and_the_pods_stay(node: Node) -> None:
     (container,) = node.truth.running("web-n1")
     (daemon,) = find_daemons(node.instance)
     os.kill(daemon.pid, signal.SIGKILL)
-    node.wait("another containerd", lambda: [p for p in find_daemons(node.instance) if p.pid != daemon.pid], 10)
+    node.wait(
+        "another containerd", lambda: [p for p in find_daemons(node.instance) if p.pid != daemon.pid], 10
+    )
     again = node.start_pod({**web(unused_port()), "metadata": {"name": "second"}})
     assert is_ready(again)
     assert [one.id for one in node.truth.running("web-n1")] == [container.id]

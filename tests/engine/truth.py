@@ -59,12 +59,16 @@ class Truth:
 
     def container_pid(self, container_id: str) -> int:
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return int(json.loads(self._call("ContainerStatus", request, pb.ContainerStatusResponse).info["info"])["pid"])
+        return int(
+            json.loads(self._call("ContainerStatus", request, pb.ContainerStatusResponse).info["info"])["pid"]
+        )
 
     def sandbox_pid(self, sandbox_id: str) -> int:
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
         return int(
-            json.loads(self._call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info["info"])["pid"]
+            json.loads(self._call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info["info"])[
+                "pid"
+            ]
         )
 
     def exec(self, container_id: str, *command: str) -> tuple[int, str]:
@@ -75,11 +79,19 @@ class Truth:
 
     def remove_sandbox(self, sandbox_id: str) -> None:
         """Stop and remove a sandbox with everything in it, behind the agent's back."""
-        self._call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), pb.StopPodSandboxResponse)
         self._call(
-            "RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id), pb.RemovePodSandboxResponse
+            "StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), pb.StopPodSandboxResponse
+        )
+        self._call(
+            "RemovePodSandbox",
+            pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id),
+            pb.RemovePodSandboxResponse,
         )
 
     def remove_container(self, container_id: str) -> None:
         """Kill and remove a container, behind the agent's back."""
-        self._call("RemoveContainer", pb.RemoveContainerRequest(container_id=container_id), pb.RemoveContainerResponse)
+        self._call(
+            "RemoveContainer",
+            pb.RemoveContainerRequest(container_id=container_id),
+            pb.RemoveContainerResponse,
+        )

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from pykubelet.host.mounts import plan_unmounts, read_mounts, remove_tree
 
+TERMINATION_LOGS = 5
+"""How many starts of a container are remembered; the runtime keeps fewer dead containers than that."""
+
 
 class PodDirs:
     """The folders of all pods below one root."""
@@ -54,15 +57,8 @@ class PodDirs:
         path = folder / secrets.token_hex(4)
         path.touch(exist_ok=False)
         path.chmod(0o666)
+        _drop_oldest(folder, keep=TERMINATION_LOGS)
         return path
-
-    def drop_termination_logs(self, uid: str, container: str, keep: set[str]) -> None:
-        """Delete the files of earlier starts whose containers are gone."""
-        folder = self.pod(uid) / "containers" / container
-        if folder.is_dir():
-            for path in folder.iterdir():
-                if path.name not in keep:
-                    path.unlink(missing_ok=True)
 
     def uids(self) -> set[str]:
         """Pods that have a folder."""
@@ -86,3 +82,10 @@ def _make(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
         path.chmod(0o750)  # the umask cuts mkdir's mode
+
+
+def _drop_oldest(folder: Path, keep: int) -> None:
+    """Keep a crashing container from filling the disk with its last words."""
+    newest_first = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in newest_first[keep:]:
+        path.unlink(missing_ok=True)

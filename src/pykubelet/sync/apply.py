@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from pykubelet.api.backoff import BackOff
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Container, Pod
@@ -29,6 +31,7 @@ from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.restart import is_sidecar
 from pykubelet.runtime.start import PodSetting, Starter, StartError
+from pykubelet.runtime.user_namespaces import UserNamespaces
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.start_gate import StartGate, Turn
 from pykubelet.sync.status_containers import StartFailure
@@ -120,6 +123,7 @@ class Doer:
         journal: Journal,
         gate: StartGate,
         crash_back_off: BackOff,
+        user_namespaces: UserNamespaces,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cri = cri
@@ -131,6 +135,7 @@ class Doer:
         self._journal = journal
         self._gate = gate
         self._back_off = crash_back_off
+        self._user_namespaces = user_namespaces
         self._clock = clock
 
     async def apply(
@@ -166,6 +171,9 @@ class Doer:
                     failure = await self._start(pod, container, image, running, observed, turn)
                     if failure is None:
                         memory.failures.pop(container.name, None)
+                        if container.name in actions.start_init and is_sidecar(container):
+                            # It does not end, so no event will tell that the next one may start.
+                            waits.append(0.0)
                         continue
                     memory.failures[container.name] = StartFailure(failure.reason, failure.message)
                     waits.append(RETRY_SECONDS if failure.retry_after is None else failure.retry_after)
@@ -195,12 +203,14 @@ class Doer:
         return waits, due
 
     async def _kill(self, pod: Pod, observed: ObservedPod, actions: Actions) -> None:
+        for kill in actions.kill:
+            await self._killer.container(pod, kill.container, kill.message, kill.reason)
         if not actions.kill_pod:
-            for kill in actions.kill:
-                await self._killer.container(pod, kill.container, kill.message, kill.reason)
             return
-        if observed.sandboxes or observed.containers:
-            await self._killer.pod(pod, observed)
+        killed = {kill.container.id for kill in actions.kill}
+        others = tuple(container for container in observed.containers if container.id not in killed)
+        if observed.sandboxes or others:
+            await self._killer.pod(pod, msgspec.structs.replace(observed, containers=others))
         if actions.create_sandbox:
             # Traces of an earlier sandbox's initialization would pass for this one's.
             initial = {container.name for container in pod.spec.init_containers}
@@ -222,7 +232,13 @@ class Doer:
             self._journal.event(pod, "Warning", "FailedMount", str(err))
             self._journal.note(pod.uid, "volumes", str(err))
             raise StepError(str(err)) from err
-        return PodSetting(cgroup_parent=cgroup_parent, volumes=volumes)
+        try:
+            mappings = self._user_namespaces.of(pod)
+        except (ConfigProblem, OSError) as err:
+            message = f"Failed to create pod sandbox: {err}"
+            self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
+            raise StepError(str(err)) from err
+        return PodSetting(cgroup_parent=cgroup_parent, volumes=volumes, id_mappings=mappings)
 
     def _sandbox_config(self, pod: Pod, actions: Actions, setting: PodSetting) -> pb.PodSandboxConfig:
         try:

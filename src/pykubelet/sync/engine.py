@@ -40,6 +40,7 @@ from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.start import Starter
+from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.apply import Cgroups, Doer, Volumes
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pleg import Change, Pleg
@@ -71,6 +72,9 @@ class EngineParts:
     registry: CollectorRegistry
     runtime_errors: Callable[[], list[str]]
     collector: GarbageCollector
+    id_space: IdSpace
+    user_namespaces: bool
+    """Whether the runtime can give pods a user namespace."""
     legacy_logs: Path | None
 
 
@@ -120,6 +124,7 @@ class PodEngine:
             journal=self.book,
             gate=StartGate(),
             crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
+            user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
         )
         self.life = PodLifeOnNode(
             cri=parts.cri,
@@ -134,7 +139,7 @@ class PodEngine:
             journal=self.book,
             statuses=self.statuses,
             host_ips=parts.host_ips,
-            is_desired=lambda uid: self.store.get(uid) is not None,
+            is_desired=lambda uid: self.store.get(uid) is not None and not self.workers.is_reborn(uid),
             is_new=self.pleg.never_saw,
             on_gone=self._pod_is_gone,
         )
@@ -236,7 +241,7 @@ class PodEngine:
         self.book.note(pod.uid, "source", f"{change.op} from {change.source}")
         if change.op == "REMOVE":
             if self.workers.get(pod.uid) is None:
-                self.workers.terminate_orphan(pod.uid)
+                self.workers.terminate_orphan(pod.uid, pod.full_name)
             self.workers.terminate(pod.uid)
         elif change.op == "DELETE":
             self.workers.terminate(pod.uid, pod.metadata.deletion_grace_period_seconds)

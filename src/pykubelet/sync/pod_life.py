@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import msgspec
+
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
@@ -29,7 +31,7 @@ from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.status import compute_status
-from pykubelet.sync.status_containers import PodView
+from pykubelet.sync.status_containers import PodView, api_time
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import Outcome, StepError
@@ -224,7 +226,7 @@ class PodLifeOnNode:
         view = PodView(
             pod=pod,
             observed=observed,
-            previous=self._statuses.get(pod.uid) or pod.status,
+            previous=self._statuses.get(pod.uid) or _before(pod, observed),
             failures=memory.failures,
             health=self._prober.update_status(pod, observed),
             terminal=terminal,
@@ -265,6 +267,12 @@ class PodLifeOnNode:
                 await self._cri.runtime.remove_pod_sandbox(sandbox.id)
             except NotFound:
                 continue
+
+
+def _before(pod: Pod, observed: ObservedPod) -> PodStatus:
+    """A pod's status as of an earlier agent: a pod that runs did not begin when this agent did."""
+    began = min((sandbox.created_at for sandbox in observed.sandboxes), default=0)
+    return msgspec.structs.replace(pod.status, start_time=pod.status.start_time or api_time(began))
 
 
 def _told(actions: Actions) -> str:

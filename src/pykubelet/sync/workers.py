@@ -43,6 +43,10 @@ class PodWorkers:
         """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
         return {*self._workers, *(pod.uid for pod in self._successors.values())}
 
+    def is_reborn(self, uid: str) -> bool:
+        """Whether a new life of this very pod waits for the end of the present one."""
+        return any(pod.uid == uid for pod in self._successors.values())
+
     def sync(self, pod: Pod) -> None:
         """Bring a pod to its desired state from now on."""
         worker = self._workers.get(pod.uid)

@@ -1,0 +1,223 @@
+"""The commands for people against a real node: every example is run, looked at and removed."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import urllib.request
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pykubelet.embedded.needs import inspect_machine
+from pykubelet.embedded.seed_images import BUSYBOX_REPOSITORY, busybox_version
+from pykubelet.pods.manifests import read_manifest
+from pykubelet.pods.static import static_pods
+from tests.cli.node import Ran, command, environment, pykubelet
+from tests.engine.conftest import short_dir
+from tests.engine.node import Node, running, up_node
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_example_is_a_good_manifest(file: Path) -> None:
+    data = file.read_bytes()
+    (written,) = read_manifest(data, str(file))
+    assert written.metadata.name == file.stem
+    assert len(static_pods(data, source="file", origin="x", node_name="n", now=0)) == 1
+    assert data.startswith(b"# ")
+    assert b"pykubelet run examples/" in data
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """`pykubelet up`, as a person starts it."""
+    with short_dir() as path, running(up_node(path)) as started:
+        yield started
+        started.clear()
+
+
+@pytest.fixture
+def examples(node: Node, tmp_path: Path, unused_tcp_port: int) -> Iterator[Path]:
+    """The examples, with this machine's busybox and a port that is free."""
+    busybox = inspect_machine().programs["busybox"]
+    about = subprocess.run([busybox], capture_output=True, text=True, check=True).stdout
+    image = f"{BUSYBOX_REPOSITORY}:{busybox_version(about)}"
+    for file in EXAMPLES.glob("*.yaml"):
+        text = re.sub(r"pykubelet\.local/busybox:[0-9.]+", image, file.read_text())
+        (tmp_path / file.name).write_text(text.replace("hostPort: 8080", f"hostPort: {unused_tcp_port}"))
+    yield tmp_path
+    node.clear()
+
+
+async def ask(node: Node, name: str, *arguments: str, **more: Any) -> Ran:
+    return await pykubelet(node.instance, name, *arguments, **more)
+
+
+@pytest.mark.machine
+async def test_web_is_ready_reached_edited_and_removed(
+    node: Node, examples: Path, unused_tcp_port: int
+) -> None:
+    ran = await ask(node, "run", str(examples / "web.yaml"))
+    assert ran.code == 0, ran
+    assert re.search(r"^web: ready, at [0-9.]+$", ran.out, re.MULTILINE)
+    assert _page(unused_tcp_port).startswith("hello from web-n1 at ")
+    shown = (await ask(node, "ps")).out.splitlines()[1].split()
+    assert shown[:5] == ["web-n1", "default", "1/1", "Running", "0"]
+    (item,) = json.loads((await ask(node, "ps", "-o", "json")).out)["items"]
+    assert item["status"]["phase"] == "Running"
+    assert item == node.pods()[0]
+    ran = await ask(node, "logs", "web")
+    assert "response:200" in ran.out + ran.err
+
+    (examples / "web.yaml").write_text((examples / "web.yaml").read_text().replace("hello", "goodbye"))
+    ran = await ask(node, "run", str(examples / "web.yaml"))
+    assert ran.code == 0, ran
+    assert _page(unused_tcp_port).startswith("goodbye from web-n1 at ")
+    assert [pod["metadata"]["uid"] == item["metadata"]["uid"] for pod in node.pods()] == [False]
+
+    (node.manifests / "web.yaml").unlink()
+    node.wait("web to be gone", lambda: not node.pods())
+    assert "No pods" in (await ask(node, "ps")).err
+
+
+@pytest.mark.machine
+async def test_a_restart_in_place_keeps_the_address_and_is_followed(node: Node, examples: Path) -> None:
+    document = yaml.safe_load((examples / "init.yaml").read_text())
+    document["spec"] |= {"initContainers": [], "restartPolicy": "Always"}
+    main = document["spec"]["containers"][0]
+    main["command"] = ["sh", "-c", "trap 'exit 9' TERM; echo started > /dev/stderr; sleep infinity & wait"]
+    del main["readinessProbe"]
+    (examples / "init.yaml").write_text(yaml.safe_dump(document))
+    assert (await ask(node, "run", "-d", str(examples / "init.yaml"))).code == 0
+    before = node.wait_ready("init-n1")
+    async with started(node, "logs", "-f", "init") as following:
+        assert following.stderr is not None
+        assert await following.stderr.readline() == b"started\n"
+        ran = await ask(node, "restart", "init", "main")
+        assert (ran.code, ran.out) == (0, "Restarting main of init-n1 in place\n")
+        assert await following.stderr.readline() == b"started\n"
+    after = node.wait_pod("init-n1", "to be restarted", lambda pod: node_restarts(pod) == 1)
+    assert after["status"]["podIP"] == before["status"]["podIP"]
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    page = (await ask(node, "describe", "init")).out
+    assert re.search(r"Last state: +Terminated: Error, exit code 9", page)
+    assert re.search(r"decide .*main", page)
+
+
+def node_restarts(pod: dict[str, Any]) -> int:
+    status = pod["status"]["containerStatuses"][0]
+    return int(status["restartCount"]) if status["ready"] else 0
+
+
+@asynccontextmanager
+async def started(node: Node, name: str, *arguments: str) -> AsyncIterator[Process]:
+    """Have a command run for the time of a block, which is not long."""
+    process = await asyncio.create_subprocess_exec(
+        *command(node.instance, name, *arguments), stdout=PIPE, stderr=PIPE, env=environment()
+    )
+    try:
+        async with asyncio.timeout(30):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.machine
+async def test_a_crash_is_told_with_its_reason_and_last_words(node: Node, examples: Path) -> None:
+    ran = await ask(node, "run", str(examples / "crashloop.yaml"))
+    assert ran.code == 1
+    assert "crashloop: CrashLoopBackOff" in ran.err
+    assert "exit code 3" in ran.err
+    assert "    no configuration: /etc/app.conf is missing" in ran.err
+    ran = await ask(node, "logs", "crashloop", "--previous")
+    assert (ran.out, ran.err) == (
+        "looking for /etc/app.conf\n",
+        "no configuration: /etc/app.conf is missing\n",
+    )
+    page = (await ask(node, "describe", "crashloop")).out
+    assert re.search(r"Warning +BackOff", page)
+    ran = await ask(node, "exec", "crashloop", "--", "true")
+    assert (ran.code, "it is waiting (CrashLoopBackOff)" in ran.err) == (1, True)
+
+
+@pytest.mark.machine
+async def test_a_job_is_followed_through_its_failure_to_its_success(node: Node, examples: Path) -> None:
+    ran = await ask(node, "run", str(examples / "job.yaml"))
+    assert ran.code == 0, ran
+    assert "job: succeeded" in ran.out
+    assert re.search(r"^job-n1 +default +0/1 +Completed +1 ", (await ask(node, "ps")).out, re.MULTILINE)
+    assert (await ask(node, "logs", "job")).out == "attempt 2\ndone\n"
+    assert (await ask(node, "logs", "-p", "job")).out == "attempt 1\n"
+    assert (await ask(node, "logs", "-f", "job")).out == "attempt 2\ndone\n"
+    assert "the weather is bad" in (await ask(node, "describe", "job")).out
+
+
+@pytest.mark.machine
+async def test_init_containers_are_counted_and_a_command_sees_their_work(node: Node, examples: Path) -> None:
+    ran = await ask(node, "run", str(examples / "init.yaml"))
+    assert ran.code == 0, ran
+    words = re.findall(r"init: (Init:\S+)", ran.out)
+    assert words == ["Init:0/2", "Init:1/2"]
+    ran = await ask(node, "exec", "init", "--", "cat", "/work/page")
+    assert (ran.code, ran.out) == (0, "HELLO, WORLD\n")
+    ran = await ask(node, "exec", "-i", "init", "--", "sh", "-c", "cat; exit 5", stdin=b"piped")
+    assert (ran.code, ran.out) == (5, "piped")
+
+
+@pytest.mark.machine
+async def test_a_sidecars_log_is_followed_until_its_pod_is_gone(node: Node, examples: Path) -> None:
+    assert (await ask(node, "run", str(examples / "sidecar.yaml"))).code == 0
+    assert re.search(r"^sidecar-n1 +default +2/2 +Running", (await ask(node, "ps")).out, re.MULTILINE)
+    async with started(node, "logs", "-f", "sidecar", "-c", "shipper") as process:
+        assert process.stdout is not None
+        assert b"still here" in await process.stdout.readline()
+        (node.manifests / "sidecar.yaml").unlink()
+        out, err = await process.communicate()
+    assert b"goodbye" in out, "the sidecar outlives the main container"
+    assert (process.returncode, err) == (0, b"")
+
+
+@pytest.mark.machine
+async def test_clashes_are_refused_and_replaced_on_demand(node: Node, examples: Path) -> None:
+    assert (await ask(node, "run", "-d", str(examples / "init.yaml"))).code == 0
+    document = yaml.safe_load((examples / "init.yaml").read_text())
+    twin = examples / "twin.yaml"
+    twin.write_text(yaml.safe_dump(document))
+    ran = await ask(node, "run", "-d", str(twin))
+    assert (ran.code, "is already in" in ran.err) == (1, True)
+    assert (await ask(node, "run", "-d", "--replace", str(twin))).code == 0
+    assert [path.name for path in node.manifests.iterdir()] == ["twin.yaml"]
+
+
+@pytest.mark.machine
+async def test_leaving_a_run_leaves_the_pod(node: Node, examples: Path) -> None:
+    document = yaml.safe_load((examples / "web.yaml").read_text())
+    document["spec"]["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
+    (examples / "web.yaml").write_text(yaml.safe_dump(document))
+    async with started(node, "run", str(examples / "web.yaml")) as process:
+        assert process.stdout is not None
+        while b"web: Running" not in await process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, b"The pod stays with the node" in err) == (130, True)
+    ran = await ask(node, "run", "--timeout", "1s", str(examples / "web.yaml"))
+    assert ran.code == 1
+    assert "web: not ready after 1s" in ran.err
+    assert re.search(r"^web-n1 +default +0/1 +Running", (await ask(node, "ps")).out, re.MULTILINE)
+
+
+def _page(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+        text: str = answer.read().decode()
+        return text

@@ -1,0 +1,174 @@
+"""The agent is killed at random, again and again, while pods come, change and go; then all is right.
+
+The agent dies as by a power cut, at any point of a start or a stop; the runtime lives on. After every
+kill the runtime is looked at: nothing runs twice, and what ran and was not touched is still the very
+same container. At the end every wanted pod runs once, nothing else runs, and nothing is left behind.
+
+The story of a run follows from its seed (`PYKUBELET_TEST_SEED`), as far as the machine's own timing
+lets it; it is printed with every failure.
+"""
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.conftest import RunningRuntime
+from tests.engine.making import Document, container, forever, pod
+from tests.engine.node import Node, all_statuses, is_ready, kubelet_node, running
+from tests.engine.truth import CONTAINER_NAME, POD_NAME
+
+pytestmark = pytest.mark.machine
+
+KILLS = 50
+NAMES = ("plain", "pair", "init", "side", "hook", "disk")
+VERSIONS = ("red", "blue")
+STEADY = "steady"
+
+
+@pytest.fixture
+def node(runtime: RunningRuntime) -> Iterator[Node]:
+    with running(kubelet_node(runtime)) as started:
+        yield started
+
+
+def make(name: str, version: str) -> Document:
+    """A pod of the kind that its name says; its version is a label, which its sandbox bears too."""
+    meta = {"labels": {"version": version}}
+    if name == "pair":
+        return pod(name, container("one"), container("two"), meta=meta)
+    if name == "init":
+        first = container("first", ["sh", "-c", "sleep 0.2"])
+        return pod(name, initContainers=[first, container("second", ["true"])], meta=meta)
+    if name == "side":
+        return pod(name, initContainers=[container("sidecar", restartPolicy="Always")], meta=meta)
+    if name == "hook":
+        hooks = {
+            "postStart": {"exec": {"command": ["true"]}},
+            "preStop": {"exec": {"command": ["sleep", "0.3"]}},
+        }
+        return pod(name, container(lifecycle=hooks), meta=meta)
+    if name == "disk":
+        mounts = [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}]
+        volumes = [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {"medium": "Memory"}}]
+        return pod(
+            name,
+            container(command=forever("echo > /a/x > /b/x"), volumeMounts=mounts),
+            volumes=volumes,
+            meta=meta,
+        )
+    return pod(name, meta=meta)
+
+
+@dataclass
+class World:
+    """What is wanted, and what was seen to run of it."""
+
+    node: Node
+    dice: random.Random
+    wanted: dict[str, str] = field(default_factory=dict)
+    """Versions of pods by name."""
+    seen: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Ids of running containers by the name of pod and container; only of pods that nobody touched since."""
+
+    def change(self) -> None:
+        """Add, edit or remove one pod."""
+        name = self.dice.choice(NAMES)
+        if name in self.wanted and self.dice.random() < 0.4:
+            del self.wanted[name]
+            self.node.remove(name)
+        else:
+            self.wanted[name] = self.dice.choice(VERSIONS)
+            self.node.write(make(name, self.wanted[name]))
+        self.seen = {key: id for key, id in self.seen.items() if key[0] != name}
+
+    def check(self) -> None:
+        """Look at the runtime while no agent is there."""
+        versions = {box.id: box.labels.get("version", "") for box in self.node.truth.sandboxes()}
+        now = self.node.truth.running()
+        names = Counter((one.labels[POD_NAME], one.labels[CONTAINER_NAME]) for one in now)
+        assert not [key for key, count in names.items() if count > 1], f"something runs twice: {names}"
+        found: dict[str, set[str]] = {}
+        for one in now:
+            found.setdefault(one.labels[POD_NAME], set()).add(versions.get(one.pod_sandbox_id, "?"))
+        assert all(len(copies) == 1 for copies in found.values()), f"two versions run at once: {found}"
+        ids = {(one.labels[POD_NAME].removesuffix("-n1"), one.labels[CONTAINER_NAME]): one.id for one in now}
+        lost = {key: id for key, id in self.seen.items() if ids.get(key) != id}
+        assert not lost, f"restarted without need: {lost}, now {ids}"
+        self.seen = {
+            key: id
+            for key, id in ids.items()
+            if self.wanted.get(key[0]) in found.get(f"{key[0]}-n1", ()) and key[1] not in ("first", "second")
+        }
+
+
+def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
+    seed = int(os.environ.get("PYKUBELET_TEST_SEED") or time.time_ns() % 100_000)
+    print(f"\nPYKUBELET_TEST_SEED={seed}")
+    dice = random.Random(seed)
+    world = World(node, dice)
+    world.wanted[STEADY] = "red"
+    node.start_pod(make(STEADY, "red"))
+    (steady,) = node.truth.running("steady-n1")
+    for name in NAMES[:3]:
+        world.wanted[name] = "red"
+        node.write(make(name, "red"))
+    time.sleep(dice.uniform(0, 0.5))
+    node.kill()
+    for _ in range(KILLS - 1):
+        world.check()
+        for _ in range(dice.choice((0, 1, 2))):
+            world.change()
+        node.start(wait=False)
+        # The agent needs about half a second to begin; the pods' starts and stops take about as long.
+        for _ in range(dice.choice((0, 1, 2))):
+            time.sleep(dice.uniform(0.2, 0.8))
+            world.change()
+        time.sleep(dice.uniform(0.3, 1.2))
+        node.kill()
+    world.check()
+    node.start()
+    expected = {f"{name}-n1": version for name, version in world.wanted.items()}
+
+    def settled() -> bool:
+        pods = node.pods()
+        versions = {it["metadata"]["name"]: it["metadata"]["labels"]["version"] for it in pods}
+        return len(pods) == len(expected) and versions == expected and all(is_ready(it) for it in pods)
+
+    node.wait(f"all pods to be right (seed {seed})", settled, 60)
+    ready = Counter((box.labels[POD_NAME], box.labels["version"]) for box in node.truth.ready())
+    assert ready == Counter(expected.items())
+    wanted = Counter(
+        (f"{name}-n1", one["name"])
+        for name, version in world.wanted.items()
+        for one in (*make(name, version)["spec"]["containers"], *sidecars(make(name, version)))
+    )
+    assert (
+        Counter((one.labels[POD_NAME], one.labels[CONTAINER_NAME]) for one in node.truth.running()) == wanted
+    )
+    assert [one.id for one in node.truth.running("steady-n1")] == [steady.id]
+    counts = {
+        (it["metadata"]["name"], status["name"]): status["restartCount"]
+        for it in node.pods()
+        for status in all_statuses(it)
+    }
+    print(f"restart counts: {counts}")
+    assert not any(counts.values()), f"nothing ever crashed: {counts}"
+    uids = {it["metadata"]["uid"] for it in node.pods()}
+    node.wait("the others to leave nothing", lambda: not others(node, uids), 60)
+    node.clear()
+
+
+def sidecars(document: Document) -> list[Document]:
+    return [one for one in document["spec"].get("initContainers", ()) if one.get("restartPolicy") == "Always"]
+
+
+def others(node: Node, uids: set[str]) -> list[str]:
+    """What is left of pods that are not these."""
+    mine = {box.id for box in node.truth.sandboxes() if box.metadata.uid in uids}
+    mine |= {one.id for one in node.truth.containers() if one.pod_sandbox_id in mine}
+    return [left for left in node.left_of() if not any(known in left for known in uids | mine)]

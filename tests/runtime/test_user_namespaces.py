@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.pod import Pod, PodSpec
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.user_namespaces import UNIT, IdSpace, UserNamespaces, parse_getsubids
+
+SPACE = IdSpace(first=UNIT, count=3 * UNIT, block=UNIT)
+
+
+def pod(uid: str, host_users: bool | None = False) -> Pod:
+    return Pod(
+        metadata=ObjectMeta(name=uid, namespace="default", uid=uid), spec=PodSpec(host_users=host_users)
+    )
+
+
+def first_id(spaces: UserNamespaces, uid: str) -> int:
+    mappings = spaces.of(pod(uid))
+    assert mappings is not None
+    assert mappings.uids == mappings.gids
+    return mappings.uids[0].host_id
+
+
+def test_each_pod_has_a_block_of_its_own_for_life(tmp_path: Path) -> None:
+    dirs = PodDirs(tmp_path)
+    spaces = UserNamespaces(dirs, SPACE, supported=True)
+    assert [first_id(spaces, uid) for uid in "abc"] == [UNIT, 2 * UNIT, 3 * UNIT]
+    with pytest.raises(ConfigProblem, match="in use"):
+        spaces.of(pod("d"))
+    after_restart = UserNamespaces(dirs, SPACE, supported=True)
+    assert first_id(after_restart, "b") == 2 * UNIT
+    dirs.remove("b")
+    assert first_id(after_restart, "d") == 2 * UNIT
+
+
+def test_the_file_is_the_references(tmp_path: Path) -> None:
+    UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).of(pod("a"))
+    mapping = {"hostId": UNIT, "containerId": 0, "length": UNIT}
+    written = json.loads((tmp_path / "pods" / "a" / "userns").read_text())
+    assert written == {"uidMappings": [mapping], "gidMappings": [mapping]}
+
+
+@pytest.mark.parametrize("host_users", [None, True])
+def test_other_pods_have_none(tmp_path: Path, host_users: bool | None) -> None:
+    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).of(pod("a", host_users)) is None
+    assert not (tmp_path / "pods").exists()
+
+
+def test_a_runtime_without_user_namespaces_gives_none(tmp_path: Path) -> None:
+    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=False).of(pod("a")) is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"uidMappings": [], "gidMappings": []}', '{"uidMappings": 3, "gidMappings": 3}']
+)
+def test_a_damaged_file_is_a_problem_and_not_a_new_block(tmp_path: Path, content: str) -> None:
+    dirs = PodDirs(tmp_path)
+    dirs.make("a")
+    (dirs.pod("a") / "userns").write_text(content)
+    with pytest.raises(ConfigProblem, match="user namespace of pod a"):
+        UserNamespaces(dirs, SPACE, supported=True).of(pod("a"))
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        (IdSpace(UNIT, 110 * UNIT, UNIT), None),
+        (IdSpace(UNIT + 1, 110 * UNIT, UNIT), "multiple"),
+        (IdSpace(0, 110 * UNIT, UNIT), "below"),
+        (IdSpace(UNIT, 109 * UNIT, UNIT), "too few"),
+    ],
+)
+def test_bad_spaces_are_refused(space: IdSpace, says: str | None) -> None:
+    problem = space.problem(max_pods=110)
+    assert problem is None if says is None else says in (problem or "")
+
+
+def test_getsubids() -> None:
+    assert parse_getsubids("0: kubelet 65536 7208960\n", UNIT) == IdSpace(65536, 7208960, UNIT)
+    for text in ("", "0: kubelet 1 2\n1: kubelet 3 4\n", "0: kubelet x y\n"):
+        with pytest.raises(ConfigProblem):
+            parse_getsubids(text, UNIT)
