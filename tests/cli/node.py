@@ -2,11 +2,15 @@
 
 import asyncio
 import os
+import pty
+import struct
 import sys
+import termios
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from fcntl import ioctl
 from pathlib import Path
 
 from pykubelet.embedded.instance import Instance
@@ -61,3 +65,34 @@ async def pykubelet(
 def environment() -> dict[str, str]:
     """Nothing that would change how a command writes."""
     return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm", "COLUMNS": "200"}
+
+
+class Terminal:
+    """A terminal with a program in it."""
+
+    def __init__(self, argv: list[str], rows: int = 24, columns: int = 120) -> None:
+        self.said = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            os.execvpe(argv[0], argv, environment())
+
+    async def until(self, text: str) -> None:
+        """Read until a text was written."""
+        async with asyncio.timeout(20):
+            while text.encode() not in self.said:
+                self.said += await asyncio.to_thread(os.read, self.fd, 1024)
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self.fd, text.encode())
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Pull at the window's corner."""
+        ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    async def end(self) -> int:
+        """Wait for the program's end and give its exit code."""
+        _, status = await asyncio.to_thread(os.waitpid, self.pid, 0)
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)

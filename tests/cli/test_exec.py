@@ -4,14 +4,11 @@ import asyncio
 import hashlib
 import itertools
 import os
-import pty
 import signal
 import struct
-import termios
 import zlib
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterable
-from fcntl import ioctl
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ from pykubelet.cli.exec import NotRunning, running_id
 from pykubelet.cli.remote_command import Result, StreamError, connect, read_result
 from pykubelet.cli.spdy import MOST_DATA, Data, Frame, FrameReader, FrameWriter, GoAway, Ping, Reset
 from pykubelet.embedded.instance import Instance
-from tests.cli.node import answering, command, environment, pykubelet
+from tests.cli.node import Terminal, answering, command, environment, pykubelet
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import connected, start_pod
 from tests.server.view import ScriptedView, pod_of
@@ -257,33 +254,6 @@ async def test_ctrl_c_ends_it_when_there_is_no_terminal(instance: Instance) -> N
     async with asyncio.timeout(10):
         _, err = await process.communicate()
     assert (process.returncode, err) == (-signal.SIGINT, b"")
-
-
-class Terminal:
-    """A terminal with a program in it."""
-
-    def __init__(self, argv: list[str], rows: int, columns: int) -> None:
-        self.said = b""
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            os.execvpe(argv[0], argv, environment())
-
-    async def until(self, text: str) -> None:
-        async with asyncio.timeout(20):
-            while text.encode() not in self.said:
-                self.said += await asyncio.to_thread(os.read, self.fd, 1024)
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def resize(self, rows: int, columns: int) -> None:
-        ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    async def end(self) -> int:
-        _, status = await asyncio.to_thread(os.waitpid, self.pid, 0)
-        os.close(self.fd)
-        return os.waitstatus_to_exitcode(status)
 
 
 @pytest.mark.machine

@@ -23,7 +23,7 @@ from pykubelet.embedded import lock
 from pykubelet.embedded.instance import Instance
 from pykubelet.pods.journal import Event, Note
 from pykubelet.server.pods import SOCKET_NAME, PodJournal
-from tests.cli.node import answering, command, environment, pykubelet
+from tests.cli.node import Terminal, answering, command, environment, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
 
 A = Row("a", "default", "1/1", "Running", "0", "10.0.0.1", "5s")
@@ -185,6 +185,18 @@ async def test_watching_prints_changes_and_survives_a_restart_of_the_agent(
             assert (await process.stdout.readline()).startswith(b"late-node1")
             process.send_signal(2)
             assert (await process.communicate(), process.returncode) == ((b"", b""), 130)
+
+
+async def test_watching_on_a_terminal_draws_and_cleans_up(instance: Instance, view: ScriptedView) -> None:
+    async with answering(instance, view):
+        terminal = Terminal(command(instance, "ps", "-w"))
+        await terminal.until("web-node1")
+        view.listed.append(pod_of("late", "cccc"))
+        await terminal.until("late-node1")
+    await terminal.until("no node runs on")
+    terminal.type("\x03")
+    await terminal.until("\x1b[?25h")
+    assert await terminal.end() == 130
 
 
 async def test_a_page_about_a_pod(instance: Instance, view: ScriptedView) -> None:

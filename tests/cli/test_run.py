@@ -28,7 +28,7 @@ from pykubelet.embedded.instance import Instance
 from pykubelet.pods.journal import Event
 from pykubelet.pods.manifests import read_manifest
 from pykubelet.pods.static import static_pods
-from tests.cli.node import answering, pykubelet
+from tests.cli.node import Terminal, answering, command, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
 
 WEB, DB, API = "default/web", "default/db", "kube-system/api"
@@ -317,3 +317,22 @@ async def test_a_node_that_does_not_take_it_up(instance: Instance, tmp_path: Pat
             ran = await pykubelet(instance, "run", "--timeout", "500ms", str(tmp_path / "web.yaml"))
     assert ran.code == 1
     assert "the node has not taken the manifest up" in ran.err
+
+
+async def test_progress_on_a_terminal_up_to_the_failure(instance: Instance, tmp_path: Path) -> None:
+    (tmp_path / "web.yaml").write_text(POD % "web")
+    origin = str(instance.manifests / "web.yaml")
+    data = (POD % "web").encode()
+    (pod,) = static_pods(data, source="file", origin=origin, node_name="node1", now=0)
+    pod.status = shown(waits("ContainerCreating"), phase="Pending").status
+    view = ScriptedView([pod], events={pod.uid: [Event("Warning", "BackOff", "Back-off \x1b[2J", "", 1, 1)]})
+    with lock.hold(instance, "up"):
+        async with answering(instance, view):
+            terminal = Terminal(command(instance, "run", str(tmp_path / "web.yaml")))
+            await terminal.until("Waiting: ContainerCreating")
+            pod.status = shown(waits("CrashLoopBackOff"), more={"lastState": ENDED}).status
+            await terminal.until("container main before: Terminated: Error, exit code 3: no config")
+            assert await terminal.end() == 1
+    assert b"Back-off \\x1b[2J" in terminal.said
+    assert b"\x1b[2J" not in terminal.said
+    assert b"\x1b[?25h" in terminal.said

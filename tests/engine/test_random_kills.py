@@ -26,7 +26,6 @@ pytestmark = pytest.mark.machine
 
 KILLS = 50
 NAMES = ("plain", "pair", "init", "side", "hook", "disk")
-VERSIONS = ("red", "blue")
 STEADY = "steady"
 
 
@@ -75,6 +74,11 @@ class World:
     seen: dict[tuple[str, str], str] = field(default_factory=dict)
     """Ids of running containers by the name of pod and container; only of pods that nobody touched since."""
 
+    known: dict[str, set[str]] = field(default_factory=dict)
+    """All versions that there ever were of a pod."""
+    revived: set[tuple[str, str]] = field(default_factory=set)
+    """Versions that were wanted again: whether their containers had ended meanwhile is a matter of luck."""
+
     def change(self) -> None:
         """Add, edit or remove one pod."""
         name = self.dice.choice(NAMES)
@@ -82,8 +86,14 @@ class World:
             del self.wanted[name]
             self.node.remove(name)
         else:
-            self.wanted[name] = self.dice.choice(VERSIONS)
-            self.node.write(make(name, self.wanted[name]))
+            # Mostly something new; at times what it was before, which may be about to end.
+            known = sorted(self.known.setdefault(name, set()))
+            back = bool(known) and self.dice.random() < 0.25
+            self.wanted[name] = version = self.dice.choice(known) if back else f"v{len(known)}"
+            self.known[name].add(version)
+            if back:
+                self.revived.add((f"{name}-n1", version))
+            self.node.write(make(name, version))
         self.seen = {key: id for key, id in self.seen.items() if key[0] != name}
 
     def check(self) -> None:
@@ -111,12 +121,13 @@ def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
     print(f"\nPYKUBELET_TEST_SEED={seed}")
     dice = random.Random(seed)
     world = World(node, dice)
-    world.wanted[STEADY] = "red"
-    node.start_pod(make(STEADY, "red"))
+    world.wanted[STEADY] = "v0"
+    node.start_pod(make(STEADY, "v0"))
     (steady,) = node.truth.running("steady-n1")
     for name in NAMES[:3]:
-        world.wanted[name] = "red"
-        node.write(make(name, "red"))
+        world.wanted[name] = "v0"
+        world.known[name] = {"v0"}
+        node.write(make(name, "v0"))
     time.sleep(dice.uniform(0, 0.5))
     node.kill()
     for _ in range(KILLS - 1):
@@ -155,6 +166,7 @@ def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
         (it["metadata"]["name"], status["name"]): status["restartCount"]
         for it in node.pods()
         for status in all_statuses(it)
+        if (it["metadata"]["name"], it["metadata"]["labels"]["version"]) not in world.revived
     }
     print(f"restart counts: {counts}")
     assert not any(counts.values()), f"nothing ever crashed: {counts}"
