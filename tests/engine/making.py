@@ -1,24 +1,13 @@
 """Manifests for tests: short to write, and quick to stop."""
 
-import shutil
-import subprocess
 from typing import Any
 
-from pykubelet.embedded.seed_images import BUSYBOX_REPOSITORY, busybox_version
+from pykubelet.embedded.seed_images import BUSYBOX_IMAGE
 
 Document = dict[str, Any]
 
 
-def _image() -> str:
-    program = shutil.which("busybox")
-    if program is None:
-        return f"{BUSYBOX_REPOSITORY}:absent"
-    about = subprocess.run([program], capture_output=True, text=True, check=False)
-    return f"{BUSYBOX_REPOSITORY}:{busybox_version(about.stdout or about.stderr)}"
-
-
-IMAGE = _image()
-"""The image that every private runtime has, named after the machine's busybox."""
+IMAGE = BUSYBOX_IMAGE
 
 
 def forever(script: str = ":") -> list[str]:

@@ -22,7 +22,7 @@ class ContainerPort(ObjectStruct):
     name: str = ""
     container_port: int = 0
     host_port: int = 0
-    protocol: str = "TCP"
+    protocol: str = ""
     host_ip: str = ""
 
 

@@ -57,8 +57,7 @@ class PrivateRuntime:
         self.instance = instance
         self.endpoint = instance.endpoint
         self.pause_image = seed_images.PAUSE_IMAGE
-        self.busybox_image = ""
-        """Known once it runs: its tag is the version of the machine's busybox."""
+        self.busybox_image = seed_images.BUSYBOX_IMAGE
         self.restarts = 0
         """How often containerd has been started again."""
         self._cgroup_driver = cgroup_driver
@@ -121,7 +120,6 @@ class PrivateRuntime:
         async with await daemon.connect() as cri:
             kept.seeds = await seed_images.plant(seeds, kept.seeds, cri, importer)
         state.save(self.instance, kept)
-        self.busybox_image = seeds[-1].name
         self._daemon = daemon
         tasks = TaskScope()
         await tasks.__aenter__()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from pykubelet.logs import get_logger
 log = get_logger(__name__)
 
 PAUSE_IMAGE = "pykubelet.local/pause:1"
-BUSYBOX_REPOSITORY = "pykubelet.local/busybox"
+BUSYBOX_IMAGE = "pykubelet.local/busybox:1"
 
 _RECIPE = "1"
 """To be raised when what is put around the programs changes."""
@@ -75,17 +74,14 @@ async def find_seeds(machine: Machine) -> list[Seed]:
     Raises EmbeddedError when a program is not as it has to be.
     """
     pause, busybox = machine.programs["catatonit"], machine.programs["busybox"]
-    about = await _ask(busybox)
     applets = (await _ask(busybox, "--list")).split()
     target = machine_platform(platform.machine())
     return [
         Seed(PAUSE_IMAGE, _fingerprint(pause), lambda: pause_archive(read_static(pause), target)),
         Seed(
-            f"{BUSYBOX_REPOSITORY}:{busybox_version(about)}",
+            BUSYBOX_IMAGE,
             _fingerprint(busybox),
-            lambda: busybox_archive(
-                f"{BUSYBOX_REPOSITORY}:{busybox_version(about)}", read_static(busybox), applets, target
-            ),
+            lambda: busybox_archive(read_static(busybox), applets, target),
         ),
     ]
 
@@ -118,7 +114,7 @@ def pause_archive(program: bytes, target: Platform) -> bytes:
     return image_archive(PAUSE_IMAGE, [Entry("pause", data=program)], config, target)
 
 
-def busybox_archive(name: str, program: bytes, applets: list[str], target: Platform) -> bytes:
+def busybox_archive(program: bytes, applets: list[str], target: Platform) -> bytes:
     """Write the image of a small shell with everything around it."""
     entries = [Entry("bin/busybox", data=program)]
     entries += [Entry(f"bin/{applet}", link="busybox") for applet in applets if applet != "busybox"]
@@ -134,7 +130,7 @@ def busybox_archive(name: str, program: bytes, applets: list[str], target: Platf
     # Scripts in the wild say so.
     entries += [Entry("usr/bin/env", link="../../bin/busybox")]
     config = ImageConfig(command=["sh"], env={"PATH": "/bin"})
-    return image_archive(name, entries, config, target)
+    return image_archive(BUSYBOX_IMAGE, entries, config, target)
 
 
 def machine_platform(machine: str) -> Platform:
@@ -147,19 +143,6 @@ def machine_platform(machine: str) -> Platform:
     except KeyError:
         known = ", ".join(sorted(_ARCHITECTURES))
         raise EmbeddedError(f"no images for the processor {machine!r}: pykubelet knows {known}") from None
-
-
-def busybox_version(about: str) -> str:
-    """Take `1.35` out of what busybox says of itself.
-
-    Raises EmbeddedError when it says something else.
-    """
-    match = re.match(r"BusyBox v(\d+\.\d+)", about)
-    if match is None:
-        raise EmbeddedError(
-            f"busybox does not say its version ({about[:40]!r}): install the package busybox-static"
-        )
-    return match[1]
 
 
 def read_static(program: Path) -> bytes:

@@ -20,6 +20,7 @@ from pykubelet.images.errors import ImageError
 from pykubelet.images.images import ImagePuller, PresentImage
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal, field_of
+from pykubelet.pods.static import is_static_pod
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.dns import pod_dns
 from pykubelet.runtime.env import container_env
@@ -120,7 +121,9 @@ class Starter:
     ) -> tuple[str, tuple[str, ...]]:
         """Run the sandbox; gives its id and addresses. Raises CriError after the event."""
         for warning in pod_dns(pod, self._node, self._read_resolv_conf()).warnings:
-            self._journal.event(pod, "Warning", warning.reason, warning.message)
+            # A node without a cluster has no cluster DNS: its own pods need not hear of it.
+            if not (warning.reason == "MissingClusterDNS" and is_static_pod(pod)):
+                self._journal.event(pod, "Warning", warning.reason, warning.message)
         logs = self._log_dir(pod)
         logs.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
