@@ -53,7 +53,9 @@ def test_containers_carry_all_that_is_needed_to_stop_them() -> None:
         termination_message_path="/dev/termination-log",
         termination_message_policy="File",
         lifecycle=Lifecycle(pre_stop=handler),
-        ports=[ContainerPort(name="http", container_port=80, host_port=8080, host_ip="127.0.0.1")],
+        ports=[
+            ContainerPort(name="http", container_port=80, host_port=8080, protocol="TCP", host_ip="127.0.0.1")
+        ],
     )
     pod = make_pod(container, deletion_grace_period_seconds=3, termination_grace_period_seconds=30)
     labels = container_labels(pod, container)

@@ -23,9 +23,11 @@ from pykubelet.embedded.errors import EmbeddedError
 from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.runtime import PrivateRuntime
 from pykubelet.host.capabilities import is_root
+from pykubelet.host.ports import port_holder
 from pykubelet.kubelet import Kubelet
 
 PROGRAM = "pykubelet up"
+FLAGS = {"health": "healthz-port", "read-only": "read-only-port"}
 
 
 def standalone_config(instance: Instance, endpoint: str) -> dict[str, Any]:
@@ -51,9 +53,8 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
     """Start the node and stay until it is stopped; returns the exit code."""
     try:
         instance = Instance.at(data_dir)
-        load(flags)  # a typing error must not cost the start of a runtime
-        if not is_root():
-            return complain(PROGRAM, "root is needed to manage containers: run it with sudo")
+        if problem := _refusal(load(flags)):
+            return complain(PROGRAM, problem)
         claim.claim(instance)
         argv = _write_config(instance, endpoint or instance.endpoint, verbosity, flags)
         loaded = load(argv)
@@ -62,6 +63,22 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
     except OSError as err:
         return complain(PROGRAM, f"data directory {data_dir} cannot be used: {err}")
     return launch(PROGRAM, loaded, lambda: _agent(instance, loaded, endpoint))
+
+
+def _refusal(asked: Loaded) -> str | None:
+    """Why a start would fail, found out before anything is made."""
+    if not is_root():
+        return "root is needed to manage containers: run it with sudo"
+    if asked.flags.config or asked.flags.config_dir:
+        return (
+            "`up` writes its own configuration: give single flags, or use the `kubelet` program with --config"
+        )
+    for name, port in (("health", asked.config.healthz_port), ("read-only", asked.config.read_only_port)):
+        if port and (holder := port_holder(port)):
+            return (
+                f"port {port} of the {name} server is taken by {holder}: stop that, or give --{FLAGS[name]}"
+            )
+    return None
 
 
 def _write_config(instance: Instance, endpoint: str, verbosity: int, flags: Sequence[str]) -> list[str]:

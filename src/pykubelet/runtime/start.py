@@ -157,9 +157,12 @@ class Starter:
         observed: ObservedPod,
     ) -> str:
         """Create and start one container; gives its id. Raises StartError."""
-        attempt = self._attempt(pod, container, observed.latest(container.name))
+        last = observed.latest(container.name)
+        attempt = self._attempt(pod, container, last)
         config = await self._config(pod, container, image, attempt, setting, ips, observed)
         try:
+            if last is not None and last.phase == "created":
+                await self._cri.runtime.remove_container(last.id)
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
@@ -259,7 +262,8 @@ class Starter:
 
     def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
         if last is not None:
-            return last.restart_count + 1
+            # One that was made and never started (the agent was killed in between) is no restart.
+            return last.restart_count + (last.phase != "created")
         folder = self._log_dir(pod) / container.name
         return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
 

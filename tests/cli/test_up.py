@@ -1,0 +1,70 @@
+"""`pykubelet up` and wrong input: one line, and nothing is made."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PYKUBELET = str(Path(sys.executable).parent / "pykubelet")
+
+
+def up(data_dir: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [PYKUBELET, "up", "--data-dir", str(data_dir), *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--no-such-flag"], "no-such-flag"),
+        (["--max-pods=many"], "max-pods"),
+        (["--config=/etc/kubelet.yaml"], "/etc/kubelet.yaml"),
+        (["--feature-gates=Nonsense=true"], "Nonsense"),
+    ],
+)
+def test_wrong_flags(tmp_path: Path, argv: list[str], says: str) -> None:
+    done = up(tmp_path / "d", *argv)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_configuration_file_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "kubelet.yaml"
+    config.write_text("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
+    done = up(tmp_path / "d", f"--config={config}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("pykubelet up: `up` writes its own configuration")
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("flag", ["healthz-port", "read-only-port"])
+def test_a_taken_port(tmp_path: Path, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        done = up(
+            tmp_path / "d", f"--{flag}={port}", *([] if flag == "healthz-port" else ["--healthz-port=0"])
+        )
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr
+    assert f"--{flag}" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_strangers_folder(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("do not touch")
+    done = up(tmp_path, "--healthz-port=0", "--read-only-port=0")
+    assert done.returncode == 1
+    assert "was not made by pykubelet" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("path", ["/", "/usr", "/etc"])
+def test_a_folder_that_must_never_be_ours(path: str) -> None:
+    done = up(Path(path), "--healthz-port=0", "--read-only-port=0")
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
