@@ -29,6 +29,7 @@ _PHASE: dict[int, ContainerPhase] = {
     pb.CONTAINER_RUNNING: "running",
     pb.CONTAINER_EXITED: "exited",
 }
+_GIVEN_UP = ("context canceled", "context deadline exceeded")
 
 
 class Observer:
@@ -139,7 +140,7 @@ def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
 
 def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> ObservedContainer:
     """Give a container's facts from its status, with the message that it left behind if it ended."""
-    phase = _PHASE.get(status.state, "unknown")
+    phase = _phase(status)
     user = status.user.linux if status.HasField("user") and status.user.HasField("linux") else None
     return ObservedContainer(
         id=status.id,
@@ -162,6 +163,18 @@ def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> Obse
         log_path=status.log_path,
         user=None if user is None else (user.uid, user.gid, tuple(user.supplemental_groups)),
     )
+
+
+def _phase(status: pb.ContainerStatus) -> ContainerPhase:
+    """Say what a container is up to.
+
+    One whose start was given up because whoever asked for it was killed, or lost patience, never ran:
+    it counts as not started yet, or a pod that is not restarted would have failed for nothing.
+    """
+    given_up = any(words in status.message for words in _GIVEN_UP)
+    if status.state == pb.CONTAINER_EXITED and not status.started_at and given_up:
+        return "created"
+    return _PHASE.get(status.state, "unknown")
 
 
 def _reason(status: pb.ContainerStatus) -> str:

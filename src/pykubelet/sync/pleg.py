@@ -30,6 +30,8 @@ from pykubelet.tasks import TaskScope
 log = get_logger(__name__)
 
 FAST_RELIST, SLOW_RELIST = 1.0, 60.0
+SHORTEST_RELIST = 0.2
+"""Strangers' events must not keep the agent listing."""
 UNHEALTHY_SECONDS = 180.0
 RECONNECT_SECONDS = (0.1, 5.0)
 
@@ -121,6 +123,8 @@ class Pleg:
     async def _relist_forever(self) -> None:
         pause = RECONNECT_SECONDS[0]
         while True:
+            # Before the list and not after it: what is wanted meanwhile is not in it.
+            self._relist_now.clear()
             try:
                 await self.relist()
             except CriError as err:
@@ -129,7 +133,7 @@ class Pleg:
                 pause = min(pause * 2, RECONNECT_SECONDS[1])
                 continue
             pause = RECONNECT_SECONDS[0]
-            self._relist_now.clear()
+            await asyncio.sleep(SHORTEST_RELIST)
             period = FAST_RELIST if self.mode == "relist" else SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
             try:
                 async with asyncio.timeout(period):
@@ -190,8 +194,9 @@ class Pleg:
                 uid = self._owner_of.get(event.container_id)
                 if uid is not None:
                     yield Change(uid, event.container_id, what)
-                else:
-                    # Somebody else's, or one that was made before anybody listened.
+                elif what != "started":
+                    # Somebody else's, or one that was made before anybody listened. A start that is not
+                    # known yet is one of ours under way: its step looks at it in the end.
                     self._relist_now.set()
 
 

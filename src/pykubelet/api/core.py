@@ -1,0 +1,122 @@
+"""The objects of the API that pods lean on: only what the agent reads.
+
+Secrets and configMaps with their contents, services for the environment of containers, service
+accounts for pull secrets and tokens, runtime classes for handler and overhead.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec import field
+
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, Resources
+
+
+class Secret(ObjectStruct):
+    """A secret, decoded; it shows neither keys nor values when printed."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    type: str = ""
+    data: dict[str, bytes] = {}
+    immutable: bool | None = None
+
+    def __repr__(self) -> str:
+        return f"Secret({self.metadata.namespace}/{self.metadata.name}, {len(self.data)} keys)"
+
+
+class ConfigMap(ObjectStruct):
+    """A configMap: texts, and contents that are no text."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    data: dict[str, str] = {}
+    binary_data: dict[str, bytes] = {}
+    immutable: bool | None = None
+
+
+class ServicePort(ObjectStruct):
+    """A port of a service."""
+
+    name: str = ""
+    protocol: str = "TCP"
+    port: int = 0
+
+
+class ServiceSpec(ObjectStruct):
+    """Where a service is reached inside the cluster."""
+
+    type: str = ""
+    cluster_ip: str = ""
+    cluster_ips: list[str] = []
+    ports: list[ServicePort] = []
+
+
+class Service(ObjectStruct):
+    """A service."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: ServiceSpec = field(default_factory=ServiceSpec)
+
+
+class LocalReference(ObjectStruct):
+    """An object of the same namespace, by name."""
+
+    name: str = ""
+
+
+class ServiceAccount(ObjectStruct):
+    """A pod's identity towards the API server."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    secrets: list[LocalReference] = []
+    image_pull_secrets: list[LocalReference] = []
+    automount_service_account_token: bool | None = None
+
+
+class Overhead(ObjectStruct):
+    """What a runtime itself needs for each pod."""
+
+    pod_fixed: Resources = {}
+
+
+class RuntimeClass(ObjectStruct):
+    """A way to run pods: the runtime's handler."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    handler: str = ""
+    overhead: Overhead | None = None
+
+
+class BoundObjectReference(ObjectStruct):
+    """The object with whose end a token ends."""
+
+    kind: str = ""
+    api_version: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class TokenRequestSpec(ObjectStruct, omit_defaults=False):
+    """The token that is wanted; no audiences mean those of the API server."""
+
+    audiences: list[str] = []
+    expiration_seconds: int | None = None
+    bound_object_ref: BoundObjectReference | None = None
+
+
+class TokenRequestStatus(ObjectStruct):
+    """The token that was given; it is not shown when printed."""
+
+    token: str = ""
+    expiration_timestamp: datetime | None = None
+
+    def __repr__(self) -> str:
+        return f"TokenRequestStatus(token=<masked>, expiration_timestamp={self.expiration_timestamp})"
+
+
+class TokenRequest(ObjectStruct):
+    """A request for a service account's token, and its answer."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: TokenRequestSpec = field(default_factory=TokenRequestSpec)
+    status: TokenRequestStatus = field(default_factory=TokenRequestStatus)

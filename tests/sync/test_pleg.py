@@ -1,0 +1,159 @@
+"""The PLEG against a scripted runtime: which pods it reports, and when it lists."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.errors import Unavailable, Unimplemented
+from pykubelet.runtime.labels import POD_NAME, POD_NAMESPACE, POD_UID
+from pykubelet.runtime.observe import Observer
+from pykubelet.sync.pleg import Change, Pleg
+from pykubelet.tasks import TaskScope
+
+pytestmark = pytest.mark.looptime
+
+
+class Runtime:
+    """Lists what it is told, and streams events from a queue; `None` in the queue breaks the stream."""
+
+    def __init__(self, *, events: bool) -> None:
+        self.sandboxes: dict[str, str] = {}
+        self.ready: set[str] = set()
+        self.lists = 0
+        self.down = False
+        self.events: asyncio.Queue[pb.ContainerEventResponse | None] = asyncio.Queue()
+        self._has_events = events
+
+    def run(self, sandbox: str, uid: str) -> None:
+        self.sandboxes[sandbox] = uid
+        self.ready.add(sandbox)
+
+    async def list_pod_sandbox(self, filter: object = None) -> list[pb.PodSandbox]:
+        self.lists += 1
+        if self.down:
+            raise Unavailable("ListPodSandbox", "Unavailable", "gone")
+        return [
+            pb.PodSandbox(
+                id=id,
+                state=pb.SANDBOX_READY if id in self.ready else pb.SANDBOX_NOTREADY,
+                labels={POD_UID: uid, POD_NAME: uid, POD_NAMESPACE: "default"},
+            )
+            for id, uid in self.sandboxes.items()
+        ]
+
+    async def list_containers(self, filter: object = None) -> list[pb.Container]:
+        return []
+
+    async def container_events(self) -> AsyncGenerator[pb.ContainerEventResponse, None]:
+        if not self._has_events:
+            raise Unimplemented("GetContainerEvents", "Unimplemented", "no")
+        while (event := await self.events.get()) is not None:
+            yield event
+        raise Unavailable("GetContainerEvents", "Unavailable", "broken")
+
+
+class NoChannel:
+    """A runtime that is not containerd."""
+
+    def stream(self, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        async def nothing() -> AsyncGenerator[Any, None]:
+            raise Unimplemented("Subscribe", "Unimplemented", "no")
+            yield
+
+        return nothing()
+
+
+def pleg_of(runtime: Runtime, on_change: Callable[[Change], None]) -> Pleg:
+    cri: Any = SimpleNamespace(runtime=runtime, runtime_channel=NoChannel())
+    return Pleg(cri, Observer(cri), on_change)
+
+
+def started(uid: str, container: str) -> pb.ContainerEventResponse:
+    return pb.ContainerEventResponse(
+        container_id=container,
+        container_event_type=pb.CONTAINER_STARTED_EVENT,
+        pod_sandbox_status=pb.PodSandboxStatus(metadata=pb.PodSandboxMetadata(uid=uid)),
+    )
+
+
+async def test_without_events_it_lists_each_second_and_reports_differences() -> None:
+    runtime = Runtime(events=False)
+    changes: list[Change] = []
+    pleg = pleg_of(runtime, changes.append)
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(10)
+        assert pleg.mode == "relist"
+        assert 7 <= runtime.lists <= 12
+        runtime.run("s1", "pod-1")
+        await asyncio.sleep(2)
+        assert changes == [Change("pod-1")]
+        runtime.ready.clear()
+        await asyncio.sleep(2)
+        runtime.sandboxes.clear()
+        await asyncio.sleep(2)
+    assert changes == [Change("pod-1")] * 3
+
+
+async def test_with_events_it_lists_rarely() -> None:
+    runtime = Runtime(events=True)
+    changes: list[Change] = []
+    pleg = pleg_of(runtime, changes.append)
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(5)
+        before = runtime.lists
+        await runtime.events.put(started("pod-1", "c1"))
+        await asyncio.sleep(0.1)
+        assert changes == [Change("pod-1", "c1", "started")]
+        await asyncio.sleep(600)
+    assert pleg.mode == "cri-events"
+    assert 8 <= runtime.lists - before <= 13
+
+
+async def test_what_was_missed_while_the_stream_was_broken_is_found_by_listing() -> None:
+    runtime = Runtime(events=True)
+    changes: list[Change] = []
+    async with TaskScope() as scope:
+        scope.start(pleg_of(runtime, changes.append).run(), name="pleg")
+        await asyncio.sleep(5)
+        runtime.run("s1", "pod-1")
+        await runtime.events.put(None)
+        await asyncio.sleep(2)
+    assert Change("pod-1") in changes
+
+
+async def test_health_follows_the_lists() -> None:
+    runtime = Runtime(events=True)
+    pleg = pleg_of(runtime, lambda change: None)
+    assert "yet to be successful" in (pleg.health() or "")
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(5)
+        assert pleg.health() is None
+        runtime.down = True
+        await asyncio.sleep(170)
+        assert pleg.health() is None
+        await asyncio.sleep(80)
+        assert "threshold is 3m0s" in (pleg.health() or "")
+        runtime.down = False
+        await asyncio.sleep(10)
+        assert pleg.health() is None
+
+
+async def test_what_it_never_saw_is_new() -> None:
+    runtime = Runtime(events=True)
+    pleg = pleg_of(runtime, lambda change: None)
+    assert not pleg.never_saw("pod-1")
+    runtime.run("s1", "pod-1")
+    await pleg.relist()
+    assert not pleg.never_saw("pod-1")
+    assert pleg.never_saw("pod-2")
+    pleg.learn("pod-2", "s2")
+    assert not pleg.never_saw("pod-2")
+    pleg.forget("pod-2")
+    assert pleg.never_saw("pod-2")
