@@ -1,5 +1,6 @@
 """The `kubelet` program as its operator meets it: a process, its words, its exit code."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,6 +15,12 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import unused_port
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.duration import Duration
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import connect
+from pykubelet.cri.metrics import CriMetrics
 
 BIN = Path(sys.executable).parent
 KUBELET = str(BIN / "kubelet")
@@ -239,3 +246,59 @@ def test_lock_contention_ends_the_first(private_runtime, tmp_path: Path, started
     started.append(second)
     assert first.process.wait(20) == 0
     second.wait_healthy()
+
+
+MANIFEST = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {{name: main, image: "{image}", imagePullPolicy: Never, command: [sleep, "600"]}}
+"""
+
+
+async def remove_pods(endpoint: str, name: str) -> list[str]:
+    """Remove the pods of this name; gives the states of their containers."""
+    metrics = CriMetrics(CollectorRegistry())
+    async with await connect(endpoint, timeout=Duration.of(60), metrics=metrics) as cri:
+        mine = {"io.kubernetes.pod.name": name}
+        containers = await cri.runtime.list_containers(pb.ContainerFilter(label_selector=mine))
+        for sandbox in await cri.runtime.list_pod_sandbox(pb.PodSandboxFilter(label_selector=mine)):
+            await cri.runtime.stop_pod_sandbox(sandbox.id)
+            await cri.runtime.remove_pod_sandbox(sandbox.id)
+        return [pb.ContainerState.Name(container.state) for container in containers]
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("good", [True, False])
+def test_run_once(private_runtime, tmp_path: Path, started: list[Process], good: bool) -> None:  # type: ignore[no-untyped-def]
+    name, image = (
+        f"once-{good}".lower(),
+        private_runtime.busybox_image if good else "pykubelet.local/absent:1",
+    )
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    (manifests / "once.yaml").write_text(MANIFEST.format(name=name, image=image))
+    kubelet = Process(
+        private_runtime.endpoint,
+        tmp_path,
+        "--runonce",
+        f"--pod-manifest-path={manifests}",
+        "--hostname-override=one",
+    )
+    started.append(kubelet)
+    try:
+        code = kubelet.process.wait(60)
+        states = asyncio.run(remove_pods(private_runtime.endpoint, f"{name}-one"))
+    finally:
+        kubelet.end()
+    text = kubelet.log.read_text()
+    if good:
+        assert code == 0, text
+        assert states == ["CONTAINER_RUNNING"]
+    else:
+        assert code == 1
+        assert f"default/{name}-one is Pending (main: ErrImageNeverPull" in text.splitlines()[-1]

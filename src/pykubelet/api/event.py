@@ -9,7 +9,7 @@ from msgspec import field
 from pykubelet.api.meta import ObjectMeta, ObjectStruct
 
 
-class ObjectReference(ObjectStruct, frozen=True):
+class ObjectReference(ObjectStruct):
     """The object that an event is about; `field_path` is a part of it, `spec.containers{main}`."""
 
     kind: str = ""
@@ -21,7 +21,7 @@ class ObjectReference(ObjectStruct, frozen=True):
     field_path: str = ""
 
 
-class EventSource(ObjectStruct, frozen=True):
+class EventSource(ObjectStruct):
     """Who says it."""
 
     component: str = ""

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 
@@ -161,15 +161,7 @@ def _access(config: _Config, context_name: str, folder: Path) -> Access:
 def _cluster_access(cluster: _Cluster, folder: Path, namespace: str) -> Access:
     if not cluster.server:
         raise _Unusable("has no server: write one such as https://10.0.0.1:6443")
-    try:
-        parts = urlsplit(cluster.server)
-        good = parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        good = False
-    if not good:
-        raise _Unusable(
-            f"server {quoted(cluster.server)} is not a URL: write one such as https://10.0.0.1:6443"
-        )
+    parts = _server_parts(cluster.server)
     if "@" in parts.netloc:
         raise _Unusable("server holds a user name or password: give them to the user instead")
     ca = _material(
@@ -191,6 +183,16 @@ def _cluster_access(cluster: _Cluster, folder: Path, namespace: str) -> Access:
         compression=not cluster.disable_compression,
         namespace=namespace,
     )
+
+
+def _server_parts(server: str) -> SplitResult:
+    try:
+        parts = urlsplit(server)
+        if parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0):
+            return parts
+    except ValueError:
+        pass
+    raise _Unusable(f"server {quoted(server)} is not a URL: write one such as https://10.0.0.1:6443")
 
 
 def _with_user(access: Access, user: _User, cluster: _Cluster, folder: Path) -> Access:

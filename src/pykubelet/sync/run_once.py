@@ -16,11 +16,22 @@ log = get_logger(__name__)
 
 POLL_SECONDS = 0.1
 LONGEST_SECONDS = 600.0
+HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CrashLoopBackOff")
+"""Reasons to wait that trying again does not change soon; a slow registry is worth the wait."""
 
 
 def unfinished(pods: Sequence[Pod]) -> list[str]:
-    """Names of the pods of which some container has yet to run."""
-    return [pod.full_name for pod in pods if pod.status.phase not in ("Running", "Succeeded", "Failed")]
+    """Names of the pods of which some container has yet to run, and may do so soon."""
+    return [
+        pod.full_name
+        for pod in pods
+        if pod.status.phase not in ("Running", "Succeeded", "Failed") and not _is_hopeless(pod)
+    ]
+
+
+def _is_hopeless(pod: Pod) -> bool:
+    statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+    return any(s.state.waiting is not None and s.state.waiting.reason in HOPELESS for s in statuses)
 
 
 def failed(pods: Sequence[Pod]) -> list[str]:

@@ -1,0 +1,112 @@
+"""TLS towards the API server: whom we trust, who we are, and what it means when it fails.
+
+Keys and certificates come as bytes and are handed to the TLS library through memory, never through
+a file of ours on disk. Trust is as in all of Kubernetes: every certificate of the given authority
+file is trusted, also one that is not self-signed; without one, the machine's authorities are.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+from pykubelet.kube.certificates import certificates
+
+
+class BadMaterial(ValueError):
+    """A certificate or key that cannot be used; the text names none of its contents."""
+
+
+def client_context(*, ca: bytes | None, insecure: bool, identity: bytes | None) -> ssl.SSLContext:
+    """Make the TLS settings of a client; raises BadMaterial.
+
+    `ca` and `identity` (certificates and key, in this order) are PEM.
+    """
+    context = ssl.create_default_context(cadata=_authorities(ca)) if ca else ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    # Newer Pythons insist on extensions that many cluster authorities do not write.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.set_alpn_protocols(["http/1.1"])
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if identity:
+        _load_identity(context, identity)
+    return context
+
+
+def explain_tls(err: ssl.SSLError, server_name: str) -> str:
+    """Say in one line why no trusted connection came about, and what can be done."""
+    if isinstance(err, ssl.SSLCertVerificationError):
+        words = err.verify_message or str(err)
+        code = err.verify_code
+        if code in _NAME_MISMATCH:
+            return (
+                f"its certificate is for another name than {server_name} ({words}): "
+                "correct the server or set tls-server-name in the kubeconfig"
+            )
+        if code in _UNTRUSTED:
+            return (
+                f"its certificate is not signed by the kubeconfig's certificate-authority ({words}): "
+                "give the authority of this cluster"
+            )
+        if code in _DATES:
+            return f"its certificate is not valid now ({words}): renew it, or check this machine's clock"
+        return f"its certificate is not accepted ({words})"
+    reason = (err.reason or str(err)).lower()
+    for word, meaning in _ALERTS.items():
+        if word in reason:
+            return meaning
+    return f"the TLS handshake failed ({reason.replace('_', ' ')})"
+
+
+# OpenSSL's X509_V_ERR_*: what Python gives as `verify_code`.
+_NAME_MISMATCH = (62, 64)
+_UNTRUSTED = (2, 18, 19, 20, 21)
+_DATES = (9, 10)
+_ALERTS = {
+    "certificate_expired": "it says that our client certificate has expired: renew it",
+    "certificate_required": "it wants a client certificate and the kubeconfig has none that fits",
+    "unknown_ca": "it does not trust the authority of our client certificate",
+    "bad_certificate": "it does not accept our client certificate",
+    "certificate_unknown": "it does not accept our client certificate",
+    "certificate_revoked": "it says that our client certificate is revoked: get a new one",
+    "wrong_version_number": "it does not speak TLS: check the server's port, or write http:// for it",
+    "http_request": "it does not speak TLS: check the server's port, or write http:// for it",
+    "unsupported_protocol": "it speaks no TLS version that is still safe (1.2 or 1.3)",
+    "protocol_version": "it speaks no TLS version that is still safe (1.2 or 1.3)",
+}
+
+
+def _authorities(ca: bytes) -> bytes:
+    # Go skips blocks it cannot read; one bad block among good ones must not lock a node out.
+    good = []
+    for der in certificates(ca):
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=der)
+        except ssl.SSLError:
+            continue
+        good.append(der)
+    if not good:
+        raise BadMaterial("certificate-authority holds no certificate in PEM")
+    return b"".join(good)
+
+
+def _load_identity(context: ssl.SSLContext, identity: bytes) -> None:
+    def no_password() -> str:
+        raise BadMaterial("client-key is encrypted: give a key without a password")
+
+    fd = os.memfd_create("identity", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(identity)
+        context.load_cert_chain(f"/proc/self/fd/{fd}", password=no_password)
+    except ssl.SSLError as err:
+        if err.reason == "KEY_VALUES_MISMATCH":
+            raise BadMaterial("client-key does not belong to client-certificate") from None
+        raise BadMaterial(
+            "client-certificate and client-key are not a certificate and a key in PEM"
+        ) from None
+    finally:
+        os.close(fd)
