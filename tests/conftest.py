@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pykubelet.embedded import registry
 from pykubelet.embedded.errors import EmbeddedError, MissingPrograms
@@ -20,6 +21,11 @@ from pykubelet.embedded.needs import inspect_machine
 from pykubelet.embedded.state import OUTSIDE, load
 from pykubelet.embedded.teardown import down
 from pykubelet.host.iptables import shared_chains_present
+
+# How long an example takes says something of the machine's load, nothing of the code.
+settings.register_profile("unhurried", deadline=None)
+if "CI" not in os.environ:
+    settings.load_profile("unhurried")
 
 
 @dataclass(frozen=True, slots=True)
