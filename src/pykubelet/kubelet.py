@@ -37,6 +37,7 @@ from pykubelet.resources.pod_cgroups import PodCgroups
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
+from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 from pykubelet.server.configz import configz_document
 from pykubelet.server.control import control_routes
@@ -269,7 +270,10 @@ class Kubelet:
 
     def _id_space(self) -> IdSpace:
         settings = self.config.user_namespaces
-        space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
+        try:
+            space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
+        except ConfigProblem as err:
+            raise StartError(str(err)) from err
         if problem := space.problem(self.config.max_pods):
             raise StartError(f"{problem}: see /etc/subuid and /etc/subgid")
         return space

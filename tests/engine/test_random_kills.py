@@ -25,7 +25,7 @@ from tests.engine.truth import CONTAINER_NAME, POD_NAME
 pytestmark = pytest.mark.machine
 
 KILLS = 50
-NAMES = ("plain", "pair", "init", "side", "hook", "disk")
+NAMES = ("plain", "pair", "init", "side", "hook", "disk", "once")
 STEADY = "steady"
 
 
@@ -60,6 +60,9 @@ def make(name: str, version: str) -> Document:
             volumes=volumes,
             meta=meta,
         )
+    if name == "once":
+        # An agent that dies must not make it fail.
+        return pod(name, restartPolicy="Never", meta=meta)
     return pod(name, meta=meta)
 
 
@@ -88,7 +91,7 @@ class World:
         else:
             # Mostly something new; at times what it was before, which may be about to end.
             known = sorted(self.known.setdefault(name, set()))
-            back = bool(known) and self.dice.random() < 0.25
+            back = bool(known) and name != "once" and self.dice.random() < 0.25
             self.wanted[name] = version = self.dice.choice(known) if back else f"v{len(known)}"
             self.known[name].add(version)
             if back:

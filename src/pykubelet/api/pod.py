@@ -309,6 +309,11 @@ class Container(ObjectStruct):
     target_container_name: str = ""
 
 
+def is_sidecar(container: Container) -> bool:
+    """Whether an init container runs beside the pod's life instead of before it."""
+    return container.restart_policy == "Always"
+
+
 class HostAlias(ObjectStruct):
     """Lines of /etc/hosts."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from pykubelet.api.meta import Resources
-from pykubelet.api.pod import Container, EnvVar, HTTPGetAction, Pod, Probe
+from pykubelet.api.pod import Container, EnvVar, HTTPGetAction, Pod, Probe, is_sidecar
 from pykubelet.api.pod_status import ContainerState, ContainerStatus
 from pykubelet.api.volume import Volume
 from pykubelet.cli.ages import pod_birth, since, span
@@ -18,7 +18,6 @@ from pykubelet.cli.log_places import container_status
 from pykubelet.cli.pod_words import ended_word, ready_count, status_word
 from pykubelet.cli.tables import columns, visible
 from pykubelet.pods.journal import Event, Note
-from pykubelet.runtime.restart import is_sidecar
 from pykubelet.server.pods import PodJournal
 
 Fields = list[tuple[str, str]]

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStateTerminated, ContainerStatus
 from pykubelet.cli.ages import pod_birth, since
-from pykubelet.runtime.restart import is_sidecar
 
 NONE = "<none>"
 

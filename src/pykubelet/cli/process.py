@@ -49,7 +49,7 @@ def launch(program: str, loaded: Loaded, agent: Callable[[], Awaitable[None]]) -
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_signal(agent))
-    except BaseException as err:
+    except BaseException as err:  # the boundary of the process: whatever it is, it becomes an exit code
         failures = list(_leaves(err))
         if all(isinstance(failure, asyncio.CancelledError) for failure in failures):
             return 0

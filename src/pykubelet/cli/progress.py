@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cli.describe_text import state_text
 from pykubelet.cli.pod_words import has_condition, is_leaving, status_word
 from pykubelet.pods.journal import Event
-from pykubelet.runtime.restart import is_sidecar
 
 STEADY_SECONDS = 2.0
 """How long a pod without readiness probes must be ready to be believed: it may crash at once."""

@@ -12,7 +12,7 @@ import os
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -124,10 +124,11 @@ def read_answer(output: bytes, api_version: str) -> PluginAnswer:
         raise PluginError("its answer has a certificate or a key, but not both")
     if not status.token and not status.client_certificate_data:
         raise PluginError("its answer has neither a token nor a certificate with its key")
+    expires = status.expiration_timestamp
+    if expires is not None and expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
     identity = f"{status.client_certificate_data}\n{status.client_key_data}".encode()
-    return PluginAnswer(
-        status.token, identity if status.client_certificate_data else b"", status.expiration_timestamp
-    )
+    return PluginAnswer(status.token, identity if status.client_certificate_data else b"", expires)
 
 
 def _plain(text: str) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from pykubelet.api.pod import Container, Pod
-from pykubelet.probes.kinds import Health, Kind, SeenContainer, SeenPod, Verdict, is_sidecar
+from pykubelet.api.pod import Container, Pod, is_sidecar
+from pykubelet.probes.kinds import Health, Kind, SeenContainer, SeenPod, Verdict
 from pykubelet.probes.threshold import ProbeState, begin
 
 VerdictOf = Callable[[Kind, str], Verdict | None]

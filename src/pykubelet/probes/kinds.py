@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from pykubelet.api.pod import Container, Pod, Probe
+from pykubelet.api.pod import Container, Pod, Probe, is_sidecar
 
 Kind = Literal["startup", "readiness", "liveness"]
 KINDS: tuple[Kind, ...] = ("startup", "readiness", "liveness")
@@ -97,11 +97,6 @@ def probe_of(container: Container, kind: Kind) -> Probe | None:
             return container.readiness_probe
         case "liveness":
             return container.liveness_probe
-
-
-def is_sidecar(container: Container) -> bool:
-    """Whether an init container is one that keeps running beside the others."""
-    return container.restart_policy == "Always"
 
 
 def probed_containers(pod: Pod) -> Iterator[Container]:

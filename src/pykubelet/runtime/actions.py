@@ -14,10 +14,10 @@ from typing import Literal
 
 import msgspec
 
-from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.runtime.restart import is_sidecar, restarts_after_failure, should_restart
+from pykubelet.runtime.restart import restarts_after_failure, should_restart
 
 KillReason = Literal["", "Unknown", "StartupProbe", "LivenessProbe", "Requested"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.logs import get_logger
@@ -20,7 +20,6 @@ from pykubelet.runtime.actions import KillReason
 from pykubelet.runtime.hooks import HookError, HookRunner
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.orphans import restored_pod
-from pykubelet.runtime.restart import is_sidecar
 
 log = get_logger(__name__)
 

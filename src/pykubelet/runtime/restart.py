@@ -6,11 +6,6 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.runtime.observed import ObservedContainer
 
 
-def is_sidecar(container: Container) -> bool:
-    """Whether an init container runs beside the pod's life instead of before it."""
-    return container.restart_policy == "Always"
-
-
 def restarts_after_failure(pod: Pod, container: Container) -> bool:
     """Whether a failure of a container that is still there (a probe) leads to a restart."""
     return (container.restart_policy or pod.spec.restart_policy) != "Never"

@@ -248,17 +248,17 @@ class Starter:
                 log.error(kill_err, "Failed to kill container", pod=pod.full_name, containerID=container_id)
             raise StartError("PostStartHookError", str(err)) from err
 
-    def remove_logs(self, pod: Pod, observed: ObservedPod) -> None:
-        """Delete a pod's logs and the links to them; of an orphan only its name need be known."""
-        if not pod.metadata.name or not pod.metadata.namespace:
+    def remove_logs(self, pod: Pod) -> None:
+        """Delete a pod's logs and all links to them; of an orphan only its name need be known."""
+        name, namespace = pod.metadata.name, pod.metadata.namespace
+        if not name or not namespace:
             return
-        shutil.rmtree(self._log_dir(pod), ignore_errors=True)
-        for container in observed.containers:
-            if self._legacy_logs is not None:
-                link = legacy_log_link(
-                    pod.metadata.name, pod.metadata.namespace, container.name, container.id
-                )
-                (self._legacy_logs / link).unlink(missing_ok=True)
+        folder = self._log_dir(pod)
+        shutil.rmtree(folder, ignore_errors=True)
+        if self._legacy_logs is not None and self._legacy_logs.is_dir():
+            for link in self._legacy_logs.iterdir():
+                if link.name.startswith(f"{name}_{namespace}_") and folder in link.readlink().parents:
+                    link.unlink(missing_ok=True)
 
     def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
         if last is not None:

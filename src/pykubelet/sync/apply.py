@@ -17,7 +17,7 @@ import msgspec
 
 from pykubelet.api.backoff import BackOff
 from pykubelet.api.duration import Duration
-from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError, NotFound
@@ -29,7 +29,6 @@ from pykubelet.runtime.kill import Killer, KillError, containers_by_name
 from pykubelet.runtime.observed import ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.restart import is_sidecar
 from pykubelet.runtime.start import PodSetting, Starter, StartError
 from pykubelet.runtime.user_namespaces import UserNamespaces
 from pykubelet.sync.pleg import Change
@@ -91,7 +90,7 @@ class PodMemory:
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
     ended: set[str] = field(default_factory=set)
-    """Containers that an event said have ended; CRI may not show it yet."""
+    """Containers and sandboxes that an event said have ended; CRI may not show it yet."""
     busy: bool = False
     """Whether a step is under way."""
     late: list[Change] = field(default_factory=list)
@@ -160,25 +159,29 @@ class Doer:
         async with self._gate.turn(memory.order) as turn:
             setting = await self._prepare(pod, turn)
             config = self._sandbox_config(pod, actions, setting)
-            async with asyncio.TaskGroup() as group:
-                images = {
-                    container.name: group.create_task(self._image(pod, container, config))
-                    for container in due
-                }
-                running = await self._sandbox(pod, observed, actions, config, setting)
-                for container in due:
-                    image = await turn.while_away(images[container.name])
-                    failure = await self._start(pod, container, image, running, observed, turn)
-                    if failure is None:
-                        memory.failures.pop(container.name, None)
-                        if container.name in actions.start_init and is_sidecar(container):
-                            # It does not end, so no event will tell that the next one may start.
-                            waits.append(0.0)
-                        continue
-                    memory.failures[container.name] = StartFailure(failure.reason, failure.message)
-                    waits.append(RETRY_SECONDS if failure.retry_after is None else failure.retry_after)
-                    if container.name in actions.start_init and not is_sidecar(container):
-                        break
+            try:
+                async with asyncio.TaskGroup() as group:
+                    images = {
+                        container.name: group.create_task(self._image(pod, container, config))
+                        for container in due
+                    }
+                    running = await self._sandbox(pod, observed, actions, config, setting)
+                    for container in due:
+                        image = await turn.while_away(images[container.name])
+                        failure = await self._start(pod, container, image, running, observed, turn)
+                        if failure is None:
+                            memory.failures.pop(container.name, None)
+                            if container.name in actions.start_init and is_sidecar(container):
+                                # It does not end, so no event will tell that the next one may start.
+                                waits.append(0.0)
+                            continue
+                        memory.failures[container.name] = StartFailure(failure.reason, failure.message)
+                        waits.append(RETRY_SECONDS if failure.retry_after is None else failure.retry_after)
+                        if container.name in actions.start_init and not is_sidecar(container):
+                            break
+            except ExceptionGroup as failures:
+                # A group wraps what goes wrong in it; callers know the failure itself.
+                raise failures.exceptions[0] from None
         return min(waits, default=None)
 
     async def remove_container(self, container_id: str) -> None:

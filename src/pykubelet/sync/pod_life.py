@@ -21,7 +21,7 @@ from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal
 from pykubelet.probes.prober import Prober
-from pykubelet.runtime.actions import Actions, Verdicts, decide
+from pykubelet.runtime.actions import Actions, Verdicts, decide, sandbox_is_stale
 from pykubelet.runtime.kill import Killer, KillError
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
@@ -147,10 +147,11 @@ class PodLifeOnNode:
             return False, LAG_SECONDS if memory.ended else left
         self._journal.note(pod.uid, "decide", _told(actions))
         again = await self._doer.apply(pod, observed, actions, memory)
-        status = self._report(pod, await self._look(pod.uid))
+        observed = await self._look(pod.uid)
+        status = self._report(pod, observed)
         if status.phase in TERMINAL:
             return True, None
-        if memory.ended:
+        if memory.ended or (sandbox_is_stale(pod, observed) and not actions.create_sandbox):
             again = LAG_SECONDS
         return False, min((seconds for seconds in (again, left) if seconds is not None), default=None)
 
@@ -176,7 +177,7 @@ class PodLifeOnNode:
         try:
             if gone:
                 observed = await self._observer.pod(uid)
-                self._starter.remove_logs(pod or restored_pod(observed), observed)
+                self._starter.remove_logs(pod or restored_pod(observed))
                 await self._remove_from_runtime(observed)
             await self._volumes.unmount(uid)
             await self._cgroups.remove(uid)
@@ -214,7 +215,7 @@ class PodLifeOnNode:
         memory.observed = observed
         running = {c.id for c in observed.running}
         memory.restart_requested &= running
-        memory.ended &= running
+        memory.ended &= running | {sandbox.id for sandbox in observed.sandboxes if sandbox.ready}
         return observed
 
     def _report(self, pod: Pod, observed: ObservedPod, *, terminal: bool = False) -> PodStatus:

@@ -11,12 +11,11 @@ from datetime import datetime
 
 import msgspec
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import AddressStatus, ContainerStatus, PodCondition, PodStatus
 from pykubelet.pods.static import is_static_pod
 from pykubelet.resources.qos import pod_requests, qos_class
 from pykubelet.runtime.actions import sandbox_is_stale
-from pykubelet.runtime.restart import is_sidecar
 from pykubelet.sync.status_containers import PodView, container_statuses
 from pykubelet.sync.status_phase import TERMINAL, phase_of
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from pykubelet.api.pod import Container, Pod, VolumeMount
+from pykubelet.api.pod import Container, Pod, VolumeMount, is_sidecar
 from pykubelet.api.pod_status import (
     ContainerState,
     ContainerStateRunning,
@@ -29,7 +29,7 @@ from pykubelet.api.pod_status import (
 )
 from pykubelet.probes.kinds import Health
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.runtime.restart import is_sidecar, should_restart
+from pykubelet.runtime.restart import should_restart
 
 Kind = Literal["ordinary", "init", "ephemeral"]
 

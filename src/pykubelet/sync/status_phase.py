@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.runtime.restart import is_sidecar, restarts_after_exit
+from pykubelet.runtime.restart import restarts_after_exit
 
 TERMINAL = ("Succeeded", "Failed")
 

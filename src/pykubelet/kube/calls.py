@@ -1,0 +1,167 @@
+"""One request to the API server, from waiting for its turn to an answer or an exception.
+
+A request that the server puts off (429 or 5xx with Retry-After) is made again when it says so, a few
+times; a refused identity (401) is renewed once, in case a token or certificate was replaced meanwhile.
+Whatever else the server says is raised as an error that tells which request it was about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pykubelet.kube.errors import ApiError, NoCredentials, TimedOut, api_error, forbidden_hint
+from pykubelet.kube.metrics import RestMetrics
+from pykubelet.kube.rate import TokenBucket
+from pykubelet.kube.resources import Resource
+from pykubelet.kube.transport import Answer, Transport
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_ANSWER_BYTES = 128 * 1024 * 1024
+MOST_RETRIES = 10
+LONGEST_WAIT_SECONDS = 30.0
+"""A longer Retry-After is the caller's to obey."""
+# Servers begin to answer a watch at once; some proxies only with its first event.
+_WATCH_BEGINS_SECONDS = 120.0
+
+Params = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: the verb as RBAC names it, and the place."""
+
+    verb: str
+    method: str
+    resource: Resource[Any]
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+    params: Params = ()
+    body: bytes | None = None
+    content_type: str = "application/json"
+
+    @property
+    def path(self) -> str:
+        """The path of the object or list."""
+        return self.resource.path(self.namespace, self.name, self.subresource)
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}"
+
+
+class Caller:
+    """Makes requests within one limit; `timeout` is in seconds for each answer."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        limit: TokenBucket,
+        *,
+        timeout: float,
+        retries: int,
+        metrics: RestMetrics | None,
+    ) -> None:
+        self._transport = transport
+        self._limit = limit
+        self._timeout = timeout
+        self._retries = retries
+        self._metrics = metrics
+
+    async def call(self, request: Request) -> bytes:
+        """Give the body of a good answer; raises a KubeError otherwise."""
+        retries, renewed = 0, False
+        while True:
+            await self._turn(request)
+            # Before the clock runs: a plugin may take its time.
+            credentials = await self._transport.credentials.current()
+            try:
+                async with (
+                    asyncio.timeout(self._timeout),
+                    self._transport.ask(
+                        credentials,
+                        request.method,
+                        request.path,
+                        params=request.params,
+                        body=request.body,
+                        content_type=request.content_type,
+                    ) as answer,
+                ):
+                    body = await answer.read(MAX_ANSWER_BYTES)
+            except TimeoutError:
+                raise self._too_late(request, self._timeout) from None
+            if self._metrics is not None:
+                self._metrics.received(request.method, self._transport.host, len(body))
+            if 200 <= answer.code < 300:
+                return body
+            error = self._refusal(request, answer, body)
+            if error.code == 401 and not renewed:
+                renewed = True
+                try:
+                    if await self._transport.credentials.renewed(credentials):
+                        continue
+                except NoCredentials as err:
+                    log.error(err, "Failed to renew refused credentials")
+            wait = error.retry_after
+            put_off = error.code == 429 or error.code >= 500
+            if not put_off or wait is None or wait > LONGEST_WAIT_SECONDS or retries >= self._retries:
+                raise error
+            retries += 1
+            log.v(4).info("The API server wants to be asked later", seconds=wait, request=str(request))
+            await asyncio.sleep(wait)
+
+    @asynccontextmanager
+    async def stream(self, request: Request, seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Give the body of a good answer as it comes, at most for so long: then TimedOut."""
+        await self._turn(request)
+        credentials = await self._transport.credentials.current()
+        begin = asyncio.get_running_loop().time()
+        async with AsyncExitStack() as stack:
+            wait = min(seconds, _WATCH_BEGINS_SECONDS)
+            try:
+                async with asyncio.timeout(wait):
+                    answer = await stack.enter_async_context(
+                        self._transport.ask(
+                            credentials, request.method, request.path, params=request.params, stream=True
+                        )
+                    )
+                    body = await answer.read(MAX_ANSWER_BYTES) if answer.code != 200 else b""
+            except TimeoutError:
+                raise self._too_late(request, wait) from None
+            if answer.code == 401:
+                await self._transport.credentials.renewed(credentials)
+            if answer.code != 200:
+                raise self._refusal(request, answer, body)
+            yield answer.chunks(begin + seconds)
+
+    async def _turn(self, request: Request) -> None:
+        waited = await self._limit.wait()
+        if self._metrics is not None:
+            self._metrics.waited(request.method, self._transport.host, waited)
+        if waited > 1:
+            log.v(2).info("Waited for the agent's own limit", seconds=round(waited, 3), request=str(request))
+
+    def _refusal(self, request: Request, answer: Answer, body: bytes) -> ApiError:
+        retry_after = _seconds(answer.headers.get("Retry-After", ""))
+        error = api_error(answer.code, body, request=str(request), retry_after=retry_after)
+        resource = request.resource
+        if answer.code == 403:
+            plural = f"{resource.plural}/{request.subresource}" if request.subresource else resource.plural
+            namespace = request.namespace if resource.namespaced else ""
+            error.hint = forbidden_hint(error.message, request.verb, resource.group, plural, namespace)
+        elif answer.code == 401:
+            error.hint = self._transport.credentials.problem()
+        return error
+
+    def _too_late(self, request: Request, seconds: float) -> TimedOut:
+        return TimedOut(self._transport.access.server, f"{request} was not answered within {seconds:g} s")
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Read a Retry-After in seconds; API servers never send dates."""
+    return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None

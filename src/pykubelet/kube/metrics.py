@@ -1,0 +1,89 @@
+"""How the API server is asked and how it answers: the metrics of every Kubernetes client.
+
+Built on a registry that the caller gives, because two agents can live in one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60]
+_SIZES = [64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216]
+_AGES = [600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000]
+
+
+class RestMetrics:
+    """The requests of one agent."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "rest_client_requests_total",
+            "Requests to the API server, by code of the answer, method and host.",
+            ["code", "method", "host"],
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "rest_client_request_duration_seconds",
+            "How long the API server took to answer, by verb and host.",
+            ["verb", "host"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._limiter = Histogram(
+            "rest_client_rate_limiter_duration_seconds",
+            "How long requests waited for the agent's own limit, by verb and host.",
+            ["verb", "host"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._request_size = Histogram(
+            "rest_client_request_size_bytes",
+            "Sizes of requests, by verb and host.",
+            ["verb", "host"],
+            buckets=_SIZES,
+            registry=registry,
+        )
+        self._response_size = Histogram(
+            "rest_client_response_size_bytes",
+            "Sizes of answers, by verb and host.",
+            ["verb", "host"],
+            buckets=_SIZES,
+            registry=registry,
+        )
+        self._plugin_ttl = Gauge(
+            "rest_client_exec_plugin_ttl_seconds",
+            "Seconds until the certificate of an exec plugin expires; +Inf without one.",
+            registry=registry,
+        )
+        self._plugin_ttl.set(math.inf)
+        self._plugin_age = Histogram(
+            "rest_client_exec_plugin_certificate_rotation_age",
+            "Ages in seconds at which certificates of exec plugins were replaced.",
+            buckets=_AGES,
+            registry=registry,
+        )
+
+    def waited(self, verb: str, host: str, seconds: float) -> None:
+        """Count a wait for the agent's own limit."""
+        self._limiter.labels(verb, host).observe(seconds)
+
+    def answered(self, method: str, host: str, code: str, seconds: float, sent: int) -> None:
+        """Count a request that was answered, or failed (`<error>`)."""
+        self._requests.labels(code, method, host).inc()
+        self._duration.labels(method, host).observe(seconds)
+        self._request_size.labels(method, host).observe(sent)
+
+    def received(self, method: str, host: str, size: int) -> None:
+        """Count an answer's size in bytes."""
+        self._response_size.labels(method, host).observe(size)
+
+    def plugin_certificate(self, seconds_left: Callable[[], float]) -> None:
+        """Show how long the certificate of an exec plugin is still valid."""
+        self._plugin_ttl.set_function(seconds_left)
+
+    def plugin_rotated(self, age_seconds: float) -> None:
+        """Count that an exec plugin gave another certificate, after the one before had this age."""
+        self._plugin_age.observe(age_seconds)

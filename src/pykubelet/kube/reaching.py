@@ -1,0 +1,66 @@
+"""Why the API server could not be reached, in words for people.
+
+One pure function from what the HTTP library threw to our own tree of errors, so that the cause is
+named the same whatever the agent was about to do.
+"""
+
+from __future__ import annotations
+
+import ssl
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from pykubelet.kube.access import Access
+from pykubelet.kube.errors import BadAnswer, KubeError, TimedOut, TlsError, Unreachable
+from pykubelet.kube.tls import explain_tls
+
+FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+"""What asking over the network can throw."""
+
+
+def explain(err: BaseException, access: Access, certificate_problem: str = "") -> KubeError:
+    """Make an error of our own of what the HTTP library threw.
+
+    `certificate_problem` is what is known to be wrong with our own certificate.
+    """
+    server = access.server
+    if (tls := _find_tls(err)) is not None:
+        name = access.tls_server_name or urlsplit(server).hostname or server
+        why = explain_tls(tls, name)
+        return TlsError(server, f"{why} ({certificate_problem})" if certificate_problem else why)
+    if isinstance(err, aiohttp.ClientHttpProxyError):
+        return Unreachable(server, f"the proxy refused with {err.status} {err.message}".rstrip())
+    if isinstance(err, aiohttp.ClientProxyConnectionError):
+        return Unreachable(server, f"the proxy cannot be reached: {_words(err.os_error)}")
+    if isinstance(err, aiohttp.ClientConnectorDNSError):
+        return Unreachable(server, f"the name {err.host} cannot be resolved: {_words(err.os_error)}")
+    if isinstance(err, aiohttp.ServerTimeoutError | TimeoutError):
+        return TimedOut(server, "there was no answer in time")
+    if isinstance(err, aiohttp.ClientConnectorError):
+        return Unreachable(server, _words(err.os_error))
+    if isinstance(err, aiohttp.ClientPayloadError):
+        return Unreachable(server, "the connection broke in the middle of an answer")
+    if isinstance(err, aiohttp.ServerDisconnectedError):
+        return Unreachable(server, "the connection was closed without an answer")
+    if isinstance(err, aiohttp.ClientResponseError):
+        return BadAnswer(f"{server} does not answer as an API server does: {err.message}")
+    if isinstance(err, OSError):
+        return Unreachable(server, _words(err))
+    return Unreachable(server, str(err) or type(err).__name__)
+
+
+def _find_tls(err: BaseException | None) -> ssl.SSLError | None:
+    """Look for a failed handshake; servers tell theirs late, when the first answer is read."""
+    while err is not None:
+        if isinstance(err, ssl.SSLError):
+            return err
+        if isinstance(err, aiohttp.ClientConnectorCertificateError):
+            certificate = err.certificate_error
+            return certificate if isinstance(certificate, ssl.SSLError) else None
+        err = err.__cause__
+    return None
+
+
+def _words(err: OSError) -> str:
+    return (err.strerror or str(err) or type(err).__name__).strip()

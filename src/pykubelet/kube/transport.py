@@ -1,0 +1,265 @@
+"""The connections to one API server, shared by all clients of an agent.
+
+They are kept open between requests and watched by the kernel, so that a peer that vanished is noticed
+within a minute. When a certificate changes, new requests get new connections at once: requests under
+way still finish on the old ones, streams are ended so that their owners ask again as who they are now.
+`close_all` drops everything, for when requests hang on connections that lead nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from pykubelet import KUBERNETES_VERSION
+from pykubelet.kube.access import Access
+from pykubelet.kube.credentials import Credentials, CredentialSource
+from pykubelet.kube.errors import BadAnswer, KubeconfigError, Unreachable
+from pykubelet.kube.metrics import RestMetrics
+from pykubelet.kube.proxy import proxy_from_environment, proxy_problem
+from pykubelet.kube.reaching import FAILURES, explain
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{_ARCHITECTURES.get(platform.machine(), platform.machine())}) pykubelet"
+CONNECT_SECONDS = 30.0
+# Less than the API server's own 90 s and than what load balancers commonly allow, so that a
+# connection is rarely closed by the other side just when it is used.
+_KEEP_SECONDS = 30.0
+# A peer that is gone is noticed after 15 + 3 x 10 seconds without traffic.
+_SOCKET_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 45_000),
+)
+
+
+class Answer:
+    """The beginning of an answer; its body is read as a whole or as it comes."""
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, failed: Callable[[BaseException], Exception]
+    ) -> None:
+        self.code = response.status
+        self.headers = response.headers
+        self._response = response
+        self._failed = failed
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Read the body; raises BadAnswer when it is longer, Unreachable when it breaks off."""
+        body = bytearray()
+        async for chunk in self.chunks():
+            body += chunk
+            if len(body) > max_bytes:
+                raise BadAnswer(f"{self._response.url.path}: the answer is longer than {max_bytes} bytes")
+        return bytes(body)
+
+    async def chunks(self, deadline: float | None = None) -> AsyncIterator[bytes]:
+        """Give the body as it comes; raises TimedOut when the loop's time reaches the deadline."""
+        content = self._response.content
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    chunk = await content.readany()
+            except FAILURES as err:
+                raise self._failed(err) from err
+            if not chunk:
+                return
+            yield chunk
+
+
+class Transport:
+    """Asks one API server; use as an async context manager."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        metrics: RestMetrics | None = None,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.time,
+        user_agent: str = USER_AGENT,
+    ) -> None:
+        self.access = access
+        self.host = urlsplit(access.server).netloc
+        self.credentials = CredentialSource(access, environ=environ, clock=clock, metrics=metrics)
+        self._metrics = metrics
+        self._proxy = access.proxy or proxy_from_environment(access.server, environ)
+        if self._proxy and (problem := proxy_problem(self._proxy)):
+            raise KubeconfigError(f"the proxy for {access.server} in the environment {problem}")
+        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        if not access.compression:
+            self._headers["Accept-Encoding"] = "identity"
+        self._pools: list[_Pool] = []
+        self._reachable = True
+        self._recovery = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_all()
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        credentials: Credentials,
+        method: str,
+        path: str,
+        *,
+        params: Sequence[tuple[str, str]] = (),
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        stream: bool = False,
+    ) -> AsyncIterator[Answer]:
+        """Send a request and give the beginning of its answer; raises Unreachable and BadAnswer.
+
+        A stream is ended when the certificates change.
+        """
+        headers: list[tuple[str, str]] = [*self._headers.items(), *credentials.headers]
+        if body is not None:
+            headers.append(("Content-Type", content_type))
+        pool = self._pool(credentials.context)
+        async with pool.using():
+            await self._retire_outdated()
+            if pool.closed:
+                raise Unreachable(self.access.server, "all connections were closed meanwhile")
+            begin = time.monotonic()
+            try:
+                response = await pool.session.request(
+                    method,
+                    self.access.server + path,
+                    params=params,
+                    headers=headers,
+                    data=body,
+                    proxy=self._proxy or None,
+                    ssl=credentials.context if credentials.context is not None else True,
+                    server_hostname=self.access.tls_server_name or None,
+                    allow_redirects=False,
+                )
+            except FAILURES as err:
+                self._count(method, "<error>", begin, body)
+                self._reachable = False
+                raise self._explain(err) from err
+            self._count(method, str(response.status), begin, body)
+            self._answered(response.status)
+            try:
+                if stream:
+                    pool.streams.add(response)
+                yield Answer(response, self._explain)
+            finally:
+                pool.streams.discard(response)
+                # An answer that was not read to its end takes its connection with it.
+                response.release() if response.content.at_eof() else response.close()
+
+    async def close_all(self) -> None:
+        """Close all connections; whoever waits on one of them gets Unreachable."""
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            await pool.close()
+
+    async def pause(self, seconds: float, least: float = 1.0) -> None:
+        """Wait; when the API server is found to be back meanwhile, not longer than `least` seconds."""
+        recovery = self._recovery
+        await asyncio.sleep(min(seconds, least))
+        if seconds > least:
+            try:
+                async with asyncio.timeout(seconds - least):
+                    await recovery.wait()
+            except TimeoutError:
+                return
+
+    def _pool(self, context: ssl.SSLContext | None) -> _Pool:
+        if not self._pools or self._pools[-1].context is not context:
+            self._pools.append(_Pool(context))
+        return self._pools[-1]
+
+    async def _retire_outdated(self) -> None:
+        if len(self._pools) > 1:
+            for pool in self._pools[:-1]:
+                await pool.retire()
+            self._pools = [pool for pool in self._pools if not pool.closed]
+
+    def _answered(self, code: int) -> None:
+        if not self._reachable and code < 500:
+            self._reachable = True
+            self._recovery.set()
+            self._recovery = asyncio.Event()
+
+    def _count(self, method: str, code: str, begin: float, body: bytes | None) -> None:
+        if self._metrics is not None:
+            self._metrics.answered(method, self.host, code, time.monotonic() - begin, len(body or b""))
+
+    def _explain(self, err: BaseException) -> Exception:
+        return explain(err, self.access, self.credentials.problem())
+
+
+class _Pool:
+    """Connections that were made with the same certificates."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self.context = context
+        self.streams: set[aiohttp.ClientResponse] = set()
+        self._users = 0
+        self._retired = False
+        # Neither a limit nor a cache of names: both make the library cancel those who wait when it
+        # is closed, and a cancelled task that nobody cancelled ends silently.
+        connector = aiohttp.TCPConnector(
+            limit=0, use_dns_cache=False, keepalive_timeout=_KEEP_SECONDS, socket_factory=_new_socket
+        )
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self.session.closed
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._retired and self._users == 0:
+                await self.close()
+
+    async def retire(self) -> None:
+        """Take no new requests, end the streams, and close when the last request is answered."""
+        self._retired = True
+        for response in tuple(self.streams):
+            response.close()
+        if self._users == 0:
+            await self.close()
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+def _new_socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    try:
+        for level, option, value in _SOCKET_OPTIONS:
+            made.setsockopt(level, option, value)
+    except OSError:
+        made.close()
+        raise
+    return made

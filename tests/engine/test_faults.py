@@ -1,0 +1,142 @@
+"""What breaks around the agent: the runtime hangs, dies, or loses things."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pykubelet.embedded.daemon import find_daemons
+from tests.engine.making import container, pod
+from tests.engine.node import Node, is_ready, status_of
+from tests.engine.truth import CONTAINER_NAME, POD_NAME
+
+pytestmark = pytest.mark.machine
+
+HANG_SECONDS = 15
+
+
+@pytest.fixture(autouse=True)
+def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Take the test's manifests away; the module's end proves that their pods are gone."""
+    yield
+    if "node" in request.fixturenames:
+        for path in request.getfixturevalue("node").manifests.iterdir():
+            path.unlink()
+
+
+def containerd(node: Node) -> int:
+    (daemon,) = find_daemons(node.instance)
+    return daemon.pid
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Have a process hang for the time of a block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_runtime_hangs(node: Node) -> None:
+    alive = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+    node.write(pod("steady", container(livenessProbe=alive, readinessProbe=alive)))
+    node.write(pod("leaves"))
+    node.wait_ready("steady-n1")
+    leaving = node.wait_ready("leaves-n1")
+    (before,) = node.truth.running("steady-n1")
+    with stopped(containerd(node)):
+        began = time.monotonic()
+        node.write(pod("comes"))
+        node.remove("leaves")
+        slowest = 0.0
+        while time.monotonic() - began < HANG_SECONDS:
+            asked = time.monotonic()
+            assert node.is_healthy(), "the agent itself does not hang"
+            assert {it["metadata"]["name"] for it in node.pods()} >= {"steady-n1"}
+            slowest = max(slowest, time.monotonic() - asked)
+            time.sleep(0.5)
+    assert slowest < 2, f"the agent took {slowest:.1f} s to answer while the runtime hung"
+    node.wait_ready("comes-n1", 30)
+    node.wait_gone("leaves-n1", leaving["metadata"]["uid"])
+    now = node.wait_ready("steady-n1", 30)
+    assert [one.id for one in node.truth.running("steady-n1")] == [before.id]
+    assert status_of(now, "main")["restartCount"] == 0
+    assert len(node.truth.running("comes-n1")) == 1
+
+
+def test_the_runtime_dies_while_pods_start(node: Node) -> None:
+    node.start_pod(pod("stays"))
+    (before,) = node.truth.running("stays-n1")
+    names = [f"dies{number}" for number in range(4)]
+    for round, name in enumerate(names):
+        node.write(pod(name, container("one"), container("two")))
+        time.sleep(0.1 * (round + 1))
+        os.kill(containerd(node), signal.SIGKILL)
+        node.wait("another containerd", lambda: find_daemons(node.instance), 10)
+    for name in names:
+        node.wait_ready(f"{name}-n1", 40)
+    copies = Counter((one.labels[POD_NAME], one.labels[CONTAINER_NAME]) for one in node.truth.running())
+    assert all(count == 1 for count in copies.values()), copies
+    assert {name for name, _ in copies} == {"stays-n1", *(f"{name}-n1" for name in names)}
+    assert [one.id for one in node.truth.running("stays-n1")] == [before.id]
+    # Its events are heard again, too.
+    os.kill(node.truth.container_pid(before.id), signal.SIGKILL)
+    node.wait_pod("stays-n1", "to be restarted", lambda it: status_of(it, "main")["restartCount"] == 1, 10)
+
+
+@pytest.mark.parametrize("how", ["its process is killed", "it is removed"])
+def test_a_sandbox_is_lost(node: Node, how: str) -> None:
+    name = "lost" if how == "it is removed" else "killed"
+    before = node.start_pod(pod(name))
+    (box,) = node.truth.sandboxes(f"{name}-n1")
+    (old,) = node.truth.running(f"{name}-n1")
+    if how == "it is removed":
+        node.truth.remove_sandbox(box.id)
+    else:
+        os.kill(node.truth.sandbox_pid(box.id), signal.SIGKILL)
+
+    def replaced() -> bool:
+        return [it.id for it in node.truth.ready(f"{name}-n1")] not in ([], [box.id])
+
+    node.wait("another sandbox", replaced, 15)
+    node.wait(
+        "its container", lambda: [one for one in node.truth.running(f"{name}-n1") if one.id != old.id], 15
+    )
+    after = node.wait_ready(f"{name}-n1")
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert [one.id for one in node.truth.running(f"{name}-n1")] != [old.id]
+    assert len(node.truth.running(f"{name}-n1")) == 1
+
+
+def test_a_container_is_killed_from_outside(node: Node) -> None:
+    node.start_pod(pod("shot"))
+    (old,) = node.truth.running("shot-n1")
+    os.kill(node.truth.container_pid(old.id), signal.SIGKILL)
+    after = node.wait_pod(
+        "shot-n1",
+        "to be restarted",
+        lambda it: is_ready(it) and status_of(it, "main")["restartCount"] == 1,
+        10,
+    )
+    assert status_of(after, "main")["lastState"]["terminated"]["exitCode"] == 137
+    assert len(node.truth.ready("shot-n1")) == 1
+
+
+def test_the_pods_network_is_broken_for_a_while(node: Node) -> None:
+    (config,) = node.instance.cni_conf.iterdir()
+    text = config.read_text()
+    config.write_text(text.replace('"bridge"', '"no-such-plugin"', 1))
+    try:
+        node.write(pod("netless"))
+        told = node.wait_event("netless-n1", "FailedCreatePodSandBox", 20)
+        assert "no-such-plugin" in told
+    finally:
+        config.write_text(text)
+    node.wait_ready("netless-n1", 30)
+    assert len(node.truth.ready("netless-n1")) == 1
