@@ -1,0 +1,178 @@
+"""The reference's recordings, replayed: the same pods lead to the same requests, statuses and events.
+
+They run here as static pods, so what a static pod changes by nature is made equal first: its name
+ends with the node's, it has no namespace of its own, annotations tell its source, it has no
+generation, and there are no services. A crashing container is told by the recording as ended, by us as
+waiting for its next start, with the same end in its last state: what users look for.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf.json_format import MessageToDict
+
+from pykubelet.cri import runtime_pb2 as pb
+from tests.conftest import RunningRuntime
+from tests.engine.node import NAME, Document, Node, is_ready, kubelet_node, running, status_of
+from tests.engine.recording import Recording, recorded
+
+pytestmark = pytest.mark.machine
+
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
+IMAGE = "registry.local/busybox:1.35"
+PODS = [
+    (stem, name)
+    for stem in ("basic", "lifecycle")
+    for name in json.loads((GOLDEN / f"given-{stem}.json").read_text())
+]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The node on which all given pods ran."""
+
+    node: Node
+    recording: Recording
+    pods: dict[str, Document]
+    events: dict[str, list[tuple[str, str, str]]]
+
+
+@pytest.fixture(scope="module")
+def replay(runtime: RunningRuntime) -> Iterator[Replay]:
+    """Run all given pods at once, until each is as it was recorded."""
+    ctr = ["ctr", "--address", str(runtime.instance.socket), "--namespace", "k8s.io", "images", "tag"]
+    subprocess.run([*ctr, runtime.busybox_image, IMAGE], check=True, capture_output=True)
+    with recorded(runtime.endpoint, runtime.instance.data_dir / "proxy.sock") as recording:
+        endpoint = f"unix://{runtime.instance.data_dir / 'proxy.sock'}"
+        node = kubelet_node(
+            runtime, endpoint=endpoint, clusterDNS=["10.96.0.10"], clusterDomain="cluster.local"
+        )
+        with running(node):
+            for stem in ("basic", "lifecycle"):
+                for document in yaml.safe_load_all((GOLDEN / f"given-{stem}.yaml").read_text()):
+                    node.write(document)
+            pods = {
+                name: node.wait_pod(f"{name}-{NAME}", "as recorded", SETTLED[name], 60) for _, name in PODS
+            }
+            yield Replay(node, recording, pods, {name: node.events(f"{name}-{NAME}") for _, name in PODS})
+            node.clear()
+
+
+SETTLED: dict[str, Any] = {
+    **dict.fromkeys(("besteffort", "burstable", "guaranteed", "lifecycle"), is_ready),
+    "finishes": lambda pod: pod["status"]["phase"] == "Succeeded",
+    "crashes": lambda pod: (
+        status_of(pod, "main")["restartCount"] == 2 and "waiting" in status_of(pod, "main")["state"]
+    ),
+    "no-image": lambda pod: "ErrImageNeverPull" in json.dumps(pod["status"]),
+}
+
+
+def expected(stem: str, name: str, part: str) -> Any:
+    """A part of the recording, with the namespace that static pods have."""
+    text = (GOLDEN / f"given-{stem}.json").read_text().replace(f"scn-given-{stem}", "default")
+    return json.loads(text)[name][part]
+
+
+def plain(replay: Replay, name: str, document: Any) -> Any:
+    """Ours in the recording's clothes."""
+    pod, node = replay.pods[name], replay.node
+    text = json.dumps(document)
+    for what, stands_for in (
+        (pod["metadata"]["uid"], "POD_UID"),
+        (f"{name}-{NAME}", name),
+        (str(node.instance.pod_logs), "/var/log/pods"),
+        (str(node.root), "ROOT"),
+        (f'"{node.instance.cgroup_root}/kubepods', '"/kubepods'),
+        (pod["status"].get("podIP") or "no address", "POD_IP"),
+    ):
+        text = text.replace(what, stands_for)
+    text = re.sub(r"(containers/[\w-]+/)[0-9a-f]{8}\b", r"\1RAND", text)
+    text = re.sub(r"(containerd://|sha256:)[0-9a-f]{64}", r"\1ID", text)
+    return json.loads(text)
+
+
+def asked(replay: Replay, name: str) -> list[Document]:
+    """The first sandbox and the first of each container that the agent asked for."""
+    uid, found = replay.pods[name]["metadata"]["uid"], {}
+    for method, request in replay.recording.requests("RunPodSandbox", "CreateContainer"):
+        message: Any
+        if method == "RunPodSandbox":
+            message = pb.RunPodSandboxRequest.FromString(request).config
+            key = message.metadata.uid
+        else:
+            message = pb.CreateContainerRequest.FromString(request).config
+            key = message.labels["io.kubernetes.pod.uid"]
+        if key == uid:
+            config = MessageToDict(message, preserving_proto_field_name=True)
+            found.setdefault((method, message.metadata.name), {"method": method, "config": config})
+    return list(found.values())
+
+
+def without_nature(calls: list[Document]) -> list[Document]:
+    """Drop what being a static pod, or of an API server, decides."""
+    for call in calls:
+        config = call["config"]
+        for annotation in [
+            key for key in config.get("annotations", {}) if key.startswith("kubernetes.io/config.")
+        ]:
+            del config["annotations"][annotation]
+        if not config.get("annotations"):
+            config.pop("annotations", None)
+        envs = [env for env in config.pop("envs", []) if not env["key"].startswith("KUBERNETES_")]
+        if envs:
+            config["envs"] = sorted(envs, key=lambda env: str(env["key"]))
+    return calls
+
+
+@pytest.mark.parametrize(("stem", "name"), PODS)
+def test_requests(replay: Replay, stem: str, name: str) -> None:
+    ours = without_nature(plain(replay, name, asked(replay, name)))
+    assert ours == without_nature(expected(stem, name, "cri"))
+
+
+@pytest.mark.parametrize(("stem", "name"), PODS)
+def test_statuses(replay: Replay, stem: str, name: str) -> None:
+    ours = _settled(plain(replay, name, replay.pods[name]["status"]))
+    theirs = _settled(expected(stem, name, "status"))
+    if name == "crashes":
+        (main,) = ours["containerStatuses"]
+        (waiting,) = main["state"].values()
+        assert waiting["reason"] == "CrashLoopBackOff"
+        main["state"] = main["lastState"]
+    assert ours == theirs
+
+
+def _settled(status: Document) -> Document:
+    """Make equal what differs by node: times, names of one image, addresses, pod-level resources."""
+    for key in ("observedGeneration", "resources", "hostIP", "hostIPs"):
+        status.pop(key, None)
+    for condition in status["conditions"]:
+        condition.pop("observedGeneration", None)
+    for container in [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]:
+        if "containerID" in container:
+            container["image"] = "SAME_ID"
+    return _timeless(status)
+
+
+def _timeless(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _timeless(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_timeless(inner) for inner in value]
+    return "TIME" if value and key.endswith(("Time", "At")) else value
+
+
+@pytest.mark.parametrize(("stem", "name"), PODS)
+def test_events(replay: Replay, stem: str, name: str) -> None:
+    ours = {tuple(event) for event in plain(replay, name, replay.events[name])}
+    theirs = {(reason, message, where) for _, reason, message, where in expected(stem, name, "events")}
+    # A probe may look before the server listens; the recording's did not.
+    assert {event for event in ours if event[0] != "Unhealthy"} == theirs
