@@ -46,16 +46,23 @@ def idle(seconds: float) -> list[Result]:
 
 
 def pods(count: int, hold_seconds: float) -> list[Result]:
-    """Many pods at once, as a ratio to the same pods by bare CRI calls in the same run."""
+    """Many pods at once, as a ratio to the same pods by bare CRI calls in the same run.
+
+    The floor is measured before and after: these machines are not equally quick all the time.
+    """
     with data_dir() as path:
         with bare_runtime(path) as image:
-            floor = asyncio.run(measure_floor(Instance.at(path), image, count))
-        print(
-            f"     the floor, {count} pods by bare CRI calls: all running {floor.all_running:.2f} s, "
-            f"median {floor.median_start:.2f} s, all deleted {floor.all_deleted:.2f} s"
-        )
+            before = asyncio.run(measure_floor(Instance.at(path), image, count))
         with running_node(path) as node:
             run = asyncio.run(measure_pods(node, image, count, hold_seconds))
+        with bare_runtime(path) as image:
+            after = asyncio.run(measure_floor(Instance.at(path), image, count))
+    floor = before.mean(after)
+    for when, times in (("before", before), ("after", after)):
+        print(
+            f"     the floor {when}, {count} pods by bare CRI calls: all running {times.all_running:.2f} s, "
+            f"median {times.median_start:.2f} s, all deleted {times.all_deleted:.2f} s"
+        )
     print(
         f"     the agent, {count} pods: all running {run.times.all_running:.2f} s, "
         f"median {run.times.median_start:.2f} s, all deleted {run.times.all_deleted:.2f} s; "

@@ -28,6 +28,14 @@ class Times:
     median_start: float
     all_deleted: float
 
+    def mean(self, other: Times) -> Times:
+        """The middle of two measurements."""
+        return Times(
+            (self.all_running + other.all_running) / 2,
+            (self.median_start + other.median_start) / 2,
+            (self.all_deleted + other.all_deleted) / 2,
+        )
+
 
 async def connected(endpoint: str) -> Cri:
     """Connect to a node's runtime."""
