@@ -46,6 +46,7 @@ class Recording(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
                 answer: bytes = call(request)
             except grpc.RpcError as err:
                 context.abort(err.code(), err.details())
+                raise
             return answer
 
         return forward

@@ -101,7 +101,8 @@ def plain(replay: Replay, name: str, document: Any) -> Any:
 
 def asked(replay: Replay, name: str) -> list[Document]:
     """The first sandbox and the first of each container that the agent asked for."""
-    uid, found = replay.pods[name]["metadata"]["uid"], {}
+    uid = replay.pods[name]["metadata"]["uid"]
+    found: dict[tuple[str, str], Document] = {}
     for method, request in replay.recording.requests("RunPodSandbox", "CreateContainer"):
         message: Any
         if method == "RunPodSandbox":
@@ -159,7 +160,8 @@ def _settled(status: Document) -> Document:
     for container in [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]:
         if "containerID" in container:
             container["image"] = "SAME_ID"
-    return _timeless(status)
+    timeless: Document = _timeless(status)
+    return timeless
 
 
 def _timeless(value: Any, key: str = "") -> Any:

@@ -81,9 +81,8 @@ def test_init_containers_run_one_after_the_other(node: Node, tmp_path: Path, sha
         )
     )
     assert lines(tmp_path / "notes") == ["first", "first-end", "second", "main"]
-    assert [status["state"]["terminated"]["reason"] for status in found["status"]["initContainerStatuses"]] == [
-        "Completed", "Completed"
-    ]  # fmt: skip
+    ends = [status["state"]["terminated"]["reason"] for status in found["status"]["initContainerStatuses"]]
+    assert ends == ["Completed", "Completed"]
 
 
 def test_an_init_container_that_fails_keeps_the_pod_waiting(
@@ -106,8 +105,9 @@ def test_an_init_container_that_fails_keeps_the_pod_waiting(
 
 def test_sidecars_start_first_and_stop_last_in_reverse(node: Node, tmp_path: Path, shared: Document) -> None:
     def talks(name: str, **fields: Any) -> Document:
-        script = f"trap 'echo {name}-end >> /out/notes; exit 0' TERM; {note(name)}; while :; do sleep 9 & wait $!; done"
-        return container(name, ["sh", "-c", script], **MOUNT, **fields)
+        script = f"trap '{note(f'{name}-end')}; exit 0' TERM; {note(name)}; "
+        command = ["sh", "-c", script + "while :; do sleep 9 & wait $!; done"]
+        return container(name, command, **MOUNT, **fields)
 
     sidecars = [talks("one", restartPolicy="Always"), talks("two", restartPolicy="Always")]
     found = node.start_pod(pod("sides", talks("main"), initContainers=sidecars, volumes=[shared]))

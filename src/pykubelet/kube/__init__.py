@@ -1,1 +1,16 @@
-"""The API server: kubeconfig, TLS, REST, watches, events, leases."""
+"""The API server: who it is, how it is asked, and what the agent mirrors of it and tells it.
+
+From the kubeconfig to an answer:
+
+    kubeconfig.py     a file becomes an `Access`: one server, one user (access.py), perhaps a proxy
+    credentials.py    tokens and certificates as they are now: files, plugins (exec_plugin.py), TLS (tls.py)
+    transport.py      connections, kept and watched; failures in words (reaching.py)
+    calls.py          one request: its turn (rate.py), its retries, its refusal (errors.py)
+    client.py         typed verbs on resources (resources.py); the agent's three are in clients.py
+
+and what is built on it:
+
+    reflector.py      a copy of some objects, kept up to date (watch_stream.py, object_copy.py)
+    event_recorder.py events, told without waiting; what is told is decided in events.py
+    leases.py         the node's sign of life; tokens.py the tokens of service accounts
+"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pykubelet.kube.errors import ApiError, NoCredentials, TimedOut, api_error, 
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.rate import TokenBucket
 from pykubelet.kube.resources import Resource
-from pykubelet.kube.transport import Answer, Transport
+from pykubelet.kube.transport import Answer, Chunks, Transport
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
@@ -80,21 +80,20 @@ class Caller:
             await self._turn(request)
             # Before the clock runs: a plugin may take its time.
             credentials = await self._transport.credentials.current()
+            deadline = asyncio.get_running_loop().time() + self._timeout
             try:
-                async with (
-                    asyncio.timeout(self._timeout),
-                    self._transport.ask(
-                        credentials,
-                        request.method,
-                        request.path,
-                        params=request.params,
-                        body=request.body,
-                        content_type=request.content_type,
-                    ) as answer,
-                ):
-                    body = await answer.read(MAX_ANSWER_BYTES)
-            except TimeoutError:
-                raise self._too_late(request, self._timeout) from None
+                async with self._transport.ask(
+                    credentials,
+                    request.method,
+                    request.path,
+                    params=request.params,
+                    body=request.body,
+                    content_type=request.content_type,
+                    deadline=deadline,
+                ) as answer:
+                    body = await answer.read(MAX_ANSWER_BYTES, deadline)
+            except TimedOut as err:
+                raise TimedOut(err.server, f"{request}: {err.why} ({self._timeout:g} s)") from None
             if self._metrics is not None:
                 self._metrics.received(request.method, self._transport.host, len(body))
             if 200 <= answer.code < 300:
@@ -121,23 +120,17 @@ class Caller:
         await self._turn(request)
         credentials = await self._transport.credentials.current()
         begin = asyncio.get_running_loop().time()
-        async with AsyncExitStack() as stack:
-            wait = min(seconds, _WATCH_BEGINS_SECONDS)
-            try:
-                async with asyncio.timeout(wait):
-                    answer = await stack.enter_async_context(
-                        self._transport.ask(
-                            credentials, request.method, request.path, params=request.params, stream=True
-                        )
-                    )
-                    body = await answer.read(MAX_ANSWER_BYTES) if answer.code != 200 else b""
-            except TimeoutError:
-                raise self._too_late(request, wait) from None
-            if answer.code == 401:
-                await self._transport.credentials.renewed(credentials)
-            if answer.code != 200:
-                raise self._refusal(request, answer, body)
-            yield answer.chunks(begin + seconds)
+        deadline = begin + min(seconds, _WATCH_BEGINS_SECONDS)
+        async with self._transport.ask(
+            credentials, request.method, request.path, params=request.params, deadline=deadline, stream=True
+        ) as answer:
+            if answer.code == 200:
+                yield Chunks(answer, begin + seconds)
+                return
+            error = self._refusal(request, answer, await answer.read(MAX_ANSWER_BYTES, deadline))
+        if error.code == 401:
+            await self._transport.credentials.renewed(credentials)
+        raise error
 
     async def _turn(self, request: Request) -> None:
         waited = await self._limit.wait()
@@ -155,11 +148,10 @@ class Caller:
             namespace = request.namespace if resource.namespaced else ""
             error.hint = forbidden_hint(error.message, request.verb, resource.group, plural, namespace)
         elif answer.code == 401:
-            error.hint = self._transport.credentials.problem()
+            error.hint = self._transport.credentials.problem() or (
+                "the token or certificate of the kubeconfig's user is not accepted: renew it"
+            )
         return error
-
-    def _too_late(self, request: Request, seconds: float) -> TimedOut:
-        return TimedOut(self._transport.access.server, f"{request} was not answered within {seconds:g} s")
 
 
 def _seconds(retry_after: str) -> float | None:

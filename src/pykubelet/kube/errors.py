@@ -48,6 +48,13 @@ class TlsError(Unreachable):
     """No trusted connection could be made."""
 
 
+class Superseded(Unreachable):
+    """A stream was ended because the agent's certificates changed; the next one uses the new ones."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server, "connections are made anew with other certificates")
+
+
 class NoCredentials(Unreachable):
     """What the kubeconfig names to identify the agent could not be had."""
 

@@ -25,39 +25,41 @@ def explain(err: BaseException, access: Access, certificate_problem: str = "") -
     `certificate_problem` is what is known to be wrong with our own certificate.
     """
     server = access.server
+    hint = f" ({certificate_problem})" if certificate_problem else ""
     if (tls := _find_tls(err)) is not None:
         name = access.tls_server_name or urlsplit(server).hostname or server
         why = explain_tls(tls, name)
-        return TlsError(server, f"{why} ({certificate_problem})" if certificate_problem else why)
+        return TlsError(server, why + hint)
     if isinstance(err, aiohttp.ClientHttpProxyError):
         return Unreachable(server, f"the proxy refused with {err.status} {err.message}".rstrip())
     if isinstance(err, aiohttp.ClientProxyConnectionError):
         return Unreachable(server, f"the proxy cannot be reached: {_words(err.os_error)}")
     if isinstance(err, aiohttp.ClientConnectorDNSError):
         return Unreachable(server, f"the name {err.host} cannot be resolved: {_words(err.os_error)}")
-    if isinstance(err, aiohttp.ServerTimeoutError | TimeoutError):
+    if isinstance(err, aiohttp.ConnectionTimeoutError):
+        return TimedOut(server, "no connection could be made in time")
+    if isinstance(err, TimeoutError):
         return TimedOut(server, "there was no answer in time")
     if isinstance(err, aiohttp.ClientConnectorError):
         return Unreachable(server, _words(err.os_error))
     if isinstance(err, aiohttp.ClientPayloadError):
         return Unreachable(server, "the connection broke in the middle of an answer")
     if isinstance(err, aiohttp.ServerDisconnectedError):
-        return Unreachable(server, "the connection was closed without an answer")
+        return Unreachable(server, f"the connection was closed without an answer{hint}")
     if isinstance(err, aiohttp.ClientResponseError):
         return BadAnswer(f"{server} does not answer as an API server does: {err.message}")
     if isinstance(err, OSError):
-        return Unreachable(server, _words(err))
+        # A server that does not want our certificate may hang up before its reason gets through.
+        return Unreachable(server, _words(err) + hint)
     return Unreachable(server, str(err) or type(err).__name__)
 
 
 def _find_tls(err: BaseException | None) -> ssl.SSLError | None:
     """Look for a failed handshake; servers tell theirs late, when the first answer is read."""
     while err is not None:
-        if isinstance(err, ssl.SSLError):
+        # The HTTP library's own errors claim to be the TLS library's, without its words.
+        if isinstance(err, ssl.SSLError) and not isinstance(err, aiohttp.ClientError):
             return err
-        if isinstance(err, aiohttp.ClientConnectorCertificateError):
-            certificate = err.certificate_error
-            return certificate if isinstance(certificate, ssl.SSLError) else None
         err = err.__cause__
     return None
 

@@ -21,17 +21,19 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.kube.access import Access
 from pykubelet.kube.credentials import Credentials, CredentialSource
-from pykubelet.kube.errors import BadAnswer, KubeconfigError, Unreachable
+from pykubelet.kube.errors import BadAnswer, KubeconfigError, Superseded, Unreachable
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.proxy import proxy_from_environment, proxy_problem
 from pykubelet.kube.reaching import FAILURES, explain
+from pykubelet.kube.resolver import SharedResolver
 
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{_ARCHITECTURES.get(platform.machine(), platform.machine())}) pykubelet"
+_MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{_MACHINE}) pykubelet"
 CONNECT_SECONDS = 30.0
 # Less than the API server's own 90 s and than what load balancers commonly allow, so that a
 # connection is rarely closed by the other side just when it is used.
@@ -47,7 +49,10 @@ _SOCKET_OPTIONS = (
 
 
 class Answer:
-    """The beginning of an answer; its body is read as a whole or as it comes."""
+    """The beginning of an answer; its body is read as a whole or as it comes.
+
+    Deadlines are of the loop's time.
+    """
 
     def __init__(
         self, response: aiohttp.ClientResponse, failed: Callable[[BaseException], Exception]
@@ -57,27 +62,38 @@ class Answer:
         self._response = response
         self._failed = failed
 
-    async def read(self, max_bytes: int) -> bytes:
+    async def read(self, max_bytes: int, deadline: float | None = None) -> bytes:
         """Read the body; raises BadAnswer when it is longer, Unreachable when it breaks off."""
         body = bytearray()
-        async for chunk in self.chunks():
+        while chunk := await self.chunk(deadline):
             body += chunk
             if len(body) > max_bytes:
                 raise BadAnswer(f"{self._response.url.path}: the answer is longer than {max_bytes} bytes")
         return bytes(body)
 
-    async def chunks(self, deadline: float | None = None) -> AsyncIterator[bytes]:
-        """Give the body as it comes; raises TimedOut when the loop's time reaches the deadline."""
-        content = self._response.content
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    chunk = await content.readany()
-            except FAILURES as err:
-                raise self._failed(err) from err
-            if not chunk:
-                return
-            yield chunk
+    async def chunk(self, deadline: float | None = None) -> bytes:
+        """Wait for the next piece of the body; empty at its end. Raises Unreachable, TimedOut."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._response.content.readany()
+        except FAILURES as err:
+            raise self._failed(err) from err
+
+
+class Chunks:
+    """The pieces of an answer's body as they come, until a deadline: then TimedOut."""
+
+    def __init__(self, answer: Answer, deadline: float) -> None:
+        self._answer = answer
+        self._deadline = deadline
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if chunk := await self._answer.chunk(self._deadline):
+            return chunk
+        raise StopAsyncIteration
 
 
 class Transport:
@@ -102,6 +118,7 @@ class Transport:
         self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
         if not access.compression:
             self._headers["Accept-Encoding"] = "identity"
+        self._resolver = SharedResolver()
         self._pools: list[_Pool] = []
         self._reachable = True
         self._recovery = asyncio.Event()
@@ -124,11 +141,13 @@ class Transport:
         params: Sequence[tuple[str, str]] = (),
         body: bytes | None = None,
         content_type: str = "application/json",
+        deadline: float | None = None,
         stream: bool = False,
     ) -> AsyncIterator[Answer]:
         """Send a request and give the beginning of its answer; raises Unreachable and BadAnswer.
 
-        A stream is ended when the certificates change.
+        `deadline` is the loop's time at which the answer must have begun. A stream is ended when the
+        certificates change.
         """
         headers: list[tuple[str, str]] = [*self._headers.items(), *credentials.headers]
         if body is not None:
@@ -140,29 +159,29 @@ class Transport:
                 raise Unreachable(self.access.server, "all connections were closed meanwhile")
             begin = time.monotonic()
             try:
-                response = await pool.session.request(
-                    method,
-                    self.access.server + path,
-                    params=params,
-                    headers=headers,
-                    data=body,
-                    proxy=self._proxy or None,
-                    ssl=credentials.context if credentials.context is not None else True,
-                    server_hostname=self.access.tls_server_name or None,
-                    allow_redirects=False,
-                )
+                async with asyncio.timeout_at(deadline):
+                    response = await pool.session.request(
+                        method,
+                        self.access.server + path,
+                        params=params,
+                        headers=headers,
+                        data=body,
+                        proxy=self._proxy or None,
+                        ssl=credentials.context if credentials.context is not None else True,
+                        server_hostname=self.access.tls_server_name or None,
+                        allow_redirects=False,
+                    )
             except FAILURES as err:
                 self._count(method, "<error>", begin, body)
                 self._reachable = False
                 raise self._explain(err) from err
             self._count(method, str(response.status), begin, body)
             self._answered(response.status)
+            pool.open[response] = stream
             try:
-                if stream:
-                    pool.streams.add(response)
-                yield Answer(response, self._explain)
+                yield Answer(response, lambda err: self._broken(err, pool, stream))
             finally:
-                pool.streams.discard(response)
+                del pool.open[response]
                 # An answer that was not read to its end takes its connection with it.
                 response.release() if response.content.at_eof() else response.close()
 
@@ -185,7 +204,7 @@ class Transport:
 
     def _pool(self, context: ssl.SSLContext | None) -> _Pool:
         if not self._pools or self._pools[-1].context is not context:
-            self._pools.append(_Pool(context))
+            self._pools.append(_Pool(context, self._resolver))
         return self._pools[-1]
 
     async def _retire_outdated(self) -> None:
@@ -204,6 +223,9 @@ class Transport:
         if self._metrics is not None:
             self._metrics.answered(method, self.host, code, time.monotonic() - begin, len(body or b""))
 
+    def _broken(self, err: BaseException, pool: _Pool, stream: bool) -> Exception:
+        return Superseded(self.access.server) if stream and pool.retired else self._explain(err)
+
     def _explain(self, err: BaseException) -> Exception:
         return explain(err, self.access, self.credentials.problem())
 
@@ -211,15 +233,20 @@ class Transport:
 class _Pool:
     """Connections that were made with the same certificates."""
 
-    def __init__(self, context: ssl.SSLContext | None) -> None:
+    def __init__(self, context: ssl.SSLContext | None, resolver: AbstractResolver) -> None:
         self.context = context
-        self.streams: set[aiohttp.ClientResponse] = set()
+        self.open: dict[aiohttp.ClientResponse, bool] = {}
+        """The answers being read, and whether they are streams."""
         self._users = 0
-        self._retired = False
+        self.retired = False
         # Neither a limit nor a cache of names: both make the library cancel those who wait when it
         # is closed, and a cancelled task that nobody cancelled ends silently.
         connector = aiohttp.TCPConnector(
-            limit=0, use_dns_cache=False, keepalive_timeout=_KEEP_SECONDS, socket_factory=_new_socket
+            limit=0,
+            use_dns_cache=False,
+            resolver=resolver,
+            keepalive_timeout=_KEEP_SECONDS,
+            socket_factory=_new_socket,
         )
         self.session = aiohttp.ClientSession(
             connector=connector,
@@ -238,18 +265,22 @@ class _Pool:
             yield
         finally:
             self._users -= 1
-            if self._retired and self._users == 0:
+            if self.retired and self._users == 0:
                 await self.close()
 
     async def retire(self) -> None:
         """Take no new requests, end the streams, and close when the last request is answered."""
-        self._retired = True
-        for response in tuple(self.streams):
-            response.close()
+        self.retired = True
+        for response, stream in tuple(self.open.items()):
+            if stream:
+                response.close()
         if self._users == 0:
             await self.close()
 
     async def close(self) -> None:
+        # The library wakes those who wait for an answer to begin, not those who read one.
+        for response in tuple(self.open):
+            response.close()
         await self.session.close()
 
 

@@ -7,8 +7,10 @@ again, so its facts are kept and asked for only once.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import TypeVar
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
@@ -24,12 +26,17 @@ from pykubelet.runtime.labels import (
 from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.runtime.termination import termination_message
 
+Seen = TypeVar("Seen", ObservedSandbox, ObservedContainer)
+
 _PHASE: dict[int, ContainerPhase] = {
     pb.CONTAINER_CREATED: "created",
     pb.CONTAINER_RUNNING: "running",
     pb.CONTAINER_EXITED: "exited",
 }
-_GIVEN_UP = ("context canceled", "context deadline exceeded")
+_GIVEN_UP = re.compile(
+    "context canceled|context deadline exceeded|failed to start shim: .*signal: killed", re.DOTALL
+)
+"""How containerd tells of a start that its caller did not wait for."""
 
 
 class Observer:
@@ -58,8 +65,8 @@ class Observer:
             uid=uid,
             name=labels.get(POD_NAME, ""),
             namespace=labels.get(POD_NAMESPACE, ""),
-            sandboxes=tuple(sorted(seen_sandboxes, key=lambda s: s.created_at, reverse=True)),
-            containers=tuple(sorted(seen_containers, key=lambda c: (c.created_at, c.attempt), reverse=True)),
+            sandboxes=_newest_first(seen_sandboxes),
+            containers=_newest_first(seen_containers),
         )
 
     async def all_pods(self) -> dict[str, ObservedPod]:
@@ -85,8 +92,8 @@ class Observer:
                 uid=uid,
                 name=labels.get(POD_NAME, ""),
                 namespace=labels.get(POD_NAMESPACE, ""),
-                sandboxes=tuple(sorted(boxes, key=lambda s: s.created_at, reverse=True)),
-                containers=tuple(sorted(seen, key=lambda c: (c.created_at, c.attempt), reverse=True)),
+                sandboxes=_newest_first(boxes),
+                containers=_newest_first(seen),
             )
             for uid, (boxes, seen, labels) in by_uid.items()
         }
@@ -121,6 +128,11 @@ class Observer:
         if found.phase == "exited":
             self._ended[listed.id] = found
         return found
+
+
+def _newest_first(found: Iterable[Seen]) -> tuple[Seen, ...]:
+    """Sort by attempt, which only grows; by time alone, a clock that was set back would raise the dead."""
+    return tuple(sorted(found, key=lambda one: (one.attempt, one.created_at), reverse=True))
 
 
 def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
@@ -171,8 +183,8 @@ def _phase(status: pb.ContainerStatus) -> ContainerPhase:
     One whose start was given up because whoever asked for it was killed, or lost patience, never ran:
     it counts as not started yet, or a pod that is not restarted would have failed for nothing.
     """
-    given_up = any(words in status.message for words in _GIVEN_UP)
-    if status.state == pb.CONTAINER_EXITED and not status.started_at and given_up:
+    never_ran = status.state == pb.CONTAINER_EXITED and not status.started_at
+    if never_ran and _GIVEN_UP.search(status.message):
         return "created"
     return _PHASE.get(status.state, "unknown")
 

@@ -157,12 +157,9 @@ class Starter:
         observed: ObservedPod,
     ) -> str:
         """Create and start one container; gives its id. Raises StartError."""
-        last = observed.latest(container.name)
-        attempt = self._attempt(pod, container, last)
+        attempt = await self._attempt(pod, container, observed.latest(container.name))
         config = await self._config(pod, container, image, attempt, setting, ips, observed)
         try:
-            if last is not None and last.phase == "created":
-                await self._cri.runtime.remove_container(last.id)
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
@@ -257,15 +254,27 @@ class Starter:
         shutil.rmtree(folder, ignore_errors=True)
         if self._legacy_logs is not None and self._legacy_logs.is_dir():
             for link in self._legacy_logs.iterdir():
-                if link.name.startswith(f"{name}_{namespace}_") and folder in link.readlink().parents:
+                ours = link.name.startswith(f"{name}_{namespace}_") and link.is_symlink()
+                if ours and folder in link.readlink().parents:
                     link.unlink(missing_ok=True)
 
-    def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
-        if last is not None:
-            # One that was made and never started (the agent was killed in between) is no restart.
-            return last.restart_count + (last.phase != "created")
-        folder = self._log_dir(pod) / container.name
-        return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
+    async def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
+        """Give the number of this start."""
+        if last is None:
+            folder = self._log_dir(pod) / container.name
+            return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
+        # One that was made and never started (the agent was killed in between) gives its number back.
+        if last.phase == "created" and await self._drop(last.id):
+            return last.restart_count
+        return last.restart_count + 1
+
+    async def _drop(self, container_id: str) -> bool:
+        try:
+            await self._cri.runtime.remove_container(container_id)
+        except CriError as err:
+            log.error(err, "Failed to remove a container that never started", containerID=container_id)
+            return False
+        return True
 
     def _log_dir(self, pod: Pod) -> Path:
         meta = pod.metadata

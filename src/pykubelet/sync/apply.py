@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from pykubelet.pods.journal import Journal, field_of
 from pykubelet.runtime.actions import Actions
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.kill import Killer, KillError, containers_by_name
-from pykubelet.runtime.observed import ObservedPod
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.start import PodSetting, Starter, StartError
@@ -95,6 +96,10 @@ class PodMemory:
     """Whether a step is under way."""
     late: list[Change] = field(default_factory=list)
     """What happened in the runtime during the step."""
+    ends: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By a container's name: which one ended last, and when in the loop's time."""
+    began: float | None = None
+    """When the pod's deadline began to count, in the loop's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +189,21 @@ class Doer:
                 raise failures.exceptions[0] from None
         return min(waits, default=None)
 
-    async def remove_container(self, container_id: str) -> None:
-        """Remove a container that may be gone already."""
+    async def remove_containers(self, uid: str, containers: Iterable[ObservedContainer]) -> None:
+        """Remove containers of a pod of which nothing runs; raises CriError.
+
+        A start that was cut off can leave a process that the runtime does not know of and that keeps
+        it from removing the container: whatever is still in the pod's cgroup is killed, and the next
+        try succeeds.
+        """
         try:
-            await self._cri.runtime.remove_container(container_id)
-        except NotFound:
-            return
+            for container in containers:
+                with suppress(NotFound):
+                    await self._cri.runtime.remove_container(container.id)
+        except CriError:
+            with suppress(OSError):
+                await self._cgroups.remove(uid)
+            raise
 
     def _due(
         self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodMemory
@@ -217,9 +231,8 @@ class Doer:
         if actions.create_sandbox:
             # Traces of an earlier sandbox's initialization would pass for this one's.
             initial = {container.name for container in pod.spec.init_containers}
-            for container in observed.containers:
-                if container.name in initial:
-                    await self.remove_container(container.id)
+            traces = [container for container in observed.containers if container.name in initial]
+            await self.remove_containers(pod.uid, traces)
 
     async def _prepare(self, pod: Pod, turn: Turn) -> PodSetting:
         try:
@@ -307,7 +320,7 @@ class Doer:
         if not ended:
             return 0.0
         key = f"{pod.uid}/{container.name}/{container_hash(container)}"
-        since, now = ended[0].finished_at / 1e9, self._clock()
+        since, now = self._end_of(ended[0], memory), asyncio.get_running_loop().time()
         wait = self._back_off.remaining(key, since, now)
         if wait <= 0:
             self._back_off.attempt(key, since, now)
@@ -320,3 +333,12 @@ class Doer:
             "CrashLoopBackOff", f"back-off {pause} restarting failed container={container.name} pod={who}"
         )
         return wait
+
+    def _end_of(self, container: ObservedContainer, memory: PodMemory) -> float:
+        """When a container ended, in the loop's time; found out once: setting the clock is harmless."""
+        known_id, moment = memory.ends.get(container.name, ("", 0.0))
+        if known_id != container.id:
+            age = max(0.0, self._clock() - container.finished_at / 1e9)
+            moment = asyncio.get_running_loop().time() - age
+            memory.ends[container.name] = container.id, moment
+        return moment

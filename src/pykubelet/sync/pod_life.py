@@ -7,6 +7,7 @@ step; the next one starts from the runtime's picture again, so a step may be int
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -251,7 +252,11 @@ class PodLifeOnNode:
     def _deadline_left(self, pod: Pod, status: PodStatus) -> float | None:
         if pod.spec.active_deadline_seconds is None or status.start_time is None:
             return None
-        return status.start_time.timestamp() + pod.spec.active_deadline_seconds - self._clock()
+        memory, now = self._memory(pod.uid), asyncio.get_running_loop().time()
+        if memory.began is None:
+            # Once: a clock that is set later neither ends pods nor lets them live.
+            memory.began = now - max(0.0, self._clock() - status.start_time.timestamp())
+        return memory.began + pod.spec.active_deadline_seconds - now
 
     def _exceed_deadline(self, pod: Pod, status: PodStatus) -> None:
         message = "Pod was active on the node longer than the specified deadline"
@@ -260,8 +265,7 @@ class PodLifeOnNode:
         self._statuses.set(pod, status)
 
     async def _remove_from_runtime(self, observed: ObservedPod) -> None:
-        for container in observed.containers:
-            await self._doer.remove_container(container.id)
+        await self._doer.remove_containers(observed.uid, observed.containers)
         for sandbox in observed.sandboxes:
             try:
                 await self._cri.runtime.stop_pod_sandbox(sandbox.id)

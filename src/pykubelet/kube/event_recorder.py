@@ -1,0 +1,219 @@
+"""Telling the cluster what happens: events go out one after the other, and nobody waits for them.
+
+`record` only puts an event into a queue of bounded length; when it is full, events are dropped and
+counted. One task sends them in their order. While the API server is away the one at hand is tried
+again for about two minutes, as by the reference, or for as long as it takes; one that the server
+refuses is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
+
+from pykubelet.api.event import Event, EventSource, ObjectReference
+from pykubelet.api.pod import Pod
+from pykubelet.kube.client import PatchKind
+from pykubelet.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    BadAnswer,
+    KubeError,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
+from pykubelet.kube.events import Correlator, Write, new_event
+from pykubelet.kube.resources import EVENTS, Resource
+from pykubelet.kube.retrying import Complaints
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+
+QUEUED = 1000
+TRIES = 12
+TRY_AGAIN_SECONDS = 10.0
+
+_TRANSIENT = (Unreachable, BadAnswer, ServerError, TooManyRequests, Unauthorized)
+
+
+class Happening(Protocol):
+    """An event as the pods' journal has it; `where` is a field such as `spec.containers{main}`."""
+
+    @property
+    def kind(self) -> str:
+        """Normal or Warning."""
+
+    @property
+    def reason(self) -> str:
+        """One word."""
+
+    @property
+    def message(self) -> str:
+        """A sentence."""
+
+    @property
+    def where(self) -> str:
+        """The field of the pod that it is about."""
+
+
+class EventStore(Protocol):
+    """Where events are kept: an ApiClient."""
+
+    async def create(self, resource: Resource[Event], obj: Event, namespace: str = "") -> Event:
+        """Create an event."""
+
+    async def patch(
+        self,
+        resource: Resource[Event],
+        name: str,
+        patch: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        kind: PatchKind = PatchKind.STRATEGIC,
+    ) -> Event:
+        """Change an event."""
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next try, or until the server is back."""
+
+
+class EventRecorder:
+    """Records events of one component on one node.
+
+    `tries` is how often an event is tried while the API server cannot take it; None: until it can.
+    `clock` gives nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: EventStore,
+        host: str,
+        *,
+        component: str = "kubelet",
+        queued: int = QUEUED,
+        tries: int | None = TRIES,
+        clock: Callable[[], int] = time.time_ns,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._source = EventSource(component=component, host=host)
+        self._queue: asyncio.Queue[Event] = asyncio.Queue(queued)
+        self._tries = tries
+        self._clock = clock
+        self._chance = chance
+        self._correlator = Correlator()
+        self._last_ns = 0
+        self._sending = Complaints(log, "Failed to send an event")
+        self._refusing = Complaints(log, "The API server refused an event")
+        self._overflow = Complaints(log, "Dropped an event, too many are waiting to be sent")
+        self.dropped = 0
+        """How many events were never sent: the queue was full, or the server could not take them."""
+
+    def record(self, about: ObjectReference, kind: str, reason: str, message: str) -> None:
+        """Record an event about an object; never waits."""
+        event = new_event(about, self._source, kind, reason, message, self._now())
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull as err:
+            self.dropped += 1
+            self._overflow.failed(err, asyncio.get_running_loop().time())
+
+    def pod_event(self, pod: Pod, event: Happening) -> None:
+        """Record what the journal says of a pod: `journal.listen(recorder.pod_event)`."""
+        self.record(pod_reference(pod, event.where), event.kind, event.reason, event.message)
+
+    async def run(self) -> NoReturn:
+        """Send events until cancelled."""
+        while True:
+            event = await self._queue.get()
+            try:
+                now = asyncio.get_running_loop().time()
+                if (write := self._correlator.correlate(event, now)) is not None:
+                    await self._deliver(write)
+            finally:
+                self._queue.task_done()
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until everything recorded so far is dealt with, at most so long; says whether it is."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._queue.join()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _deliver(self, write: Write) -> None:
+        tries = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._correlator.written(write, await self._send(write))
+                self._sending.succeeded(loop.time())
+                return
+            except _TRANSIENT as err:
+                self._sending.failed(err, loop.time())
+                tries += 1
+                if self._tries is not None and tries >= self._tries:
+                    break
+                await self._wait(err, tries)
+            except AlreadyExists:
+                # An earlier try went through although its answer was lost.
+                return
+            except KubeError as err:
+                if not _is_ending(err):
+                    self._refusing.failed(err, loop.time())
+                break
+        self.dropped += 1
+
+    async def _send(self, write: Write) -> Event:
+        event = write.event
+        if write.exists:
+            try:
+                return await self._store.patch(
+                    EVENTS, event.metadata.name, write.patch, event.metadata.namespace
+                )
+            except NotFound:
+                # It is kept for an hour only; the count goes on in a new one.
+                pass
+        return await self._store.create(EVENTS, event, event.metadata.namespace)
+
+    async def _wait(self, err: KubeError, tries: int) -> None:
+        pause = TRY_AGAIN_SECONDS * (self._chance() if tries == 1 else 1.0)
+        if isinstance(err, ApiError) and err.retry_after is not None:
+            pause = max(pause, err.retry_after)
+        await self._store.pause(pause)
+
+    def _now(self) -> int:
+        # Names are made of the time, so no two events may share it.
+        self._last_ns = max(self._clock(), self._last_ns + 1)
+        return self._last_ns
+
+
+def pod_reference(pod: Pod, where: str = "") -> ObjectReference:
+    """Refer to a pod, or to one of its containers (`spec.containers{main}`)."""
+    meta = pod.metadata
+    return ObjectReference(
+        kind="Pod",
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        api_version="v1",
+        resource_version=meta.resource_version,
+        field_path=where,
+    )
+
+
+def node_reference(name: str, uid: str = "") -> ObjectReference:
+    """Refer to the node; as the reference does, without a uid."""
+    return ObjectReference(kind="Node", name=name, uid=uid, api_version="v1")
+
+
+def _is_ending(err: KubeError) -> bool:
+    """Whether the namespace is being deleted and takes nothing new, which is as it should be."""
+    return isinstance(err, ApiError) and err.details.has_cause("NamespaceTerminating")

@@ -1,0 +1,77 @@
+"""Trying again without being a nuisance: growing pauses, and complaints that are made once.
+
+An API server can be away for an hour, or come and go. The pauses grow, with chance in them so that a
+thousand nodes do not come back in step; the log names each kind of failure once, and again every ten
+minutes while it goes on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from pykubelet.logs import Log
+
+REMIND_SECONDS = 600.0
+
+
+class Pauses:
+    """Pauses in seconds: from `first`, doubling up to `limit`, each stretched by chance up to twofold.
+
+    When none was needed for `reset_after` seconds, they begin anew. Times are of any steady clock.
+    """
+
+    def __init__(
+        self,
+        first: float = 0.8,
+        limit: float = 30.0,
+        reset_after: float = 120.0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._first = first
+        self._limit = limit
+        self._reset_after = reset_after
+        self._chance = chance
+        self._next = first
+        self._last: float | None = None
+
+    def next(self, now: float) -> float:
+        """Give the pause before the next try."""
+        if self._last is not None and now - self._last > self._reset_after:
+            self._next = self._first
+        pause = self._next * (1 + self._chance())
+        self._next = min(self._next * 2, self._limit)
+        # The pause itself is no sign of health.
+        self._last = now + pause
+        return pause
+
+
+class Complaints:
+    """Says what fails, once for each kind of failure and then every ten minutes."""
+
+    def __init__(self, log: Log, message: str, **keys: object) -> None:
+        self._log = log
+        self._message = message
+        self._keys = keys
+        self._told: dict[type[BaseException], float] = {}
+        self._since: float | None = None
+        self._said = False
+
+    def failed(self, err: BaseException, now: float) -> None:
+        """Note a failure, and say it when it is worth a line."""
+        if self._since is None:
+            self._since = now
+        told = self._told.get(type(err))
+        if told is None or now - told >= REMIND_SECONDS:
+            self._told[type(err)] = now
+            self._said = True
+            self._log.error(err, self._message, **self._keys, forSeconds=round(now - self._since))
+        else:
+            self._log.v(4).info(self._message, err=err, **self._keys)
+
+    def succeeded(self, now: float) -> None:
+        """Note a success; when a failure was told before, say that it is over."""
+        if self._since is not None:
+            speak = self._log if self._said else self._log.v(4)
+            speak.info("Works again", **self._keys, afterSeconds=round(now - self._since))
+            self._since, self._said = None, False

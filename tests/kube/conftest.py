@@ -1,0 +1,77 @@
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.kube.access import Access
+from pykubelet.kube.client import ApiClient
+from pykubelet.kube.rate import TokenBucket
+from pykubelet.kube.transport import Transport
+from tests.kube.certs import NAMES, Authority, Pair
+from tests.kube.servers import Server, server_context, serving
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certs"), "cluster")
+
+
+@pytest.fixture(scope="session")
+def server_pair(authority: Authority) -> Pair:
+    return authority.sign("/CN=kube-apiserver", NAMES)
+
+
+@pytest.fixture(scope="session")
+def node_pair(authority: Authority) -> Pair:
+    return authority.sign("/O=system:nodes/CN=system:node:one")
+
+
+@pytest.fixture
+async def server(authority: Authority, server_pair: Pair) -> AsyncIterator[Server]:
+    async with serving(server_context(authority, server_pair)) as server:
+        yield server
+
+
+@pytest.fixture
+def access(server: Server, authority: Authority) -> Access:
+    return Access(server.url, ca=authority.certificate.read_bytes(), token="t0k3n")
+
+
+Opener = Callable[..., ApiClient]
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Opener]:
+    """Make clients that are closed at the end."""
+    async with AsyncExitStack() as stack:
+        transports: list[Transport] = []
+
+        def open_client(access: Access, limit: TokenBucket | None = None, **options: Any) -> ApiClient:
+            ours = {name: options.pop(name) for name in ("timeout", "retries") if name in options}
+            transport = Transport(access, **options)
+            transports.append(transport)
+            return ApiClient(transport, limit or TokenBucket(-1, 0), metrics=options.get("metrics"), **ours)
+
+        yield open_client
+        for transport in transports:
+            stack.push_async_exit(transport)
+
+
+@pytest.fixture
+def client(opened: Opener, access: Access) -> ApiClient:
+    return opened(access, timeout=5)
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write executable shell scripts."""
+
+    def write(name: str, body: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    return write

@@ -1,0 +1,47 @@
+import logging
+
+import pytest
+
+from pykubelet.kube.errors import TimedOut, Unreachable
+from pykubelet.kube.retrying import Complaints, Pauses
+from pykubelet.logs import get_logger
+
+
+def test_pauses_grow_and_begin_anew() -> None:
+    pauses = Pauses(chance=lambda: 0.0)
+    now, found = 0.0, []
+    for _ in range(8):
+        found.append(pauses.next(now))
+        now += found[-1] + 0.1
+    assert found == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30]
+    # Tries that fail slowly are no sign of health, two minutes without failure are.
+    now += 119
+    assert pauses.next(now) == 30
+    assert pauses.next(now + 30 + 121) == 0.8
+
+
+def test_chance_stretches_up_to_twofold() -> None:
+    assert Pauses(chance=lambda: 0.999).next(0) == pytest.approx(1.6, rel=0.01)
+    assert len({Pauses().next(0) for _ in range(20)}) > 10
+
+
+def test_an_hour_away_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints(get_logger("pykubelet.test"), "Failed to list", resource="pods")
+    refused, late = Unreachable("https://x", "refused"), TimedOut("https://x", "late")
+    with caplog.at_level(logging.INFO, "pykubelet"):
+        for second in range(3600):
+            complaints.failed(late if second % 7 == 6 else refused, float(second))
+        lines = [record.levelname for record in caplog.records]
+        assert lines == ["ERROR"] * 12
+        complaints.succeeded(3600)
+        complaints.succeeded(3601)
+    assert [record.getMessage() for record in caplog.records[12:]] == ["Works again"]
+
+
+def test_flapping_is_told_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints(get_logger("pykubelet.test"), "Failed to list", resource="pods")
+    with caplog.at_level(logging.INFO, "pykubelet"):
+        for second in range(0, 1200, 5):
+            complaints.failed(Unreachable("https://x", f"cause {second}"), float(second))
+            complaints.succeeded(second + 1.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"] * 2
