@@ -38,7 +38,14 @@ BIN = Path(sys.executable).parent
 NAME = "n1"
 """The node's name; it is behind every static pod's name."""
 POLL = 0.05
-_NOT_YET = (urllib.error.URLError, ConnectionError, http.client.HTTPException, OSError, grpc.RpcError)
+_NOT_YET = (
+    urllib.error.URLError,
+    ConnectionError,
+    http.client.HTTPException,
+    OSError,
+    grpc.RpcError,
+    StopIteration,  # a container's status that the pod does not have yet
+)
 
 
 class Node:
