@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.conftest import RunningRuntime
+from tests.engine.conftest import short_dir
 from tests.engine.making import Document, container, forever, pod
-from tests.engine.node import Node, all_statuses, is_ready, kubelet_node, running
+from tests.engine.node import Node, all_statuses, is_ready, kubelet_node, running, up_node
 from tests.engine.truth import CONTAINER_NAME, POD_NAME
 
 pytestmark = pytest.mark.machine
@@ -32,6 +33,12 @@ STEADY = "steady"
 @pytest.fixture
 def node(runtime: RunningRuntime) -> Iterator[Node]:
     with running(kubelet_node(runtime)) as started:
+        yield started
+
+
+@pytest.fixture
+def own_node() -> Iterator[Node]:
+    with short_dir() as path, running(up_node(path)) as started:
         yield started
 
 
@@ -120,6 +127,14 @@ class World:
 
 
 def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
+    play(node, KILLS, runtime_survives=True)
+
+
+def test_killed_at_random_together_with_its_runtime(own_node: Node) -> None:
+    play(own_node, 10, runtime_survives=False)
+
+
+def play(node: Node, kills: int, *, runtime_survives: bool) -> None:
     seed = int(os.environ.get("PYKUBELET_TEST_SEED") or time.time_ns() % 100_000)
     print(f"\nPYKUBELET_TEST_SEED={seed}")
     dice = random.Random(seed)
@@ -133,19 +148,29 @@ def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
         node.write(make(name, "v0"))
     time.sleep(dice.uniform(0, 0.5))
     node.kill()
-    for _ in range(KILLS - 1):
-        world.check()
+    for _ in range(kills - 1):
+        if runtime_survives:
+            world.check()
         for _ in range(dice.choice((0, 1, 2))):
             world.change()
-        node.start(wait=False)
+        node.start(wait=not runtime_survives)
         # The agent needs about half a second to begin; the pods' starts and stops take about as long.
         for _ in range(dice.choice((0, 1, 2))):
             time.sleep(dice.uniform(0.2, 0.8))
             world.change()
         time.sleep(dice.uniform(0.3, 1.2))
         node.kill()
-    world.check()
+    if runtime_survives:
+        world.check()
     node.start()
+    check_the_end(world, seed)
+    assert [one.id for one in node.truth.running("steady-n1")] == [steady.id]
+    node.clear()
+
+
+def check_the_end(world: World, seed: int) -> None:
+    """Wait until every wanted pod runs, and look that it does so once and that there is nothing else."""
+    node = world.node
     expected = {f"{name}-n1": version for name, version in world.wanted.items()}
 
     def settled() -> bool:
@@ -161,20 +186,17 @@ def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
         for name, version in world.wanted.items()
         for one in (*make(name, version)["spec"]["containers"], *sidecars(make(name, version)))
     )
-    assert (
-        Counter((one.labels[POD_NAME], one.labels[CONTAINER_NAME]) for one in node.truth.running()) == wanted
-    )
-    assert [one.id for one in node.truth.running("steady-n1")] == [steady.id]
+    found = Counter((one.labels[POD_NAME], one.labels[CONTAINER_NAME]) for one in node.truth.running())
+    assert found == wanted
     counts = {
         (it["metadata"]["name"], status["name"]): (status["restartCount"], status["lastState"])
         for it in node.pods()
         for status in all_statuses(it)
         if (it["metadata"]["name"], it["metadata"]["labels"]["version"]) not in world.revived
     }
-    assert not any(count for count, _ in counts.values()), f"nothing ever crashed: {counts}"
+    assert not any(count for count, _ in counts.values()), f"nothing ever crashed (seed {seed}): {counts}"
     uids = {it["metadata"]["uid"] for it in node.pods()}
     node.wait("the others to leave nothing", lambda: not others(node, uids), 60)
-    node.clear()
 
 
 def sidecars(document: Document) -> list[Document]:

@@ -15,7 +15,7 @@ import uvloop
 from pykubelet.kube.access import Access
 from pykubelet.kube.certificates import certificates, lifetime
 from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import NoCredentials, TlsError, Unauthorized, Unreachable
+from pykubelet.kube.errors import NoCredentials, Superseded, TlsError, Unauthorized, Unreachable
 from pykubelet.kube.rate import TokenBucket
 from pykubelet.kube.reaching import explain
 from pykubelet.kube.resources import NODES
@@ -219,7 +219,7 @@ async def test_a_replaced_client_certificate_is_used_at_once(
     await client.get(NODES, "one")
     shutil.copy(replacement.certificate, files.certificate)
     await client.get(NODES, "one")
-    with pytest.raises(Unreachable):
+    with pytest.raises(Superseded):
         await asyncio.wait_for(watching, 2)
     # The request that was under way is still answered.
     with pytest.raises(Exception, match="not a Node"):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, TypeVar
@@ -76,15 +76,16 @@ class Channel:
         timeout: float,
         operation: str = "",
         check: Check[Answer] | None = None,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> Answer:
         """Make one call: `method` is its full path, `timeout` in seconds.
 
         `operation` is the name under which it is measured; without one it is not. An answer that
-        `check` objects to is a failure like any other.
+        `check` objects to is a failure like any other. `headers` go with the request.
         """
         with self._watch(method, request, operation):
             stub = self._stub(self._grpc.unary_unary, method, request, answer)
-            response: Answer = await stub(request, timeout=_deadline(timeout))
+            response: Answer = await stub(request, timeout=_deadline(timeout), metadata=tuple(headers))
             if check is not None and (wrong := check(response)):
                 raise BadResponse(_name(method), wrong)
             return response

@@ -1,12 +1,17 @@
-"""containerd's own event stream: what happens to containers' processes, as it happens.
+"""containerd beside its CRI: its own event stream, and the way to a process that CRI has lost.
 
 containerd 1.6 has no CRI container events, but its own event service is on the same socket. The
 events are hints, not facts: a consumer asks the CRI for the truth after each, and relists when the
 stream breaks, because events in between are lost.
+
+A start that is cut off (its caller was killed) can leave a process that CRI shows as ended and then
+refuses to remove; `delete_task` ends it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,12 +21,20 @@ from google.protobuf.message import DecodeError
 
 from pykubelet.cri import events_tasks_pb2 as tasks
 from pykubelet.cri.channel import FOREVER, Channel
-from pykubelet.cri.errors import BadResponse
+from pykubelet.cri.errors import BadResponse, CriError, NotFound
 from pykubelet.cri.events_pb2 import SubscribeRequest
-from pykubelet.cri.events_types_pb2 import Envelope
+from pykubelet.cri.events_types_pb2 import Empty, Envelope
+from pykubelet.cri.tasks_pb2 import DeleteResponse, DeleteTaskRequest, KillRequest
+from pykubelet.logs import get_logger
 
 SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
+TASKS = "/containerd.services.tasks.v1.Tasks/"
 CRI_NAMESPACE = "k8s.io"
+
+_TASK_SECONDS = 30.0
+_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+log = get_logger(__name__)
 
 Details = (
     tasks.TaskCreate
@@ -63,6 +76,35 @@ async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> Async
             event = decode(envelope)
             if event is not None:
                 yield event
+
+
+async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_NAMESPACE) -> None:
+    """Kill and forget the process of a container or sandbox, if it has one.
+
+    Raises CriError: Unimplemented where the runtime is not containerd.
+    """
+    headers = [("containerd-namespace", namespace)]
+    kill = KillRequest(container_id=container_id, signal=signal.SIGKILL, all=True)
+    delete = DeleteTaskRequest(container_id=container_id)
+    try:
+        await channel.call(f"{TASKS}Kill", kill, Empty, timeout=_TASK_SECONDS, headers=headers)
+    except CriError as err:
+        # One that never got so far as to run cannot be killed, but deleted.
+        log.v(4).info("Could not kill a task", containerID=container_id, err=err)
+    for pause in (*_PAUSES, None):
+        try:
+            await channel.call(
+                f"{TASKS}Delete", delete, DeleteResponse, timeout=_TASK_SECONDS, headers=headers
+            )
+        except NotFound:
+            return
+        except CriError as err:
+            # It takes a moment to die.
+            if pause is None or err.code != "FailedPrecondition":
+                raise
+            await asyncio.sleep(pause)
+        else:
+            return
 
 
 def decode(envelope: Envelope) -> TaskEvent | None:

@@ -33,11 +33,15 @@ from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_d
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.removal import is_starting, remove_container
 from pykubelet.runtime.sandbox_config import make_sandbox_config
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.mounted import MountedVolume
 
 log = get_logger(__name__)
+
+STARTING_SECONDS = 0.5
+"""When to look again whether a start of an earlier agent is over."""
 
 
 class StartError(Exception):
@@ -259,22 +263,19 @@ class Starter:
                     link.unlink(missing_ok=True)
 
     async def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
-        """Give the number of this start."""
+        """Give the number of this start; raises StartError while an earlier one is not over."""
         if last is None:
             folder = self._log_dir(pod) / container.name
             return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
-        # One that was made and never started (the agent was killed in between) gives its number back.
-        if last.phase == "created" and await self._drop(last.id):
-            return last.restart_count
-        return last.restart_count + 1
-
-    async def _drop(self, container_id: str) -> bool:
+        if last.phase != "created":
+            return last.restart_count + 1
+        # Made and never started: the agent was killed in between. It gives its number back.
         try:
-            await self._cri.runtime.remove_container(container_id)
+            await remove_container(self._cri, last.id)
         except CriError as err:
-            log.error(err, "Failed to remove a container that never started", containerID=container_id)
-            return False
-        return True
+            wait = STARTING_SECONDS if is_starting(err) else None
+            raise StartError("CreateContainerError", err.rpc_text, wait) from err
+        return last.restart_count
 
     def _log_dir(self, pod: Pod) -> Path:
         meta = pod.metadata

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +20,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.errors import CriError, NotFound
+from pykubelet.cri.errors import CriError
 from pykubelet.images.images import PresentImage
 from pykubelet.pods.journal import Journal, field_of
 from pykubelet.runtime.actions import Actions
@@ -30,6 +29,7 @@ from pykubelet.runtime.kill import Killer, KillError, containers_by_name
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import PodSetting, Starter, StartError
 from pykubelet.runtime.user_namespaces import UserNamespaces
 from pykubelet.sync.pleg import Change
@@ -189,22 +189,6 @@ class Doer:
                 raise failures.exceptions[0] from None
         return min(waits, default=None)
 
-    async def remove_containers(self, uid: str, containers: Iterable[ObservedContainer]) -> None:
-        """Remove containers of a pod of which nothing runs; raises CriError.
-
-        A start that was cut off can leave a process that the runtime does not know of and that keeps
-        it from removing the container: whatever is still in the pod's cgroup is killed, and the next
-        try succeeds.
-        """
-        try:
-            for container in containers:
-                with suppress(NotFound):
-                    await self._cri.runtime.remove_container(container.id)
-        except CriError:
-            with suppress(OSError):
-                await self._cgroups.remove(uid)
-            raise
-
     def _due(
         self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodMemory
     ) -> tuple[list[float], list[Container]]:
@@ -231,8 +215,9 @@ class Doer:
         if actions.create_sandbox:
             # Traces of an earlier sandbox's initialization would pass for this one's.
             initial = {container.name for container in pod.spec.init_containers}
-            traces = [container for container in observed.containers if container.name in initial]
-            await self.remove_containers(pod.uid, traces)
+            for container in observed.containers:
+                if container.name in initial:
+                    await remove_container(self._cri, container.id)
 
     async def _prepare(self, pod: Pod, turn: Turn) -> PodSetting:
         try:

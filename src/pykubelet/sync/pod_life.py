@@ -28,6 +28,7 @@ from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
 from pykubelet.runtime.orphans import restored_pod
 from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.pleg import Change
@@ -265,7 +266,8 @@ class PodLifeOnNode:
         self._statuses.set(pod, status)
 
     async def _remove_from_runtime(self, observed: ObservedPod) -> None:
-        await self._doer.remove_containers(observed.uid, observed.containers)
+        for container in observed.containers:
+            await remove_container(self._cri, container.id)
         for sandbox in observed.sandboxes:
             try:
                 await self._cri.runtime.stop_pod_sandbox(sandbox.id)
