@@ -129,6 +129,19 @@ def test_a_container_is_killed_from_outside(node: Node) -> None:
     assert len(node.truth.ready("shot-n1")) == 1
 
 
+def test_pods_are_taken_back_while_they_start(node: Node) -> None:
+    for number in range(10):
+        node.write(pod(f"brief{number}", container("one"), container("two")))
+        time.sleep(0.12 + 0.04 * number)
+        node.remove(f"brief{number}")
+
+    def left() -> list[str]:
+        return [box.id for box in node.truth.sandboxes() if box.metadata.name.startswith("brief")]
+
+    node.wait("all of them to be gone", lambda: not left() and not node.pods(), 30)
+    node.wait("nothing of them to be left", lambda: not node.left_of(), 30)
+
+
 def test_the_pods_network_is_broken_for_a_while(node: Node) -> None:
     (config,) = node.instance.cni_conf.iterdir()
     text = config.read_text()

@@ -61,8 +61,8 @@ def replay(runtime: RunningRuntime) -> Iterator[Replay]:
             pods = {
                 name: node.wait_pod(f"{name}-{NAME}", "as recorded", SETTLED[name], 60) for _, name in PODS
             }
+            # The given pods take half a minute to stop; the runtime's removal at the end is quicker.
             yield Replay(node, recording, pods, {name: node.events(f"{name}-{NAME}") for _, name in PODS})
-            node.clear()
 
 
 SETTLED: dict[str, Any] = {

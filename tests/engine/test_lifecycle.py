@@ -189,6 +189,17 @@ def test_a_crashing_container_waits_longer_each_time(node: Node) -> None:
     )
 
 
+def test_a_command_that_does_not_exist(node: Node) -> None:
+    node.write(pod("absent", container(command=["/no/such/program"]), restartPolicy="Never"))
+    node.write(pod("absent-again", container(command=["/no/such/program"])))
+    ended = status_of(node.wait_phase("absent-n1", "Failed"), "main")["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
+    assert "/no/such/program" in ended["message"]
+    found = node.wait_pod("absent-again-n1", "to wait", lambda it: waiting(it) == "RunContainerError")
+    assert status_of(found, "main")["lastState"]["terminated"]["exitCode"] == 128
+    assert not is_ready(found)
+
+
 def test_a_killed_container_is_replaced_in_the_same_sandbox(node: Node) -> None:
     before = node.start_pod(pod("victim"))
     (found,) = node.truth.running("victim-n1")

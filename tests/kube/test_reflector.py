@@ -213,6 +213,7 @@ async def test_too_many_requests_keeps_the_version_and_waits() -> None:
         ServerError(500, "InternalError"),
         BadAnswer("nonsense"),
         [b'{"type": "ADDED", "object": {"met'],
+        [event("MODIFIED", pod("a", 6)), 5, b'{"type": "ADDED", "object": {"met'],
         [b"nonsense\n"],
         [b"x" * (8 * 1024 * 1024 + 1)],
         [],

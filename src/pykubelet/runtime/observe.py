@@ -37,6 +37,7 @@ _GIVEN_UP = re.compile(
     "context canceled|context deadline exceeded|failed to start shim: .*signal: killed", re.DOTALL
 )
 """How containerd tells of a start that its caller did not wait for."""
+_START_ERROR = "StartError"
 
 
 class Observer:
@@ -180,11 +181,12 @@ def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> Obse
 def _phase(status: pb.ContainerStatus) -> ContainerPhase:
     """Say what a container is up to.
 
-    One whose start was given up because whoever asked for it was killed, or lost patience, never ran:
-    it counts as not started yet, or a pod that is not restarted would have failed for nothing.
+    One that never ran counts as not started yet, unless its start really failed: whoever asked for
+    it was killed or lost patience, or the runtime was killed on the way. A pod that is not restarted
+    would otherwise have failed for nothing.
     """
     never_ran = status.state == pb.CONTAINER_EXITED and not status.started_at
-    if never_ran and _GIVEN_UP.search(status.message):
+    if never_ran and (status.reason != _START_ERROR or _GIVEN_UP.search(status.message)):
         return "created"
     return _PHASE.get(status.state, "unknown")
 

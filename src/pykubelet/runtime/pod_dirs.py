@@ -44,8 +44,13 @@ class PodDirs:
     def write_hosts(self, uid: str, content: str) -> Path:
         """Write the pod's /etc/hosts in place: containers that run have it mounted."""
         path = self.hosts_file(uid)
-        path.write_text(content)
-        path.chmod(0o644)
+        data = content.encode()
+        # On a full disk, writing the same again would leave those containers with an empty file. They can
+        # write to it, so its size is looked at before its content.
+        same = path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data
+        if not same:
+            path.write_bytes(data)
+            path.chmod(0o644)
         return path
 
     def new_termination_log(self, uid: str, container: str) -> Path:

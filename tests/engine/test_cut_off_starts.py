@@ -1,0 +1,30 @@
+"""A container whose start was cut off never ran: it is started, and has not failed."""
+
+import pytest
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.runtime.observe import observed_container
+
+
+@pytest.mark.parametrize(
+    ("started_at", "reason", "message", "phase"),
+    [
+        (0, "StartError", "failed to create shim task: context canceled: unknown", "created"),
+        (0, "StartError", "failed to create shim task: context deadline exceeded: unknown", "created"),
+        (0, "StartError", "failed to start shim: start failed: : signal: killed: unknown", "created"),
+        (0, "", "", "created"),  # the runtime was killed before the process began
+        (0, "StartError", 'exec: "/no": stat /no: no such file or directory: unknown', "exited"),
+        (7, "Error", "context canceled", "exited"),
+        (7, "Completed", "", "exited"),
+    ],
+)
+def test_what_never_ran_has_not_ended(started_at: int, reason: str, message: str, phase: str) -> None:
+    status = pb.ContainerStatus(
+        id="c",
+        state=pb.CONTAINER_EXITED,
+        started_at=started_at,
+        exit_code=137,
+        reason=reason,
+        message=message,
+    )
+    assert observed_container(status).phase == phase
