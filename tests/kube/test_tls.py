@@ -229,6 +229,32 @@ async def test_a_replaced_client_certificate_is_used_at_once(
     assert server.seen[-1].peer != server.seen[0].peer
 
 
+async def test_a_stream_that_begins_while_certificates_change(
+    server: Server, authority: Authority, node_pair: Pair, tmp_path: Path, opened: Opener
+) -> None:
+    files = files_of(node_pair, tmp_path)
+    client = opened(
+        Access(server.url, ca=authority.certificate, certificate=files.certificate, key=files.key)
+    )
+    server.say(hang(0.3))
+    server.default = answer(NODE)
+
+    async def watch() -> None:
+        async with client.watch(NODES, "", [], seconds=20) as chunks:
+            async for _ in chunks:
+                pass
+
+    watching = asyncio.ensure_future(watch())
+    while not server.seen:
+        await asyncio.sleep(0.01)
+    replacement = authority.sign("/CN=system:node:renewed")
+    shutil.copy(replacement.key, files.key)
+    shutil.copy(replacement.certificate, files.certificate)
+    await client.get(NODES, "one")
+    with pytest.raises(Superseded):
+        await asyncio.wait_for(watching, 2)
+
+
 async def test_a_replaced_authority(
     authority: Authority, stranger: Authority, server_pair: Pair, tmp_path: Path, opened: Opener
 ) -> None:

@@ -179,6 +179,8 @@ class Transport:
             self._answered(response.status)
             pool.open[response] = stream
             try:
+                if stream and pool.retired:
+                    raise Superseded(self.access.server)
                 yield Answer(response, lambda err: self._broken(err, pool, stream))
             finally:
                 del pool.open[response]
