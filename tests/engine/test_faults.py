@@ -28,9 +28,14 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
             path.unlink()
 
 
-def containerd(node: Node) -> int:
-    (daemon,) = find_daemons(node.instance)
-    return daemon.pid
+def containerd(node: Node, but: int | None = None) -> int:
+    """Wait for the runtime's process; for another one than `but`, which may still be ending."""
+
+    def found() -> list[int]:
+        pids = [daemon.pid for daemon in find_daemons(node.instance)]
+        return pids if len(pids) == 1 and pids != [but] else []
+
+    return node.wait("one containerd", found, 10)[0]
 
 
 @contextmanager
@@ -77,8 +82,9 @@ def test_the_runtime_dies_while_pods_start(node: Node) -> None:
     for round, name in enumerate(names):
         node.write(pod(name, container("one"), container("two")))
         time.sleep(0.1 * (round + 1))
-        os.kill(containerd(node), signal.SIGKILL)
-        node.wait("another containerd", lambda: find_daemons(node.instance), 10)
+        killed = containerd(node)
+        os.kill(killed, signal.SIGKILL)
+        containerd(node, but=killed)
     for name in names:
         node.wait_ready(f"{name}-n1", 40)
     copies = Counter((one.labels[POD_NAME], one.labels[CONTAINER_NAME]) for one in node.truth.running())

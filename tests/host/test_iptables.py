@@ -130,3 +130,11 @@ def test_the_real_packet_filter_takes_the_plan(tmp_path: Path) -> None:
     (nat,) = parse_save((tmp_path / "2").read_text())
     assert nat.rules == [STRANGER.strip()]
     assert sorted(nat.chains) == ["INPUT", "OUTPUT", "POSTROUTING", "PREROUTING"]
+
+
+def test_abandoned_chains_are_swept_only_when_asked() -> None:
+    empty, busy, foreign = "CNI-" + "a" * 24, "CNI-" + "b" * 24, "CNI-KEEP"
+    text = table(STRANGER, rules("other", "aa", 80), f"-A POSTROUTING -j {busy}\n")
+    text = text.replace("*nat\n", f"*nat\n:{empty} - [0:0]\n:{busy} - [0:0]\n:{foreign} - [0:0]\n")
+    assert plan_removal(text, "net") == ""
+    assert plan_removal(text, "net", sweep=True) == f"*nat\n-F {empty}\n-X {empty}\nCOMMIT\n"

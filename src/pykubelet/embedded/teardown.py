@@ -99,7 +99,7 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
         # What all of us share goes with the last of us: the others' plugins may be using it right now.
         shared = None if registry.others(instance) else kept
         chains = iptables.SHARED_CHAINS if shared is None else shared.found_chains
-        await _remove_network(instance, ids, keep_chains=chains)
+        await _remove_network(instance, ids, keep_chains=chains, sweep=shared is not None)
         if shared is not None:
             _remove_outside(shared)
         registry.leave(instance)
@@ -197,13 +197,15 @@ def _unmount_all(instance: Instance) -> None:
                     unmount(point, detach=True)
 
 
-async def _remove_network(instance: Instance, ids: set[str], *, keep_chains: Collection[str]) -> None:
+async def _remove_network(
+    instance: Instance, ids: set[str], *, keep_chains: Collection[str], sweep: bool
+) -> None:
     for link in [*links.bridge_ports(instance.bridge), instance.bridge]:
         if links.link_exists(link):
             with _going_on("remove the network link"):
                 await links.delete_link(link)
     with _going_on("remove packet filter rules"):
-        await iptables.remove_network(instance.name, sandboxes=ids, keep_chains=keep_chains)
+        await iptables.remove_network(instance.name, sandboxes=ids, keep_chains=keep_chains, sweep=sweep)
 
 
 def _remove_outside(kept: state.State) -> None:

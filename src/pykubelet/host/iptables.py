@@ -17,6 +17,7 @@ SHARED_CHAINS = frozenset({"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPO
 """Chains that `portmap` makes once and that all networks of a machine share."""
 
 _OWN_CHAIN = re.compile(r"CNI-(DN-)?[0-9a-f]+")
+_WHOLE_NAME = re.compile(r"CNI-(?:[0-9a-f]{24}|DN-[0-9a-f]{21})")
 _CHAIN_LENGTH = 28
 """As long as the plugins make a chain's name; the kernel's limit."""
 _PROGRAMS = ("iptables", "ip6tables")
@@ -60,15 +61,24 @@ def chains_of(network: str, sandboxes: Iterable[str]) -> set[str]:
 
 
 def plan_removal(
-    text: str, network: str, *, sandboxes: Iterable[str] = (), keep_chains: Collection[str] = SHARED_CHAINS
+    text: str,
+    network: str,
+    *,
+    sandboxes: Iterable[str] = (),
+    keep_chains: Collection[str] = SHARED_CHAINS,
+    sweep: bool = False,
 ) -> str:
     """Decide how to remove a network from the packet filter whose `iptables-save` is `text`.
 
     Returns what `iptables-restore --noflush` shall read; empty when there is nothing to do. The
-    shared chains that are not in `keep_chains` go, too, once no other network uses them.
+    shared chains that are not in `keep_chains` go, too, once no other network uses them. With
+    `sweep` so do the plugins' chains that are empty and that nobody jumps to: when a plugin is
+    killed, the `iptables` that it had started still makes the chain, after all else was cleaned up.
     """
-    known = chains_of(network, sandboxes)
-    blocks = [_plan_table(table, network, known, frozenset(keep_chains)) for table in parse_save(text)]
+    blocks = []
+    for table in parse_save(text):
+        known = chains_of(network, sandboxes) | (_abandoned(table) if sweep else set())
+        blocks.append(_plan_table(table, network, known, frozenset(keep_chains)))
     return "".join(block for block in blocks if block)
 
 
@@ -100,16 +110,20 @@ async def network_traces(network: str, sandboxes: Iterable[str] = ()) -> list[st
 
 
 async def remove_network(
-    network: str, *, sandboxes: Collection[str] = (), keep_chains: Collection[str] = SHARED_CHAINS
+    network: str,
+    *,
+    sandboxes: Collection[str] = (),
+    keep_chains: Collection[str] = SHARED_CHAINS,
+    sweep: bool = False,
 ) -> None:
-    """Remove a network's rules and chains, IPv4 and IPv6.
+    """Remove a network's rules and chains, IPv4 and IPv6; see `plan_removal`.
 
     Raises CommandError when someone else keeps changing the same rules under our hands.
     """
     for program in _PROGRAMS:
         for attempt in range(5):
             text = await save(program)
-            plan = plan_removal(text, network, sandboxes=sandboxes, keep_chains=keep_chains)
+            plan = plan_removal(text, network, sandboxes=sandboxes, keep_chains=keep_chains, sweep=sweep)
             if not plan:
                 break
             try:
@@ -118,6 +132,11 @@ async def remove_network(
                 # Between reading and writing a plugin may have removed what we wanted to remove.
                 if attempt == 4:
                     raise
+
+
+def _abandoned(table: Table) -> set[str]:
+    used = {_chain(rule) for rule in table.rules} | {_target(rule) for rule in table.rules}
+    return {name for name in table.chains if _WHOLE_NAME.fullmatch(name) and name not in used}
 
 
 def _is_labelled(rule: str, network: str) -> bool:
