@@ -1,9 +1,11 @@
 // Command controlplane is a Kubernetes control plane for pykubelet's tests: kube-apiserver,
-// kube-controller-manager, kube-scheduler and the reference kubelet in one program, which acts as
-// the one whose name it is called by. One program links once and shares what the four have in common.
+// kube-controller-manager, kube-scheduler, kubectl and the reference kubelet in one program, which
+// acts as the one whose name it is called by. One program links once and shares what they have in
+// common.
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
+	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	manager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
@@ -27,7 +30,9 @@ func main() {
 	case "kube-scheduler":
 		command = scheduler.NewSchedulerCommand()
 	case "kubelet":
-		command = kubelet.NewKubeletCommand()
+		command = kubelet.NewKubeletCommand(context.Background())
+	case "kubectl":
+		command = kubectl.NewDefaultKubectlCommand()
 	default:
 		fmt.Fprintf(os.Stderr, "controlplane: call it as one of its programs, not as %q\n", name)
 		os.Exit(2)
