@@ -8,9 +8,11 @@ fails, so that no part of the agent can die silently.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
 
 
 class TaskScope:
@@ -37,3 +39,21 @@ class TaskScope:
         for task in tuple(self._tasks):
             task.cancel()
         await self._group.__aexit__(kind, err, trace)
+
+
+async def finish_in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a thread; a caller that is cancelled waits for it, or others would race with it.
+
+    What the work raises after its caller was cancelled is lost with the caller's interest in it.
+    """
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as err:
+            cancelled = err
+    if cancelled is not None:
+        future.exception()  # seen, so that nobody warns about it
+        raise cancelled
+    return future.result()

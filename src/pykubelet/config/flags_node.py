@@ -58,6 +58,11 @@ ROWS = (
         "The node in its cluster",
         here("kubeconfig", STRING, "How to reach the API server. Without it the agent runs standalone."),
         here(
+            "pod-checkpoint-dir",
+            STRING,
+            "Directory where pods of the API server are kept, to bring them back while it is unreachable.",
+        ),
+        here(
             "bootstrap-kubeconfig",
             STRING,
             "Credentials to request the node's own with, while --kubeconfig does not exist yet.",

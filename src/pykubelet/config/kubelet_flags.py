@@ -57,6 +57,8 @@ class KubeletFlags:
     kubeconfig: str = ""
     """Empty: standalone."""
     bootstrap_kubeconfig: str = ""
+    pod_checkpoint_dir: str = ""
+    """Empty: pods of the API server are not kept on the disk."""
     hostname_override: str = ""
     node_ip: str = ""
     """Use `node_ips`."""

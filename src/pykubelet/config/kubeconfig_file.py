@@ -1,0 +1,19 @@
+"""Kubeconfig files as the agent's flags name them: read like any other configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pykubelet.config.documents import read_document
+from pykubelet.config.errors import ConfigError
+from pykubelet.kube import kubeconfig
+from pykubelet.kube.access import Access
+from pykubelet.kube.errors import KubeconfigError
+
+
+def load_kubeconfig(path: Path) -> Access:
+    """Read the file and take its current context; raises KubeconfigError, whatever is wrong with it."""
+    try:
+        return kubeconfig.load(path.absolute(), read_document)
+    except ConfigError as err:
+        raise KubeconfigError(str(err)) from None

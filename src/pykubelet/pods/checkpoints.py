@@ -1,0 +1,191 @@
+"""Pods of the API server on this node's own disk, so that they survive a reboot without it.
+
+With `--pod-checkpoint-dir`, every pod that the API server bound to this node has a file of its own:
+the pod with its last status, and the configMaps, secrets and tokens that it used. When the node comes
+up and the API server does not answer, the files speak; when it answers, its word wins.
+
+A file is replaced as a whole and reaches the disk before it counts, and goes when its pod goes.
+Secrets are in there: the folder and the files are for root only. Writing is done in a thread, a
+little later and once for many changes; `run` ends with the last one written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from msgspec import field
+from msgspec.structs import replace
+
+from pykubelet.api.core import ConfigMap, Secret
+from pykubelet.api.meta import ObjectStruct, from_json, to_json
+from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.logs import get_logger
+from pykubelet.tasks import finish_in_thread
+
+log = get_logger(__name__)
+
+GATHER_SECONDS = 0.5
+"""How long changes are gathered before they are written."""
+RETRY_SECONDS = 10.0
+_SUFFIX = ".json"
+
+V = TypeVar("V")
+
+
+class Checkpoint(ObjectStruct):
+    """A pod and what it used, by the objects' names."""
+
+    pod: Pod = field(default_factory=Pod)
+    config_maps: dict[str, ConfigMap] = {}
+    secrets: dict[str, Secret] = {}
+    tokens: dict[str, str] = {}
+    trust_bundles: dict[str, str] = {}
+
+
+class Checkpoints:
+    """All pods' files in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder; raises OSError when it cannot be made or is not a folder of root's own."""
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self._known = {checkpoint.pod.uid: checkpoint for checkpoint in self._read()}
+        self._dirty: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def pods(self) -> list[Pod]:
+        """The pods as they were last known, oldest first."""
+        pods = [checkpoint.pod for checkpoint in self._known.values()]
+        return sorted(pods, key=lambda pod: (str(pod.metadata.creation_timestamp), pod.full_name))
+
+    def of(self, uid: str) -> Checkpoint | None:
+        """What is known of a pod."""
+        return self._known.get(uid)
+
+    def keep(self, pod: Pod, status: PodStatus | None = None) -> None:
+        """Keep a pod, with the status that this node last gave it where that is newer."""
+        known = self._known.setdefault(pod.uid, Checkpoint())
+        pod = replace(pod, status=status) if status is not None else pod
+        if known.pod != pod:
+            known.pod = pod
+            self._touch(pod.uid)
+
+    def keep_used(
+        self,
+        uid: str,
+        *,
+        config_map: ConfigMap | None = None,
+        secret: Secret | None = None,
+        token: tuple[str, str] | None = None,
+        trust_bundle: tuple[str, str] | None = None,
+    ) -> None:
+        """Keep something that a pod used; what is unchanged costs nothing."""
+        if (known := self._known.get(uid)) is None:
+            return
+        changed = False
+        if config_map is not None:
+            changed |= _put(known.config_maps, config_map.metadata.name, config_map)
+        if secret is not None:
+            changed |= _put(known.secrets, secret.metadata.name, secret)
+        if token is not None:
+            changed |= _put(known.tokens, *token)
+        if trust_bundle is not None:
+            changed |= _put(known.trust_bundles, *trust_bundle)
+        if changed:
+            self._touch(uid)
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone, with everything it used."""
+        if self._known.pop(uid, None) is not None:
+            self._touch(uid)
+
+    async def run(self) -> NoReturn:
+        """Write what changes until cancelled, and then the rest."""
+        try:
+            while True:
+                await self._changed.wait()
+                await asyncio.sleep(GATHER_SECONDS)
+                files = self._take()
+                try:
+                    await finish_in_thread(partial(_write, self._folder, files))
+                except OSError as err:
+                    log.error(err, "Could not write pod checkpoints; will be tried again")
+                    self._dirty.update(files)
+                    await asyncio.sleep(RETRY_SECONDS)
+                    self._changed.set()
+        finally:
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        try:
+            _write(self._folder, self._take())
+        except OSError as err:
+            log.error(err, "Could not write pod checkpoints before the end")
+
+    def _take(self) -> dict[str, bytes | None]:
+        """Give what is to be written, by uid: the file's content, or None for a file that must go."""
+        self._changed.clear()
+        dirty, self._dirty = self._dirty, set()
+        found = {uid: self._known.get(uid) for uid in sorted(dirty)}
+        return {uid: None if known is None else to_json(known) for uid, known in found.items()}
+
+    def _touch(self, uid: str) -> None:
+        self._dirty.add(uid)
+        self._changed.set()
+
+    def _read(self) -> Iterator[Checkpoint]:
+        for path in sorted(self._folder.iterdir()):
+            if path.suffix != _SUFFIX:
+                path.unlink()  # a file that was being written when the node went down
+                continue
+            try:
+                checkpoint = from_json(Checkpoint, path.read_bytes())
+                if checkpoint.pod.uid != path.stem:
+                    raise ValueError(f"it is about the pod {checkpoint.pod.uid or 'of no uid'}")
+            except (OSError, ValueError) as err:
+                log.error(err, "Ignored a pod checkpoint that cannot be read", path=path)
+            else:
+                yield checkpoint
+
+
+def _put(known: dict[str, V], name: str, value: V) -> bool:
+    if known.get(name) == value:
+        return False
+    known[name] = value
+    return True
+
+
+def _write(folder: Path, files: Mapping[str, bytes | None]) -> None:
+    for uid, data in files.items():
+        path = folder / f"{uid}{_SUFFIX}"
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            _replace(path, data)
+    if files:
+        _sync_folder(folder)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    new = path.with_suffix(".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

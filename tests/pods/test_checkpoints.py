@@ -1,0 +1,138 @@
+"""Pods that survive a reboot without the API server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.core import ConfigMap, Secret
+from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.pod import Container, Pod, PodSpec
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.pods.checkpointed_objects import CheckpointedObjects
+from pykubelet.pods.checkpoints import Checkpoints
+from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
+
+
+def pod(name: str, image: str = "i") -> Pod:
+    meta = ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}")
+    return Pod(metadata=meta, spec=PodSpec(containers=[Container(name="c", image=image)]))
+
+
+@contextlib.asynccontextmanager
+async def running(checkpoints: Checkpoints) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(checkpoints.run())
+        await asyncio.sleep(0)
+        yield
+        task.cancel()
+
+
+class Cluster(NoObjects):
+    """An API server that is there or not."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.gone = False
+
+    def _check(self, what: str) -> None:
+        if self.away:
+            raise ObjectError(f"{what}: the API server is away")
+        if self.gone:
+            raise ObjectMissing(f"{what} not found")
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        self._check(name)
+        return ConfigMap(metadata=ObjectMeta(name=name), data={"key": "value"})
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        self._check(name)
+        return Secret(metadata=ObjectMeta(name=name), data={"key": b"\xff\x00"})
+
+    async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
+        self._check("token")
+        return f"token for {audience}"
+
+
+@pytest.mark.looptime
+async def test_pods_come_back_with_their_last_status(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    before = Checkpoints(folder)
+    async with running(before):
+        for name in ("a", "b", "c"):
+            before.keep(pod(name))
+        before.keep(pod("a"), PodStatus(phase="Succeeded"))
+        before.keep(pod("b", image="newer"))
+        await asyncio.sleep(2)
+        before.forget("uid-c")
+    after = Checkpoints(folder)
+    assert [(it.metadata.name, it.status.phase) for it in after.pods()] == [("a", "Succeeded"), ("b", "")]
+    assert after.pods()[1].spec.containers[0].image == "newer"
+    assert sorted(path.name for path in folder.iterdir()) == ["uid-a.json", "uid-b.json"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.looptime
+async def test_what_is_unchanged_is_not_written(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    async with running(checkpoints):
+        checkpoints.keep(pod("a"))
+        await asyncio.sleep(1)
+        written = (tmp_path / "uid-a.json").stat().st_ino
+        checkpoints.keep(pod("a"))
+        await asyncio.sleep(1)
+        assert (tmp_path / "uid-a.json").stat().st_ino == written
+
+
+async def test_broken_files_are_left_alone_and_the_others_count(tmp_path: Path) -> None:
+    good = Checkpoints(tmp_path)
+    async with running(good):
+        good.keep(pod("good"))
+    (tmp_path / "cut.json").write_text('{"pod": {"meta')
+    (tmp_path / "uid-other.json").write_bytes((tmp_path / "uid-good.json").read_bytes())
+    (tmp_path / "uid-half.new").write_text("{")
+    assert [it.metadata.name for it in Checkpoints(tmp_path).pods()] == ["good"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cut.json",
+        "uid-good.json",
+        "uid-other.json",
+    ]
+
+
+@pytest.mark.looptime
+async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder)
+    async with running(checkpoints):
+        folder.rmdir()
+        checkpoints.keep(pod("a"))
+        await asyncio.sleep(2)
+        folder.mkdir()
+        await asyncio.sleep(15)
+        assert (folder / "uid-a.json").exists()
+
+
+async def test_what_pods_used_is_had_without_the_api_server(tmp_path: Path) -> None:
+    cluster, before = Cluster(), Checkpoints(tmp_path)
+    objects = CheckpointedObjects(cluster, before)
+    async with running(before):
+        before.keep(pod("a"))
+        await objects.config_map(pod("a"), "map")
+        await objects.secret(pod("a"), "secret")
+        await objects.token(pod("a"), audience="x", seconds=60)
+        await objects.config_map(pod("unknown"), "map")
+    cluster.away = True
+    objects = CheckpointedObjects(cluster, Checkpoints(tmp_path))
+    assert (await objects.config_map(pod("a"), "map")).data == {"key": "value"}
+    assert (await objects.secret(pod("a"), "secret")).data == {"key": b"\xff\x00"}
+    assert await objects.token(pod("a"), audience="x", seconds=60) == "token for x"
+    with pytest.raises(ObjectError, match="away"):
+        await objects.token(pod("a"), audience="other", seconds=60)
+    with pytest.raises(ObjectError, match="away"):
+        await objects.config_map(pod("unknown"), "map")
+    cluster.away, cluster.gone = False, True
+    with pytest.raises(ObjectMissing):
+        await objects.config_map(pod("a"), "map")
