@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet import KUBERNETES_VERSION, __version__
 from pykubelet.api import cpuset
+from pykubelet.cluster import Cluster, ClusterSettings, join_cluster
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import Loaded
 from pykubelet.config.validate import validate_machine
@@ -25,10 +26,24 @@ from pykubelet.cri.connect import Cri, connect
 from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.cri.runtime_pb2 import SYSTEMD
-from pykubelet.host import addresses, cgroups, hostname, kernel, lockfile, notify, oom, rlimits, swap
+from pykubelet.host import (
+    HostError,
+    addresses,
+    cgroups,
+    hostname,
+    kernel,
+    lockfile,
+    notify,
+    oom,
+    rlimits,
+    swap,
+)
 from pykubelet.images.provider_config import CredentialProvider, load_providers
+from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
+from pykubelet.node.runtime_health import RuntimeHealth
+from pykubelet.pods.objects import NoObjects
 from pykubelet.resources.capacity import read_capacity
 from pykubelet.resources.cgroup_files import CgroupError
 from pykubelet.resources.cgroup_values import memory_limit
@@ -50,7 +65,7 @@ from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
-from pykubelet.volumes.plain import PlainVolumes
+from pykubelet.volumes.pod_volumes import PodVolumes
 
 log = get_logger(__name__)
 
@@ -78,10 +93,13 @@ class Kubelet:
         self.registry = CollectorRegistry()
         self._on_started = on_started
         self._stop = asyncio.Event()
+        self._joining: asyncio.Timeout | None = None
 
     def stop(self) -> None:
         """Ask `run` to end; safe to call at any time and more than once."""
         self._stop.set()
+        if self._joining is not None:
+            self._joining.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Start everything, wait until stopped, and stop everything in reverse order."""
@@ -91,7 +109,6 @@ class Kubelet:
             await self._take_lock(stack, tasks)
             configz = configz_document(self.config)
             log.v(5).info("KubeletConfiguration", configuration=configz["kubeletconfig"])
-            self._choose_mode()
             identity = self._identify()
             self._check_machine()
             self._adjust_process()
@@ -99,9 +116,17 @@ class Kubelet:
             await self._take_cgroup_driver(cri)
             if self._stop.is_set():
                 return
-            runtime_state = RuntimeState(cri.runtime.status)
+            health = RuntimeHealth(cri.runtime.status)
+            runtime_state = RuntimeState(health.status)
+            cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
+            if self._stop.is_set():
+                return
+            tasks = await stack.enter_async_context(TaskScope())
             tasks.start(runtime_state.run(), name="runtime-state")
-            engine = await self._start_engine(tasks, cri, identity, runtime_state)
+            engine = await self._start_engine(tasks, cri, identity, runtime_state, cluster)
+            health.add_check("PLEG", engine.pleg.health)
+            if cluster is not None:
+                cluster.start(engine)
             checks: dict[str, Check] = {
                 "ping": lambda: None,
                 "log": log_health,
@@ -139,13 +164,31 @@ class Kubelet:
         log.info("Somebody else wants the lock file: stopping", path=self.flags.lock_file, event=reason)
         self.stop()
 
-    def _choose_mode(self) -> None:
-        if self.flags.kubeconfig:
-            raise StartError(
-                "cluster mode (--kubeconfig) is not part of this version yet: "
-                "leave the flag out to run standalone"
-            )
-        log.info("Standalone mode, no API client")
+    async def _join_cluster(
+        self,
+        stack: contextlib.AsyncExitStack,
+        identity: NodeIdentity,
+        cri: Cri,
+        health: RuntimeHealth,
+        runtime_state: RuntimeState,
+    ) -> Cluster | None:
+        if self.flags.standalone:
+            log.info("Standalone mode, no API client")
+            return None
+        settings = ClusterSettings(self.flags, self.config, self.gates, identity.name)
+        joining = join_cluster(settings, self.registry, cri, health, runtime_state)
+        try:
+            # A bootstrap waits for somebody to approve it.
+            async with asyncio.timeout(None) as self._joining:
+                return await stack.enter_async_context(joining)
+        except TimeoutError:
+            if not self._stop.is_set():
+                raise
+            return None
+        except (KubeconfigError, HostError) as err:
+            raise StartError(str(err)) from err
+        finally:
+            self._joining = None
 
     def _identify(self) -> NodeIdentity:
         name = hostname.node_name(self.flags.hostname_override)
@@ -222,7 +265,12 @@ class Kubelet:
             self.config.cgroup_driver = driver
 
     async def _start_engine(
-        self, tasks: TaskScope, cri: Cri, identity: NodeIdentity, runtime_state: RuntimeState
+        self,
+        tasks: TaskScope,
+        cri: Cri,
+        identity: NodeIdentity,
+        runtime_state: RuntimeState,
+        cluster: Cluster | None,
     ) -> PodEngine:
         root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
         root.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -241,8 +289,10 @@ class Kubelet:
             root_dir=root,
             credential_providers=self._credential_providers(),
             credential_provider_dir=Path(self.flags.image_credential_provider_bin_dir),
-            volumes=PlainVolumes(
+            volumes=PodVolumes(
                 root,
+                objects=cluster.objects if cluster is not None else NoObjects(),
+                node=node,
                 memory_limit=memory_limit,
                 allocatable_memory=int(node.allocatable["memory"]),
                 pod_level=node.pod_level,
@@ -254,6 +304,7 @@ class Kubelet:
             legacy_logs=self._legacy_logs(),
             id_space=self._id_space(),
             user_namespaces=await _has_user_namespaces(cri),
+            cluster=cluster.parts() if cluster is not None else None,
         )
         engine = PodEngine(parts, tasks)
         engine.start()

@@ -13,7 +13,6 @@ import pytest
 
 from pykubelet.host.processes import (
     CommandError,
-    boot_id,
     bound_unix_sockets,
     end,
     find_process,
@@ -137,10 +136,6 @@ def test_bound_sockets(tmp_path: Path) -> None:
         assert str(path) in bound_unix_sockets()
     assert path.is_socket()
     assert str(path) not in bound_unix_sockets()
-
-
-def test_boot_id_stays() -> None:
-    assert boot_id() == boot_id() != ""
 
 
 def test_search_path_has_the_system_s_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.pods.defaults import apply_defaults
+from pykubelet.pods.service_env import ClusterService, ServicePort, service_env
 from pykubelet.resources.qos import qos_class
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.env import container_env
@@ -21,7 +22,6 @@ from pykubelet.runtime.facts import ContainerFacts, MountedVolume, NodeFacts, Sa
 from pykubelet.runtime.mounts import sub_path
 from pykubelet.runtime.problems import MissingSource
 from pykubelet.runtime.sandbox_config import make_sandbox_config
-from pykubelet.runtime.service_env import ClusterService, ServicePort, service_env
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 POD_DIR = "ROOT/pods/POD_UID"

@@ -1,7 +1,8 @@
 """The objects of the API that pods lean on: only what the agent reads.
 
 Secrets and configMaps with their contents, services for the environment of containers, service
-accounts for pull secrets and tokens, runtime classes for handler and overhead.
+accounts for pull secrets and tokens, runtime classes for handler and overhead, bundles of root
+certificates.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from datetime import datetime
 
 from msgspec import field
 
-from pykubelet.api.meta import ObjectMeta, ObjectStruct, Resources
+from pykubelet.api.meta import ObjectIdentity, ObjectMeta, ObjectStruct, Resources
 
 
 class Secret(ObjectStruct):
@@ -34,7 +35,7 @@ class ConfigMap(ObjectStruct):
     immutable: bool | None = None
 
 
-class ServicePort(ObjectStruct):
+class ServicePort(ObjectStruct, gc=False):
     """A port of a service."""
 
     name: str = ""
@@ -45,16 +46,14 @@ class ServicePort(ObjectStruct):
 class ServiceSpec(ObjectStruct):
     """Where a service is reached inside the cluster."""
 
-    type: str = ""
     cluster_ip: str = ""
-    cluster_ips: list[str] = []
-    ports: list[ServicePort] = []
+    ports: tuple[ServicePort, ...] = ()
 
 
 class Service(ObjectStruct):
-    """A service."""
+    """A service; a node knows all of the cluster, so nothing is kept that no variable needs."""
 
-    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    metadata: ObjectIdentity = field(default_factory=ObjectIdentity)
     spec: ServiceSpec = field(default_factory=ServiceSpec)
 
 
@@ -94,6 +93,20 @@ class BoundObjectReference(ObjectStruct):
     api_version: str = ""
     name: str = ""
     uid: str = ""
+
+
+class ClusterTrustBundleSpec(ObjectStruct):
+    """Root certificates as PEM, and the signer that they belong to, if any."""
+
+    signer_name: str = ""
+    trust_bundle: str = ""
+
+
+class ClusterTrustBundle(ObjectStruct):
+    """Root certificates for all of the cluster."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: ClusterTrustBundleSpec = field(default_factory=ClusterTrustBundleSpec)
 
 
 class TokenRequestSpec(ObjectStruct, omit_defaults=False):

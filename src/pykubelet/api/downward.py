@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.names import qualified_name_problem
-from pykubelet.api.pod import Container, ObjectFieldSelector, Pod, ResourceFieldSelector
+from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
+from pykubelet.api.volume_files import ObjectFieldSelector, ResourceFieldSelector
 
 _SUBSCRIPT = re.compile(r"(?P<path>.+?)\['(?P<key>.*)'\]", re.DOTALL)
 _DEFAULTED = ("cpu", "memory", "ephemeral-storage")

@@ -54,6 +54,15 @@ class ObjectMeta(ObjectStruct):
     finalizers: list[str] = []
 
 
+class ObjectIdentity(ObjectStruct, gc=False):
+    """Which object, and in which version: all that a copy of many small objects needs of their metadata."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
 def now() -> datetime:
     """The time as the API writes it: UTC, whole seconds."""
     return datetime.now(UTC).replace(microsecond=0)

@@ -84,9 +84,9 @@ class NodeSystemInfo(ObjectStruct, omit_defaults=False):
 
 
 class ContainerImage(ObjectStruct):
-    """An image that the node has; its size in bytes."""
+    """An image that the node has; its size in bytes. One without names has null there."""
 
-    names: list[str] = []
+    names: list[str] | None = None
     size_bytes: int = 0
 
 

@@ -14,6 +14,8 @@ from msgspec import field
 from pykubelet.api.meta import IntOrString, ObjectMeta, ObjectStruct, Resources
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.volume import Volume
+from pykubelet.api.volume_files import ObjectFieldSelector as ObjectFieldSelector
+from pykubelet.api.volume_files import ResourceFieldSelector as ResourceFieldSelector
 
 
 class ContainerPort(ObjectStruct):
@@ -24,21 +26,6 @@ class ContainerPort(ObjectStruct):
     host_port: int = 0
     protocol: str = ""
     host_ip: str = ""
-
-
-class ObjectFieldSelector(ObjectStruct):
-    """A field of the pod itself."""
-
-    field_path: str
-    api_version: str = ""
-
-
-class ResourceFieldSelector(ObjectStruct):
-    """A resource of one of the pod's containers."""
-
-    resource: str
-    container_name: str = ""
-    divisor: str | int = "0"
 
 
 class KeySelector(ObjectStruct):

@@ -12,6 +12,7 @@ from msgspec import field
 
 from pykubelet.api.meta import ObjectStruct
 from pykubelet.api.quantity import Quantity
+from pykubelet.api.volume_files import ConfigMapVolume, DownwardVolume, ProjectedVolume, SecretVolume
 
 AsWritten = dict[str, Any]
 
@@ -41,9 +42,9 @@ class Volume(ObjectStruct):
     azure_file: AsWritten | None = None
     cephfs: AsWritten | None = None
     cinder: AsWritten | None = None
-    config_map: AsWritten | None = None
+    config_map: ConfigMapVolume | None = None
     csi: AsWritten | None = None
-    downward_api: AsWritten | None = None
+    downward_api: DownwardVolume | None = None
     ephemeral: AsWritten | None = None
     fc: AsWritten | None = None
     flex_volume: AsWritten | None = None
@@ -57,11 +58,11 @@ class Volume(ObjectStruct):
     persistent_volume_claim: AsWritten | None = None
     photon_persistent_disk: AsWritten | None = None
     portworx_volume: AsWritten | None = None
-    projected: AsWritten | None = None
+    projected: ProjectedVolume | None = None
     quobyte: AsWritten | None = None
     rbd: AsWritten | None = None
     scale_io: AsWritten | None = field(name="scaleIO", default=None)
-    secret: AsWritten | None = None
+    secret: SecretVolume | None = None
     storageos: AsWritten | None = None
     vsphere_volume: AsWritten | None = None
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pykubelet.cli.dev import dev_app
+
 if TYPE_CHECKING:
     from pykubelet.api.duration import Duration
 
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at, check and convert a kubelet's configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(dev_app, name="dev")
 
 DataDir = Annotated[
     Path, typer.Option("--data-dir", help="Where everything of this node lives.", envvar="PYKUBELET_DATA_DIR")

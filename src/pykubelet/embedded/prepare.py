@@ -14,8 +14,8 @@ from pykubelet.embedded.pod_network import choose_subnet, conflist
 from pykubelet.embedded.registry import open_registry
 from pykubelet.embedded.state import OUTSIDE, State, before_us, load, save
 from pykubelet.host import iptables, links
+from pykubelet.host.clock import boot_id
 from pykubelet.host.mounts import remove_tree
-from pykubelet.host.processes import boot_id
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)

@@ -39,8 +39,9 @@ from pykubelet.embedded.leftovers import (
 from pykubelet.embedded.lock import hold, holder
 from pykubelet.embedded.registry import open_registry
 from pykubelet.host import cgroup_tree, iptables, links
+from pykubelet.host.clock import boot_id
 from pykubelet.host.mounts import plan_unmounts, read_mounts, remove_tree, unmount
-from pykubelet.host.processes import CommandError, boot_id, end, find_process, run
+from pykubelet.host.processes import CommandError, end, find_process, run
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)

@@ -20,6 +20,8 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_ESCAPED = re.compile(r"[\s\\#]|[^\x20-\x7e]")
+"""What the kernel may write otherwise than it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,18 @@ def parse_mountinfo(text: str) -> list[Mount]:
     return [mount for line in text.splitlines() if (mount := _parse_line(line)) is not None]
 
 
-def read_mounts() -> list[Mount]:
-    """Give the mounts that this process sees."""
-    return parse_mountinfo(MOUNTINFO.read_text(errors="surrogateescape"))
+def read_mounts(below: Path | None = None) -> list[Mount]:
+    """Give the mounts that this process sees, or those at or below a directory, given by its real path.
+
+    The latter is many times cheaper on a machine with hundreds of mounts.
+    """
+    text = MOUNTINFO.read_text(errors="surrogateescape")
+    if below is None:
+        return parse_mountinfo(text)
+    if not _ESCAPED.search(str(below)):
+        # Passing a line by takes a tenth of the time of reading it.
+        text = "\n".join(line for line in text.splitlines() if str(below) in line)
+    return [mount for mount in parse_mountinfo(text) if mount.point.is_relative_to(below)]
 
 
 def mounts_below(mounts: Iterable[Mount], directory: Path) -> list[Mount]:
@@ -76,13 +87,15 @@ def unmount(point: Path, *, detach: bool = False) -> bool:
     raise OSError(number, os.strerror(number), str(point))
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: Path, mounts: Iterable[Mount] | None = None) -> None:
     """Delete a file, or a directory with everything in it, unless something is mounted inside.
 
     What is already gone is fine. Raises OSError with EBUSY when there is a mount, because deleting
-    would go on into somebody else's files, and before anything is deleted.
+    would go on into somebody else's files, and before anything is deleted. `mounts` is the mount
+    table, or its part below some parent, if it was just read.
     """
-    if mounts_below(read_mounts(), path.parent.resolve() / path.name):
+    real = path.parent.resolve() / path.name
+    if mounts_below(read_mounts(real) if mounts is None else mounts, real):
         raise OSError(errno.EBUSY, "something is mounted inside", str(path))
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, onerror=_unless_gone)

@@ -53,11 +53,6 @@ def list_processes() -> Iterator[Process]:
             yield process
 
 
-def boot_id() -> str:
-    """Give the identity of this boot: it changes with every restart of the machine."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-
-
 def bound_unix_sockets() -> set[str]:
     """Give the paths of all unix sockets that some process has open; a file that is not here is dead."""
     lines = (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]

@@ -8,6 +8,8 @@
 - `presence.py`: which images the runtime has; `pulls.py`: getting one that it has not.
 - `shared.py`: one call for many who ask the same; `pull_limits.py`: how many pulls, how often.
 - `keyring.py`: which credentials fit an image; `credentials.py`: pull secrets and the node's files.
-- `provider_config.py`, `provider_exec.py`, `provider_plugins.py`: programs that know credentials.
+- `pull_secrets.py`: the pull secrets that a pod names.
+- `provider_config.py`, `provider_exec.py`, `provider_plugins.py`: programs that know credentials;
+  `provider_accounts.py`: in whose name they are asked.
 - `errors.py`: the reasons for which a container waits; `metrics.py`: the counts.
 """

@@ -7,15 +7,13 @@ message; its complaints on standard error do.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
-import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,13 +21,10 @@ from pykubelet.api.duration import Duration
 from pykubelet.api.text import quoted
 from pykubelet.images.keyring import Credentials, Registries
 from pykubelet.images.provider_config import CredentialProvider
+from pykubelet.kube.plugin_process import TooMuch, run_bounded
 
 TIMEOUT_SECONDS = 60.0
 MAX_ANSWER_BYTES = 1024 * 1024
-
-_MAX_COMPLAINT_BYTES = 1024
-_CHUNK = 64 * 1024
-_END_SECONDS = 5.0
 
 CacheKey = Literal["Image", "Registry", "Global"]
 """The images that an answer is good for: this one, all of its registry, or all of the provider."""
@@ -49,13 +44,23 @@ class Answer:
     """For how long; None when the provider leaves it to the configuration."""
 
 
-async def ask_provider(provider: CredentialProvider, program: Path, repository: str) -> Answer:
-    """Ask for the credentials of a repository; raises ProviderError."""
-    request = {
+async def ask_provider(
+    provider: CredentialProvider,
+    program: Path,
+    repository: str,
+    token: str = "",
+    annotations: Mapping[str, str] = MappingProxyType({}),
+) -> Answer:
+    """Ask for the credentials of a repository, perhaps in a service account's name; raises ProviderError."""
+    request: dict[str, Any] = {
         "kind": "CredentialProviderRequest",
         "apiVersion": provider.api_version,
         "image": repository,
     }
+    if token:
+        request["serviceAccountToken"] = token
+    if annotations:
+        request["serviceAccountAnnotations"] = dict(annotations)
     environment = {**os.environ, **{variable.name: variable.value for variable in provider.env}}
     output = await _run(program, provider.args, environment, json.dumps(request).encode() + b"\n")
     return _read_answer(output, provider.api_version)
@@ -96,80 +101,23 @@ def _read_answer(output: bytes, api_version: str) -> Answer:
     return Answer(registries, response.cache_key_type, duration)
 
 
-async def _run(program: Path, args: Sequence[str], environment: dict[str, str], request: bytes) -> bytes:
+async def _run(program: Path, args: Sequence[str], environment: Mapping[str, str], request: bytes) -> bytes:
     try:
-        process = await asyncio.create_subprocess_exec(
-            str(program),
-            *args,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
+        finished = await run_bounded(
+            [str(program), *args],
+            environment,
+            seconds=TIMEOUT_SECONDS,
+            max_bytes=MAX_ANSWER_BYTES,
+            data=request,
         )
+    except TimeoutError:
+        raise ProviderError(f"it did not answer within {TIMEOUT_SECONDS:g} s") from None
+    except TooMuch:
+        raise ProviderError(f"its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB") from None
     except (OSError, ValueError) as err:
         why = err.strerror if isinstance(err, OSError) else str(err)
         raise ProviderError(f"{program} could not be started: {why}") from None
-    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
-    assert stdin is not None
-    assert stdout is not None
-    assert stderr is not None
-    complete = False
-    try:
-        async with asyncio.timeout(TIMEOUT_SECONDS), asyncio.TaskGroup() as tasks:
-            tasks.create_task(_feed(stdin, request))
-            complaint = tasks.create_task(_drain(stderr))
-            output = await _read(stdout)
-            if len(output) > MAX_ANSWER_BYTES:
-                await _end(process)
-            await process.wait()
-        complete = True
-    except TimeoutError:
-        raise ProviderError(f"it did not answer within {TIMEOUT_SECONDS:g} s") from None
-    finally:
-        if not complete:
-            await _end(process)
-    if len(output) > MAX_ANSWER_BYTES:
-        raise ProviderError(f"its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB")
-    if process.returncode:
-        words = " ".join(complaint.result().decode(errors="replace").split())
-        raise ProviderError(f"it failed with status {process.returncode}: {words or 'it gave no reason'}")
-    return output
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program and what it started: all of it is in a session of its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    # Its end is not seen before all that it wrote was read. Who left the session may keep the pipe
-    # open for good; that is not worth waiting for.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_END_SECONDS):
-            assert process.stdout is not None
-            await _drain(process.stdout)
-            await process.wait()
-
-
-async def _feed(stream: asyncio.StreamWriter, request: bytes) -> None:
-    # A program need not read the request to know its answer.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        stream.write(request)
-        await stream.drain()
-        stream.close()
-        await stream.wait_closed()
-
-
-async def _read(stream: asyncio.StreamReader) -> bytes:
-    """Read to the end, or until it is too much."""
-    output = bytearray()
-    while len(output) <= MAX_ANSWER_BYTES and (chunk := await stream.read(_CHUNK)):
-        output += chunk
-    return bytes(output)
-
-
-async def _drain(stream: asyncio.StreamReader) -> bytes:
-    """Read to the end and give the beginning."""
-    kept = b""
-    while chunk := await stream.read(_CHUNK):
-        kept += chunk[: _MAX_COMPLAINT_BYTES - len(kept)]
-    return kept
+    if finished.status:
+        words = finished.complaint or "it gave no reason"
+        raise ProviderError(f"it failed with status {finished.status}: {words}")
+    return finished.output

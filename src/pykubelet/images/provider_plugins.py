@@ -15,8 +15,9 @@ from typing import NamedTuple
 from pykubelet.api.pod import Pod
 from pykubelet.images.keyring import Credentials, Keyring, Registries, registry_matches
 from pykubelet.images.metrics import ImageMetrics
+from pykubelet.images.provider_accounts import Identity, PodAccounts, identify
 from pykubelet.images.provider_config import CredentialProvider
-from pykubelet.images.provider_exec import CacheKey, ProviderError, ask_provider
+from pykubelet.images.provider_exec import Answer, CacheKey, ProviderError, ask_provider
 from pykubelet.images.shared import SharedCalls, Stopped
 from pykubelet.logs import get_logger
 from pykubelet.tasks import TaskScope
@@ -41,12 +42,13 @@ class ProviderPlugins:
         bin_dir: Path,
         tasks: TaskScope,
         metrics: ImageMetrics,
+        accounts: PodAccounts | None = None,
     ) -> None:
-        self._plugins = [_Plugin(provider, bin_dir, tasks, metrics) for provider in providers]
+        self._plugins = [_Plugin(provider, bin_dir, tasks, metrics, accounts) for provider in providers]
 
     async def lookup(self, repository: str, pod: Pod) -> Found:
         """Ask every provider that is for this repository, all at the same time."""
-        asked = [plugin for plugin in self._plugins if plugin.wants(repository, pod)]
+        asked = [plugin for plugin in self._plugins if plugin.is_for(repository)]
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(_try(plugin, repository, pod)) for plugin in asked]
         keyring, failures = Keyring(), []
@@ -82,46 +84,53 @@ class _Plugin:
     """One provider and what it said before."""
 
     def __init__(
-        self, provider: CredentialProvider, bin_dir: Path, tasks: TaskScope, metrics: ImageMetrics
+        self,
+        provider: CredentialProvider,
+        bin_dir: Path,
+        tasks: TaskScope,
+        metrics: ImageMetrics,
+        accounts: PodAccounts | None,
     ) -> None:
         self.name = provider.name
         self._provider = provider
         self._program = bin_dir / provider.name
         self._metrics = metrics
-        self._calls: SharedCalls[str, Registries] = SharedCalls(tasks, f"credential-provider-{self.name}")
-        self._kept: dict[tuple[CacheKey, str], _Kept] = {}
+        self._accounts = accounts
+        self._calls: SharedCalls[tuple[str, str], Registries] = SharedCalls(
+            tasks, f"credential-provider-{self.name}"
+        )
+        self._kept: dict[_Place, _Kept] = {}
 
-    def wants(self, repository: str, pod: Pod) -> bool:
-        """Whether this provider is to be asked for an image of this pod."""
-        token = self._provider.token_attributes
-        if token is not None and token.require_service_account and not pod.spec.service_account_name:
-            log.v(5).info("No service account for credential provider", provider=self.name, pod=pod.full_name)
-            return False
+    def is_for(self, repository: str) -> bool:
+        """Whether this provider is for such an image."""
         return any(registry_matches(pattern, repository) for pattern in self._provider.match_images)
 
     async def registries(self, repository: str, pod: Pod) -> Registries:
         """Give the provider's answer, a kept one if there is one; raises ProviderError."""
-        if self._provider.token_attributes is not None and pod.spec.service_account_name:
-            raise ProviderError(
-                f"it wants a token of service account {pod.spec.service_account_name}, "
-                "which only an API server can give, and this agent runs without one"
-            )
-        now = _now()
+        identity = await identify(pod, self._provider.token_attributes, self._accounts)
+        if identity is None:
+            log.v(5).info("Not asking a credential provider", provider=self.name, pod=pod.full_name)
+            return {}
+        now, owner = _now(), identity.cache_key(self._provider.token_attributes)
         for scope in ("Image", "Registry", "Global"):
-            kept = self._kept.get(_cache_key(scope, repository))
+            kept = self._kept.get(_place(scope, repository, owner))
             if kept is not None and now < kept.until:
                 return kept.registries
-        return await self._calls.run(repository, lambda: self._ask(repository))
+        call = (repository, identity.call_key())
+        return await self._calls.run(call, lambda: self._ask(repository, identity, owner))
 
-    async def _ask(self, repository: str) -> Registries:
+    async def _ask(self, repository: str, identity: Identity, owner: str) -> Registries:
         log.v(5).info("Asking credential provider", provider=self.name, image=repository)
         started = _now()
         failed = True
         try:
-            answer = await ask_provider(self._provider, self._program, repository)
+            answer = await ask_provider(
+                self._provider, self._program, repository, identity.token, identity.annotations
+            )
             failed = False
         finally:
             self._metrics.plugin_ran(self.name, _now() - started, failed=failed)
+        self._check_no_echo(answer, identity)
         duration = answer.cache_duration
         if duration is None:
             duration = self._provider.default_cache_duration
@@ -129,13 +138,27 @@ class _Plugin:
         self._kept = {key: kept for key, kept in self._kept.items() if now < kept.until}
         if duration is not None and duration > 0:
             until = now + duration.seconds
-            self._kept[_cache_key(answer.cache_key, repository)] = _Kept(answer.registries, until)
+            self._kept[_place(answer.cache_key, repository, owner)] = _Kept(answer.registries, until)
         return answer.registries
 
+    def _check_no_echo(self, answer: Answer, identity: Identity) -> None:
+        """Refuse a pod's own token as a login where the answer is kept for others; raises ProviderError."""
+        wanted = self._provider.token_attributes
+        if wanted is None or not identity.token or wanted.cache_type == "Token":
+            return
+        if any(login.password == identity.token for login in answer.registries.values()):
+            raise ProviderError(
+                "it gave the service account's token as the password: write cacheType: Token for it"
+            )
 
-def _cache_key(scope: CacheKey, repository: str) -> tuple[CacheKey, str]:
+
+_Place = tuple[CacheKey, str, str]
+"""Where an answer is kept: for what, for which of these, and for whom."""
+
+
+def _place(scope: CacheKey, repository: str, owner: str) -> _Place:
     name = {"Image": repository, "Registry": repository.partition("/")[0], "Global": ""}[scope]
-    return scope, name
+    return scope, name, owner
 
 
 def _now() -> float:

@@ -1,22 +1,37 @@
-"""Reading certificates as far as the agent needs it: the PEM blocks of a file, and their dates.
+"""Reading certificates as far as the agent needs it: the PEM blocks of a file, dates, names and keys.
 
-The dates are what a person needs to hear when the API server refuses a certificate. They are read
-from the certificate's own structure, because Python's TLS tells them only of its peers.
+The dates are what a person needs to hear when the API server refuses a certificate; the names tell
+whether a certificate is still the one that the node should have. They are read from the certificate's
+own structure, because Python's TLS tells them only of its peers, and a library that knows all of
+X.509 would cost the agent a tenth of its memory.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-_BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----")
+_BLOCK = re.compile(
+    rb"-----BEGIN (CERTIFICATE|CERTIFICATE REQUEST)-----\s+([A-Za-z0-9+/=\s]+?)-----END \1-----"
+)
+_OBJECT_ID = 0x06
+_OCTET_STRING = 0x04
 _SEQUENCE = 0x30
+_SET = 0x31
 _VERSION = 0xA0
+_EXTENSIONS = 0xA3
 _UTC_TIME = 0x17
 _GENERALIZED_TIME = 0x18
+_COMMON_NAME = b"\x55\x04\x03"
+_ORGANIZATION = b"\x55\x04\x0a"
+_ALTERNATIVE_NAMES = b"\x55\x1d\x11"
+_DNS_NAME = 0x82
+_IP_ADDRESS = 0x87
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +50,132 @@ class Lifetime:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a certificate is for: names as they are written in it, in a stable order."""
+
+    common_name: str
+    organizations: tuple[str, ...] = ()
+    dns: tuple[str, ...] = ()
+    ips: tuple[str, ...] = ()
+
+    def covers(self, wanted: Subject) -> bool:
+        """Whether this is good enough where the other is wanted: more names do no harm."""
+        return self.common_name == wanted.common_name and all(
+            set(needed) <= set(had)
+            for needed, had in (
+                (wanted.organizations, self.organizations),
+                (wanted.dns, self.dns),
+                (wanted.ips, self.ips),
+            )
+        )
+
+
 def certificates(pem: bytes) -> list[bytes]:
     """Give the certificates of a PEM file in DER, in their order; other blocks and text are skipped."""
-    found = []
-    for block in _BLOCK.finditer(pem):
-        try:
-            found.append(base64.b64decode(b"".join(block[1].split()), validate=True))
-        except binascii.Error:
-            continue
-    return found
+    return _blocks(pem, b"CERTIFICATE")
 
 
 def lifetime(der: bytes) -> Lifetime:
     """Give the lifetime of a certificate; raises ValueError when it is none."""
     try:
-        fields = _Reader(_Reader(_Reader(der).take(_SEQUENCE)).take(_SEQUENCE))
-        if fields.tag == _VERSION:
-            fields.skip()
-        for _ in ("serial number", "signature", "issuer"):
-            fields.skip()
-        dates = _Reader(fields.take(_SEQUENCE))
+        dates = _Reader(_up_to_dates(der).take(_SEQUENCE))
         return Lifetime(dates.take_time(), dates.take_time())
     except IndexError:
         raise ValueError("the certificate is cut off") from None
+
+
+def subject(der: bytes) -> Subject:
+    """Give the names of a certificate; raises ValueError when it is none."""
+    try:
+        fields = _up_to_dates(der)
+        fields.skip()
+        common_name, organizations = _read_name(fields.take(_SEQUENCE))
+        dns: list[str] = []
+        ips: list[str] = []
+        while not fields.at_end:
+            if fields.tag != _EXTENSIONS:
+                fields.skip()
+                continue
+            for name, value in _read_extensions(fields.skip()):
+                if name == _ALTERNATIVE_NAMES:
+                    _read_alternatives(value, dns, ips)
+        return Subject(common_name, tuple(organizations), tuple(sorted(dns)), tuple(sorted(ips)))
+    except IndexError:
+        raise ValueError("the certificate is cut off") from None
+
+
+def read_request(pem: bytes) -> tuple[Subject, bytes]:
+    """Give whom a certificate request is for, and its public key in DER; raises ValueError.
+
+    Alternative names are not read.
+    """
+    found = _blocks(pem, b"CERTIFICATE REQUEST")
+    if not found:
+        raise ValueError("there is no certificate request")
+    try:
+        fields = _Reader(_Reader(_Reader(found[0]).take(_SEQUENCE)).take(_SEQUENCE))
+        fields.skip()
+        common_name, organizations = _read_name(fields.take(_SEQUENCE))
+        return Subject(common_name, tuple(organizations)), fields.whole(_SEQUENCE)
+    except IndexError:
+        raise ValueError("the certificate request is cut off") from None
+
+
+def _blocks(pem: bytes, kind: bytes) -> list[bytes]:
+    found = []
+    for block in _BLOCK.finditer(pem):
+        if block[1] == kind:
+            try:
+                found.append(base64.b64decode(b"".join(block[2].split()), validate=True))
+            except binascii.Error:
+                continue
+    return found
+
+
+def _up_to_dates(der: bytes) -> _Reader:
+    fields = _Reader(_Reader(_Reader(der).take(_SEQUENCE)).take(_SEQUENCE))
+    if fields.tag == _VERSION:
+        fields.skip()
+    for _ in ("serial number", "signature", "issuer"):
+        fields.skip()
+    return fields
+
+
+def _read_name(data: bytes) -> tuple[str, list[str]]:
+    common_name, organizations = "", []
+    parts = _Reader(data)
+    while not parts.at_end:
+        attributes = _Reader(parts.take(_SET))
+        while not attributes.at_end:
+            attribute = _Reader(attributes.take(_SEQUENCE))
+            kind, text = attribute.take(_OBJECT_ID), attribute.skip().decode(errors="replace")
+            if kind == _COMMON_NAME:
+                common_name = text
+            elif kind == _ORGANIZATION:
+                organizations.append(text)
+    return common_name, organizations
+
+
+def _read_extensions(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    extensions = _Reader(_Reader(data).take(_SEQUENCE))
+    while not extensions.at_end:
+        extension = _Reader(extensions.take(_SEQUENCE))
+        kind = extension.take(_OBJECT_ID)
+        # Between them stands whether it is critical, when it is.
+        while extension.tag != _OCTET_STRING:
+            extension.skip()
+        yield kind, extension.skip()
+
+
+def _read_alternatives(data: bytes, dns: list[str], ips: list[str]) -> None:
+    names = _Reader(_Reader(data).take(_SEQUENCE))
+    while not names.at_end:
+        tag, value = names.tag, names.skip()
+        if tag == _DNS_NAME:
+            dns.append(value.decode("ascii", errors="replace"))
+        elif tag == _IP_ADDRESS and len(value) in (4, 16):
+            ips.append(str(ipaddress.ip_address(value)))
 
 
 class _Reader:
@@ -66,6 +184,10 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._position >= len(self._data)
 
     @property
     def tag(self) -> int:
@@ -87,6 +209,12 @@ class _Reader:
         if self.tag != tag:
             raise ValueError("this is not a certificate")
         return self.skip()
+
+    def whole(self, tag: int) -> bytes:
+        """Take an element with its head."""
+        start = self._position
+        self.take(tag)
+        return self._data[start : self._position]
 
     def take_time(self) -> datetime:
         tag, text = self.tag, self.skip().decode("ascii", errors="replace")

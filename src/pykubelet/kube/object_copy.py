@@ -15,7 +15,7 @@ import msgspec
 
 from pykubelet.api.meta import ObjectMeta, ObjectStruct
 from pykubelet.kube.errors import BadAnswer, KubeError, Status, read_status, status_error
-from pykubelet.kube.resources import Resource, T, read_object
+from pykubelet.kube.resources import Metadata, Resource, T, read_object
 from pykubelet.kube.watch_stream import WatchEvent
 
 Key = tuple[str, str]
@@ -156,7 +156,7 @@ class ObjectCopy(Generic[T]):
         return Update(tuple(changed), tuple(removed))
 
 
-def _key(metadata: ObjectMeta) -> Key:
+def _key(metadata: Metadata) -> Key:
     return metadata.namespace, metadata.name
 
 

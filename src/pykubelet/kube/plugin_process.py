@@ -32,16 +32,21 @@ class Finished:
 
 
 async def run_bounded(
-    argv: Sequence[str], environment: Mapping[str, str], *, seconds: float, max_bytes: int
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    seconds: float,
+    max_bytes: int,
+    data: bytes | None = None,
 ) -> Finished:
-    """Run a program to its end, with nothing on its standard input.
+    """Run a program to its end, with `data` on its standard input, or nothing.
 
     Raises OSError when it cannot be started, TimeoutError when it takes longer than `seconds`, and
     TooMuch when it writes more than `max_bytes` to its output.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.DEVNULL if data is None else asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
@@ -53,7 +58,9 @@ async def run_bounded(
     complete = False
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
-            complaint = tasks.create_task(_drain(stderr), name="complaints of an exec plugin")
+            complaint = tasks.create_task(_drain(stderr), name="complaints of a program")
+            if process.stdin is not None:
+                tasks.create_task(_feed(process.stdin, data or b""), name="input of a program")
             output = await _read(stdout, max_bytes)
             if len(output) > max_bytes:
                 await _end(process)
@@ -65,6 +72,14 @@ async def run_bounded(
     if len(output) > max_bytes:
         raise TooMuch
     return Finished(status, output, " ".join(complaint.result().decode(errors="replace").split()))
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    # A program that ends without reading has its reasons, and its status tells them.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        stream.write(data)
+        await stream.drain()
+    stream.close()
 
 
 async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:

@@ -76,6 +76,7 @@ class Reflector(Generic[T]):
         namespace: str = "",
         field_selector: str = "",
         label_selector: str = "",
+        pauses: Pauses | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._source = source
@@ -90,8 +91,10 @@ class Reflector(Generic[T]):
         self._version_lost = False
         self._must_list = True
         self._synced = asyncio.Event()
-        self._pauses = Pauses(chance=chance)
-        self._complaints = Complaints(log, "Failed to list or watch", resource=resource.plural)
+        self._pauses = pauses or Pauses(chance=chance)
+        which = {"namespace": namespace} if namespace else {}
+        which |= {"selector": text for _, text in self._selectors}
+        self._complaints = Complaints(log, "Failed to list or watch", resource=resource.plural, **which)
         self._told_unreadable: dict[Key, str] = {}
 
     @property

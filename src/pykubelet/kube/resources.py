@@ -13,18 +13,39 @@ from urllib.parse import quote
 import msgspec
 
 from pykubelet.api.core import ConfigMap, RuntimeClass, Secret, Service, ServiceAccount
+from pykubelet.api.csr import CertificateSigningRequest
 from pykubelet.api.event import Event
 from pykubelet.api.lease import Lease
-from pykubelet.api.meta import ObjectMeta, from_document, from_json
+from pykubelet.api.meta import from_document, from_json
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod
+
+
+class Metadata(Protocol):
+    """Which object, and in which version: an ObjectMeta, or less where there are many."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace, if it has one."""
+
+    @property
+    def uid(self) -> str:
+        """Tells it from others of the same name."""
+
+    @property
+    def resource_version(self) -> str:
+        """Its version."""
 
 
 class HasMetadata(Protocol):
     """Anything that the API server keeps."""
 
     @property
-    def metadata(self) -> ObjectMeta:
+    def metadata(self) -> Metadata:
         """Identity and version."""
 
 
@@ -68,6 +89,13 @@ CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "configmaps")
 SERVICES = Resource(Service, "Service", "services")
 SERVICE_ACCOUNTS = Resource(ServiceAccount, "ServiceAccount", "serviceaccounts")
 RUNTIME_CLASSES = Resource(RuntimeClass, "RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False)
+CERTIFICATE_REQUESTS = Resource(
+    CertificateSigningRequest,
+    "CertificateSigningRequest",
+    "certificatesigningrequests",
+    "certificates.k8s.io",
+    namespaced=False,
+)
 
 
 def read_object(struct: type[S], data: bytes) -> S:

@@ -36,6 +36,12 @@ def client_context(*, ca: bytes | None, insecure: bool, identity: bytes | None) 
     return context
 
 
+def check_identity(identity: bytes) -> None:
+    """Make sure that a certificate and a key, both PEM, can be used together; raises BadMaterial."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _load_identity(context, identity, certificate="the certificate", key="the key")
+
+
 def explain_tls(err: ssl.SSLError, server_name: str) -> str:
     """Say in one line why no trusted connection came about, and what can be done."""
     if isinstance(err, ssl.SSLCertVerificationError):
@@ -93,9 +99,14 @@ def _authorities(ca: bytes) -> bytes:
     return b"".join(good)
 
 
-def _load_identity(context: ssl.SSLContext, identity: bytes) -> None:
+def _load_identity(
+    context: ssl.SSLContext,
+    identity: bytes,
+    certificate: str = "client-certificate",
+    key: str = "client-key",
+) -> None:
     def no_password() -> str:
-        raise BadMaterial("client-key is encrypted: give a key without a password")
+        raise BadMaterial(f"{key} is encrypted: give a key without a password")
 
     fd = os.memfd_create("identity", os.MFD_CLOEXEC)
     try:
@@ -104,9 +115,7 @@ def _load_identity(context: ssl.SSLContext, identity: bytes) -> None:
         context.load_cert_chain(f"/proc/self/fd/{fd}", password=no_password)
     except ssl.SSLError as err:
         if err.reason == "KEY_VALUES_MISMATCH":
-            raise BadMaterial("client-key does not belong to client-certificate") from None
-        raise BadMaterial(
-            "client-certificate and client-key are not a certificate and a key in PEM"
-        ) from None
+            raise BadMaterial(f"{key} does not belong to {certificate}") from None
+        raise BadMaterial(f"{certificate} and {key} are not a certificate and a key in PEM") from None
     finally:
         os.close(fd)

@@ -1,7 +1,7 @@
 """Tokens of service accounts, bound to the pod that uses them.
 
 The API server issues them for a while; they are due for renewal when four fifths of that are over or
-after a day, whichever comes first. Who keeps them and writes them into volumes is not decided here.
+after a day, whichever comes first. They are kept by `pods/token_cache.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pykubelet.api.core import BoundObjectReference, TokenRequest, TokenRequestSpec
+from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.kube.client import ApiClient
 from pykubelet.kube.errors import BadAnswer
@@ -40,15 +41,23 @@ class ServiceToken:
 
 
 async def request_token(
-    client: ApiClient, pod: Pod, account: str, *, audiences: Sequence[str] = (), seconds: int = 3600
+    client: ApiClient,
+    pod: Pod,
+    account: str,
+    *,
+    audiences: Sequence[str] = (),
+    seconds: int = 3600,
+    account_uid: str = "",
 ) -> ServiceToken:
     """Have a token issued for a pod; it ends with the pod. Raises KubeError.
 
     Without audiences it is for the API server itself, which may give another life than asked for.
+    With an `account_uid` it is for that very account, not for a later one of the same name.
     """
     bound = BoundObjectReference(kind="Pod", api_version="v1", name=pod.metadata.name, uid=pod.uid)
     wanted = TokenRequest(
-        spec=TokenRequestSpec(audiences=list(audiences), expiration_seconds=seconds, bound_object_ref=bound)
+        metadata=ObjectMeta(uid=account_uid),
+        spec=TokenRequestSpec(audiences=list(audiences), expiration_seconds=seconds, bound_object_ref=bound),
     )
     answer = await client.create_below(
         SERVICE_ACCOUNTS,

@@ -14,6 +14,9 @@ Guarantees, whatever sources do and in whichever order:
 - a uid that two sources claim belongs to the one that had it first; when that one lets go of it,
   the pod is updated to the other's, not removed;
 - a pod is new only once: `kubernetes.io/config.seen` stays what it was at first sight.
+
+A full set costs little however often it comes: an object that is the very one of last time is not
+looked at again. So whoever gives pods to the mux must not change them afterwards.
 """
 
 from __future__ import annotations
@@ -51,6 +54,14 @@ class PodChange:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A pod as it is kept, and the object of the source that it was last made of."""
+
+    given: Pod
+    pod: Pod
+
+
 class PodMux:
     """The last word of each source; `set` turns a new one into changes."""
 
@@ -58,7 +69,7 @@ class PodMux:
         """Take a clock that gives nanoseconds since the epoch."""
         self._clock = clock
         self._expected: set[str] = set()
-        self._reported: dict[str, dict[str, Pod]] = {}
+        self._reported: dict[str, dict[str, _Taken]] = {}
         self._owners: dict[str, str] = {}
 
     def expect(self, source: str) -> None:
@@ -76,22 +87,27 @@ class PodMux:
 
     def pods(self) -> dict[str, Pod]:
         """All pods that are wanted now, by uid."""
-        return {uid: self._reported[source][uid] for uid, source in self._owners.items()}
+        return {uid: self._reported[source][uid].pod for uid, source in self._owners.items()}
+
+    def __contains__(self, uid: str) -> bool:
+        """Whether some source wants this pod now."""
+        return uid in self._owners
 
     def set(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         """Take a source's full set; gives what changed, removals first."""
         before = self._reported.get(source, {})
-        after = {pod.uid: self._merged(source, before.get(pod.uid), pod) for pod in _distinct(source, pods)}
+        after = {pod.uid: self._taken(source, before.get(pod.uid), pod) for pod in _distinct(source, pods)}
         self._reported[source] = after
         changes = [
             change
             for uid in dict.fromkeys((*before, *after))
+            if before.get(uid) is not after.get(uid)
             for change in self._settle(uid, source, before.get(uid))
         ]
         changes.sort(key=lambda change: _ORDER.index(change.op))
         return changes
 
-    def _settle(self, uid: str, source: str, before: Pod | None) -> list[PodChange]:
+    def _settle(self, uid: str, source: str, before: _Taken | None) -> list[PodChange]:
         """Say what became of one uid, now that `source` has it or not."""
         owner = self._owners.get(uid)
         if owner is not None and owner != source:
@@ -99,22 +115,24 @@ class PodMux:
         after = self._reported[source].get(uid)
         if after is not None:
             self._owners[uid] = source
-            op = "ADD" if owner is None or before is None else difference(before, after)
-            return [PodChange(op, after, source)] if op is not None else []
+            op = "ADD" if owner is None or before is None else difference(before.pod, after.pod)
+            return [PodChange(op, after.pod, source)] if op is not None else []
         if owner is None or before is None:
             return []
         heir = next((name for name in sorted(self._reported) if uid in self._reported[name]), None)
         if heir is None:
             del self._owners[uid]
-            return [PodChange("REMOVE", before, source)]
+            return [PodChange("REMOVE", before.pod, source)]
         self._owners[uid] = heir
-        return [PodChange("UPDATE", self._reported[heir][uid], heir)]
+        return [PodChange("UPDATE", self._reported[heir][uid].pod, heir)]
 
-    def _merged(self, source: str, before: Pod | None, pod: Pod) -> Pod:
+    def _taken(self, source: str, before: _Taken | None, pod: Pod) -> _Taken:
         """Give the pod with the annotations that are ours, or the known one when nothing differs."""
+        if before is not None and before.given is pod:
+            return before
         given = pod.metadata.annotations
         if before is not None:
-            seen = before.metadata.annotations[SEEN_ANNOTATION]
+            seen = before.pod.metadata.annotations[SEEN_ANNOTATION]
         elif source != "api" and SEEN_ANNOTATION in given:
             seen = given[SEEN_ANNOTATION]
         else:
@@ -123,11 +141,14 @@ class PodMux:
         merged = msgspec.structs.replace(
             pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations)
         )
-        return before if before is not None and difference(before, merged) is None else merged
+        same = before is not None and difference(before.pod, merged) is None
+        return _Taken(pod, before.pod if same and before is not None else merged)
 
 
 def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCILE"] | None:
     """Say how two versions of a pod differ, as far as anyone must do something about it."""
+    if before is after:
+        return None
     if _wish(before) != _wish(after):
         return "DELETE" if after.metadata.deletion_timestamp is not None else "UPDATE"
     return "RECONCILE" if before.status != after.status else None
@@ -136,7 +157,9 @@ def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCIL
 def _wish(pod: Pod) -> tuple[object, ...]:
     meta = pod.metadata
     annotations = {key: value for key, value in meta.annotations.items() if key not in _OURS}
-    return pod.spec, meta.labels, annotations, meta.deletion_timestamp, meta.deletion_grace_period_seconds
+    # The generation counts too: it may stand for a field that is not known here, and is reported back.
+    life = meta.generation, meta.deletion_timestamp, meta.deletion_grace_period_seconds
+    return pod.spec, meta.labels, annotations, life
 
 
 def _distinct(source: str, pods: Iterable[Pod]) -> Iterable[Pod]:

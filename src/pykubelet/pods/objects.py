@@ -72,24 +72,24 @@ class NoObjects:
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
         """Raise ObjectError."""
-        self._refuse(f'configmap "{name}"')
+        self._refuse(f"configMap {pod.metadata.namespace}/{name}")
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         """Raise ObjectError."""
-        self._refuse(f'secret "{name}"')
+        self._refuse(f"secret {pod.metadata.namespace}/{name}")
 
     async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
         """Raise ObjectError."""
-        self._refuse(f'a token of service account "{pod.spec.service_account_name}"')
+        self._refuse(f"a token of service account {pod.metadata.namespace}/{pod.spec.service_account_name}")
 
     async def trust_bundle(
         self, pod: Pod, *, name: str = "", signer: str = "", selector: LabelSelector | None = None
     ) -> str:
         """Raise ObjectError."""
-        self._refuse(f'clustertrustbundle "{name or signer}"')
+        self._refuse(f"clusterTrustBundle {name or signer}")
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Take no note: nothing ever changes."""
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ObjectError(f"{what} is needed and there is no API server to ask: start with --kubeconfig")
+        raise ObjectError(f"couldn't get {what}: this node has no API server to ask")

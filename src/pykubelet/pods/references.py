@@ -3,7 +3,7 @@
 A static pod must be able to start without an API server, so whoever accepts one asks here what it
 would need. Kinds are named as the API names resources: `configmaps`, `secrets`, `serviceaccounts`,
 `persistentvolumeclaims`, `resourceclaims`, `csidrivers`, `endpoints`, `clustertrustbundles`,
-`podcertificates`.
+`podcertificates`. Whoever keeps configMaps and secrets at hand asks for their names.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pykubelet.api.pod import Container, Pod
-from pykubelet.api.volume import Volume
+from pykubelet.api.pod import Container, KeySelector, NamedRef, Pod
+from pykubelet.api.volume import AsWritten, Volume
+from pykubelet.api.volume_files import Projection
 
 Reference = tuple[str, str]
 """The field that refers, and the kind that it refers to."""
@@ -56,6 +57,47 @@ def object_references(pod: Pod) -> Iterator[Reference]:
         yield from _of_volume(f"spec.volumes[{index}]", volume)
 
 
+def config_map_names(pod: Pod) -> set[str]:
+    """Give the configMaps that a pod refers to, of its own namespace."""
+    names = {ref.name for ref in _env_references(pod, "config_map_ref", "config_map_key_ref")}
+    for volume in pod.spec.volumes:
+        if volume.config_map is not None:
+            names.add(volume.config_map.name)
+        names |= {source.config_map.name for source in _projected(volume) if source.config_map is not None}
+    return names - {""}
+
+
+def secret_names(pod: Pod) -> set[str]:
+    """Give the secrets that a pod refers to, of its own namespace."""
+    names = {ref.name for ref in pod.spec.image_pull_secrets}
+    names |= {ref.name for ref in _env_references(pod, "secret_ref", "secret_key_ref")}
+    for volume in pod.spec.volumes:
+        if volume.secret is not None:
+            names.add(volume.secret.secret_name)
+        names.add(_text(volume.azure_file, "secretName"))
+        names.add(_text((volume.csi or {}).get("nodePublishSecretRef"), "name"))
+        names |= {_text((written or {}).get("secretRef"), "name") for _, written in _with_logins(volume)}
+        names |= {source.secret.name for source in _projected(volume) if source.secret is not None}
+    return names - {""}
+
+
+def uses_trust_bundles(pod: Pod) -> bool:
+    """Whether a volume of the pod holds root certificates that the cluster gives out."""
+    return any(
+        source.cluster_trust_bundle is not None
+        for volume in pod.spec.volumes
+        for source in _projected(volume)
+    )
+
+
+def _env_references(pod: Pod, bulk: str, one: str) -> Iterator[NamedRef | KeySelector]:
+    spec = pod.spec
+    for container in (*spec.containers, *spec.init_containers, *spec.ephemeral_containers):
+        sources = [getattr(source, bulk) for source in container.env_from]
+        sources += [getattr(variable.value_from, one, None) for variable in container.env]
+        yield from (source for source in sources if source is not None)
+
+
 def _of_container(path: str, container: Container) -> Iterator[Reference]:
     for index, many in enumerate(container.env_from):
         if many.config_map_ref is not None:
@@ -74,12 +116,18 @@ def _of_volume(path: str, volume: Volume) -> Iterator[Reference]:
     for kind in volume.kinds:
         if kind in _VOLUME_KINDS:
             yield f"{path}.{kind}", _VOLUME_KINDS[kind]
-    for index, source in enumerate(_listed((volume.projected or {}).get("sources"))):
-        for kind in source if isinstance(source, dict) else ():
+    for index, source in enumerate(_projected(volume)):
+        for kind in source.kinds:
             if kind in _PROJECTED_KINDS:
                 yield f"{path}.projected.sources[{index}].{kind}", _PROJECTED_KINDS[kind]
-    # Old kinds of network volumes may name a secret to log in with.
-    for kind, written in (
+    for kind, written in _with_logins(volume):
+        if written is not None and written.get("secretRef"):
+            yield f"{path}.{kind}.secretRef", "secrets"
+
+
+def _with_logins(volume: Volume) -> tuple[tuple[str, AsWritten | None], ...]:
+    """Old kinds of network volumes, which may name a secret to log in with."""
+    return (
         ("cephfs", volume.cephfs),
         ("cinder", volume.cinder),
         ("flexVolume", volume.flex_volume),
@@ -87,10 +135,13 @@ def _of_volume(path: str, volume: Volume) -> Iterator[Reference]:
         ("rbd", volume.rbd),
         ("scaleIO", volume.scale_io),
         ("storageos", volume.storageos),
-    ):
-        if written is not None and written.get("secretRef"):
-            yield f"{path}.{kind}.secretRef", "secrets"
+    )
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _projected(volume: Volume) -> list[Projection]:
+    return volume.projected.sources if volume.projected is not None else []
+
+
+def _text(mapping: Any, key: str) -> str:
+    value = mapping.get(key) if isinstance(mapping, dict) else None
+    return value if isinstance(value, str) else ""

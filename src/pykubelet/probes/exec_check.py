@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from pykubelet.api.expansion import TooLong, expand_all
 from pykubelet.api.pod import EnvVar, ExecAction
 from pykubelet.cri.errors import CommandTimedOut, CriError
 from pykubelet.probes.outcome import OUTPUT_LIMIT, BadTarget, Outcome, Target
@@ -22,9 +22,6 @@ ExecSync = Callable[[str, list[str], int], Awaitable[tuple[int, bytes]]]
 
 Raises CommandTimedOut when it took too long, CriError when it could not be run.
 """
-
-_LONGEST = 1 << 20
-_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 BUSY_SECONDS = 0.5
 """For how long a command that runs counts as beginning."""
@@ -83,22 +80,7 @@ def expand(command: Sequence[str], env: Sequence[EnvVar]) -> list[str]:
     Names that are not known stay as they are. Values from elsewhere (`valueFrom`) are empty here.
     Raises BadTarget for a command that grows beyond reason.
     """
-    values = {variable.name: variable.value for variable in env}
-    length = 0
-
-    def replace(match: re.Match[str]) -> str:
-        nonlocal length
-        text = "$" if match[1] is None else values.get(match[1], match[0])
-        length += len(text)
-        if length > _LONGEST:
-            raise BadTarget(
-                f"the command has more than {_LONGEST} characters when its variables are filled in"
-            )
-        return text
-
-    # Behind the last ")" no reference can end; searching there from every "$(" takes quadratic time.
-    ends = [word.rfind(")") + 1 for word in command]
-    return [
-        _REFERENCE.sub(replace, word[:end]) + word[end:].replace("$$", "$")
-        for word, end in zip(command, ends, strict=True)
-    ]
+    try:
+        return expand_all(command, {variable.name: variable.value for variable in env})
+    except TooLong as err:
+        raise BadTarget(str(err)) from None

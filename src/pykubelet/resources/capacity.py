@@ -12,12 +12,14 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from pykubelet.api import cpuset
 from pykubelet.api.meta import Resources
 from pykubelet.api.quantity import Quantity
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validate_eviction import IGNORED_THRESHOLDS
 from pykubelet.host.kernel import read_sysctl
 from pykubelet.resources.huge_pages import read_huge_pages
+from pykubelet.resources.qos import HUGE_PAGES_PREFIX
 
 _NOTHING = Quantity.of(0)
 _EVICTION_SIGNALS = {"memory.available": "memory", "nodefs.available": "ephemeral-storage"}
@@ -35,6 +37,23 @@ def read_capacity(proc: Path = Path("/proc")) -> Resources:
     return capacity | read_huge_pages()
 
 
+def storage_capacity(root_dir: Path) -> Resources:
+    """Give the `ephemeral-storage` that pods share: the file system below the agent's root directory.
+
+    Raises OSError when it cannot be asked.
+    """
+    found = os.statvfs(root_dir)
+    return {"ephemeral-storage": Quantity.of(found.f_frsize * found.f_blocks, "binary")}
+
+
+def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
+    """Give how many `pods` may run: `maxPods`, or fewer where `podsPerCore` says so."""
+    most = config.max_pods
+    if config.pods_per_core > 0:
+        most = min(cores * config.pods_per_core, most)
+    return {"pods": Quantity.of(most)}
+
+
 def enforced(capacity: Resources, config: KubeletConfiguration) -> Resources:
     """Give what all pods together may use: the capacity without what is reserved.
 
@@ -42,15 +61,30 @@ def enforced(capacity: Resources, config: KubeletConfiguration) -> Resources:
     """
     if "pods" not in config.enforce_node_allocatable:
         return dict(capacity)
+    return unreserved(capacity, config)
+
+
+def unreserved(capacity: Resources, config: KubeletConfiguration) -> Resources:
+    """Give what is left for pods when the system has its share."""
     return _without(capacity, _reserved(config))
 
 
-def allocatable(capacity: Resources, config: KubeletConfiguration) -> Resources:
-    """Give what pods may ask for: also without what hard eviction keeps free."""
+def allocatable(
+    capacity: Resources, config: KubeletConfiguration, *, ignore_eviction: bool = False
+) -> Resources:
+    """Give what pods may ask for: also without what hard eviction keeps free.
+
+    Huge pages are memory that was set aside, so plain memory is less by them. `ignore_eviction` is
+    `--experimental-allocatable-ignore-eviction`.
+    """
     kept = _reserved(config)
-    for resource, amount in _kept_free(capacity, config.eviction_hard).items():
+    for resource, amount in _kept_free(capacity, {} if ignore_eviction else config.eviction_hard).items():
         kept[resource] = kept.get(resource, 0) + amount
-    return _without(capacity, kept)
+    left = _without(capacity, kept)
+    pages = sum(
+        amount.nanos for resource, amount in capacity.items() if resource.startswith(HUGE_PAGES_PREFIX)
+    )
+    return left | _without({"memory": left["memory"]}, {"memory": pages}) if "memory" in left else left
 
 
 def overcommitment(capacity: Resources, config: KubeletConfiguration) -> str | None:
@@ -72,6 +106,9 @@ def _reserved(config: KubeletConfiguration) -> dict[str, int]:
     for amounts in (config.kube_reserved, config.system_reserved):
         for resource, text in amounts.items():
             kept[resource] = kept.get(resource, 0) + Quantity.parse(text).nanos
+    if cpus := cpuset.parse(config.reserved_system_cpus):
+        # CPUs that are kept by name are all that is kept, whatever the two say in numbers.
+        kept["cpu"] = Quantity.of(len(cpus)).nanos
     return kept
 
 

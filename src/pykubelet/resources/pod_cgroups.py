@@ -23,7 +23,7 @@ from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.host.cgroups import Cgroups
 from pykubelet.logs import get_logger
-from pykubelet.resources.capacity import allocatable, enforced, overcommitment
+from pykubelet.resources.capacity import enforced, overcommitment, unreserved
 from pykubelet.resources.cgroup_files import CgroupError, CgroupFiles
 from pykubelet.resources.cgroup_names import (
     CgroupName,
@@ -76,7 +76,7 @@ class PodCgroups:
             page_sizes=page_sizes,
             pod_level=pod_level,
             memory_reserved=_percent(config.qos_reserved) if gates.enabled("QOSReserved") else None,
-            allocatable_memory=int(allocatable(capacity, config).get("memory", Quantity.of(0))),
+            allocatable_memory=int(unreserved(capacity, config).get("memory", Quantity.of(0))),
             protect_memory=tiered if protects else None,
         )
         self._made: set[str] = set()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from pykubelet.api.expansion import expand_all
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.runtime.env import container_env
-from pykubelet.runtime.expansion import expand_all
 from pykubelet.runtime.facts import ContainerFacts
 from pykubelet.runtime.labels import container_annotations, container_labels
 from pykubelet.runtime.linux_resources import container_resources
 from pykubelet.runtime.mounts import container_devices, container_mounts
 from pykubelet.runtime.names import container_log_path
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.problems import ConfigProblem, growth_is_a_problem
 from pykubelet.runtime.security import check_run_as_non_root, container_security
 
 
+@growth_is_a_problem()
 def make_container_config(pod: Pod, container: Container, facts: ContainerFacts) -> cri.ContainerConfig:
     """Make the request; the same pod, container and facts always give the same one.
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Literal
 
 from pykubelet.api.downward import field_value, resource_value
+from pykubelet.api.expansion import checked_size, expand
 from pykubelet.api.pod import (
     Container,
     EnvFromSource,
@@ -23,21 +24,21 @@ from pykubelet.api.pod import (
 )
 from pykubelet.pods.static import is_static_pod
 from pykubelet.runtime.env_file import value_in_env_file
-from pykubelet.runtime.expansion import checked_size, expand
 from pykubelet.runtime.facts import ContainerFacts
-from pykubelet.runtime.problems import ConfigProblem, MissingSource
+from pykubelet.runtime.problems import ConfigProblem, MissingSource, ServicesUnknown, growth_is_a_problem
 
 _Kind = Literal["ConfigMap", "Secret"]
 _Data = Mapping[str, str] | Mapping[str, bytes]
 
 
+@growth_is_a_problem()
 def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict[str, str]:
     """Give a container's variables; raises ConfigProblem.
 
     Bytes that are no text (of secrets) are in the values as `surrogateescape` writes them.
     """
     if facts.service_env is None and not is_static_pod(pod):
-        raise ConfigProblem("services have not yet been read at least once, cannot construct envvars")
+        raise ServicesUnknown("services have not yet been read at least once, cannot construct envvars")
     services = facts.service_env or {}
     sources = _Sources(pod, facts)
     own: dict[str, str] = {}

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pykubelet.api.expansion import expand_with
 from pykubelet.api.pod import Container, Pod, VolumeMount
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.runtime.expansion import expand_with
 from pykubelet.runtime.facts import ContainerFacts, IdMappings
 from pykubelet.runtime.hosts_file import wants_hosts_file
 from pykubelet.runtime.namespaces import id_messages
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.problems import ConfigProblem, growth_is_a_problem
 
 HOSTS_PATH = "/etc/hosts"
 
@@ -91,7 +91,8 @@ def _expanded(expression: str, env: Mapping[str, str]) -> str:
             missing.add(name)
         return env.get(name, "")
 
-    path = expand_with(expression, value)
+    with growth_is_a_problem():
+        path = expand_with(expression, value)
     if missing:
         raise ConfigProblem(f"missing value for {', '.join(sorted(missing))}")
     return path

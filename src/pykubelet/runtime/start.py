@@ -18,12 +18,16 @@ from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
 from pykubelet.images.errors import ImageError
 from pykubelet.images.images import ImagePuller, PresentImage
+from pykubelet.images.pull_secrets import pull_secrets
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal, field_of
+from pykubelet.pods.objects import NoObjects, PodObjects
+from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_static_pod
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.dns import pod_dns
 from pykubelet.runtime.env import container_env
+from pykubelet.runtime.env_sources import gather_env_sources
 from pykubelet.runtime.facts import ContainerFacts, IdMappings, NodeFacts, SandboxFacts
 from pykubelet.runtime.hooks import HookError, HookRunner
 from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
@@ -32,7 +36,7 @@ from pykubelet.runtime.mounts import sub_path
 from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_dir
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.problems import ConfigProblem, ServicesUnknown
 from pykubelet.runtime.removal import is_starting, remove_container
 from pykubelet.runtime.sandbox_config import make_sandbox_config
 from pykubelet.volumes.errors import VolumeError
@@ -42,6 +46,8 @@ log = get_logger(__name__)
 
 STARTING_SECONDS = 0.5
 """When to look again whether a start of an earlier agent is over."""
+SERVICES_SECONDS = 1.0
+"""When to try again while the cluster's services are not known."""
 
 
 class StartError(Exception):
@@ -95,6 +101,9 @@ class Starter:
         sub_paths: SubPaths,
         read_resolv_conf: Callable[[], str | None],
         legacy_logs: Path | None,
+        *,
+        objects: PodObjects | None = None,
+        services: Callable[[Pod], Mapping[str, str] | None] = no_services,
     ) -> None:
         self._cri = cri
         self._node = node
@@ -107,6 +116,8 @@ class Starter:
         self._sub_paths = sub_paths
         self._read_resolv_conf = read_resolv_conf
         self._legacy_logs = legacy_logs
+        self._objects = objects or NoObjects()
+        self._services = services
 
     def sandbox_config(self, pod: Pod, attempt: int, setting: PodSetting) -> pb.PodSandboxConfig:
         """Make the pod's sandbox request; raises ConfigProblem."""
@@ -143,8 +154,9 @@ class Starter:
 
     async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
         """Have the container's image; raises StartError after the event."""
+        secrets = await pull_secrets(pod, self._objects, self._journal)
         try:
-            return await self._images.ensure(pod, container, sandbox)
+            return await self._images.ensure(pod, container, sandbox, secrets)
         except ImageError as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.reason}")
             raise StartError(err.reason, err.message, err.retry_after) from err
@@ -199,6 +211,7 @@ class Starter:
                 hosts = str(self._dirs.write_hosts(pod.uid, content))
             if container.termination_message_path:
                 termination = str(self._dirs.new_termination_log(pod.uid, container.name))
+            sources = await gather_env_sources(self._objects, pod, container)
             facts = ContainerFacts(
                 node=self._node,
                 attempt=attempt,
@@ -212,12 +225,16 @@ class Starter:
                 hosts_file=hosts,
                 termination_log=termination,
                 volumes=setting.volumes,
+                service_env=self._services(pod),
+                config_map=sources.config_map,
+                secret=sources.secret,
             )
             facts = replace(facts, sub_paths=await self._parts_of_volumes(pod, container, facts))
             return make_container_config(pod, container, facts)
         except (ConfigProblem, VolumeError, OSError) as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err}")
-            raise StartError("CreateContainerConfigError", str(err)) from err
+            wait = SERVICES_SECONDS if isinstance(err, ServicesUnknown) else None
+            raise StartError("CreateContainerConfigError", str(err), wait) from err
 
     async def _parts_of_volumes(
         self, pod: Pod, container: Container, facts: ContainerFacts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,12 +17,13 @@ import msgspec
 
 from pykubelet.api.backoff import BackOff
 from pykubelet.api.duration import Duration
-from pykubelet.api.pod import Container, Pod, is_sidecar
+from pykubelet.api.pod import Container, Pod, PodSpec, is_sidecar
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
 from pykubelet.images.images import PresentImage
 from pykubelet.pods.journal import Journal, field_of
+from pykubelet.pods.objects import ObjectError
 from pykubelet.runtime.actions import Actions
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.kill import Killer, KillError, containers_by_name
@@ -56,6 +57,10 @@ class Volumes(Protocol):
         """Have parts of volumes ready for a container, by the mount's index; raises VolumeError."""
         ...
 
+    async def refresh(self, pod: Pod) -> None:
+        """Bring what the pod's mounted volumes show of the API up to date; raises VolumeError."""
+        ...
+
     async def unmount(self, uid: str) -> None:
         """Take down whatever is mounted for a pod; raises VolumeError."""
         ...
@@ -81,6 +86,10 @@ class Cgroups(Protocol):
         ...
 
 
+HandlerOf = Callable[[Pod], Awaitable[str]]
+"""Gives the runtime handler for a pod, empty for the default one; raises ObjectError."""
+
+
 @dataclass(slots=True)
 class PodMemory:
     """What is remembered of a pod between steps."""
@@ -100,6 +109,10 @@ class PodMemory:
     """By a container's name: which one ended last, and when in the loop's time."""
     began: float | None = None
     """When the pod's deadline began to count, in the loop's time."""
+    registered: PodSpec | None = None
+    """The spec for which the API's objects are kept at hand."""
+    stopped: set[str] = field(default_factory=set)
+    """Sandboxes that were stopped in order, network and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +141,7 @@ class Doer:
         gate: StartGate,
         crash_back_off: BackOff,
         user_namespaces: UserNamespaces,
+        handler_of: HandlerOf,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cri = cri
@@ -140,6 +154,7 @@ class Doer:
         self._gate = gate
         self._back_off = crash_back_off
         self._user_namespaces = user_namespaces
+        self._handler_of = handler_of
         self._clock = clock
 
     async def apply(
@@ -260,7 +275,14 @@ class Doer:
         if not actions.create_sandbox:
             return _Running(actions.sandbox_id, observed.ips, config, setting)
         try:
-            sandbox_id, ips = await self._starter.sandbox(pod, config)
+            handler = await self._handler_of(pod)
+        except ObjectError as err:
+            self._journal.event(
+                pod, "Warning", "FailedCreatePodSandBox", f"Failed to create pod sandbox: {err}"
+            )
+            raise StepError(str(err)) from err
+        try:
+            sandbox_id, ips = await self._starter.sandbox(pod, config, handler)
         except CriError as err:
             raise StepError(str(err)) from err
         where = ", ".join(ips) or "the host's network"

@@ -1,7 +1,8 @@
 """The pod engine: every part between the sources and the runtime, put together.
 
 Reads as the picture in docs/architecture.md: sources → mux → loop → workers → life (volumes,
-cgroups, sandbox, containers) → status; and the runtime's events back into the loop.
+cgroups, sandbox, containers) → status; and the runtime's events back into the loop. In a cluster, pods
+come from an API server too and their statuses go back to it (`cluster.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
-from pykubelet.images.credentials import NodeCredentials
-from pykubelet.images.images import ImagePuller
-from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.provider_config import CredentialProvider
-from pykubelet.images.provider_plugins import ProviderPlugins
-from pykubelet.images.pull_limits import PullLimits
 from pykubelet.logs import get_logger
 from pykubelet.pods.file_source import FileSource
 from pykubelet.pods.journal import Event, Journal, Note, field_of
 from pykubelet.pods.mux import PodChange, PodMux
+from pykubelet.pods.objects import NoObjects, PodObjects
+from pykubelet.pods.runtime_classes import default_handler
+from pykubelet.pods.services import no_services
+from pykubelet.pods.static import is_mirror_pod, is_static_pod
 from pykubelet.pods.store import PodStore
 from pykubelet.pods.url_source import UrlSource
 from pykubelet.probes.http_check import lifecycle_get
@@ -42,11 +42,16 @@ from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.apply import Cgroups, Doer, Volumes
+from pykubelet.sync.cluster import ClusterParts, ClusterSide
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pleg import Change, Pleg
-from pykubelet.sync.pod_life import PodLifeOnNode
+from pykubelet.sync.pod_life import Fate, PodLifeOnNode
+from pykubelet.sync.pulling import make_puller
 from pykubelet.sync.start_gate import StartGate
+from pykubelet.sync.status import says_more
+from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import State
 from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import TaskScope
 
@@ -76,13 +81,16 @@ class EngineParts:
     user_namespaces: bool
     """Whether the runtime can give pods a user namespace."""
     legacy_logs: Path | None
+    cluster: ClusterParts | None = None
+    """None on a standalone node."""
 
 
 class PodEngine:
     """Runs the desired pods; `start` puts its tasks into a scope."""
 
     def __init__(self, parts: EngineParts, scope: TaskScope) -> None:
-        config = parts.config
+        config, cluster = parts.config, parts.cluster
+        objects: PodObjects = cluster.objects if cluster is not None else NoObjects()
         self._parts = parts
         self._scope = scope
         self.book = Journal()
@@ -99,7 +107,17 @@ class PodEngine:
         hooks = HookRunner(parts.cri, lifecycle_get, self._pod_ip)
         killer = Killer(parts.cri, hooks, self.book)
         self.pleg = Pleg(parts.cri, self._observer, lambda change: self.loop.runtime(change))
-        self._images = self._image_puller()
+        self._images = make_puller(
+            parts.cri,
+            config,
+            self.book,
+            scope,
+            parts.registry,
+            root_dir=parts.root_dir,
+            providers=parts.credential_providers,
+            provider_dir=parts.credential_provider_dir,
+            accounts=cluster.accounts if cluster is not None else None,
+        )
         starter = Starter(
             parts.cri,
             parts.node,
@@ -112,6 +130,8 @@ class PodEngine:
             parts.volumes.sub_paths,
             lambda: _resolv_conf(config.resolv_conf),
             parts.legacy_logs,
+            objects=objects,
+            services=cluster.services if cluster is not None else no_services,
         )
         longest = config.crash_loop_back_off.max_container_restart_period
         doer = Doer(
@@ -125,6 +145,7 @@ class PodEngine:
             gate=StartGate(),
             crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
             user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
+            handler_of=cluster.handler_of if cluster is not None else default_handler,
         )
         self.life = PodLifeOnNode(
             cri=parts.cri,
@@ -138,14 +159,31 @@ class PodEngine:
             dirs=self.dirs,
             journal=self.book,
             statuses=self.statuses,
+            objects=objects,
             host_ips=parts.host_ips,
-            is_desired=lambda uid: self.store.get(uid) is not None and not self.workers.is_reborn(uid),
+            fate_of=self._fate_of,
             is_new=self.pleg.never_saw,
             on_gone=self._pod_is_gone,
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds)
         self.loop = SyncLoop(self, self._runtime_errors, config.sync_frequency)
         self._next_gc = 0.0
+        self._departed: set[str] = set()
+        """Pods of which nothing is left here, and which the API server has not let go of yet."""
+        self._cluster: ClusterSide | None = None
+        if cluster is not None:
+            self._cluster = ClusterSide(
+                cluster,
+                parts.node_name,
+                self._emit,
+                store=self.store,
+                statuses=self.statuses,
+                workers=self.workers,
+                all_reported=lambda: self.all_sources_reported,
+            )
+            self.life.registrar = self._cluster
+            self.sources_expected = True
+            objects.listen(self.workers.wake)
 
     def start(self) -> None:
         """Start listening, probing, syncing, and the sources at last."""
@@ -171,30 +209,9 @@ class PodEngine:
             )
             self._mux.expect("http")
             self._scope.start(url.run(), name="source-http")
-
-    def _image_puller(self) -> ImagePuller:
-        parts, config = self._parts, self._parts.config
-        metrics = ImageMetrics(parts.registry)
-        plugins = None
-        if parts.credential_providers:
-            plugins = ProviderPlugins(
-                parts.credential_providers, parts.credential_provider_dir, self._scope, metrics
-            )
-        limits = PullLimits(
-            serialize=config.serialize_image_pulls,
-            max_parallel=config.max_parallel_image_pulls,
-            qps=config.registry_pull_qps,
-            burst=config.registry_burst,
-        )
-        return ImagePuller(
-            parts.cri.images,
-            self.book,
-            self._scope,
-            limits=limits,
-            metrics=metrics,
-            node_credentials=NodeCredentials(parts.root_dir, Path.cwd(), _home()).load,
-            plugins=plugins,
-        )
+        if self._cluster is not None:
+            self._mux.expect("api")
+            self._cluster.start(self._scope)
 
     @property
     def all_sources_reported(self) -> bool:
@@ -235,19 +252,59 @@ class PodEngine:
 
     def pod_changed(self, change: PodChange) -> None:
         """Take a change of the desired pods."""
-        pod = change.pod
-        log.v(2).info(f"SyncLoop {change.op}", source=change.source, pod=pod.full_name, podUID=pod.uid)
+        pod, reconcile = change.pod, change.op == "RECONCILE"
+        log.v(4 if reconcile else 2).info(
+            f"SyncLoop {change.op}", source=change.source, pod=pod.full_name, podUID=pod.uid
+        )
         self.store.apply(change)
+        if self._cluster is not None:
+            if change.source == "api" and is_mirror_pod(pod):
+                self._cluster.mirror_changed(pod)
+                return
+            self._cluster.pod_changed(pod)
+        if reconcile:
+            self._reconcile(pod)
+            return
         self.book.note(pod.uid, "source", f"{change.op} from {change.source}")
         if change.op == "REMOVE":
-            if self.workers.get(pod.uid) is None:
-                self.workers.terminate_orphan(pod.uid, pod.full_name)
-            self.workers.terminate(pod.uid)
-        elif change.op == "DELETE":
-            self.workers.terminate(pod.uid, pod.metadata.deletion_grace_period_seconds)
-        elif change.op != "RECONCILE":
+            self._remove(pod)
+        elif is_static_pod(pod) or self._shall_run(change):
             self._end_namesakes(pod)
             self.workers.sync(pod)
+
+    def _shall_run(self, change: PodChange) -> bool:
+        """Whether an API server's pod is to be synced; sees to one that is on its way out, or was."""
+        pod = change.pod
+        worker, status = self.workers.get(pod.uid), self.statuses.get(pod.uid)
+        if pod.uid in self._departed:
+            return False
+        if pod.metadata.deletion_timestamp is not None:
+            self.workers.end(pod, pod.metadata.deletion_grace_period_seconds)
+            return False
+        if worker is None:
+            return status is None or status.phase not in TERMINAL
+        if change.op == "UPDATE" and worker.state is not State.SYNCING:
+            # It has ended by itself; a new label does not bring it back.
+            worker.know(pod)
+            return False
+        return True
+
+    def _remove(self, pod: Pod) -> None:
+        if pod.uid in self._departed:
+            self._departed.remove(pod.uid)
+            self.book.forget(pod.uid)
+            return
+        if self.workers.get(pod.uid) is None:
+            self.workers.terminate_orphan(pod.uid, pod.full_name)
+        self.workers.terminate(pod.uid)
+
+    def _reconcile(self, pod: Pod) -> None:
+        """Take a pod whose status in the API server has changed: what others said there may matter."""
+        worker = self.workers.get(pod.uid)
+        before = worker.pod if worker is not None else None
+        self.workers.know(pod)
+        if before is not None and says_more(before, pod):
+            self.workers.wake(pod.uid)
 
     def runtime_changed(self, change: Change) -> None:
         """Take a change in the runtime, unless it is known already."""
@@ -256,6 +313,10 @@ class PodEngine:
 
     def probe_changed(self, uid: str) -> None:
         """Take a probe's new verdict."""
+        worker = self.workers.get(uid)
+        if worker is not None and worker.state is State.TERMINATING and worker.pod is not None:
+            # It is busy until everything has stopped, and readers want to know now.
+            self.life.probed(worker.pod)
         self.workers.wake(uid)
 
     async def housekeep(self) -> None:
@@ -264,7 +325,8 @@ class PodEngine:
             return
         known = self.workers.uids() | self._wanted()
         for uid in sorted((set(self.pleg.pods) | self.dirs.uids() | self._parts.cgroups.uids()) - known):
-            self._end_orphan(uid)
+            if not self._may_be_wanted(uid):
+                self._end_orphan(uid)
         self.prober.cleanup(known)
         self._weigh_classes()
         now = asyncio.get_running_loop().time()
@@ -272,19 +334,36 @@ class PodEngine:
             self._next_gc = now + GC_SECONDS
             self._scope.start(self._collect(), name="gc")
 
+    def _fate_of(self, uid: str) -> Fate:
+        pod = self.store.get(uid)
+        if pod is None or self.workers.is_reborn(uid):
+            return "gone"
+        deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)
+        return "leaving" if deleted and self._cluster is not None else "wanted"
+
     def _pod_is_gone(self, uid: str) -> None:
         self.pleg.forget(uid)
         self._images.forget_pod(uid)
+        if self._fate_of(uid) == "leaving":
+            self._departed.add(uid)
+        if self._cluster is not None:
+            self._cluster.gone(uid)
 
     def _wanted(self) -> set[str]:
         """Pods that some source wants; the loop may not have handed on all of them yet."""
         return {*self._mux.pods(), *(pod.uid for pod in self.store.pods())}
 
+    def _may_be_wanted(self, uid: str) -> bool:
+        """Whether this may be a pod that the API server wants here and that could not be read."""
+        names = self._cluster.unreadable if self._cluster is not None else ()
+        seen = self.pleg.pods.get(uid)
+        return bool(names) and (seen is None or not seen.full_name or seen.full_name in names)
+
     def _end_namesakes(self, pod: Pod) -> None:
         """Stop what an earlier agent left of a pod of the same name, so that this one waits for its end."""
         unwanted = self.pleg.pods.keys() - self._wanted()
         for uid in unwanted:
-            if self.pleg.pods[uid].full_name == pod.full_name:
+            if self.pleg.pods[uid].full_name == pod.full_name and not self._may_be_wanted(uid):
                 self._end_orphan(uid)
 
     def _end_orphan(self, uid: str) -> None:
@@ -306,7 +385,8 @@ class PodEngine:
 
     async def _collect(self) -> None:
         def is_deleted(uid: str) -> bool:
-            return uid not in self._wanted() and self.workers.get(uid) is None
+            known = uid in self._mux or self.store.get(uid) is not None or self._may_be_wanted(uid)
+            return not known and self.workers.get(uid) is None
 
         try:
             await self._parts.collector.collect(
@@ -332,13 +412,6 @@ class PodEngine:
         if pod is not None and pod.spec.host_network:
             return next(iter(self._parts.host_ips), "")
         return next(iter(observed.ips), "") if observed else ""
-
-
-def _home() -> Path | None:
-    try:
-        return Path.home()
-    except RuntimeError:
-        return None
 
 
 def _resolv_conf(path: str) -> str | None:

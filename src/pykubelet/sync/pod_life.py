@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -21,6 +21,8 @@ from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Journal
+from pykubelet.pods.objects import PodObjects
+from pykubelet.pods.static import is_static_pod
 from pykubelet.probes.prober import Prober
 from pykubelet.runtime.actions import Actions, Verdicts, decide, sandbox_is_stale
 from pykubelet.runtime.kill import Killer, KillError
@@ -34,6 +36,7 @@ from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.status import compute_status
 from pykubelet.sync.status_containers import PodView, api_time
+from pykubelet.sync.status_final import final_status
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import Outcome, StepError
@@ -43,6 +46,27 @@ log = get_logger(__name__)
 
 LAG_SECONDS = 0.05
 """When to look again for an exit that an event told of and that CRI does not show yet."""
+REFRESH_SECONDS = 10.0
+"""When to try again to bring volumes up to date that could not be."""
+
+Fate = Literal["wanted", "leaving", "gone"]
+"""What is to become of a pod that has ended: it stays known, it is being deleted, or nobody wants it."""
+
+
+class Registrar(Protocol):
+    """Whoever gave the pods and must hear of their end: the API server, for those that came from it."""
+
+    def stopped(self, uid: str) -> None:
+        """Take note that nothing of a pod runs any more."""
+        ...
+
+    async def told(self, uid: str) -> None:
+        """Wait until the pod's last status is known there."""
+        ...
+
+    async def remove(self, pod: Pod) -> None:
+        """Have the pod let go of, now that nothing of it is left here."""
+        ...
 
 
 class PodLifeOnNode:
@@ -62,10 +86,12 @@ class PodLifeOnNode:
         dirs: PodDirs,
         journal: Journal,
         statuses: StatusStore,
+        objects: PodObjects,
         host_ips: Sequence[str],
-        is_desired: Callable[[str], bool],
+        fate_of: Callable[[str], Fate],
         is_new: Callable[[str], bool],
         on_gone: Callable[[str], None],
+        registrar: Registrar | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cri = cri
@@ -79,10 +105,12 @@ class PodLifeOnNode:
         self._dirs = dirs
         self._journal = journal
         self._statuses = statuses
+        self._objects = objects
         self._host_ips = host_ips
-        self._is_desired = is_desired
+        self._fate_of = fate_of
         self._is_new = is_new
         self._on_gone = on_gone
+        self.registrar = registrar
         self._clock = clock
         self._memories: dict[str, PodMemory] = {}
         self._arrivals = 0
@@ -144,9 +172,14 @@ class PodLifeOnNode:
         if (left := self._deadline_left(pod, status)) is not None and left <= 0:
             self._exceed_deadline(pod, status)
             return True, None
+        if memory.registered != pod.spec:
+            self._objects.register(pod)
+            memory.registered = pod.spec
         actions = decide(pod, observed, self._verdicts(observed), frozenset(memory.restart_requested))
         if actions.idle:
-            return False, LAG_SECONDS if memory.ended else left
+            again = await self._refresh(pod)
+            waits = (again, left, LAG_SECONDS if memory.ended else None)
+            return False, min((seconds for seconds in waits if seconds is not None), default=None)
         self._journal.note(pod.uid, "decide", _told(actions))
         again = await self._doer.apply(pod, observed, actions, memory)
         observed = await self._look(pod.uid)
@@ -157,15 +190,36 @@ class PodLifeOnNode:
             again = LAG_SECONDS
         return False, min((seconds for seconds in (again, left) if seconds is not None), default=None)
 
+    async def _refresh(self, pod: Pod) -> float | None:
+        """Bring the pod's volumes up to date; gives in how many seconds to try again what failed."""
+        if not pod.spec.volumes:
+            return None
+        try:
+            await self._volumes.refresh(pod)
+        except VolumeError as err:
+            self._journal.event(pod, "Warning", "FailedMount", str(err))
+            self._journal.note(pod.uid, "volumes", str(err))
+            return REFRESH_SECONDS
+        return None
+
+    def probed(self, pod: Pod) -> None:
+        """Report what the probes say of a pod whose step takes long: it is being stopped."""
+        memory = self._memories.get(pod.uid)
+        if memory is not None and memory.observed is not None:
+            self._report(pod, memory.observed)
+
     async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
         """Stop everything of the pod that runs."""
         observed = await self._look(uid)
+        if pod is not None and self.registrar is not None:
+            self._report(pod, observed)
         self._prober.stop_liveness_and_startup(uid)
         self._journal.note(uid, "terminate", f"stopping {len(observed.running)} running containers")
         try:
             await self._killer.pod(pod, observed, grace)
         except KillError as err:
             raise StepError(str(err)) from err
+        self._memory(uid).stopped.update(sandbox.id for sandbox in observed.sandboxes)
         observed = await self._look(uid)
         if observed.running:
             raise StepError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
@@ -175,28 +229,60 @@ class PodLifeOnNode:
 
     async def clean_up(self, uid: str, pod: Pod | None) -> None:
         """Remove what the pod leaves behind; a pod that is no longer wanted leaves nothing."""
-        gone = not self._is_desired(uid)
-        try:
-            if gone:
-                observed = await self._observer.pod(uid)
-                self._starter.remove_logs(pod or restored_pod(observed))
-                await self._remove_from_runtime(observed)
-            await self._volumes.unmount(uid)
-            await self._cgroups.remove(uid)
-            if gone:
-                self._dirs.remove(uid)
-        except (OSError, VolumeError, CriError) as err:
-            raise StepError(f"cleaning up: {err}") from err
+        if self.registrar is not None:
+            self.registrar.stopped(uid)
+        fate: Fate = "wanted"
+        while True:
+            try:
+                fate = self._fate_of(uid)
+                await self._clear(uid, pod, fate)
+            except (OSError, VolumeError, CriError) as err:
+                raise StepError(f"cleaning up: {err}") from err
+            # It may have been deleted meanwhile: nobody else would clean up the rest.
+            if fate != "wanted" or self._fate_of(uid) == "wanted":
+                break
         self._journal.note(
-            uid, "clean-up", "everything is removed" if gone else "volumes and cgroup are removed"
+            uid, "clean-up", "volumes and cgroup are removed" if fate == "wanted" else "everything is removed"
         )
         memory = self._memories.pop(uid, None)
-        if gone:
+        if fate != "wanted":
             self._statuses.forget(uid)
             self._journal.forget(uid)
             self._on_gone(uid)
         elif memory is not None and memory.observed is not None:
+            memory.registered = None
             self._memories[uid] = memory
+
+    async def _clear(self, uid: str, pod: Pod | None, fate: Fate) -> None:
+        if fate == "gone":
+            await self._remove_traces(uid, pod)
+        await self._volumes.unmount(uid)
+        await self._cgroups.remove(uid)
+        self._objects.unregister(uid)
+        if fate == "leaving" and self.registrar is not None and pod is not None:
+            # Until then the runtime is the only one that knows how the pod ended.
+            await self.registrar.told(uid)
+            await self._remove_traces(uid, pod)
+        if fate != "wanted":
+            self._dirs.remove(uid)
+        if fate == "leaving" and self.registrar is not None and pod is not None:
+            await self.registrar.remove(pod)
+
+    async def _remove_traces(self, uid: str, pod: Pod | None) -> None:
+        """Remove what the runtime has of a pod, and its logs."""
+        observed = await self._observer.pod(uid)
+        self._starter.remove_logs(pod or restored_pod(observed))
+        stopped = self._memory(uid).stopped
+        for container in observed.containers:
+            await remove_container(self._cri, container.id)
+        for sandbox in observed.sandboxes:
+            try:
+                # Once is enough: taking a network down again takes as long as the first time.
+                if sandbox.id not in stopped:
+                    await self._cri.runtime.stop_pod_sandbox(sandbox.id)
+                await self._cri.runtime.remove_pod_sandbox(sandbox.id)
+            except NotFound:
+                continue
 
     def _memory(self, uid: str) -> PodMemory:
         memory = self._memories.get(uid)
@@ -236,6 +322,8 @@ class PodLifeOnNode:
             host_ips=self._host_ips,
         )
         status = compute_status(view, api_now())
+        if terminal and not is_static_pod(pod):
+            status = final_status(pod, status)
         before = view.previous.phase
         if self._statuses.set(pod, status) and status.phase != before:
             self._journal.note(pod.uid, "status", f"{before or 'new'} → {status.phase}")
@@ -262,18 +350,8 @@ class PodLifeOnNode:
     def _exceed_deadline(self, pod: Pod, status: PodStatus) -> None:
         message = "Pod was active on the node longer than the specified deadline"
         self._journal.event(pod, "Normal", "DeadlineExceeded", message)
-        status.phase, status.reason, status.message = "Failed", "DeadlineExceeded", message
-        self._statuses.set(pod, status)
-
-    async def _remove_from_runtime(self, observed: ObservedPod) -> None:
-        for container in observed.containers:
-            await remove_container(self._cri, container.id)
-        for sandbox in observed.sandboxes:
-            try:
-                await self._cri.runtime.stop_pod_sandbox(sandbox.id)
-                await self._cri.runtime.remove_pod_sandbox(sandbox.id)
-            except NotFound:
-                continue
+        ended = msgspec.structs.replace(status, phase="Failed", reason="DeadlineExceeded", message=message)
+        self._statuses.set(pod, ended)
 
 
 def _before(pod: Pod, observed: ObservedPod) -> PodStatus:

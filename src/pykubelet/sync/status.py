@@ -12,9 +12,15 @@ from datetime import datetime
 import msgspec
 
 from pykubelet.api.pod import Pod, is_sidecar
-from pykubelet.api.pod_status import AddressStatus, ContainerStatus, PodCondition, PodStatus
+from pykubelet.api.pod_status import (
+    AddressStatus,
+    ContainerStatus,
+    PodCondition,
+    PodStatus,
+    StatusResources,
+)
 from pykubelet.pods.static import is_static_pod
-from pykubelet.resources.qos import pod_requests, qos_class
+from pykubelet.resources.qos import pod_limits, pod_requests, qos_class
 from pykubelet.runtime.actions import sandbox_is_stale
 from pykubelet.sync.status_containers import PodView, container_statuses
 from pykubelet.sync.status_phase import TERMINAL, phase_of
@@ -37,6 +43,7 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
     for earlier in (previous.phase, pod.status.phase):
         if phase not in TERMINAL and earlier in TERMINAL:
             phase = earlier
+    requests = pod_requests(pod)
     status = PodStatus(
         observed_generation=pod.metadata.generation,
         phase=phase,
@@ -45,7 +52,8 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
         container_statuses=ordinary,
         init_container_statuses=init,
         ephemeral_container_statuses=container_statuses(view, "ephemeral"),
-        allocated_resources=pod_requests(pod),
+        allocated_resources=requests,
+        resources=StatusResources(limits=pod_limits(pod), requests=requests),
     )
     if phase == previous.phase:
         status.reason = previous.reason or pod.status.reason
@@ -53,6 +61,18 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
     _set_addresses(status, view)
     status.conditions = _conditions(view, by_name, phase, now)
     return status
+
+
+def says_more(before: Pod, after: Pod) -> bool:
+    """Whether others have written something into a pod's status that the node must act on."""
+    if after.status.phase in TERMINAL and before.status.phase not in TERMINAL:
+        return True
+    gates = {gate.condition_type for gate in after.spec.readiness_gates}
+    return bool(gates) and _verdicts(before, gates) != _verdicts(after, gates)
+
+
+def _verdicts(pod: Pod, gates: set[str]) -> dict[str, str]:
+    return {c.type: c.status for c in pod.status.conditions if c.type in gates}
 
 
 def _set_addresses(status: PodStatus, view: PodView) -> None:

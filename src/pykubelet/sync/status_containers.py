@@ -87,6 +87,8 @@ def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatu
     else:
         status = _without_runtime(view, container, kind, old)
     _explain_waiting(view, container, kind, status)
+    if kind == "ephemeral":
+        return status
     health = view.health.get(container.name, Health(started=False, ready=False))
     status.started, status.ready = health.started, health.ready
     if kind == "init" and not is_sidecar(container):

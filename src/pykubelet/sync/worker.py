@@ -63,17 +63,26 @@ class PodWorker:
     """Drives one pod; `run` ends when the pod is gone."""
 
     def __init__(
-        self, uid: str, life: PodLife, pod: Pod | None, resync_seconds: float, name: str = ""
+        self,
+        uid: str,
+        life: PodLife,
+        pod: Pod | None,
+        resync_seconds: float,
+        name: str = "",
+        *,
+        ending: bool = False,
+        grace: int | None = None,
     ) -> None:
+        """Take the pod, None for one that only the runtime knows; `ending` for one that shall only end."""
         self.uid = uid
         self.name = pod.full_name if pod is not None else name
         """`namespace/name`; empty for a pod of which nobody knows it any more."""
         self.pod = pod
-        self.state = State.SYNCING if pod is not None else State.TERMINATING
+        self.state = State.TERMINATING if ending or pod is None else State.SYNCING
         self.gone = asyncio.Event()
         self._life = life
         self._resync = resync_seconds
-        self._grace: int | None = None
+        self._grace = grace
         self._wake = asyncio.Event()
         self._wake.set()
         self._step_scope: asyncio.Timeout | None = None
@@ -85,6 +94,11 @@ class PodWorker:
         if self.state is State.SYNCING:
             self.pod = pod
             self.wake()
+
+    def know(self, pod: Pod) -> None:
+        """Take a version of the pod that wishes nothing new, for whenever the next step is."""
+        if self.pod is not None:
+            self.pod = pod
 
     def wake(self) -> None:
         """Have another look soon."""

@@ -39,6 +39,10 @@ class PodWorkers:
         """The pods that have a worker, as their workers know them."""
         return [worker.pod for worker in self._workers.values() if worker.pod is not None]
 
+    def names(self) -> set[str]:
+        """The `namespace/name` of every pod that has a worker."""
+        return {worker.name for worker in self._workers.values()}
+
     def uids(self) -> set[str]:
         """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
         return {*self._workers, *(pod.uid for pod in self._successors.values())}
@@ -58,11 +62,27 @@ class PodWorkers:
         else:
             self._start(pod.uid, pod)
 
+    def know(self, pod: Pod) -> None:
+        """Take a version of a pod that wishes nothing new."""
+        worker = self._workers.get(pod.uid)
+        if worker is not None:
+            worker.know(pod)
+        elif self.is_reborn(pod.uid):
+            self._successors[pod.full_name] = pod
+
+    def end(self, pod: Pod, grace: int | None = None) -> None:
+        """Stop a pod and see it through to its end, also one that never began or has ended already."""
+        self._drop_successor(pod.uid)
+        worker = self._workers.get(pod.uid)
+        if worker is None:
+            self._start(pod.uid, pod, ending=True, grace=grace)
+        else:
+            worker.know(pod)
+            worker.terminate(grace)
+
     def terminate(self, uid: str, grace: int | None = None) -> None:
         """Stop a pod and forget it when it is gone; unknown pods are none of our business."""
-        for name, waiting in list(self._successors.items()):
-            if waiting.uid == uid:
-                del self._successors[name]
+        self._drop_successor(uid)
         worker = self._workers.get(uid)
         if worker is not None:
             worker.terminate(grace)
@@ -86,8 +106,15 @@ class PodWorkers:
     def _of_name(self, full_name: str) -> PodWorker | None:
         return next((worker for worker in self._workers.values() if worker.name == full_name), None)
 
-    def _start(self, uid: str, pod: Pod | None, name: str = "") -> None:
-        worker = PodWorker(uid, self._life, pod, self._resync, name)
+    def _drop_successor(self, uid: str) -> None:
+        for name, waiting in list(self._successors.items()):
+            if waiting.uid == uid:
+                del self._successors[name]
+
+    def _start(
+        self, uid: str, pod: Pod | None, name: str = "", *, ending: bool = False, grace: int | None = None
+    ) -> None:
+        worker = PodWorker(uid, self._life, pod, self._resync, name, ending=ending, grace=grace)
         self._workers[uid] = worker
         self._scope.start(self._live(worker), name=f"pod-{uid}")
 

@@ -8,29 +8,64 @@ are the containers' from then on.
 from __future__ import annotations
 
 import errno
-import os
-import stat
 from pathlib import Path
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
+from pykubelet.api.volume import EmptyDir, Volume
 from pykubelet.host.mounts import mount
-from pykubelet.logs import get_logger
-from pykubelet.volumes.folders import is_mount_point, make_folder
-
-log = get_logger(__name__)
+from pykubelet.tasks import finish_in_thread
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.folders import EMPTY_DIR, VolumeFolders, is_mount_point, make_folder
+from pykubelet.volumes.kind import Surroundings
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.ownership import give_to_group
 
 MEMORY = "Memory"
 HUGE_PAGES = "HugePages"
 
 _MODE = 0o777
 _PAGES_PREFIX = "hugepages-"
-_GROUP_FILE = 0o660
-_GROUP_FOLDER = _GROUP_FILE | 0o110 | stat.S_ISGID
 
 
-class MediumError(ValueError):
+class MediumError(KindError):
     """There is no such medium for this pod; the text says why."""
+
+
+class EmptyDirKind:
+    """Gives volumes of kind emptyDir."""
+
+    folder = EMPTY_DIR
+    live = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._given = given
+
+    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
+        """Have the folder, and what is mounted there; in a thread, because a disk may be slow."""
+        source = volume.empty_dir or EmptyDir()
+        folders = VolumeFolders.of(self._given.root, pod.uid)
+        path, marker = folders.volume(EMPTY_DIR, volume.name), folders.marker(volume.name)
+        options = self._mount_options(pod, source)
+        group = pod.spec.security_context.fs_group
+        await finish_in_thread(lambda: make_empty_dir(path, marker, source.medium, options, group))
+        return MountedVolume(str(path), relabel=True)
+
+    def _mount_options(self, pod: Pod, source: EmptyDir) -> str:
+        if source.medium == MEMORY:
+            return memory_options(self._given, pod, source.size_limit)
+        if is_huge_pages(source.medium):
+            return huge_page_option(source.medium, pod, pod_level=self._given.pod_level)
+        if source.medium:
+            raise MediumError(f'unknown storage medium "{source.medium}"')
+        return ""
+
+
+def memory_options(given: Surroundings, pod: Pod, size_limit: Quantity | None = None) -> str:
+    """Give the mount options of a volume in memory."""
+    wanted = int(size_limit) if size_limit is not None else 0
+    size = tmpfs_size(wanted, given.memory_limit(pod) or 0, given.allocatable_memory)
+    return f"size={size}" if size else ""
 
 
 def tmpfs_size(size_limit: int, pod_limit: int, allocatable: int) -> int:
@@ -95,25 +130,6 @@ def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: i
         give_to_group(path, group)
     make_folder(marker.parent)
     marker.touch(mode=0o644)
-
-
-def give_to_group(path: Path, group: int) -> None:
-    """Let a group read and write everything below a path, and own what will be made there."""
-    for folder, folders, files in os.walk(path, topdown=False):
-        for name in (*folders, *files):
-            _give(Path(folder, name), group)
-    _give(path, group)
-
-
-def _give(entry: Path, group: int) -> None:
-    try:
-        os.chown(entry, -1, group, follow_symlinks=False)
-        mode = entry.lstat().st_mode
-        if not stat.S_ISLNK(mode):
-            entry.chmod(stat.S_IMODE(mode) | (_GROUP_FOLDER if stat.S_ISDIR(mode) else _GROUP_FILE))
-    except OSError as err:
-        # Some file systems know no owners; whether that matters only the containers can tell.
-        log.error(err, "Failed to give a volume's file to its group", path=str(entry), group=group)
 
 
 def _mount_tmpfs(path: Path, options: str) -> None:

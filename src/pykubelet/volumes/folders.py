@@ -2,9 +2,10 @@
 
 The layout and the modes are the reference's, so that a node can be handed over between agents:
 
-    pods/<uid>/volumes/kubernetes.io~empty-dir/<volume>         the volume itself
-    pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/ready   it was made completely
-    pods/<uid>/volume-subpaths/<volume>/<container>/<mount>     a sub-path, bound here
+    pods/<uid>/volumes/kubernetes.io~<kind>/<volume>                    the volume itself
+    pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/ready           an emptyDir was made completely
+    pods/<uid>/plugins/kubernetes.io~empty-dir/wrapped_<volume>/ready   so was what holds written files
+    pods/<uid>/volume-subpaths/<volume>/<container>/<mount>             a sub-path, bound here
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class VolumeFolders:
         return cls(root / "pods" / _plain(uid))
 
     @property
-    def empty_dirs(self) -> Path:
-        """The folder of all volumes of kind emptyDir."""
-        return self.pod / "volumes" / EMPTY_DIR
+    def volumes(self) -> Path:
+        """The folder of all volumes, in one folder per kind."""
+        return self.pod / "volumes"
 
     @property
     def markers(self) -> Path:
-        """The folder of the marks of volumes that were made completely."""
+        """The folder of the marks of folders that were made completely."""
         return self.pod / "plugins" / EMPTY_DIR
 
     @property
@@ -45,13 +46,13 @@ class VolumeFolders:
         """The folder of all bound sub-paths."""
         return self.pod / SUB_PATHS
 
-    def empty_dir(self, volume: str) -> Path:
-        """The folder that containers see."""
-        return self.empty_dirs / _plain(volume)
+    def volume(self, kind: str, volume: str) -> Path:
+        """The folder that containers see; `kind` is the name of the kind's own folder."""
+        return self.volumes / _plain(kind) / _plain(volume)
 
-    def marker(self, volume: str) -> Path:
-        """The mark of one volume."""
-        return self.markers / _plain(volume) / "ready"
+    def marker(self, volume: str, *, wrapped: bool = False) -> Path:
+        """The mark of an emptyDir, or of the folder that another kind writes to (`wrapped`)."""
+        return self.markers / f"{'wrapped_' if wrapped else ''}{_plain(volume)}" / "ready"
 
     def sub_path(self, volume: str, container: str, index: int) -> Path:
         """Where the sub-path of a container's mount is bound."""

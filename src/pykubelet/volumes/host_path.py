@@ -6,7 +6,11 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from pykubelet.api.volume import HostPath
+from pykubelet.api.pod import Pod
+from pykubelet.api.volume import HostPath, Volume
+from pykubelet.tasks import finish_in_thread
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.mounted import MountedVolume
 
 _CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
     "Directory": (stat.S_ISDIR, "a directory"),
@@ -18,8 +22,25 @@ _CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
 _OR_CREATE = "OrCreate"
 
 
-class HostPathError(Exception):
+class HostPathError(KindError):
     """The path is not what it should be; the text says what it is not."""
+
+
+class HostPathKind:
+    """Gives volumes of kind hostPath."""
+
+    folder = ""
+    live = False
+
+    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
+        """Check the path; in a thread, because there may be a dead server behind it."""
+        source = volume.host_path
+        assert source is not None
+        if source.type:
+            await finish_in_thread(lambda: check_host_path(source))
+        else:
+            check_host_path(source)
+        return MountedVolume(source.path)
 
 
 def check_host_path(source: HostPath) -> None:

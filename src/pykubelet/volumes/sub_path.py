@@ -12,12 +12,18 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pykubelet.host.mounts import Mount, unmount
-from pykubelet.volumes.folders import make_folder
+from pykubelet.api.pod import Container, Pod
+from pykubelet.host.mounts import Mount, read_mounts, unmount
+from pykubelet.logs import get_logger
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.folders import VolumeFolders, make_folder
+from pykubelet.volumes.mounted import MountedVolume
+
+log = get_logger(__name__)
 
 _MS_BIND = 4096
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,6 +32,46 @@ _MADE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class OutsideError(OSError):
     """A path leads out of its volume."""
+
+
+def bind_sub_paths(
+    root: Path,
+    pod: Pod,
+    container: Container,
+    mounted: Mapping[str, MountedVolume],
+    paths: Mapping[int, str],
+) -> dict[int, str]:
+    """Bind a container's parts of volumes below the agent's (real) root, and give where they are.
+
+    `paths` is by the mount's index. Raises VolumeError in words that tell nothing of the host. Blocks.
+    """
+    folders = VolumeFolders.of(root, pod.uid)
+    mounts, bound = read_mounts(), {}
+    for index, path in paths.items():
+        name = container.volume_mounts[index].name
+        if not path:
+            continue
+        if name not in mounted:
+            raise VolumeError(f'cannot find volume "{name}" to mount into container "{container.name}"')
+        if path.startswith("/") or ".." in path.split("/"):
+            raise VolumeError(f"subPath `{path}` must be a relative path without '..'")
+        try:
+            target = folders.sub_path(name, container.name, index)
+            with opened_inside(Path(mounted[name].path), path) as source:
+                bind(source, target, mounts)
+        except (OSError, ValueError) as err:
+            log.error(
+                err,
+                "Failed to prepare subPath for volumeMount of the container",
+                podUID=pod.uid,
+                containerName=container.name,
+                volumeMountName=name,
+            )
+            raise VolumeError(
+                f'failed to prepare subPath for volumeMount "{name}" of container "{container.name}"'
+            ) from err
+        bound[index] = str(target)
+    return bound
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`$(VAR)` in commands, arguments, variables and sub-paths.
+"""`$(VAR)` in commands, arguments, variables, sub-paths and probes.
 
 `$(NAME)` becomes the variable's value, `$$` a single `$` (so `$$(NAME)` is the text `$(NAME)`), and
 a name that is not known stays as it was written. Nothing else is special, and no input is an error
@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from pykubelet.runtime.problems import TooLong
-
 LONGEST = 1 << 20
 """Characters that an expansion may grow by. The kernel takes 128 KiB per string."""
 
 LARGEST = 16 << 20
 """Characters of all arguments, or all variables, of a container: no runtime takes a larger request."""
+
+
+class TooLong(ValueError):
+    """A text grew beyond what any process can be given."""
+
 
 _ESCAPE_OR_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 

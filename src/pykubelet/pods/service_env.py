@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+API_SERVER = ("default", "kubernetes")
+"""Namespace and name of the service that every pod sees."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServicePort:
@@ -37,7 +40,7 @@ def service_env(services: Iterable[ClusterService], namespace: str, links: bool)
     for service in services:
         if service.cluster_ip in ("", "None"):
             continue
-        if (service.namespace, service.name) == ("default", "kubernetes"):
+        if (service.namespace, service.name) == API_SERVER:
             seen.setdefault(service.name, service)
         elif links and service.namespace == namespace:
             seen[service.name] = service

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.runtime.expansion import LONGEST, expand
-from pykubelet.runtime.problems import TooLong
+from pykubelet.api.expansion import LONGEST, TooLong, expand
 
 VARIABLES = {"A": "a", "B": "$(A)", "EMPTY": "", "with space": "s", "$(A": "odd"}
 FALLBACK = {"A": "not me", "C": "c"}

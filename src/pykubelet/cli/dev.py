@@ -1,0 +1,76 @@
+"""`pykubelet dev`: what developers of nodes and of clusters need beside a node."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_DATA_DIR = Path("/var/lib/pykubelet-dev")
+
+dev_app = typer.Typer(help="Tools for development.", no_args_is_help=True)
+cluster_app = typer.Typer(
+    help="A real Kubernetes control plane on this machine, for nodes to join.", no_args_is_help=True
+)
+dev_app.add_typer(cluster_app, name="cluster")
+
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir", help="Where everything of the control plane lives.", envvar="PYKUBELET_DEV_DATA_DIR"
+    ),
+]
+
+
+@cluster_app.command("up")
+def cluster_up(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="The API server's port.  [default: 6443]")
+    ] = None,
+    node: Annotated[
+        str,
+        typer.Option("--node", help="The node's name in the ready kubeconfig.  [default: this machine's]"),
+    ] = "",
+    signing_duration: Annotated[
+        str | None, typer.Option("--signing-duration", help="How long nodes' certificates live, such as 2m.")
+    ] = None,
+    audit: Annotated[
+        bool | None, typer.Option("--audit/--no-audit", help="Write every request down.")
+    ] = None,
+    verify_kubelets: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify-kubelets/--no-verify-kubelets",
+            help="Ask only kubelets for logs whose serving certificate the cluster signed.",
+        ),
+    ] = None,
+) -> None:
+    """Start etcd, kube-apiserver, kube-controller-manager and kube-scheduler in the background.
+
+    The first time they are built from source. A cluster that runs already is found, one that was
+    stopped or lost a process goes on where it was.
+    """
+    from pykubelet.cli.dev_cluster import run_cluster_up
+    from pykubelet.devcluster.lifecycle import Wish
+
+    wish = Wish(port, signing_duration, audit, verify_kubelets)
+    sys.exit(run_cluster_up(data_dir, wish, node))
+
+
+@cluster_app.command("down")
+def cluster_down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Stop the control plane and remove everything that belongs to it."""
+    from pykubelet.cli.dev_cluster import run_cluster_down
+
+    sys.exit(run_cluster_down(data_dir))
+
+
+@cluster_app.command("status")
+def cluster_status(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Show what runs; the exit code is 0 only when all of it does and the API server is ready."""
+    from pykubelet.cli.dev_cluster import run_cluster_status
+
+    sys.exit(run_cluster_status(data_dir))

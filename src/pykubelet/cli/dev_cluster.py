@@ -1,0 +1,150 @@
+"""`pykubelet dev cluster up|down|status`: a control plane for a person, and what to type next."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pykubelet.api.duration import Duration
+from pykubelet.cli.guard import guarded
+from pykubelet.cli.tables import columns
+from pykubelet.config.types import API_VERSION, KIND
+from pykubelet.devcluster import lifecycle
+from pykubelet.devcluster.cluster import DevCluster
+from pykubelet.devcluster.errors import DevClusterError
+from pykubelet.devcluster.identities import node_kubeconfig
+from pykubelet.devcluster.layout import CLUSTER_DOMAIN, Component, Layout
+from pykubelet.devcluster.lifecycle import Wish
+from pykubelet.devcluster.programs import version_of
+from pykubelet.host import HostError
+from pykubelet.host.hostname import node_name
+
+PROGRAM = "pykubelet dev cluster"
+_MINIMUM_SIGNING = 60.0
+
+
+def run_cluster_up(data_dir: Path, wish: Wish, node: str) -> int:
+    """Start the control plane and say what to do with it; returns the exit code."""
+
+    def work() -> int:
+        _check(wish)
+        name = node_name(node)
+        began = time.monotonic()
+        cluster, started = lifecycle.bring_up(data_dir, wish, _say)
+        layout = cluster.layout
+        node_kubeconfig(layout, cluster.settings, name, layout.kubeconfig("node"))
+        layout.kubelet_config.write_text(
+            "# A node of the cluster in this folder; written at each `pykubelet dev cluster up`.\n"
+            + yaml.safe_dump(node_config(layout), sort_keys=False)
+        )
+        seconds = f"ready after {time.monotonic() - began:.1f} s" if started else "already running"
+        print(f"Kubernetes {version_of(cluster.programs)} at {cluster.server}: {seconds}\n")
+        print(next_steps(cluster, name, data_dir))
+        return 0
+
+    return guarded(f"{PROGRAM} up", work, DevClusterError, HostError)
+
+
+def run_cluster_down(data_dir: Path) -> int:
+    """Stop the control plane and remove it; returns the exit code."""
+
+    def work() -> int:
+        found = lifecycle.take_down(data_dir, _say)
+        print("Nothing is left." if found else f"There is no cluster in {data_dir}.")
+        return 0
+
+    return guarded(f"{PROGRAM} down", work, DevClusterError)
+
+
+def run_cluster_status(data_dir: Path) -> int:
+    """Show what runs; returns the exit code."""
+
+    def work() -> int:
+        state, layout = lifecycle.look(data_dir), Layout.at(data_dir)
+        if state.settings is None:
+            print(f"There is no cluster in {data_dir}: make one with `{PROGRAM} up`.")
+            return 1
+        rows = [("COMPONENT", "STATUS", "PID", "LOG")]
+        for component in Component:
+            process = state.running.get(component)
+            status = "running" if process else "not running"
+            rows.append((component, status, str(process.pid) if process else "-", str(layout.log(component))))
+        print("\n".join(columns(rows)))
+        word = "ready" if state.ready else "not ready"
+        print(f"\nAPI server at https://{state.settings.address}:{state.settings.port}: {word}")
+        print(f"Admin's kubeconfig: {layout.kubeconfig('admin')}")
+        if state.missing:
+            print(f"`{PROGRAM} up` starts what does not run.")
+        return 0 if state.ready and not state.missing else 1
+
+    return guarded(f"{PROGRAM} status", work, DevClusterError)
+
+
+def node_config(layout: Layout) -> dict[str, Any]:
+    """A KubeletConfiguration for a node of this cluster on the machine's own containerd.
+
+    It names no cluster DNS, because nobody serves one here yet: pods get the machine's.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(layout.authority)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "clusterDomain": CLUSTER_DOMAIN,
+        "rotateCertificates": True,
+        "failSwapOn": False,
+    }
+
+
+def next_steps(cluster: DevCluster, node: str, data_dir: Path) -> str:
+    """What a person can type now."""
+    layout = cluster.layout
+    admin, ready, bootstrap = (layout.kubeconfig(name) for name in ("admin", "node", "bootstrap"))
+    kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.programs.kubectl)
+    down = f"{PROGRAM} down"
+    if data_dir != lifecycle.DEFAULT_DATA_DIR:
+        down += f" --data-dir {layout.directory}"
+    named = f" --hostname-override={node}"
+    return f"""\
+Look at it:
+  export KUBECONFIG={admin}
+  {kubectl} get nodes
+
+Make this machine its node {node}, with a container runtime of its own:
+  pykubelet up --kubeconfig={ready}{named} \\
+    --client-ca-file={layout.authority} --authorization-mode=Webhook \\
+    --authentication-token-webhook --address=0.0.0.0 --read-only-port=0
+
+... or on the machine's containerd:
+  kubelet --kubeconfig={ready}{named} \\
+    --config={layout.kubelet_config}
+
+... or from the bootstrap token, as a new machine joins:
+  kubelet --bootstrap-kubeconfig={bootstrap} \\
+    --kubeconfig=/var/lib/kubelet/kubeconfig{named} --config={layout.kubelet_config}
+
+Remove it all:
+  {down}"""
+
+
+def _check(wish: Wish) -> None:
+    if wish.signing_duration is None:
+        return
+    try:
+        seconds = Duration.parse(wish.signing_duration).seconds
+    except ValueError as err:
+        raise DevClusterError(f"bad --signing-duration: {err}") from err
+    if seconds < _MINIMUM_SIGNING:
+        raise DevClusterError("bad --signing-duration: certificates must live for a minute at least")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

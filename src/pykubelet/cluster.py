@@ -1,0 +1,220 @@
+"""The node's side towards its cluster, put together: who it is, its clients, what pods need, its report.
+
+A standalone node has no `Cluster`. With one, nothing waits for the API server that can go on without
+it: pods that run keep running, static pods start, and everything is told when the server answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.node import NodeAddress
+from pykubelet.config.documents import read_document
+from pykubelet.config.errors import ConfigError
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.cri.connect import Cri
+from pykubelet.kube import kubeconfig
+from pykubelet.kube.access import Access
+from pykubelet.kube.bootstrap import ensure_client_config
+from pykubelet.kube.certificate_metrics import CertificateMetrics
+from pykubelet.kube.certificate_serving import (
+    CertificateFiles,
+    RequestedCertificate,
+    ServingCertificate,
+    self_signed_certificate,
+)
+from pykubelet.kube.clients import Clients, Limits, make_clients
+from pykubelet.kube.errors import KubeconfigError
+from pykubelet.kube.event_recorder import EventRecorder, node_reference
+from pykubelet.kube.metrics import RestMetrics
+from pykubelet.kube.rotation_client import ClientCertificateRotation
+from pykubelet.kube.transport import Transport
+from pykubelet.logs import get_logger
+from pykubelet.node.reporter import NodeReporter
+from pykubelet.node.runtime_health import RuntimeHealth
+from pykubelet.node.settings import node_settings
+from pykubelet.node.sources import node_sources
+from pykubelet.pods.checkpointed_objects import CheckpointedObjects
+from pykubelet.pods.checkpoints import Checkpoints
+from pykubelet.pods.cluster_objects import ClusterObjects, object_ttl
+from pykubelet.pods.objects import PodObjects
+from pykubelet.pods.runtime_classes import RuntimeClasses
+from pykubelet.pods.services import Services
+from pykubelet.sync.cluster import ClusterParts
+from pykubelet.sync.engine import PodEngine
+from pykubelet.sync.runtime_state import RuntimeState
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+FAREWELL_SECONDS = 2.0
+"""How long the end of the agent waits for events that are still to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What the operator said."""
+
+    flags: KubeletFlags
+    config: KubeletConfiguration
+    gates: FeatureGates
+    node_name: str
+
+
+class Cluster:
+    """A node of a cluster; made by `join_cluster`."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        clients: Clients,
+        registry: CollectorRegistry,
+        tasks: TaskScope,
+        cri: Cri,
+        health: RuntimeHealth,
+        runtime_state: RuntimeState,
+    ) -> None:
+        flags, config = settings.flags, settings.config
+        self._settings = settings
+        self._tasks = tasks
+        self._registry = registry
+        self.clients = clients
+        self.recorder = EventRecorder(clients.events, settings.node_name, tries=None)
+        self._about = node_reference(settings.node_name)
+        self.reporter = NodeReporter(
+            clients,
+            node_settings(flags, config, settings.gates, settings.node_name),
+            node_sources(cri, flags, config, health, runtime_state.refresh),
+            self._node_event,
+        )
+        self._services = Services(clients.objects)
+        self._classes = RuntimeClasses(clients.objects, tasks)
+        self._objects = ClusterObjects(
+            clients.objects,
+            tasks,
+            strategy=config.config_map_and_secret_change_detection_strategy,
+            ttl=self._object_ttl,
+        )
+        self.checkpoints = Checkpoints(Path(flags.pod_checkpoint_dir)) if flags.pod_checkpoint_dir else None
+        self.objects: PodObjects = self._objects
+        if self.checkpoints is not None:
+            self.objects = CheckpointedObjects(self._objects, self.checkpoints)
+
+    def parts(self) -> ClusterParts:
+        """What the engine needs of the cluster."""
+        return ClusterParts(
+            client=self.clients.objects,
+            node_uid=self._node_uid,
+            objects=self.objects,
+            handler_of=self._classes.handler,
+            services=self._services.env,
+            accounts=self._objects,
+            node_ready=self.reporter.informer.synced,
+        )
+
+    def start(self, engine: PodEngine) -> None:
+        """Begin to watch and to report; what happens to pods becomes events."""
+        engine.book.listen(self.recorder.pod_event)
+        self._tasks.start(self.recorder.run(), name="events")
+        self._tasks.start(self._services.run(), name="services")
+        self._tasks.start(self.reporter.run(), name="node")
+
+    def serving_certificate(self, given: CertificateFiles | None) -> ServingCertificate:
+        """Give the serving certificate that the cluster issues (`serverTLSBootstrap`)."""
+        return RequestedCertificate(
+            self.clients.objects,
+            Path(self._settings.flags.cert_dir),
+            self._settings.node_name,
+            self._addresses,
+            given=given.current() if given is not None else None,
+            dns_only=self._settings.gates.enabled("AllowDNSOnlyNodeCSR"),
+            metrics=CertificateMetrics(self._registry, "server"),
+        )
+
+    def _node_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        self.recorder.record(self._about, kind, reason, message)
+
+    def _node_uid(self) -> str:
+        node = self.reporter.informer.node
+        return node.metadata.uid if node is not None else ""
+
+    def _object_ttl(self) -> float | None:
+        node = self.reporter.informer.node
+        return object_ttl(node.metadata.annotations) if node is not None else None
+
+    def _addresses(self) -> Iterable[NodeAddress]:
+        node = self.reporter.informer.node
+        return node.whole().status.addresses if node is not None else ()
+
+
+@contextlib.asynccontextmanager
+async def join_cluster(
+    settings: ClusterSettings,
+    registry: CollectorRegistry,
+    cri: Cri,
+    health: RuntimeHealth,
+    runtime_state: RuntimeState,
+) -> AsyncIterator[Cluster]:
+    """Get the node's identity, by a bootstrap if need be, and connect; raises KubeconfigError."""
+    config, metrics = settings.config, RestMetrics(registry)
+    async with contextlib.AsyncExitStack() as stack:
+        identity = await stack.enter_async_context(TaskScope())
+        access = await _identity(settings, registry, identity)
+        transport = await stack.enter_async_context(Transport(access, metrics=metrics))
+        tasks = await stack.enter_async_context(TaskScope())
+        clients = make_clients(
+            transport,
+            objects=Limits(config.kube_api_qps, config.kube_api_burst),
+            events=Limits(config.event_record_qps, config.event_burst),
+            lease_seconds=config.node_lease_duration_seconds,
+            status_seconds=config.node_status_update_frequency.seconds,
+            metrics=metrics,
+        )
+        cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state)
+        log.info("Joining the cluster", server=access.server, node=settings.node_name)
+        try:
+            yield cluster
+        finally:
+            await cluster.recorder.flush(FAREWELL_SECONDS)
+
+
+async def serving_certificate(
+    settings: ClusterSettings, ips: Iterable[str], cluster: Cluster | None
+) -> ServingCertificate:
+    """Give the certificate that the agent serves with; raises MakingError, StoreError, OSError."""
+    config, flags = settings.config, settings.flags
+    files = None
+    if config.tls_cert_file and config.tls_private_key_file:
+        files = CertificateFiles(Path(config.tls_cert_file), Path(config.tls_private_key_file))
+    if cluster is not None and config.server_tls_bootstrap:
+        return cluster.serving_certificate(files)
+    return files or await self_signed_certificate(Path(flags.cert_dir), settings.node_name, ips=tuple(ips))
+
+
+async def _identity(settings: ClusterSettings, registry: CollectorRegistry, tasks: TaskScope) -> Access:
+    flags = settings.flags
+    path, folder = Path(flags.kubeconfig), Path(flags.cert_dir)
+    bootstrap = Path(flags.bootstrap_kubeconfig) if flags.bootstrap_kubeconfig else None
+    if not settings.config.rotate_certificates:
+        return await ensure_client_config(path, bootstrap, folder, settings.node_name, _load)
+    rotation = ClientCertificateRotation(
+        path, bootstrap, folder, settings.node_name, _load, metrics=CertificateMetrics(registry, "client")
+    )
+    access = rotation.prepare()
+    tasks.start(rotation.run(), name="client-certificate")
+    return access
+
+
+def _load(path: Path) -> Access:
+    try:
+        return kubeconfig.load(path, read_document)
+    except ConfigError as err:
+        raise KubeconfigError(str(err)) from err

@@ -1,0 +1,242 @@
+"""A control plane for a person: up, down, and how it is doing. One at a time per directory.
+
+`up` may be killed at any moment: what it has made so far is found and used by the next one, and
+`down` removes it. A directory is removed only if our marker is in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.devcluster import processes
+from pykubelet.devcluster.api import admin_api
+from pykubelet.devcluster.cluster import DevCluster, new_settings
+from pykubelet.devcluster.errors import DevClusterError
+from pykubelet.devcluster.layout import DEFAULT_PORT, YEAR, Component, Layout, Settings
+from pykubelet.devcluster.programs import find_programs
+from pykubelet.host.ports import port_holder
+from pykubelet.host.processes import Process
+
+DEFAULT_DATA_DIR = Path("/var/lib/pykubelet-dev")
+_MARKER_TEXT = """\
+This directory belongs to a Kubernetes control plane for development, made by pykubelet.
+`pykubelet dev cluster down --data-dir ...` stops it and removes everything in it.
+"""
+_NOTHING = frozenset({"lost+found", "lock"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person asked for; None where nothing was said."""
+
+    port: int | None = None
+    signing_duration: str | None = None
+    audit: bool | None = None
+    verify_kubelets: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a cluster is doing."""
+
+    settings: Settings | None
+    """None when there is none."""
+    running: dict[Component, Process]
+    ready: bool
+
+    @property
+    def missing(self) -> list[Component]:
+        """What should run and does not."""
+        return [component for component in Component if component not in self.running]
+
+
+def bring_up(directory: Path, wish: Wish, say: Callable[[str], None]) -> tuple[DevCluster, bool]:
+    """Start a cluster, or find it running; gives it and whether anything had to be started.
+
+    Raises DevClusterError.
+    """
+    layout = Layout.at(directory)
+    _require_ours(layout)
+    # Before anything is made: without programs, or with a taken port, there is nothing to make.
+    programs = find_programs(say)
+    found = processes.running(layout)
+    settings = _settings(layout, wish, found)
+    if Component.APISERVER not in found and (holder := port_holder(settings.port)):
+        raise DevClusterError(
+            f"port {settings.port} of the API server is taken by {holder}: stop that, or give another --port"
+        )
+    _claim(layout)
+    with _held(layout, "up"):
+        found = processes.running(layout)
+        cluster = DevCluster(layout, settings, programs, owned=False)
+        if len(found) < len(Component):
+            if Component.APISERVER not in found:
+                cluster.prepare()
+            layout.save_settings(settings)
+            say(f"Starting {', '.join(name for name in Component if name not in found)}")
+        cluster.start()
+    return cluster, len(found) < len(Component)
+
+
+def take_down(directory: Path, say: Callable[[str], None]) -> bool:
+    """Stop a cluster and remove its directory; returns whether there was anything.
+
+    Raises DevClusterError.
+    """
+    layout = Layout.at(directory)
+    _require_ours(layout)
+    if not layout.directory.exists():
+        return _end_all(layout, say)
+    with _held(layout, "down"):
+        found = _end_all(layout, say) or layout.marker.exists()
+        # The marker goes last, so that an interrupted `down` can be repeated.
+        try:
+            for path in layout.directory.iterdir():
+                if path not in (layout.marker, layout.lock):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            layout.marker.unlink(missing_ok=True)
+            layout.lock.unlink(missing_ok=True)
+            layout.directory.rmdir()
+        except OSError as err:
+            raise DevClusterError(f"{layout.directory} cannot be removed: {err}") from err
+    return found
+
+
+def look(directory: Path) -> State:
+    """See how a cluster is doing; raises DevClusterError for a directory that is not ours."""
+    layout = Layout.at(directory)
+    _require_ours(layout)
+    settings = layout.load_settings()
+    found = processes.running(layout)
+    ready = False
+    if settings is not None and Component.APISERVER in found:
+        with suppress(OSError):  # its certificates are not all there
+            ready = admin_api(layout, settings).ready()
+    return State(settings, found, ready)
+
+
+def _settings(layout: Layout, wish: Wish, found: dict[Component, Process]) -> Settings:
+    """What to start with: what was chosen before as far as nobody wishes otherwise."""
+    kept = layout.load_settings()
+    if kept is None:
+        if found:
+            raise DevClusterError(
+                f"processes of a cluster in {layout.directory} run without its files: "
+                "end them with `pykubelet dev cluster down`"
+            )
+        fresh = new_settings(wish.port or DEFAULT_PORT)
+        return msgspec.structs.replace(
+            fresh,
+            signing_duration=wish.signing_duration or YEAR,
+            audit=bool(wish.audit),
+            verify_kubelets=bool(wish.verify_kubelets),
+        )
+    wanted = {name: value for name in Wish.__slots__ if (value := getattr(wish, name)) is not None}
+    changed = msgspec.structs.replace(kept, **wanted)
+    if found and changed != kept:
+        names = " ".join(f"--{name.replace('_', '-')}" for name in wanted if _differs(kept, changed, name))
+        raise DevClusterError(
+            f"a cluster already runs in {layout.directory} with another {names}: "
+            "remove it first with `pykubelet dev cluster down`"
+        )
+    if not found:
+        # Nobody knows these but its own processes, and the machine may have moved.
+        fresh = new_settings(changed.port)
+        changed = msgspec.structs.replace(
+            changed,
+            address=fresh.address,
+            etcd_port=fresh.etcd_port,
+            etcd_peer_port=fresh.etcd_peer_port,
+        )
+    return changed
+
+
+def _differs(one: Settings, other: Settings, name: str) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
+
+
+def _end_all(layout: Layout, say: Callable[[str], None]) -> bool:
+    found = processes.running(layout)
+    for component in reversed(Component):
+        if component in found:
+            say(f"Stopping {component}")
+            # Its data is about to be removed: there is nothing to save.
+            if not processes.end(found[component], grace=0):
+                raise DevClusterError(f"{component} (pid {found[component].pid}) does not end: see dmesg")
+    return bool(found)
+
+
+def _require_ours(layout: Layout) -> None:
+    directory = layout.directory
+    if not os.path.lexists(directory) or layout.marker.is_file():
+        return
+    try:
+        empty = {path.name for path in directory.iterdir()} <= _NOTHING
+    except OSError as err:
+        raise DevClusterError(f"data directory {directory} cannot be used: {err.strerror}") from err
+    if not empty:
+        raise DevClusterError(
+            f"{directory} was not made by `pykubelet dev cluster` (it has no {layout.marker.name} file): "
+            "nothing in it is touched; choose another --data-dir, or remove it yourself"
+        )
+
+
+def _claim(layout: Layout) -> None:
+    directory = layout.directory
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if not layout.marker.exists():
+            layout.marker.write_text(_MARKER_TEXT)
+    except FileNotFoundError:
+        raise DevClusterError(
+            f"data directory {directory} cannot be made: run 'mkdir -p {directory.parent}' first"
+        ) from None
+    except OSError as err:
+        raise DevClusterError(
+            f"data directory {directory} cannot be written ({err.strerror}): "
+            "run it with sudo, or choose another --data-dir"
+        ) from err
+
+
+@contextmanager
+def _held(layout: Layout, purpose: str) -> Iterator[None]:
+    """Keep others from starting or removing the same cluster."""
+    fd = _lock(layout)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{purpose} (pid {os.getpid()})".encode(), 0)
+        yield
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def _lock(layout: Layout) -> int:
+    while True:
+        try:
+            fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as err:
+            why = "no permission: run it with sudo" if err.errno == errno.EACCES else err.strerror
+            raise DevClusterError(f"{layout.lock} cannot be opened: {why}") from err
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            told = os.pread(fd, 64, 0).decode(errors="replace") or "another command"
+            os.close(fd)
+            raise DevClusterError(
+                f"`pykubelet dev cluster {told}` is at work on {layout.directory}: wait until it is done"
+            ) from None
+        # A `down` may have removed the file between our opening and locking it.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), layout.lock.stat()):
+                return fd
+        os.close(fd)

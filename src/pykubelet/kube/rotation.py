@@ -1,0 +1,158 @@
+"""Keeping a certificate valid: a new one is had well before the old one ends.
+
+When seven to nine tenths of its life are over (by chance, so that a cluster's nodes do not all come at
+once), when it is missing or expired, or when it is no longer for the right names, a new certificate is
+obtained and stored. Until then the old one stays in use. What fails is tried again after growing
+pauses, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import NoReturn
+
+from pykubelet.kube.certificate_making import MakingError
+from pykubelet.kube.certificate_metrics import CertificateMetrics
+from pykubelet.kube.certificate_store import CertificateStore, StoredPair, StoreError, utc_now
+from pykubelet.kube.certificates import Subject
+from pykubelet.kube.errors import KubeError
+from pykubelet.kube.retrying import Complaints, Pauses
+from pykubelet.logs import get_logger
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+EARLIEST, LATEST = 0.7, 0.9
+"""The part of its life after which a certificate is replaced."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 16.0
+# Wall clocks are set and machines sleep: no wait for a date is longer than this.
+_LOOK_SECONDS = 10.0
+_WISH_SECONDS = 1.0
+
+
+def seconds_left(pair: StoredPair | None, wanted: Subject, now: datetime, fraction: float) -> float:
+    """Give how long until a certificate is to be replaced; 0 when it is time."""
+    if pair is None or not pair.subject.covers(wanted):
+        return 0.0
+    life = pair.life
+    due = life.begins + (life.ends - life.begins) * fraction
+    return max(0.0, (due - now).total_seconds())
+
+
+class Rotation:
+    """Keeps the current pair of a store valid.
+
+    `wanted` says for whom it must be now, None while that is not known; `obtain` has a certificate for
+    that subject issued and stored, and raises KubeError, MakingError, StoreError or OSError. When what
+    is wanted changes meanwhile, obtaining is cancelled.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        store: CertificateStore,
+        wanted: Callable[[], Subject | None],
+        obtain: Callable[[Subject], Awaitable[StoredPair]],
+        *,
+        metrics: CertificateMetrics | None = None,
+        clock: Callable[[], datetime] = utc_now,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._what = what
+        self._store = store
+        self._wanted = wanted
+        self._obtain = obtain
+        self._metrics = metrics
+        self._clock = clock
+        self._chance = chance
+        self._pair: StoredPair | None = None
+        self._fraction = LATEST
+        self._listeners: list[Callable[[], None]] = []
+        self._pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE, chance=chance)
+        self._complaints = Complaints(log, "Failed to renew a certificate", certificate=what)
+        self._take(store.current())
+        if metrics is not None:
+            metrics.show(self._seconds_valid)
+
+    def current(self) -> StoredPair | None:
+        """Give the pair in use; None when there is none or it has expired."""
+        return None if self._pair is None or self._pair.expired(self._clock()) else self._pair
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have the listener called after each change of the pair."""
+        self._listeners.append(listener)
+
+    async def run(self, *, at_once: bool = False) -> NoReturn:
+        """Renew until cancelled; `at_once` begins with replacing also a certificate that is still good."""
+        log.v(2).info("Certificate rotation is enabled", certificate=self._what)
+        while True:
+            wanted = self._wanted() if at_once else await self._until_due()
+            if wanted is None:
+                await asyncio.sleep(_WISH_SECONDS)
+                continue
+            if await self._renew(wanted):
+                at_once = False
+            if at_once or seconds_left(self._pair, wanted, self._clock(), self._fraction) == 0:
+                # Also after a success of no use, such as a signer that leaves names out.
+                await asyncio.sleep(self._pauses.next(asyncio.get_running_loop().time()))
+
+    async def _until_due(self) -> Subject:
+        while True:
+            wanted = self._wanted()
+            left = math.inf
+            if wanted is not None:
+                left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
+                if left == 0:
+                    # Perhaps somebody else put a newer one there.
+                    self._take(self._store.current())
+                    left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
+                    if left == 0:
+                        return wanted
+            await asyncio.sleep(min(left, _WISH_SECONDS if self._pair is None else _LOOK_SECONDS))
+
+    async def _renew(self, wanted: Subject) -> bool:
+        log.v(2).info("Rotating certificates", certificate=self._what)
+        async with TaskScope() as scope:
+            attempt = scope.start(self._attempt(wanted), name=f"{self._what} certificate")
+            change = scope.start(self._until_other(wanted), name=f"names of the {self._what} certificate")
+            await asyncio.wait([attempt, change], return_when=asyncio.FIRST_COMPLETED)
+        return not attempt.cancelled() and attempt.result()
+
+    async def _attempt(self, wanted: Subject) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            pair = await self._obtain(wanted)
+        except (KubeError, MakingError, StoreError, OSError) as err:
+            if self._metrics is not None:
+                self._metrics.failed()
+            self._complaints.failed(err, loop.time())
+            return False
+        self._complaints.succeeded(loop.time())
+        log.info("Certificate renewed", certificate=self._what, expires=pair.life.ends.isoformat())
+        if self._pair is not None and self._metrics is not None:
+            self._metrics.replaced((self._clock() - self._pair.life.begins).total_seconds())
+        self._take(pair)
+        return True
+
+    async def _until_other(self, wanted: Subject) -> None:
+        while True:
+            await asyncio.sleep(_WISH_SECONDS)
+            if self._wanted() != wanted:
+                log.v(2).info("Certificate names changed, rotating", certificate=self._what)
+                return
+
+    def _take(self, pair: StoredPair | None) -> None:
+        if pair is None or pair == self._pair:
+            return
+        self._pair = pair
+        self._fraction = EARLIEST + (LATEST - EARLIEST) * self._chance()
+        for listener in self._listeners:
+            listener()
+
+    def _seconds_valid(self) -> float:
+        pair = self.current()
+        return math.inf if pair is None else math.trunc((pair.life.ends - self._clock()).total_seconds())

@@ -1,0 +1,104 @@
+"""Under which addresses the cluster finds the node.
+
+`--node-ip` wins; else the node's own name is looked up, in case someone gave it an address of this
+machine on purpose; else the machine's default address stands for it. With an external cloud provider
+the cloud has the last word: what it wrote stays, and before that only what was asked for is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable, Sequence
+
+from pykubelet.api.node import NodeAddress
+from pykubelet.host.addresses import (
+    IPAddress,
+    NodeIPError,
+    choose_host_address,
+    node_ip_problem,
+    parse_address,
+    read_default_routes,
+)
+from pykubelet.host.interfaces import Interface, read_interfaces
+from pykubelet.node.settings import NodeSettings
+
+PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"
+"""The annotation that tells an external cloud provider what `--node-ip` says."""
+
+LOOKUP_SECONDS = 5.0
+
+
+def named_ips(settings: NodeSettings) -> tuple[IPAddress, ...]:
+    """Give the addresses that `--node-ip` names; 0.0.0.0 and :: name only a family."""
+    return tuple(ip for ip in settings.ips if not ip.is_unspecified)
+
+
+def needs_own_address(settings: NodeSettings) -> bool:
+    """Whether an address has to be found, since none was given."""
+    if named_ips(settings) or parse_address(settings.hostname) is not None:
+        return False
+    return bool(settings.ips) or not settings.external_cloud
+
+
+def provided_ip(settings: NodeSettings) -> str:
+    """Give what the annotation for the external cloud provider says; empty: it must not be there."""
+    return ",".join(map(str, named_ips(settings))) if settings.external_cloud else ""
+
+
+def next_addresses(
+    old: Sequence[NodeAddress], settings: NodeSettings, own: IPAddress | None
+) -> list[NodeAddress]:
+    """Give the node's addresses; `own` is what `find_own_address` found, if it had to.
+
+    Without any, the old ones stay.
+    """
+    if settings.external_cloud and old:
+        return list(old)
+    hostname = NodeAddress(type="Hostname", address=settings.hostname)
+    if settings.external_cloud and not settings.ips:
+        return [hostname]
+    ips: Sequence[IPAddress] = named_ips(settings)
+    if not ips:
+        found = parse_address(settings.hostname) or own
+        ips = [found] if found is not None else []
+    return [*(NodeAddress(type="InternalIP", address=str(ip)) for ip in ips), hostname] if ips else list(old)
+
+
+def choose_looked_up(
+    found: Iterable[IPAddress], interfaces: list[Interface], prefer: int
+) -> IPAddress | None:
+    """Choose among the addresses of the node's name: this machine's, the preferred family first."""
+    usable = [ip for ip in found if node_ip_problem(ip, interfaces) is None]
+    return next((ip for ip in usable if ip.version == prefer), usable[0] if usable else None)
+
+
+async def find_own_address(settings: NodeSettings) -> IPAddress:
+    """Find the address that stands for this machine; raises NodeIPError when it has none."""
+    prefer = settings.ips[0].version if settings.ips else 4
+    interfaces = read_interfaces()
+    looked_up = await _look_up(settings.name)
+    return choose_looked_up(looked_up, interfaces, prefer) or choose_host_address(
+        interfaces, read_default_routes(), prefer
+    )
+
+
+def check_named(settings: NodeSettings) -> None:
+    """Make sure that what `--node-ip` names is still this machine's; raises NodeIPError."""
+    ips = named_ips(settings)
+    interfaces = read_interfaces() if ips else []
+    for ip in ips:
+        if problem := node_ip_problem(ip, interfaces):
+            raise NodeIPError(problem)
+
+
+async def _look_up(name: str) -> list[IPAddress]:
+    loop = asyncio.get_running_loop()
+    try:
+        # A resolver that hangs must not hold up the node's status.
+        async with asyncio.timeout(LOOKUP_SECONDS):
+            found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, TimeoutError):
+        return []
+    parsed = (parse_address(str(entry[4][0])) for entry in found)
+    return list(dict.fromkeys(ip for ip in parsed if ip is not None))

@@ -1,0 +1,71 @@
+"""What the node has and can do beside running pods: its images, its runtime's handlers, its features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pykubelet.api.node import (
+    ContainerImage,
+    NodeFeatures,
+    NodeRuntimeHandler,
+    NodeRuntimeHandlerFeatures,
+)
+from pykubelet.config.gates import FeatureGates
+from pykubelet.cri import runtime_pb2 as pb
+
+NAMES_PER_IMAGE = 5
+
+_DECLARED = (
+    "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+)
+_HOST_NETWORK_USERS = "UserNamespacesHostNetworkSupport"
+
+
+def image_list(images: Iterable[pb.Image], most: int) -> list[ContainerImage]:
+    """List images for the node's status, the largest first; `most` below zero: all of them."""
+    # By id where the sizes are equal, so that the list does not change without a reason.
+    ordered = sorted(images, key=lambda image: (image.size, image.id), reverse=True)
+    return [
+        ContainerImage(
+            names=[*image.repo_digests, *image.repo_tags][:NAMES_PER_IMAGE] or None, size_bytes=image.size
+        )
+        for image in (ordered if most < 0 else ordered[:most])
+    ]
+
+
+def runtime_handlers(status: pb.StatusResponse | None, gates: FeatureGates) -> list[NodeRuntimeHandler]:
+    """List the runtime's handlers by name, with what each can do."""
+    if status is None or not (
+        gates.enabled("RecursiveReadOnlyMounts") or gates.enabled("UserNamespacesSupport")
+    ):
+        return []
+    return [
+        NodeRuntimeHandler(
+            name=handler.name,
+            features=NodeRuntimeHandlerFeatures(
+                recursive_read_only_mounts=handler.features.recursive_read_only_mounts,
+                user_namespaces=handler.features.user_namespaces,
+            ),
+        )
+        for handler in sorted(status.runtime_handlers, key=lambda handler: handler.name)
+    ]
+
+
+def runtime_features(status: pb.StatusResponse | None, gates: FeatureGates) -> NodeFeatures | None:
+    """Give what the runtime can do whatever the handler; None when it does not say."""
+    if status is None or not status.HasField("features") or not gates.enabled("SupplementalGroupsPolicy"):
+        return None
+    return NodeFeatures(supplemental_groups_policy=status.features.supplemental_groups_policy)
+
+
+def declared_features(status: pb.StatusResponse | None, gates: FeatureGates) -> list[str]:
+    """List the features that the scheduler has to know of before it sends pods that use them."""
+    if not gates.enabled("NodeDeclaredFeatures"):
+        return []
+    declared = [name for name in _DECLARED if gates.enabled(name)]
+    if gates.enabled(_HOST_NETWORK_USERS) and status is not None:
+        declared += [_HOST_NETWORK_USERS] if status.features.user_namespaces_host_network else []
+    return declared

@@ -1,0 +1,73 @@
+"""The node's own object as the API server has it, kept up to date by a watch.
+
+Every status that the agent writes comes back through the watch, so only identity, labels and spec are
+read here; the status stays as the server wrote it until somebody wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from pykubelet.api.meta import ObjectMeta, ObjectStruct
+from pykubelet.api.node import Node, NodeSpec, NodeStatus
+from pykubelet.kube.object_copy import Update
+from pykubelet.kube.reflector import Reflector, Source
+from pykubelet.kube.resources import Resource, read_object
+
+
+class KnownNode(ObjectStruct):
+    """The node as it was last seen."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: msgspec.Raw = msgspec.Raw(b"{}")
+    """Not read yet: `whole()` does."""
+
+    def whole(self) -> Node:
+        """Give the node with its status; raises ValueError when that cannot be read."""
+        return Node(
+            metadata=self.metadata, spec=self.spec, status=read_object(NodeStatus, bytes(self.status))
+        )
+
+
+KNOWN_NODES = Resource(KnownNode, "Node", "nodes", namespaced=False)
+
+Listener = Callable[[KnownNode | None], None]
+
+
+class NodeInformer:
+    """Watches one node; `node` is None while there is none, or none was seen yet."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._listeners: list[Listener] = []
+        self._reflector = Reflector(
+            source, KNOWN_NODES, self._updated, field_selector=f"metadata.name={name}"
+        )
+        self.node: KnownNode | None = None
+
+    @property
+    def has_synced(self) -> bool:
+        """Whether the API server was asked with success since the start."""
+        return self._reflector.has_synced
+
+    async def synced(self) -> None:
+        """Wait until the API server was asked with success."""
+        await self._reflector.synced()
+
+    def listen(self, listener: Listener) -> None:
+        """Call this with the node at each change of it, and with None when it is deleted."""
+        self._listeners.append(listener)
+
+    async def run(self) -> NoReturn:
+        """Watch until cancelled."""
+        await self._reflector.run()
+
+    async def _updated(self, update: Update[KnownNode]) -> None:
+        if not update.changed and not update.removed:
+            return
+        self.node = next(iter(self._reflector.objects.values()), None)
+        for listener in self._listeners:
+            listener(self.node)

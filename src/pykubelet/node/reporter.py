@@ -1,0 +1,91 @@
+"""The node in its cluster: registers it, reports its status, keeps its lease, follows its object.
+
+    health = RuntimeHealth(cri.runtime.status)
+    state = RuntimeState(health.status)
+    reporter = NodeReporter(clients, node_settings(...), node_sources(...), record)
+    scope.start(reporter.run(), name="node")
+
+A node without an API server has none of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+from pykubelet.api.meta import now
+from pykubelet.api.node import Node
+from pykubelet.kube.clients import Clients
+from pykubelet.node.informer import KnownNode, NodeInformer
+from pykubelet.node.lease_loop import LeaseLoop
+from pykubelet.node.node_events import NodeEvents, Record
+from pykubelet.node.registration import blank_node, register
+from pykubelet.node.settings import NodeSettings
+from pykubelet.node.sources import NodeSources, Observer
+from pykubelet.node.status import next_node
+from pykubelet.node.status_loop import StatusLoop
+from pykubelet.tasks import TaskScope
+
+
+class NodeReporter:
+    """Speaks for one node; `informer` shows its object to everyone else."""
+
+    def __init__(
+        self, clients: Clients, settings: NodeSettings, sources: NodeSources, record: Record
+    ) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._sources = sources
+        self._observer = Observer(sources, settings)
+        self._events = NodeEvents(record, settings.name)
+        close_all = clients.heartbeats.transport.close_all
+        self._status = StatusLoop(
+            clients.heartbeats, settings, sources, self._observer, self._events, close_all
+        )
+        self._lease = LeaseLoop(clients.heartbeats, settings, lambda: self._status.node_uid, close_all)
+        self._registered = asyncio.Event()
+        self.informer = NodeInformer(clients.objects, settings.name)
+        self.informer.listen(self._seen)
+        sources.health.listen(self.wake)
+
+    async def registered(self) -> None:
+        """Wait until the API server has the node."""
+        await self._registered.wait()
+
+    def wake(self) -> None:
+        """Report at once: something about the node has changed. Cheap, and never waits."""
+        self._status.wake()
+
+    async def run(self) -> NoReturn:
+        """Speak for the node until cancelled."""
+        self._events.starting()
+        async with TaskScope() as tasks:
+            tasks.start(self.informer.run(), name="node-informer")
+            # Also before the registration is done: the node may have been there for long.
+            tasks.start(self._lease.run(), name="node-lease")
+            if self._settings.register:
+                await self._observer.refresh()
+                node = await register(
+                    self._clients.objects,
+                    self._settings,
+                    self._initial,
+                    reset_extended=self._sources.reset_extended,
+                )
+                self._status.registered(node)
+                self._lease.wake()
+                self._registered.set()
+            await self._status.run()
+
+    async def _initial(self) -> Node:
+        blank = blank_node(self._settings, self._sources.machine.architecture)
+        node, transitions = next_node(blank, await self._observer.facts(), self._settings, now())
+        self._events.transitions(transitions)
+        return node
+
+    def _seen(self, node: KnownNode | None) -> None:
+        before = self._status.node_uid
+        self._status.seen(node)
+        if node is not None:
+            self._registered.set()
+            if node.metadata.uid != before:
+                self._lease.wake()

@@ -1,0 +1,74 @@
+"""What flags and configuration say about the node's place in the cluster, in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pykubelet.api.node import Taint
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.types import Taint as ConfiguredTaint
+from pykubelet.host.addresses import IPAddress, parse_node_ip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """How the node presents itself; times in seconds."""
+
+    name: str
+    hostname: str
+    """What the node's Hostname address and label say."""
+    ips: tuple[IPAddress, ...] = ()
+    """What `--node-ip` says: none, one (perhaps unspecified, for its family only), or a pair."""
+    external_cloud: bool = False
+    """A cloud's own controller completes the node: its addresses, zone and instance type."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    schedulable: bool = True
+    provider_id: str = ""
+    attach_detach: bool = True
+    """The cluster's controller attaches volumes, not the agent."""
+    register: bool = True
+    port: int = 10250
+    max_images: int = 50
+    update_seconds: float = 10.0
+    report_seconds: float = 300.0
+    lease_seconds: int = 40
+    config: KubeletConfiguration = field(default_factory=KubeletConfiguration)
+    """For what is reserved, and how many pods fit."""
+    ignore_eviction: bool = False
+    gates: FeatureGates = field(default_factory=FeatureGates)
+
+
+def node_settings(
+    flags: KubeletFlags, config: KubeletConfiguration, gates: FeatureGates, name: str
+) -> NodeSettings:
+    """Collect the settings of the node called `name`; raises NodeIPError for a bad `--node-ip`."""
+    return NodeSettings(
+        name=name,
+        hostname=name,
+        ips=parse_node_ip(flags.node_ip).addresses,
+        external_cloud=flags.cloud_provider == "external",
+        labels=flags.node_labels,
+        taints=tuple(map(_taint, config.register_with_taints)),
+        schedulable=flags.register_schedulable,
+        provider_id=config.provider_id,
+        attach_detach=config.enable_controller_attach_detach,
+        register=config.register_node,
+        port=config.port,
+        max_images=config.node_status_max_images,
+        update_seconds=config.node_status_update_frequency.seconds,
+        report_seconds=config.node_status_report_frequency.seconds,
+        lease_seconds=config.node_lease_duration_seconds,
+        config=config,
+        ignore_eviction=flags.experimental_allocatable_ignore_eviction,
+        gates=gates,
+    )
+
+
+def _taint(given: ConfiguredTaint) -> Taint:
+    added = datetime.fromisoformat(given.time_added) if given.time_added else None
+    return Taint(key=given.key, value=given.value, effect=given.effect, time_added=added)

@@ -1,0 +1,195 @@
+"""Reporting the node: computed often, sent when it differs, and now and then in any case.
+
+A round compares what is true with what the API server has and sends the differences; when nothing but
+heartbeat times differs, only every five minutes. In the beginning, until the node is ready for the
+first time, the runtime is looked at ten times a second, because pods wait for it. Whoever knows of a
+change rings (`wake`), and a round is made at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import datetime
+from typing import NoReturn
+
+import pykubelet.api.meta
+from pykubelet.api.node import Node
+from pykubelet.kube.errors import KubeError, NotFound, Unreachable
+from pykubelet.kube.resources import NODES
+from pykubelet.kube.retrying import Complaints
+from pykubelet.logs import get_logger
+from pykubelet.node.beats import Bell, stretched
+from pykubelet.node.conditions import is_ready
+from pykubelet.node.informer import KnownNode
+from pykubelet.node.lease_loop import TRIES, WORTH_ANOTHER_TRY, CloseConnections
+from pykubelet.node.node_events import NodeEvents
+from pykubelet.node.pod_cidr import PodCidr
+from pykubelet.node.registration import NodeStore
+from pykubelet.node.settings import NodeSettings
+from pykubelet.node.sources import NodeSources, Observer
+from pykubelet.node.status import has_changed, next_node, node_patch
+
+log = get_logger(__name__)
+
+FAST_SECONDS = 0.1
+FAST_RETRY_SECONDS = 1.0
+FAST_FOR_SECONDS = 120.0
+"""How long to wait in a hurry for the node to become ready."""
+SHORTEST_SECONDS = 1.0
+"""Rounds that somebody rang for are at least so far apart."""
+
+
+class StatusLoop:
+    """Keeps the status of one node true."""
+
+    def __init__(
+        self,
+        store: NodeStore,
+        settings: NodeSettings,
+        sources: NodeSources,
+        observer: Observer,
+        events: NodeEvents,
+        close_connections: CloseConnections,
+        *,
+        clock: Callable[[], datetime] = pykubelet.api.meta.now,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._sources = sources
+        self._observer = observer
+        self._events = events
+        self._close_connections = close_connections
+        self._clock = clock
+        self._chance = chance
+        self._bell = Bell()
+        self._pod_cidr = PodCidr(sources.tell_pod_cidr)
+        self._complaints = Complaints(log, "Failed to update the node's status", node=settings.name)
+        self._seen: KnownNode | None = None
+        self._latest: Node | None = None
+        self._next_report = 0.0
+        self._reported = False
+
+    @property
+    def node_uid(self) -> str:
+        """The node's uid; empty while the API server has none."""
+        known = self._latest or self._seen
+        return known.metadata.uid if known is not None else ""
+
+    def wake(self) -> None:
+        """Make a round at once: something about the node has changed."""
+        self._bell.ring()
+
+    def seen(self, node: KnownNode | None) -> None:
+        """Take the node as the watch shows it; None: it is gone."""
+        self._seen = node
+        if node is None:
+            self._latest = None
+            log.warning(
+                "The Node object was deleted: restart the agent to register the node again",
+                node=self._settings.name,
+            )
+        elif self._latest is None or not _is_as_new(self._latest, node):
+            self.wake()
+
+    def registered(self, node: Node) -> None:
+        """Take the node as the API server answered."""
+        self._latest = node
+
+    async def run(self) -> NoReturn:
+        """Report until cancelled."""
+        await self._hurry()
+        clock = asyncio.get_running_loop().time
+        while True:
+            begin = clock()
+            if await self.round():
+                if await self._bell.sleep(stretched(self._settings.update_seconds, self._chance)):
+                    await asyncio.sleep(max(0.0, begin + SHORTEST_SECONDS - clock()))
+            else:
+                await self._store.pause(self._settings.update_seconds)
+
+    async def round(self) -> bool:
+        """Bring the API server up to date, in a few tries; says whether that went well."""
+        clock = asyncio.get_running_loop().time
+        for number in range(TRIES):
+            try:
+                await self._update(ask=number > 0)
+            except NotFound as err:
+                self._latest = None
+                self._complaints.failed(err, clock())
+                return False
+            except KubeError as err:
+                self._complaints.failed(err, clock())
+                if not isinstance(err, WORTH_ANOTHER_TRY):
+                    return False
+                if number > 0 and isinstance(err, Unreachable):
+                    await self._close_connections()
+            else:
+                self._complaints.succeeded(clock())
+                return True
+        return False
+
+    async def _hurry(self) -> None:
+        """Look at the runtime in short steps until the node is ready, or for two minutes."""
+        clock = asyncio.get_running_loop().time
+        end, due = clock() + FAST_FOR_SECONDS, clock()
+        while clock() < end:
+            if not self._observer.problems() or clock() >= due:
+                if not await self.round():
+                    await self._store.pause(FAST_RETRY_SECONDS)
+                elif self._latest is not None and is_ready(self._latest.status.conditions):
+                    return
+                due = clock() + self._settings.update_seconds
+            await asyncio.sleep(FAST_SECONDS)
+            await self._observer.refresh()
+        log.error(None, "Node not becoming ready in time after startup", node=self._settings.name)
+
+    async def _update(self, *, ask: bool) -> None:
+        old = None if ask else self._freshest()
+        if old is None:
+            old = self._latest = await self._store.get(NODES, self._settings.name)
+        await self._pod_cidr.follow(old.spec.pod_cidrs)
+        new, transitions = next_node(old, await self._observer.facts(), self._settings, self._clock())
+        self._events.transitions(transitions)
+        self._events.booted(old.status.node_info.boot_id, new.status.node_info.boot_id)
+        self._events.schedulable(not old.spec.unschedulable)
+        changed = has_changed(old, new)
+        now = asyncio.get_running_loop().time()
+        if changed or now >= self._next_report:
+            patch = node_patch(old, new)
+            self._latest = await self._store.patch(NODES, self._settings.name, patch, subresource="status")
+            self._schedule(changed, now)
+        self._sources.volumes_reported(new.status.volumes_in_use)
+
+    def _schedule(self, changed: bool, now: float) -> None:
+        """Set the time of the next report that is due without a change.
+
+        After a change at a random one, since a whole cluster may have changed at once; from then on
+        at even distances.
+        """
+        frequency = self._settings.report_seconds
+        shift = self._chance() - 0.5 if changed or not self._reported else 0.0
+        self._next_report, self._reported = now + frequency * (1 + shift), True
+
+    def _freshest(self) -> Node | None:
+        """Give the node as last heard of, by the watch or in an answer; None when it has to be asked for."""
+        seen = self._seen
+        if seen is not None and (self._latest is None or not _is_as_new(self._latest, seen)):
+            try:
+                self._latest = seen.whole()
+            except ValueError as err:
+                log.v(2).info("The node's status as watched cannot be read, asking for it", err=err)
+                return None
+        return self._latest
+
+
+def _is_as_new(node: Node, seen: KnownNode) -> bool:
+    """Whether an answer is at least as new as what the watch shows."""
+    if node.metadata.uid != seen.metadata.uid:
+        return False
+    try:
+        return int(node.metadata.resource_version) >= int(seen.metadata.resource_version)
+    except ValueError:
+        return node.metadata.resource_version == seen.metadata.resource_version

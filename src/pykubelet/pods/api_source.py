@@ -1,0 +1,66 @@
+"""Pods from the API server: those that were bound to this node, watched.
+
+The third source beside files and URLs, and like them it always gives its full set. It says nothing
+until the first complete list is there, so that an API server that is away at the agent's start
+takes no pod away; and once it has spoken, an API server that is away changes nothing.
+
+- The list begins when the node itself has been read (`ready`), as whoever admits pods needs it.
+- A pod that cannot be read is a problem, not a deletion: its last good form stays, and of one that
+  was never readable at least the name is known (`unreadable`), so that what runs of it is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Set
+from typing import NoReturn
+
+from pykubelet.api.pod import Pod
+from pykubelet.config.errors import Problem
+from pykubelet.kube.object_copy import Update
+from pykubelet.kube.reflector import Reflector, Source
+from pykubelet.kube.resources import PODS
+from pykubelet.logs import get_logger
+from pykubelet.pods.file_source import Emit
+
+log = get_logger(__name__)
+
+
+class ApiSource:
+    """Watches the pods of one node and emits them, after the first list and after every change.
+
+    `ready` is awaited before the first request.
+    """
+
+    name = "api"
+
+    def __init__(
+        self,
+        source: Source,
+        node_name: str,
+        emit: Emit,
+        *,
+        ready: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._emit = emit
+        self._ready = ready
+        self._reflector = Reflector(source, PODS, self._take, field_selector=f"spec.nodeName={node_name}")
+
+    @property
+    def unreadable(self) -> Set[str]:
+        """Names (`namespace/name`) of pods that the API server has and that could not be read."""
+        return {f"{namespace}/{name}" for namespace, name in self._reflector.unreadable}
+
+    async def run(self) -> NoReturn:
+        """Watch until cancelled."""
+        if self._ready is not None:
+            log.info("Waiting for node sync before watching apiserver pods")
+            await self._ready()
+        log.info("Watching apiserver")
+        await self._reflector.run()
+
+    async def _take(self, _: Update[Pod]) -> None:
+        problems = [
+            Problem(f"{namespace}/{name}", f"cannot be read: {why}")
+            for (namespace, name), why in self._reflector.unreadable.items()
+        ]
+        self._emit(self.name, list(self._reflector.objects.values()), problems)

@@ -1,0 +1,146 @@
+"""Connections of clients: accepted one by one, begun with the TLS of the moment, and never too many.
+
+Strangers can open connections, too, so there is a bound: at the bound, whoever has been idle longest (or
+has not finished the TLS handshake) makes room for the new one, and connections with a request under way
+are left alone. A client that does not finish its handshake, or sends nothing, is closed after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from pykubelet.logs import get_logger
+from pykubelet.server.tls import NoCertificate
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+MOST_CONNECTIONS = 1000
+IDLE_SECONDS = 90.0
+"""A connection without a (whole) request is closed after this time."""
+HANDSHAKE_SECONDS = 10.0
+MOST_LINE_BYTES = 1024 * 1024
+"""Of the request line: commands to run in containers stand there."""
+MOST_HEADER_BYTES = 32 * 1024
+MOST_HEADERS = 100
+
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_SECONDS = 0.1
+_CLOSE_SECONDS = 5.0
+# Two seconds for answers under way: the agent must stop within five.
+_SHUTDOWN_SECONDS = 2.0
+
+Context = Callable[[], ssl.SSLContext]
+"""Gives the TLS for a connection that begins now; raises NoCertificate."""
+
+
+@asynccontextmanager
+async def app_runner(app: web.Application) -> AsyncIterator[web.Server]:
+    """Make the server of an application; leaving ends what is under way, with two seconds of grace."""
+    # What clients do wrong is answered, not logged; what handlers do wrong is logged by whoever calls them.
+    silent = logging.Logger("silent", logging.CRITICAL + 1)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=IDLE_SECONDS,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+        lingering_time=1.0,
+        logger=silent,
+        max_line_size=MOST_LINE_BYTES,
+        max_field_size=MOST_HEADER_BYTES,
+        max_headers=MOST_HEADERS,
+        handler_cancellation=True,
+    )
+    await runner.setup()
+    assert runner.server is not None
+    try:
+        yield runner.server
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def serve_connections(
+    server: web.Server,
+    listener: socket.socket,
+    context: Context | None = None,
+    *,
+    most: int = MOST_CONNECTIONS,
+) -> AsyncIterator[None]:
+    """Accept clients on a listening socket while inside; with a `context` they must speak TLS."""
+    async with TaskScope() as scope:
+        scope.start(_Door(server, listener, context, scope, most).run(), name="accept")
+        yield
+
+
+class _Door:
+    def __init__(
+        self,
+        server: web.Server,
+        listener: socket.socket,
+        context: Context | None,
+        scope: TaskScope,
+        most: int,
+    ) -> None:
+        self._server = server
+        self._listener = listener
+        self._context = context
+        self._scope = scope
+        self._most = most
+        self._greeting: dict[asyncio.Task[None], None] = {}
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(self._listener)
+            except OSError as err:
+                if err.errno in _OUT_OF_FILES:
+                    log.error(err, "Failed to accept a connection")
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if not self._make_room():
+                client.close()
+                continue
+            task = self._scope.start(self._greet(client), name="greet")
+            self._greeting[task] = None
+            task.add_done_callback(lambda done: self._greeting.pop(done, None))
+
+    def _make_room(self) -> bool:
+        connections = self._server.connections
+        if len(connections) + len(self._greeting) < self._most:
+            return True
+        for connection in connections:
+            # aiohttp has no public word for "no request is being handled".
+            if connection._current_request is None:
+                connection.force_close()
+                return True
+        oldest = next(iter(self._greeting), None)
+        if oldest is not None:
+            oldest.cancel()
+        return oldest is not None
+
+    async def _greet(self, client: socket.socket) -> None:
+        try:
+            tls = self._context() if self._context is not None else None
+            options = (
+                {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _CLOSE_SECONDS}
+                if tls
+                else {}
+            )
+            await asyncio.get_running_loop().connect_accepted_socket(self._server, client, ssl=tls, **options)
+        except (NoCertificate, ssl.SSLError, OSError) as err:
+            log.v(4).info("A connection did not come about", err=err)
+            client.close()
+        except BaseException:
+            client.close()
+            raise

@@ -1,0 +1,93 @@
+"""What every request goes through before its handler: counted, path checked, sender known and allowed.
+
+Nothing reaches a handler of the secured server without having passed here, also no request for a path that
+does not exist: strangers do not learn which paths there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
+
+from pykubelet.logs import get_logger
+from pykubelet.server.attributes import wishes
+from pykubelet.server.authentication import Authenticator
+from pykubelet.server.authorization import Judge, Refused, authorize
+from pykubelet.server.identity import Shown, User
+from pykubelet.server.metrics import ServerMetrics, ServerType
+from pykubelet.server.openssl import peer_chain
+from pykubelet.server.paths import is_plain
+
+log = get_logger(__name__)
+
+USER: web.RequestKey[User] = web.RequestKey("user", User)
+"""Who sends a request, for its handler."""
+
+
+def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
+    """Count requests and turn what goes wrong into answers; the outermost layer."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
+        with metrics.request(request.method, request.path, server):
+            try:
+                if not is_plain(request.rel_url.raw_path):
+                    return plain_text(400, "Bad Request: the path is not plain\n")
+                answer: web.StreamResponse = await handler(request)
+                return answer
+            except Refused as refusal:
+                return plain_text(refusal.status, refusal.text)
+            except web.HTTPNotFound:
+                return plain_text(404, "404: Page Not Found")
+            except (web.HTTPException, ConnectionError):
+                raise
+            except Exception as err:  # the border between one request and the agent
+                log.error(err, "Failed to answer a request", method=request.method, path=request.path)
+                return plain_text(500, "Internal Server Error\n")
+
+    return middleware
+
+
+def guarded(authenticator: Authenticator, judge: Judge) -> Middleware:
+    """Let only those pass who may."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
+        user = await authenticator.user(shown_by(request))
+        if user is None:
+            raise Refused(401, "Unauthorized")
+        await authorize(judge, user, wishes(request.method, request.path))
+        request[USER] = user
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    return middleware
+
+
+def shown_by(request: web.Request) -> Shown:
+    """What a request shows of its sender."""
+    connection = request.get_extra_info("ssl_object")
+    chain = peer_chain(connection) if connection is not None else ()
+    subject = connection.getpeercert().get("subject", ()) if chain else ()
+    protocols = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, []) if is_websocket(request) else None
+    return Shown(chain, subject, request.headers.get(hdrs.AUTHORIZATION, ""), protocols)
+
+
+def is_upgrade(request: web.BaseRequest) -> bool:
+    """Whether the client wants to speak another protocol on this connection."""
+    tokens = ",".join(request.headers.getall(hdrs.CONNECTION, [])).lower().split(",")
+    return "upgrade" in (token.strip() for token in tokens) and hdrs.UPGRADE in request.headers
+
+
+def is_websocket(request: web.BaseRequest) -> bool:
+    """Whether the client wants to speak WebSocket."""
+    return is_upgrade(request) and request.headers[hdrs.UPGRADE].lower() == "websocket"
+
+
+def plain_text(status: int, text: str) -> web.Response:
+    """An answer for people."""
+    answer = web.Response(status=status, text=text)
+    answer.headers["X-Content-Type-Options"] = "nosniff"
+    return answer

@@ -1,0 +1,134 @@
+"""The engine's side towards an API server: pods from it, statuses and mirrors to it.
+
+Everything that a node of a cluster does beyond a standalone one is behind `ClusterSide`; the engine
+tells it what changed and asks it before a pod's end is final. Nothing here ever stops a pod from
+running: with the API server away, statuses and mirrors wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Set
+from dataclasses import dataclass
+
+from pykubelet.api.pod import Pod
+from pykubelet.images.provider_accounts import PodAccounts
+from pykubelet.kube.client import ApiClient
+from pykubelet.pods.api_source import ApiSource
+from pykubelet.pods.file_source import Emit
+from pykubelet.pods.objects import PodObjects
+from pykubelet.pods.static import is_static_pod
+from pykubelet.pods.store import PodStore
+from pykubelet.sync.mirror_pods import MirrorPods, Wishes, fits
+from pykubelet.sync.status_sender import StatusSender
+from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import State
+from pykubelet.sync.workers import PodWorkers
+from pykubelet.tasks import TaskScope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterParts:
+    """What the engine needs of a cluster."""
+
+    client: ApiClient
+    """For objects, with the limit of `kubeAPIQPS`."""
+    node_uid: Callable[[], str]
+    """The uid of this node's object; empty as long as it is not registered."""
+    objects: PodObjects
+    handler_of: Callable[[Pod], Awaitable[str]]
+    """The runtime handler of a pod's RuntimeClass; raises ObjectError."""
+    services: Callable[[Pod], Mapping[str, str] | None]
+    """The variables by which a pod's containers find services; None while they are not known."""
+    accounts: PodAccounts | None = None
+    """The service accounts in whose name credential providers are asked."""
+    node_ready: Callable[[], Awaitable[None]] | None = None
+    """Waits until the node's object has been read; pods are listed only then."""
+
+
+class ClusterSide:
+    """The source, the sender and the mirrors of one node; `start` puts their tasks into a scope."""
+
+    def __init__(
+        self,
+        parts: ClusterParts,
+        node_name: str,
+        emit: Emit,
+        *,
+        store: PodStore,
+        statuses: StatusStore,
+        workers: PodWorkers,
+        all_reported: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._workers = workers
+        self._all_reported = all_reported
+        self._source = ApiSource(parts.client, node_name, emit, ready=parts.node_ready)
+        self._sender = StatusSender(parts.client, object_of=self._object_of, may_run=self._may_run)
+        self._mirrors = MirrorPods(
+            parts.client, store, node_name, wishes=self._wishes, node_uid=parts.node_uid
+        )
+        statuses.listen(self._sender.changed)
+
+    def start(self, scope: TaskScope) -> None:
+        """Begin to watch and to send."""
+        scope.start(self._source.run(), name="source-api")
+        scope.start(self._sender.run(), name="status-sender")
+        scope.start(self._mirrors.run(), name="mirror-pods")
+
+    @property
+    def unreadable(self) -> Set[str]:
+        """Names of pods that the API server wants here and that could not be read."""
+        return self._source.unreadable
+
+    # What the engine tells
+
+    def pod_changed(self, pod: Pod) -> None:
+        """Take note of a pod that came, changed or went, from any source."""
+        if is_static_pod(pod):
+            self._mirrors.wake()
+        else:
+            self._sender.seen(pod.uid)
+
+    def mirror_changed(self, mirror: Pod) -> None:
+        """Take note of a mirror pod that came, changed or went."""
+        self._mirrors.wake()
+        static = self._store.by_name(mirror.full_name)
+        if static is not None:
+            self._sender.seen(static.uid)
+
+    def stopped(self, uid: str) -> None:
+        """Take note that nothing of a pod runs any more: now it may be said that it has ended."""
+        self._sender.check(uid)
+
+    async def told(self, uid: str) -> None:
+        """Wait until the API server knows a pod's last status."""
+        await self._sender.told(uid)
+
+    async def remove(self, pod: Pod) -> None:
+        """Complete a pod's deletion in the API server; nothing of it may be left here."""
+        await self._sender.remove(pod)
+
+    def gone(self, uid: str) -> None:
+        """Forget a pod of which nothing is left."""
+        self._sender.forget(uid)
+        self._mirrors.wake()
+
+    # What its parts ask
+
+    def _object_of(self, uid: str) -> Pod | None:
+        """What the API server was last seen to have of a pod that runs here."""
+        pod = self._store.get(uid)
+        if pod is None or not is_static_pod(pod):
+            return pod
+        mirror = self._store.mirror_of(pod)
+        return mirror if mirror is not None and fits(mirror, pod) else None
+
+    def _may_run(self, uid: str) -> bool:
+        worker = self._workers.get(uid)
+        return worker is not None and worker.state in (State.SYNCING, State.TERMINATING)
+
+    def _wishes(self) -> Wishes | None:
+        if not self._all_reported():
+            return None
+        static = [pod for pod in self._store.pods() if is_static_pod(pod)]
+        return Wishes(static, self._workers.names())

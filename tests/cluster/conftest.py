@@ -1,0 +1,118 @@
+"""A real control plane for the session, namespaces and nodes of it for tests.
+
+Where its programs are not to be had (see `pykubelet.devcluster.programs`), the tests that want it
+skip and say why. The first session on a machine builds them, which takes minutes and is said.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pykubelet.devcluster.cluster import DevCluster, new_settings
+from pykubelet.devcluster.errors import DevClusterError, NotAvailable
+from pykubelet.devcluster.layout import Layout
+from pykubelet.devcluster.programs import Programs, find_programs
+from tests.cluster.node import ClusterNode, cluster_node, in_cluster
+from tests.cluster.plane import Plane, unique
+from tests.conftest import RunningRuntime, runtime_process
+from tests.engine.conftest import short_dir
+
+
+@pytest.fixture(scope="session")
+def programs(pytestconfig: pytest.Config) -> Programs:
+    """The control plane's programs."""
+    capturing = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capturing.global_and_fixture_disabled():
+            print(f"\n{text}", file=sys.stderr, flush=True)
+
+    try:
+        return find_programs(say)
+    except NotAvailable as err:
+        pytest.skip(str(err))
+
+
+@contextmanager
+def running_plane(programs: Programs, **changes: object) -> Iterator[Plane]:
+    """A control plane of one's own, for tests that must change its settings (see `Settings`)."""
+    try:
+        settings = new_settings()
+    except DevClusterError as err:
+        pytest.skip(str(err))
+    settings = msgspec.structs.replace(settings, audit=True, durable=False, **changes)
+    with tempfile.TemporaryDirectory(prefix="pykc-", dir="/tmp") as folder:
+        cluster = DevCluster(Layout.at(Path(folder)), settings, programs, owned=True)
+        cluster.prepare()
+        try:
+            cluster.start()
+            plane = Plane(cluster)
+            yield plane
+            plane.check()
+        finally:
+            cluster.stop(grace=0)
+
+
+@pytest.fixture(scope="session")
+def plane(programs: Programs) -> Iterator[Plane]:
+    """The session's control plane."""
+    with running_plane(programs) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(plane: Plane) -> Iterator[str]:
+    """A namespace of the test's own, in which pods can be created; it is deleted at the end."""
+    with fresh_namespace(plane) as name:
+        yield name
+
+
+@contextmanager
+def fresh_namespace(plane: Plane) -> Iterator[str]:
+    """A new namespace for the time of a block; its pods are gone from the API at the end."""
+    name = unique("t")
+    plane.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    try:
+        plane.wait_for("serviceaccount", "default", name)
+        plane.wait_for("configmap", "kube-root-ca.crt", name)
+        yield name
+    finally:
+        # First of all, or their owners would make them anew.
+        plane.delete("namespace", name)
+        # Without an agent nobody else would finish them, and the namespace would stay forever.
+        for pod in plane.items("pod", name):
+            plane.delete("pod", pod["metadata"]["name"], name, grace=0)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[RunningRuntime]:
+    """A private runtime that outlives the module's agents."""
+    with short_dir() as path, runtime_process(path) as started:
+        yield started
+
+
+@pytest.fixture
+def make_node(plane: Plane, runtime: RunningRuntime) -> Iterator[Callable[..., ClusterNode]]:
+    """Make nodes, not yet started, that are gone at the end: see `cluster_node` for the arguments.
+
+    One agent at a time may run: each takes everything in the runtime for its own.
+    """
+    with ExitStack() as stack:
+
+        def make(**arguments: Any) -> ClusterNode:
+            return stack.enter_context(in_cluster(cluster_node(plane, runtime, **arguments), start=False))
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def cluster_member(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
+    """The module's node, registered and Ready."""
+    with in_cluster(cluster_node(plane, runtime)) as node:
+        yield node

@@ -1,0 +1,304 @@
+"""The node's own objects on a real API server: allowed by the Node authorizer and NodeRestriction."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.host.interfaces import read_interfaces
+from pykubelet.kube import kubeconfig
+from pykubelet.kube.clients import Clients, Limits, make_clients
+from pykubelet.kube.errors import Forbidden
+from pykubelet.kube.event_recorder import EventRecorder, node_reference
+from pykubelet.kube.transport import Transport
+from pykubelet.node.amounts import machine_amounts
+from pykubelet.node.conditions import Pressures
+from pykubelet.node.registration import blank_node, try_register
+from pykubelet.node.reporter import NodeReporter
+from pykubelet.node.settings import NodeSettings
+from pykubelet.tasks import TaskScope
+from tests.cluster.plane import Document, Plane, unique
+from tests.node.making import FakeRuntime, runtime_status
+
+SECONDS = 60.0
+"""How long to wait at most: the cluster's own controllers take their time."""
+LIMITS = Limits(50, 100)
+
+
+class Reported:
+    """One node without pods, spoken for by a reporter of its own."""
+
+    def __init__(self, plane: Plane, name: str, tmp_path: Path) -> None:
+        self.plane = plane
+        self.name = name
+        self.runtime = FakeRuntime()
+        self.pressures = Pressures()
+        self.config = KubeletConfiguration(eviction_hard={"memory.available": "100Mi"})
+        self.capacity = machine_amounts(self.config, tmp_path)
+        self.reporter: NodeReporter | None = None
+
+    def settings(self, **changes: Any) -> NodeSettings:
+        given: dict[str, Any] = {"name": self.name, "hostname": self.name, "config": self.config}
+        return NodeSettings(**given | changes)
+
+    @contextlib.asynccontextmanager
+    async def running(self, **changes: Any) -> AsyncIterator[NodeReporter]:
+        async with clients(self.plane.node_kubeconfig(self.name)) as made, TaskScope() as scope:
+            recorder = EventRecorder(made.events, self.name)
+            about = node_reference(self.name)
+            sources = self.runtime.sources(capacity=self.capacity, pressures=lambda: self.pressures)
+            reporter = NodeReporter(
+                made,
+                self.settings(**changes),
+                sources,
+                lambda kind, reason, message: recorder.record(about, kind, reason, message),
+            )
+            scope.start(recorder.run(), name="events")
+            scope.start(self.poll(), name="poll")
+            scope.start(reporter.run(), name="node")
+            self.reporter = reporter
+            yield reporter
+            assert await recorder.flush(SECONDS)
+
+    async def poll(self) -> None:
+        while True:
+            await self.runtime.health.status()
+            await asyncio.sleep(1)
+
+    async def wait(self, what: str, fits: Callable[[Document], object]) -> Document:
+        return await asyncio.to_thread(self.plane.wait_for, "node", self.name, "", fits, SECONDS)
+
+    async def ready(self) -> Document:
+        return await self.wait("to be ready", lambda node: condition(node, "Ready")["status"] == "True")
+
+    async def lease(self) -> Document:
+        return await asyncio.to_thread(
+            self.plane.wait_for, "lease", self.name, "kube-node-lease", lambda _: True, SECONDS
+        )
+
+    def reasons(self) -> list[str]:
+        return [event["reason"] for event in self.plane.events("default", self.name)]
+
+
+@contextlib.asynccontextmanager
+async def clients(path: Path) -> AsyncIterator[Clients]:
+    access = kubeconfig.load(path, lambda file: dict(yaml.safe_load(file.read_text())))
+    async with Transport(access) as transport:
+        yield make_clients(transport, objects=LIMITS, events=LIMITS, lease_seconds=40, status_seconds=10)
+
+
+@pytest.fixture
+def reported(plane: Plane, tmp_path: Path) -> Iterator[Reported]:
+    node = Reported(plane, unique("rep"), tmp_path)
+    yield node
+    plane.delete("node", node.name)
+    plane.delete("lease", node.name, "kube-node-lease")
+
+
+def condition(node: Document, kind: str) -> Document:
+    found = node.get("status", {}).get("conditions", [])
+    return next((item for item in found if item["type"] == kind), {"status": "missing"})
+
+
+def taints(node: Document) -> set[str]:
+    return {taint["key"] for taint in node["spec"].get("taints", [])}
+
+
+async def test_registers_reports_and_lives(reported: Reported) -> None:
+    reported.runtime.answer = runtime_status(network=False)
+    mark = reported.plane.audit_mark()
+    async with reported.running(labels={"role": "web"}, provider_id="test:///1") as reporter:
+        node = await reported.wait("to exist", lambda node: condition(node, "Ready")["status"] == "False")
+        assert condition(node, "Ready")["message"].startswith("container runtime network not ready: Network")
+        reported.runtime.answer = runtime_status()
+        node = await reported.ready()
+        assert node["metadata"]["labels"]["role"] == "web"
+        assert node["metadata"]["annotations"]["volumes.kubernetes.io/controller-managed-attach-detach"]
+        assert node["spec"]["providerID"] == "test:///1"
+        assert [address["type"] for address in node["status"]["addresses"]] == ["InternalIP", "Hostname"]
+        assert node["status"]["allocatable"].keys() == node["status"]["capacity"].keys()
+        assert node["status"]["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
+        assert node["status"]["images"][1] == {"names": None, "sizeBytes": 203899579}
+        kinds = [item["type"] for item in node["status"]["conditions"]]
+        assert kinds == ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"]
+        lease = await reported.lease()
+        assert lease["metadata"]["ownerReferences"] == [
+            {"apiVersion": "v1", "kind": "Node", "name": reported.name, "uid": node["metadata"]["uid"]}
+        ]
+        # The node lifecycle controller sees that the node is ready.
+        await reported.wait("to be untainted", lambda node: not taints(node))
+        await reporter.informer.synced()
+        seen = reporter.informer.node
+        assert seen is not None
+        assert seen.metadata.labels["role"] == "web"
+    assert reported.reasons() == [
+        "Starting",
+        "NodeHasSufficientMemory",
+        "NodeHasNoDiskPressure",
+        "NodeHasSufficientPID",
+        "NodeReady",
+        # The node controller's own.
+        *[reason for reason in reported.reasons() if reason == "RegisteredNode"],
+    ] or set(reported.reasons()) >= {"Starting", "NodeReady", "NodeHasSufficientPID"}
+    writes = reported.plane.writes(f"system:node:{reported.name}", mark)
+    on_node = [event["verb"] for event in writes if event["objectRef"]["resource"] == "nodes"]
+    assert on_node[0] == "create"
+    assert len(on_node) <= 5, "a status is written when it differs, and not otherwise"
+    assert {event["responseStatus"]["code"] for event in writes} <= {200, 201}
+
+
+async def test_a_change_on_a_real_server(reported: Reported) -> None:
+    """What the server makes of our patches is what we meant."""
+    plane = reported.plane
+    async with reported.running():
+        await reported.ready()
+        added = {"type": "NetworkUnavailable", "status": "False", "reason": "RouteCreated"}
+        plane.request(
+            "PATCH",
+            f"/api/v1/nodes/{reported.name}/status",
+            {"status": {"conditions": [added], "capacity": {"example.com/dongle": "4"}}},
+            content_type="application/strategic-merge-patch+json",
+        )
+        node = await reported.wait(
+            "the dongle", lambda node: node["status"]["allocatable"].get("example.com/dongle") == "4"
+        )
+        assert condition(node, "NetworkUnavailable")["reason"] == "RouteCreated"
+        reported.pressures = Pressures(memory=True)
+        assert reported.reporter is not None
+        reported.reporter.wake()
+        # The cluster acts upon it.
+        await reported.wait("a taint", lambda node: "node.kubernetes.io/memory-pressure" in taints(node))
+        node = plane.get("node", reported.name)
+        assert condition(node, "MemoryPressure")["reason"] == "KubeletHasInsufficientMemory"
+        assert condition(node, "NetworkUnavailable")["reason"] == "RouteCreated"
+        assert len(node["status"]["conditions"]) == 5
+        plane.patch("node", reported.name, "", {"spec": {"unschedulable": True}})
+        await asyncio.to_thread(
+            plane.wait, "the event", lambda: "NodeNotSchedulable" in reported.reasons(), SECONDS
+        )
+
+
+async def test_comes_back(reported: Reported) -> None:
+    plane = reported.plane
+    async with reported.running(labels={"role": "web"}, taints=()):
+        before = await reported.ready()
+        await reported.lease()
+    plane.patch(
+        "node", reported.name, "", {"metadata": {"labels": {"kubernetes.io/arch": "z80", "my": "own"}}}
+    )
+    ours = [ip for interface in read_interfaces() for ip in interface.addresses if ip.version == 4]
+    usable = [ip for ip in ours if not ip.is_loopback and not ip.is_link_local]
+    external = {"external_cloud": True, "ips": (usable[0],)} if usable else {"external_cloud": True}
+    async with reported.running(attach_detach=False, **external):
+        node = await reported.wait(
+            "to be corrected", lambda node: node["metadata"]["labels"]["kubernetes.io/arch"] != "z80"
+        )
+        assert node["metadata"]["uid"] == before["metadata"]["uid"]
+        assert node["metadata"]["labels"]["my"] == "own"
+        annotation = "volumes.kubernetes.io/controller-managed-attach-detach"
+        assert annotation not in node["metadata"].get("annotations", {})
+        if usable:
+            await reported.wait(
+                "to tell its address",
+                lambda node: (
+                    node["metadata"]["annotations"].get("alpha.kubernetes.io/provided-node-ip")
+                    == str(usable[0])
+                ),
+            )
+        assert node["status"]["addresses"] == before["status"]["addresses"]
+    async with reported.running(hostname="another"):
+        node = await reported.wait(
+            "another name", lambda node: node["status"]["addresses"][-1]["address"] == "another"
+        )
+        assert node["metadata"]["labels"]["kubernetes.io/hostname"] == "another"
+        assert "alpha.kubernetes.io/provided-node-ip" not in node["metadata"]["annotations"]
+        assert [address["type"] for address in node["status"]["addresses"]] == ["InternalIP", "Hostname"]
+
+
+async def test_a_deleted_node_stays_deleted_until_the_agent_starts_again(reported: Reported) -> None:
+    plane = reported.plane
+    async with reported.running(update_seconds=1.0, lease_seconds=4):
+        before = await reported.ready()
+        await reported.lease()
+        await asyncio.to_thread(plane.delete, "node", reported.name)
+        await asyncio.to_thread(plane.wait_gone, "lease", reported.name, "kube-node-lease", SECONDS)
+        assert plane.find("node", reported.name) is None
+        reporter = reported.reporter
+        assert reporter is not None
+        await asyncio.to_thread(plane.wait, "the watch", lambda: reporter.informer.node is None, SECONDS)
+    async with reported.running(lease_seconds=4):
+        node = await reported.ready()
+        assert node["metadata"]["uid"] != before["metadata"]["uid"]
+        lease = await reported.lease()
+        assert lease["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
+
+
+async def test_born_with_taints(reported: Reported) -> None:
+    async with reported.running(schedulable=False, external_cloud=True):
+        node = await reported.ready()
+        assert node["spec"]["unschedulable"] is True
+        assert taints(node) >= {
+            "node.kubernetes.io/unschedulable",
+            "node.cloudprovider.kubernetes.io/uninitialized",
+        }
+        assert [address["type"] for address in node["status"]["addresses"]] == ["Hostname"]
+        # With the field set, the cluster leaves the taint alone.
+        await reported.wait(
+            "to be untainted", lambda node: "node.kubernetes.io/not-ready" not in taints(node)
+        )
+        assert "node.kubernetes.io/unschedulable" in taints(plane_node(reported))
+
+
+def plane_node(reported: Reported) -> Document:
+    return reported.plane.get("node", reported.name)
+
+
+async def test_dual_stack(reported: Reported) -> None:
+    """Two addresses of one type, which a merge by type would lose."""
+    found = {ip.version: ip for interface in read_interfaces() for ip in interface.addresses if _fits(ip)}
+    if len(found) < 2:
+        pytest.skip("this machine has no address of one of the families")
+    async with reported.running():
+        await reported.ready()
+    async with reported.running(ips=(found[6], found[4])):
+        node = await reported.wait("two addresses", lambda node: len(node["status"]["addresses"]) == 3)
+        assert [ip_address(address["address"]) for address in node["status"]["addresses"][:2]] == [
+            found[6],
+            found[4],
+        ]
+
+
+def _fits(ip: Any) -> bool:
+    return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified)
+
+
+async def test_without_permission(plane: Plane, reported: Reported) -> None:
+    async with clients(plane.user_kubeconfig("somebody")) as made:
+        ours = blank_node(reported.settings(), "amd64")
+        with pytest.raises(Forbidden, match=r'resources: \["nodes"\], verbs: \["create"\]'):
+            await try_register(made.objects, ours, reported.settings(), reset_extended=False)
+
+
+async def test_the_server_goes_away_and_comes_back(reported: Reported) -> None:
+    plane = reported.plane
+    async with reported.running(update_seconds=1.0, lease_seconds=4):
+        await reported.ready()
+        before = await reported.lease()
+        with plane.without_server():
+            reported.pressures = Pressures(disk=True)
+            await asyncio.sleep(3)
+        await reported.wait("the pressure", lambda node: condition(node, "DiskPressure")["status"] == "True")
+        await asyncio.to_thread(
+            plane.wait_for,
+            "lease",
+            reported.name,
+            "kube-node-lease",
+            lambda lease: lease["spec"]["renewTime"] > before["spec"]["renewTime"],
+            SECONDS,
+        )

@@ -1,0 +1,30 @@
+"""The reference kubelet as a node of the test cluster: what our tests expect of ours is possible there."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.node import ClusterNode, cluster_node, in_cluster, reference_traces
+from tests.cluster.plane import Plane
+from tests.conftest import RunningRuntime
+
+pytestmark = pytest.mark.machine
+
+
+@pytest.fixture
+def node(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
+    if plane.reference_kubelet is None:
+        pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
+    made = cluster_node(plane, runtime, program=plane.reference_kubelet)
+    with reference_traces(), in_cluster(made) as started:
+        yield started
+
+
+def test_a_pod_on_a_node_of_the_reference(plane: Plane, namespace: str, node: ClusterNode) -> None:
+    pod = node.create_pod(namespace, script="echo hello; trap 'exit 0' TERM; sleep 3600 & wait $!")
+    running = node.wait_pod_ready(pod)
+    assert running["status"]["hostIP"] == plane.cluster.settings.address
+    # The API server asks the kubelet, which asks the API server who that is and whether it may.
+    name = pod["metadata"]["name"]
+    plane.wait("its log", lambda: plane.kubectl("logs", name, "-n", namespace, check=False) == "hello\n")
+    node.delete_pod(pod)

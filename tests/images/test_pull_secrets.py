@@ -1,0 +1,74 @@
+"""A pod's pull secrets, from their names to a pull."""
+
+import base64
+import json
+
+import pytest
+
+from pykubelet.api.core import Secret
+from pykubelet.api.pod import NamedRef, Pod
+from pykubelet.images.credentials import secrets_keyring
+from pykubelet.images.keyring import Credentials
+from pykubelet.images.pull_secrets import pull_secrets
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.objects import NoObjects, ObjectMissing
+from tests.images.fakes import a_pod
+
+REGISTRY = "registry.example.com"
+
+
+def login(user: str) -> dict[str, dict[str, str]]:
+    return {REGISTRY: {"auth": base64.b64encode(f"{user}:hunter2".encode()).decode()}}
+
+
+SECRETS = {
+    "new": Secret(
+        type="kubernetes.io/dockerconfigjson",
+        data={".dockerconfigjson": json.dumps({"auths": login("new")}).encode()},
+    ),
+    "old": Secret(type="kubernetes.io/dockercfg", data={".dockercfg": json.dumps(login("old")).encode()}),
+    "other": Secret(type="Opaque", data={"password": b"hunter2"}),
+}
+
+
+class Secrets(NoObjects):
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        if name not in SECRETS:
+            raise ObjectMissing(f'secret "{name}" not found')
+        return SECRETS[name]
+
+
+def pulling(*names: str) -> Pod:
+    pod = a_pod(f"{REGISTRY}/app:1")
+    pod.spec.image_pull_secrets = [NamedRef(name=name) for name in names]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("names", "users"),
+    [
+        ((), []),
+        (("new",), ["new"]),
+        (("old", "new"), ["old", "new"]),
+        (("other", "", "new"), ["new"]),
+    ],
+)
+async def test_logins_in_the_pods_order(names: tuple[str, ...], users: list[str]) -> None:
+    journal, pod = Journal(), pulling(*names)
+    secrets = await pull_secrets(pod, Secrets(), journal)
+    found = secrets_keyring(secrets).lookup(f"{REGISTRY}/app")
+    assert found == [Credentials(user, "hunter2") for user in users]
+    assert journal.events(pod.uid) == []
+    assert "hunter2" not in repr(secrets)
+
+
+async def test_those_that_cannot_be_had_are_told_and_passed_over() -> None:
+    journal, pod = Journal(), pulling("absent", "new", "gone")
+    secrets = await pull_secrets(pod, Secrets(), journal)
+    assert [secret.name for secret in secrets] == ["new"]
+    (event,) = journal.events(pod.uid)
+    assert (event.kind, event.reason, event.where) == ("Warning", "FailedToRetrieveImagePullSecret", "")
+    assert event.message == (
+        "Unable to retrieve some image pull secrets (absent, gone); "
+        "attempting to pull the image may not succeed."
+    )

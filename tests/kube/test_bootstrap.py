@@ -1,0 +1,326 @@
+"""From bootstrap credentials to a kubeconfig of the node's own, with every interruption."""
+
+import asyncio
+import base64
+import shutil
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pykubelet.config.kubeconfig_file import load_kubeconfig
+from pykubelet.kube.access import Access
+from pykubelet.kube.bootstrap import ensure_client_config, kubeconfig_problem, write_kubeconfig
+from pykubelet.kube.errors import KubeconfigError
+from pykubelet.kube.resources import NODES
+from tests.kube.certs import Authority, Pair
+from tests.kube.conftest import Opener
+from tests.kube.servers import Server, answer, refuse, server_context, serving
+from tests.kube.signing import PATH, Document, Signing
+
+NODE = {"metadata": {"name": "one"}}
+
+
+@pytest.fixture
+async def signing(server: Server, authority: Authority) -> Signing:
+    server.default = answer(NODE)
+    return Signing(server, authority)
+
+
+class Node:
+    """The files of a node that is to be bootstrapped."""
+
+    def __init__(self, folder: Path, server: Server, authority: Authority) -> None:
+        self.kubeconfig = folder / "kubeconfig"
+        self.bootstrap = folder / "bootstrap-kubeconfig"
+        self.pki = folder / "pki"
+        self.pending = self.pki / "kubelet-client.key.tmp"
+        self.current = self.pki / "kubelet-client-current.pem"
+        self._authority = authority
+        self.write(self.bootstrap, server, token="b00tstrap")
+
+    def write(self, path: Path, server: Server, **user: str) -> None:
+        cluster = {"server": server.url, "certificate-authority": str(self._authority.certificate)}
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "users": [{"name": "u", "user": user}],
+                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                    "current-context": "x",
+                }
+            )
+        )
+
+    async def ensure(self, **options: Any) -> Access:
+        return await asyncio.wait_for(
+            ensure_client_config(
+                self.kubeconfig, self.bootstrap, self.pki, "one", load_kubeconfig, **options
+            ),
+            30,
+        )
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.pki.iterdir() if not path.name.startswith("kubelet-client-2")}
+
+
+@pytest.fixture
+def node(tmp_path: Path, server: Server, authority: Authority) -> Node:
+    return Node(tmp_path, server, authority)
+
+
+async def test_bootstrap(node: Node, signing: Signing, server: Server, opened: Opener) -> None:
+    access = await node.ensure()
+    await opened(access).get(NODES, "one")
+    assert server.seen[-1].subject == "system:node:one"
+    assert server.seen[-1].header("Authorization") == ""
+    assert server.seen[0].header("Authorization") == "Bearer b00tstrap"
+    assert [name[:9] for name in signing.requests] == ["node-csr-"]
+    assert node.files == {"kubelet-client-current.pem"}
+    assert stat.S_IMODE(node.kubeconfig.stat().st_mode) == 0o600
+    # The next start uses it and asks nobody.
+    count, written = len(server.seen), node.kubeconfig.stat()
+    assert await node.ensure() == access
+    assert len(server.seen) == count
+    assert node.kubeconfig.stat() == written
+
+
+def test_the_kubeconfig_is_the_references(tmp_path: Path) -> None:
+    path, pair = tmp_path / "kubeconfig", tmp_path / "kubelet-client-current.pem"
+    write_kubeconfig(path, Access("https://10.0.0.1:6443", ca=b"ca", token="secret"), pair)
+    assert (
+        path.read_text()
+        == f"""\
+apiVersion: v1
+clusters:
+- cluster:
+    certificate-authority-data: {base64.b64encode(b"ca").decode()}
+    server: https://10.0.0.1:6443
+  name: default-cluster
+contexts:
+- context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+  name: default-context
+current-context: default-context
+kind: Config
+users:
+- name: default-auth
+  user:
+    client-certificate: {pair}
+    client-key: {pair}
+"""
+    )
+    reached = Access(
+        "https://api/x", ca=tmp_path / "ca", tls_server_name="n", proxy="http://p:1", compression=False
+    )
+    write_kubeconfig(path, reached, pair)
+    found = load_kubeconfig(path)
+    assert found.certificate == found.key == pair
+    assert (found.server, found.ca, found.tls_server_name) == (reached.server, reached.ca, "n")
+    assert (found.proxy, found.compression) == ("http://p:1", False)
+
+
+async def test_without_bootstrap_credentials(node: Node, server: Server) -> None:
+    with pytest.raises(KubeconfigError, match="does not exist"):
+        await ensure_client_config(node.kubeconfig, None, node.pki, "one", load_kubeconfig)
+    node.write(node.kubeconfig, server, token="t")
+    assert (await ensure_client_config(node.kubeconfig, None, node.pki, "one", load_kubeconfig)).token == "t"
+    node.kubeconfig.unlink()
+    node.bootstrap.unlink()
+    with pytest.raises(KubeconfigError, match="bootstrap-kubeconfig: does not exist"):
+        await node.ensure()
+
+
+Change = Callable[[Node, Server, Authority], None]
+
+
+def inline(node: Node, server: Server, pair: Pair) -> None:
+    texts = {
+        "client-certificate-data": base64.b64encode(pair.certificate.read_bytes()).decode(),
+        "client-key-data": base64.b64encode(pair.key.read_bytes()).decode(),
+    }
+    node.write(node.kubeconfig, server, **texts)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda n, s, a: None, "does not exist"),
+        (lambda n, s, a: n.kubeconfig.write_text("{"), "kubeconfig"),
+        (lambda n, s, a: n.kubeconfig.write_text("a: b"), "current-context"),
+        (lambda n, s, a: n.write(n.kubeconfig, s, token="t"), "no client certificate"),
+        (lambda n, s, a: inline(n, s, a.sign("/CN=x", begins=-7200, ends=-60)), "expired at 20"),
+        (
+            lambda n, s, a: n.write(n.kubeconfig, s, **{"client-certificate": "none", "client-key": "none"}),
+            "none cannot be read: No such file",
+        ),
+        (
+            lambda n, s, a: n.write(
+                n.kubeconfig, s, **{"client-certificate-data": "eA==", "client-key-data": "eA=="}
+            ),
+            "not a certificate and a key",
+        ),
+        (lambda n, s, a: inline(n, s, a.sign("/CN=x")), None),
+        # A clock that is late is no reason to throw a certificate away.
+        (lambda n, s, a: inline(n, s, a.sign("/CN=x", begins=3600, ends=7200)), None),
+    ],
+)
+async def test_when_a_bootstrap_is_needed(
+    node: Node, server: Server, authority: Authority, signing: Signing, change: Change, words: str | None
+) -> None:
+    change(node, server, authority)
+    problem = kubeconfig_problem(node.kubeconfig, load_kubeconfig, datetime.now(UTC))
+    assert (problem is None) == (words is None)
+    assert (words or "") in (problem or "")
+    access = await node.ensure()
+    assert len(signing.requests) == (0 if words is None else 1)
+    assert (access.certificate == node.current) == (words is not None)
+
+
+async def test_the_api_server_comes_late(
+    tmp_path: Path, authority: Authority, server_pair: Pair, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = server_context(authority, server_pair)
+    async with serving(context) as gone:
+        pass
+    node = Node(tmp_path, gone, authority)
+    ensuring = asyncio.ensure_future(node.ensure())
+    while "Failed to get a client certificate" not in capfd.readouterr().err:
+        await asyncio.sleep(0.05)
+    assert node.files == {"kubelet-client.key.tmp"}
+    assert not node.kubeconfig.exists()
+    async with serving(server_context(authority, server_pair), gone.port) as back:
+        signing = Signing(back, authority)
+        await ensuring
+        assert len(signing.requests) == 1
+    assert "Works again" in capfd.readouterr().err
+
+
+async def test_refused_credentials_are_asked_again(
+    node: Node, signing: Signing, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A bootstrap token that has expired, until somebody writes a new one into the file."""
+    server.say(*[refuse(401, "Unauthorized", "Unauthorized")] * 2)
+    ensuring = asyncio.ensure_future(node.ensure())
+    while "the token or certificate of the kubeconfig's user is not accepted" not in capfd.readouterr().err:
+        await asyncio.sleep(0.05)
+    node.write(node.bootstrap, server, token="new")
+    await ensuring
+    assert server.seen[-1].header("Authorization") == "Bearer new"
+
+
+async def test_denied_then_approved(node: Node, signing: Signing) -> None:
+    def decide(request: Document) -> None:
+        if len(signing.requests) == 1:
+            signing.condition(request, "Denied", "Policy", "not this one")
+        else:
+            signing.issue(request)
+
+    signing.decide = decide
+    await node.ensure()
+    first, second = signing.requests
+    assert signing.text(first) != signing.text(second)
+    assert node.files == {"kubelet-client-current.pem"}
+
+
+async def test_stopped_while_it_waits(node: Node, signing: Signing, server: Server) -> None:
+    signing.decide = lambda _: None
+    for _ in range(2):
+        count = sum("watch" in seen.query for seen in server.seen)
+        async with running(node.ensure):
+            while sum("watch" in seen.query for seen in server.seen) == count:
+                await asyncio.sleep(0.01)
+    assert node.files == {"kubelet-client.key.tmp"}
+    assert stat.S_IMODE(node.pending.stat().st_mode) == 0o600
+    (request,) = signing.requests.values()
+    signing.issue(request)
+    await node.ensure()
+    assert len(signing.requests) == 1
+    assert node.files == {"kubelet-client-current.pem"}
+
+
+async def test_stopped_before_the_kubeconfig_is_written(
+    node: Node, signing: Signing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate is there: nobody is asked again."""
+    with monkeypatch.context() as patched:
+
+        def stopped(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr("pykubelet.kube.bootstrap.write_kubeconfig", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            await asyncio.get_running_loop().create_task(suppressed(node.ensure))
+    assert not node.kubeconfig.exists()
+    await node.ensure()
+    assert len(signing.requests) == 1
+
+
+async def suppressed(work: Callable[[], Awaitable[object]]) -> None:
+    await work()
+
+
+async def test_a_broken_key_of_an_earlier_attempt(node: Node, signing: Signing) -> None:
+    node.pki.mkdir()
+    node.pending.write_bytes(b"-----BEGIN EC PRIVATE KEY-----\n\xff")
+    await node.ensure()
+    assert node.files == {"kubelet-client-current.pem"}
+
+
+async def test_a_full_disk_keeps_the_request(
+    node: Node, signing: Signing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.ensure()
+    before = node.current.resolve()
+    node.kubeconfig.unlink()
+    later = datetime.now(UTC) + timedelta(hours=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "symlink_to", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        async with running(lambda: node.ensure(clock=lambda: later)):
+            while len(signing.requests) < 2 or not node.pending.exists():
+                await asyncio.sleep(0.01)
+            signing.decide = lambda _: None
+            await asyncio.sleep(0.3)
+    assert node.pending.exists()
+    assert node.current.resolve() == before
+
+
+async def test_an_expired_certificate_and_bootstrap_credentials(
+    node: Node, signing: Signing, server: Server
+) -> None:
+    await node.ensure()
+    old = node.current.resolve()
+    # The same second would be the same file.
+    kept = node.pki / "kubelet-client-2020-01-01-00-00-00.pem"
+    shutil.move(old, kept)
+    node.current.unlink()
+    node.current.symlink_to(kept)
+    signing.decide = lambda request: signing.issue(request, ends=3 * 3600)
+    later = datetime.now(UTC) + timedelta(hours=2)
+    access = await node.ensure(clock=lambda: later)
+    assert access.certificate == node.current
+    assert node.current.resolve() != kept
+    assert len(signing.requests) == 2
+    assert {seen.header("Authorization") for seen in server.seen if seen.path.startswith(PATH)} == {
+        "Bearer b00tstrap"
+    }
+
+
+@asynccontextmanager
+async def running(work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Let something run, then stop it."""
+    task = asyncio.ensure_future(work())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,265 @@
+"""Requests for certificates, decided by a scripted cluster that signs for real."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pykubelet.api.csr import CLIENT_SIGNER, SERVING_SIGNER, CertificateSigningRequest
+from pykubelet.api.meta import from_document
+from pykubelet.kube import certificate_making
+from pykubelet.kube.certificate_making import Draft, MakingError, draft_request, self_signed
+from pykubelet.kube.certificates import Subject, certificates, read_request, subject
+from pykubelet.kube.client import ApiClient
+from pykubelet.kube.csr import NotIssued, RequestRefused, outcome, request_certificate, request_name, usages
+from pykubelet.kube.errors import Forbidden
+from pykubelet.kube.tls import check_identity
+from tests.kube.certs import Authority
+from tests.kube.servers import Server, refuse, reset
+from tests.kube.signing import Signing
+
+NODE = Subject("system:node:one", ("system:nodes",))
+KEY = """-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEIAvtCayjeXfV71uqOiqNxruvRAry1NPaZtKN1DKbiQbgoAoGCCqGSM49
+AwEHoUQDQgAEs9KNZBV/xO5j/8qFEicwkO0055ZRWD8zNCAdg+t2nXsUXYz83H8/
+n+JulPLyGv3vQujAw4yb8mpi4D9P5bL7EA==
+-----END EC PRIVATE KEY-----
+"""
+# Computed in Go, for this key, node `one` and the usages of an elliptic key.
+NAME = "node-csr-6hHP7x8NYuB9NakagVX05y8y4FrYeixpZBOnDpAEz1Q"
+
+
+@pytest.fixture
+async def signing(server: Server, authority: Authority) -> Signing:
+    return Signing(server, authority)
+
+
+async def ask(client: ApiClient, draft: Draft, **options: Any) -> bytes:
+    options = {"seconds": 20, **options}
+    return await request_certificate(client, draft, CLIENT_SIGNER, datetime.now(UTC), **options)
+
+
+# Making keys.
+
+
+async def test_a_key_is_made_or_kept() -> None:
+    draft = await draft_request(NODE, KEY)
+    assert draft.key == KEY
+    assert not draft.rsa
+    assert request_name(draft, usages(CLIENT_SIGNER, False)) == NAME
+    other = await draft_request(NODE, "nonsense")
+    assert other.key != KEY
+    assert other.key.startswith("-----BEGIN EC PRIVATE KEY-----\n")
+    assert KEY.splitlines()[1] not in repr(draft)
+    assert read_request(other.request.encode())[0] == NODE
+    assert read_request(other.request.encode())[1] != read_request(draft.request.encode())[1]
+
+
+async def test_an_rsa_key_is_kept_too() -> None:
+    process = await asyncio.create_subprocess_exec(
+        "openssl",
+        "genrsa",
+        "-traditional",
+        "2048",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    key = (await process.communicate())[0].decode()
+    draft = await draft_request(NODE, key)
+    assert (draft.key, draft.rsa) == (key, True)
+    assert usages(SERVING_SIGNER, draft.rsa) == ["digital signature", "server auth", "key encipherment"]
+
+
+async def test_long_names_and_impossible_ones() -> None:
+    long = dataclasses.replace(NODE, common_name="system:node:" + "n" * 250)
+    assert read_request((await draft_request(long)).request.encode())[0] == long
+    with pytest.raises(MakingError, match=r"no key could be made: .*A-label") as caught:
+        await draft_request(dataclasses.replace(NODE, dns=("münchen",)))
+    assert "\n" not in str(caught.value)
+
+
+async def test_self_signed() -> None:
+    made = await self_signed("n" * 63, dns=["n" * 63], ips=["10.0.0.1", "fd00::1"])
+    check_identity((made.certificate + made.key).encode())
+    leaf, issuer = certificates(made.certificate.encode())
+    assert subject(leaf).ips == ("10.0.0.1", "fd00::1")
+    assert subject(leaf).dns == ("n" * 63,)
+    assert subject(issuer).common_name.startswith("n" * 40 + "-ca@")
+
+
+async def test_the_library_stays_out_of_the_agent() -> None:
+    """It would cost the agent ten megabytes for good."""
+    code = (
+        "import asyncio, sys\n"
+        "import pykubelet.kube.certificate_serving, pykubelet.kube.rotation_client\n"
+        "from pykubelet.kube.certificate_making import self_signed\n"
+        "asyncio.run(self_signed('x', dns=['x']))\n"
+        "print([name for name in sys.modules if name.startswith('cryptography')])\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert (await process.communicate())[0].decode().strip() == "[]"
+
+
+async def test_making_is_bounded_and_cancellable(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\necho $$ > $0.pid\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    making = asyncio.ensure_future(draft_request(NODE))
+    pid = tmp_path / "python.pid"
+    while not pid.exists() or not pid.read_text():
+        await asyncio.sleep(0.01)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    monkeypatch.setattr(certificate_making, "_SECONDS", 0.1)
+    with pytest.raises(MakingError, match=r"within 0.1 s"):
+        await draft_request(NODE)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    with pytest.raises(MakingError, match="cannot be run, No such file"):
+        await draft_request(NODE)
+
+
+# What became of a request.
+
+
+def request_document(certificate: str = "", uid: str = "u", **conditions: str) -> CertificateSigningRequest:
+    return from_document(
+        CertificateSigningRequest,
+        {
+            "metadata": {"name": "csr-x", "uid": uid},
+            "status": {
+                "certificate": certificate,
+                "conditions": [
+                    {"type": kind, "status": "True", "reason": "R", "message": message}
+                    for kind, message in conditions.items()
+                ],
+            },
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (request_document(), None),
+        (request_document(Approved="ok"), None),
+        (request_document("eA==", Approved="ok"), b"x"),
+        (request_document("eA=="), None),
+        (request_document(Denied="no"), "csr-x was denied: R: no"),
+        (request_document("eA==", Approved="ok", Failed="broken"), "csr-x failed: R: broken"),
+        (request_document("eA==", uid="other", Approved="ok"), "csr-x was replaced by another"),
+    ],
+)
+def test_outcomes(request_: CertificateSigningRequest, expected: Any) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(RequestRefused, match=expected):
+            outcome(request_, "u")
+    else:
+        assert outcome(request_, "u") == expected
+
+
+async def test_issued(signing: Signing, client: ApiClient, server: Server) -> None:
+    draft = await draft_request(dataclasses.replace(NODE, ips=("10.0.0.1",)))
+    issued = await ask(client, draft)
+    check_identity(issued + draft.key.encode())
+    assert subject(certificates(issued)[0]).ips == ("10.0.0.1",)
+    ((name, request),) = signing.requests.items()
+    assert name.startswith("csr-")
+    spec = request["spec"]
+    assert (spec["signerName"], spec["usages"]) == (CLIENT_SIGNER, ["digital signature", "client auth"])
+    assert "expirationSeconds" not in spec
+    assert server.seen[0].json["kind"] == "CertificateSigningRequest"
+
+
+async def test_issued_late_and_through_faults(signing: Signing, client: ApiClient, server: Server) -> None:
+    signing.decide = lambda _: None
+    draft = await draft_request(NODE, KEY)
+    asking = asyncio.ensure_future(ask(client, draft, name=NAME))
+    while not any("watch" in seen.query for seen in server.seen):
+        await asyncio.sleep(0.01)
+    server.say(reset, refuse(500, "InternalError"))
+    # The watch breaks with all connections; it is taken up again.
+    await client.transport.close_all()
+    signing.condition(signing.requests[NAME], "Approved")
+    while len([seen for seen in server.seen if "watch" in seen.query]) < 2:
+        await asyncio.sleep(0.01)
+    assert not asking.done()
+    signing.issue(signing.requests[NAME])
+    check_identity(await asking + KEY.encode())
+    assert [seen.method for seen in server.seen].count("POST") == 1
+
+
+@pytest.mark.parametrize("what", ["Denied", "Failed", "deleted"])
+async def test_refused(signing: Signing, client: ApiClient, what: str) -> None:
+    def decide(request: dict[str, Any]) -> None:
+        if what == "deleted":
+            signing.remove(request["metadata"]["name"])
+        else:
+            signing.condition(request, what, "Because", "of this")
+
+    signing.decide = decide
+    words = {"Denied": "was denied: Because: of this", "Failed": "failed: Because", "deleted": "was deleted"}
+    with pytest.raises(RequestRefused, match=words[what]):
+        await ask(client, await draft_request(NODE))
+
+
+async def test_nobody_decides(signing: Signing, client: ApiClient) -> None:
+    signing.decide = lambda _: None
+    with pytest.raises(NotIssued, match="kubectl certificate approve"):
+        await ask(client, await draft_request(NODE), seconds=0.3)
+
+
+async def test_forbidden(server: Server, client: ApiClient) -> None:
+    server.default = refuse(403, "Forbidden", "no")
+    with pytest.raises(Forbidden, match="permission to create certificatesigningrequests is missing"):
+        await ask(client, await draft_request(NODE))
+
+
+async def test_a_request_is_found_again(signing: Signing, client: ApiClient) -> None:
+    draft = await draft_request(NODE, KEY)
+    first = await ask(client, draft, name=NAME)
+    # Another signature over the same: still the same request.
+    again = await draft_request(NODE, KEY)
+    assert again.request != draft.request
+    assert await ask(client, again, name=NAME) == first
+    assert len(signing.requests) == 1
+
+
+async def test_a_request_of_somebody_else(signing: Signing, client: ApiClient) -> None:
+    draft = await draft_request(NODE, KEY)
+    await ask(client, draft, name=NAME)
+    for strange in (
+        await draft_request(NODE),
+        await draft_request(dataclasses.replace(NODE, common_name="x"), KEY),
+    ):
+        with pytest.raises(RequestRefused, match="asks for something else"):
+            await ask(client, strange, name=NAME)
+    signing.requests[NAME]["spec"]["signerName"] = SERVING_SIGNER
+    with pytest.raises(RequestRefused, match="asks for something else"):
+        await ask(client, draft, name=NAME)
+
+
+async def test_a_request_whose_certificate_has_expired(signing: Signing, client: ApiClient) -> None:
+    signing.decide = lambda request: signing.issue(request, begins=-7200, ends=-3600)
+    draft = await draft_request(NODE, KEY)
+    await ask(client, draft, name=NAME)
+    with pytest.raises(RequestRefused, match="its certificate has expired"):
+        await ask(client, draft, name=NAME)
+
+
+async def test_a_certificate_that_is_none(signing: Signing, client: ApiClient) -> None:
+    def decide(request: dict[str, Any]) -> None:
+        request["status"] = {"certificate": "eA==", "conditions": [{"type": "Approved", "status": "True"}]}
+        signing.changed("MODIFIED", json.loads(json.dumps(request)))
+
+    signing.decide = decide
+    with pytest.raises(RequestRefused, match="answered without a certificate"):
+        await ask(client, await draft_request(NODE))

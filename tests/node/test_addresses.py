@@ -1,0 +1,140 @@
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from pykubelet.api.node import NodeAddress
+from pykubelet.host.addresses import NodeIPError
+from pykubelet.host.interfaces import Interface, read_interfaces
+from pykubelet.node.addresses import (
+    check_named,
+    choose_looked_up,
+    find_own_address,
+    needs_own_address,
+    next_addresses,
+    provided_ip,
+)
+from tests.node.making import settings
+
+HOSTNAME = ("Hostname", "vm")
+OWN = ip_address("192.0.2.7")
+
+
+def given_ips(*texts: str) -> tuple[Any, ...]:
+    return tuple(map(ip_address, texts))
+
+
+@pytest.mark.parametrize(
+    ("ips", "external", "hostname", "old", "addresses", "needs"),
+    [
+        pytest.param((), False, "vm", [], [("InternalIP", "192.0.2.7"), HOSTNAME], True, id="default"),
+        pytest.param(
+            ("192.0.2.2",), False, "vm", [], [("InternalIP", "192.0.2.2"), HOSTNAME], False, id="given"
+        ),
+        pytest.param(
+            ("2001:db8::2", "192.0.2.2"),
+            False,
+            "vm",
+            [],
+            [("InternalIP", "2001:db8::2"), ("InternalIP", "192.0.2.2"), HOSTNAME],
+            False,
+            id="dual stack",
+        ),
+        pytest.param(("::",), False, "vm", [], [("InternalIP", "192.0.2.7"), HOSTNAME], True, id="family"),
+        pytest.param(
+            (),
+            False,
+            "10.0.0.1",
+            [],
+            [("InternalIP", "10.0.0.1"), ("Hostname", "10.0.0.1")],
+            False,
+            id="ip name",
+        ),
+        pytest.param((), True, "vm", [], [HOSTNAME], False, id="cloud, nothing given"),
+        pytest.param(
+            ("192.0.2.2",), True, "vm", [], [("InternalIP", "192.0.2.2"), HOSTNAME], False, id="cloud, given"
+        ),
+        pytest.param(
+            ("0.0.0.0",), True, "vm", [], [("InternalIP", "192.0.2.7"), HOSTNAME], True, id="cloud, family"
+        ),
+        pytest.param(
+            ("192.0.2.2",),
+            True,
+            "vm",
+            [("ExternalIP", "9.9.9.9")],
+            [("ExternalIP", "9.9.9.9")],
+            False,
+            id="cloud's",
+        ),
+        pytest.param(
+            ("192.0.2.2",),
+            False,
+            "vm",
+            [("ExternalIP", "9.9.9.9")],
+            [("InternalIP", "192.0.2.2"), HOSTNAME],
+            False,
+            id="no cloud any more",
+        ),
+    ],
+)
+def test_addresses(
+    ips: tuple[str, ...],
+    external: bool,
+    hostname: str,
+    old: list[tuple[str, str]],
+    addresses: list[tuple[str, str]],
+    needs: bool,
+) -> None:
+    made = settings(ips=given_ips(*ips), external_cloud=external, hostname=hostname)
+    before = [NodeAddress(type=kind, address=address) for kind, address in old]
+    found = next_addresses(before, made, OWN if needs else None)
+    assert [(one.type, one.address) for one in found] == addresses
+    assert needs_own_address(made) == needs
+
+
+def test_nothing_found_keeps_the_old() -> None:
+    old = [NodeAddress(type="InternalIP", address="192.0.2.1")]
+    assert next_addresses(old, settings(ips=()), None) == old
+
+
+@pytest.mark.parametrize(
+    ("ips", "external", "told"),
+    [
+        (("192.0.2.2",), True, "192.0.2.2"),
+        (("192.0.2.2", "2001:db8::2"), True, "192.0.2.2,2001:db8::2"),
+        (("192.0.2.2",), False, ""),
+        (("::",), True, ""),
+        ((), True, ""),
+    ],
+)
+def test_what_the_cloud_is_told(ips: tuple[str, ...], external: bool, told: str) -> None:
+    assert provided_ip(settings(ips=given_ips(*ips), external_cloud=external)) == told
+
+
+@pytest.mark.parametrize(
+    ("found", "prefer", "chosen"),
+    [
+        (("192.0.2.2",), 4, "192.0.2.2"),
+        (("2001:db8::2", "192.0.2.2"), 4, "192.0.2.2"),
+        (("2001:db8::2", "192.0.2.2"), 6, "2001:db8::2"),
+        (("2001:db8::2",), 4, "2001:db8::2"),
+        (("127.0.1.1",), 4, None),
+        (("203.0.113.5",), 4, None),
+        ((), 4, None),
+    ],
+)
+def test_looked_up(found: tuple[str, ...], prefer: int, chosen: str | None) -> None:
+    interfaces = [Interface("eth0", addresses=list(given_ips("192.0.2.2", "2001:db8::2")))]
+    result = choose_looked_up(given_ips(*found), interfaces, prefer)
+    assert (str(result) if result else None) == chosen
+
+
+async def test_this_machine() -> None:
+    try:
+        found = await find_own_address(settings(ips=(), name="no-such-name.invalid"))
+    except NodeIPError as err:
+        pytest.skip(f"this machine has no address: {err}")
+    assert any(found in interface.addresses for interface in read_interfaces())
+    check_named(settings(ips=(found,)))
+    with pytest.raises(NodeIPError, match="not on an interface"):
+        check_named(settings(ips=given_ips("203.0.113.77")))

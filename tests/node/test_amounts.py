@@ -1,0 +1,103 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.meta import Resources
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.node.amounts import DeviceAmounts, is_extended, machine_amounts, next_amounts
+from pykubelet.resources.capacity import allocatable, pod_capacity
+from tests.node.making import amounts, settings
+
+
+def texts(resources: Resources) -> dict[str, str]:
+    return {name: str(amount) for name, amount in resources.items()}
+
+
+DONGLE = "example.com/dongle"
+MACHINE = amounts(cpu="4", memory="8Gi", pods="110")
+
+
+def one(name: str, text: str) -> Resources:
+    return {name: amounts(x=text)["x"]}
+
+
+@pytest.mark.parametrize(
+    ("resource", "extended"),
+    [
+        (DONGLE, True),
+        ("nvidia.com/gpu", True),
+        ("cpu", False),
+        ("hugepages-2Mi", False),
+        ("kubernetes.io/batch-cpu", False),
+        ("pod.alpha.kubernetes.io/opaque", False),
+        ("requests.example.com/x", False),
+        ("example.com/", False),
+    ],
+)
+def test_extended(resource: str, extended: bool) -> None:
+    assert is_extended(resource) == extended
+
+
+class TestNext:
+    def test_devices(self) -> None:
+        devices = DeviceAmounts(one(DONGLE, "4"), one(DONGLE, "3"), ["example.com/gone"])
+        capacity, left = next_amounts({}, {}, MACHINE, devices, settings(config=KubeletConfiguration()))
+        assert texts(capacity) == {**texts(MACHINE), DONGLE: "4", "example.com/gone": "0"}
+        assert texts(left) == {**texts(MACHINE), DONGLE: "3", "example.com/gone": "0"}
+
+    def test_others_stay_and_vanish_with_their_capacity(self) -> None:
+        config = settings(config=KubeletConfiguration())
+        capacity, left = next_amounts(one(DONGLE, "4"), one(DONGLE, "1"), MACHINE, DeviceAmounts(), config)
+        assert (str(capacity[DONGLE]), str(left[DONGLE])) == ("4", "4")
+        capacity, left = next_amounts({}, one(DONGLE, "1"), MACHINE, DeviceAmounts(), config)
+        assert DONGLE not in capacity
+        assert DONGLE not in left
+
+    def test_reservations(self) -> None:
+        config = KubeletConfiguration(
+            kube_reserved={"cpu": "500m", "memory": "1Gi", "example.com/dongle": "9"},
+            system_reserved={"ephemeral-storage": "1Gi"},
+            eviction_hard={"memory.available": "100Mi", "nodefs.available": "10%"},
+        )
+        machine = MACHINE | amounts(hugepages_2Mi="1Gi", ephemeral_storage="10Gi") | one(DONGLE, "2")
+        _, left = next_amounts({}, {}, machine, DeviceAmounts(), settings(config=config))
+        assert texts(left) == {
+            "cpu": "3500m",
+            "memory": "6044Mi",
+            "pods": "110",
+            "hugepages-2Mi": "1Gi",
+            # A tenth in single precision is a little more.
+            "ephemeral-storage": "8589934576",
+            DONGLE: "0",
+        }
+        ignoring = settings(config=config, ignore_eviction=True)
+        _, left = next_amounts({}, {}, machine, DeviceAmounts(), ignoring)
+        assert (str(left["memory"]), str(left["ephemeral-storage"])) == ("6Gi", "9Gi")
+
+
+def test_cpus_kept_by_name_win_over_numbers() -> None:
+    config = KubeletConfiguration(reserved_system_cpus="0-1", kube_reserved={"cpu": "3"})
+    assert str(allocatable(amounts(cpu="4"), config)["cpu"]) == "2"
+
+
+def test_more_huge_pages_than_memory() -> None:
+    left = allocatable(amounts(memory="1Gi", hugepages_2Mi="2Gi"), KubeletConfiguration())
+    assert str(left["memory"]) == "0"
+
+
+@pytest.mark.parametrize(("per_core", "pods"), [(0, 110), (10, 20), (100, 110)])
+def test_pods(per_core: int, pods: int) -> None:
+    found = pod_capacity(2, KubeletConfiguration(pods_per_core=per_core))
+    assert int(found["pods"]) == pods
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    config = KubeletConfiguration()
+    found = machine_amounts(config, tmp_path)
+    stat = os.statvfs(tmp_path)
+    assert int(found["ephemeral-storage"]) == stat.f_blocks * stat.f_frsize
+    assert {"cpu", "memory", "pods"} <= set(found)
+    assert "pid" not in found
+    config.local_storage_capacity_isolation = False
+    assert "ephemeral-storage" not in machine_amounts(config, tmp_path)

@@ -1,0 +1,325 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from pykubelet.cri.errors import CriError
+from pykubelet.kube.errors import Conflict, Forbidden, KubeError, ServerError, Unreachable
+from pykubelet.kube.resources import NODES
+from pykubelet.node.conditions import Pressures
+from pykubelet.node.node_events import NodeEvents
+from pykubelet.node.registration import blank_node
+from pykubelet.node.sources import Observer
+from pykubelet.node.status import next_node
+from pykubelet.node.status_loop import StatusLoop
+from pykubelet.tasks import TaskScope
+from tests.node.making import NOW, FakeRuntime, MemoryApi, Recorded, runtime_status, settings
+
+pytestmark = pytest.mark.looptime
+AWAY = Unreachable("https://api", "refused")
+
+
+class Reporting:
+    """A status loop on an API server in memory, with a wall clock that follows the loop's."""
+
+    def __init__(self, **sources: Any) -> None:
+        self.api = MemoryApi()
+        self.runtime = FakeRuntime()
+        self.recorded = Recorded()
+        self.changes: dict[str, Any] = sources
+        self.pressures = Pressures()
+        self.reported: list[list[str]] = []
+        made = self.runtime.sources(
+            **{
+                "pressures": lambda: self.pressures,
+                "volumes_reported": self.reported.append,
+                **sources,
+            }
+        )
+        self.observer = Observer(made, settings())
+        self.loop = StatusLoop(
+            self.api,
+            settings(),
+            made,
+            self.observer,
+            NodeEvents(self.recorded, "vm"),
+            self.api.close_all,
+            clock=lambda: NOW + timedelta(seconds=int(asyncio.get_running_loop().time())),
+            chance=lambda: 0.5,
+        )
+        self.api.on_change = self.loop.seen
+        self.runtime.health.listen(self.loop.wake)
+
+    async def register(self) -> None:
+        blank = blank_node(settings(), "amd64")
+        node, _ = next_node(blank, await self.observer.facts(), settings(), NOW)
+        self.loop.registered(await self.api.create(NODES, node))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with TaskScope() as scope:
+            scope.start(self.loop.run(), name="status")
+            yield
+
+    @asynccontextmanager
+    async def settled(self) -> AsyncIterator[None]:
+        """Registered, ready, and with the first report sent."""
+        await self.runtime.health.status()
+        await self.register()
+        async with TaskScope() as scope:
+            scope.start(self.poll(), name="poll")
+            scope.start(self.loop.run(), name="status")
+            await asyncio.sleep(1.5)
+            self.api.patches.clear()
+            self.api.asked.clear()
+            self.api.times.clear()
+            yield
+
+    async def poll(self) -> None:
+        while True:
+            with suppress(CriError):
+                await self.runtime.health.status()
+            await asyncio.sleep(5)
+
+    def patch_times(self) -> list[float]:
+        pairs = zip(self.api.asked, self.api.times, strict=True)
+        return [round(time, 1) for verb, time in pairs if verb == "patch nodes"]
+
+
+class TestRhythm:
+    async def test_ready_at_once(self) -> None:
+        it = Reporting()
+        await it.register()
+        assert it.api.conditions()["Ready"] == "False"
+        async with it.running():
+            await asyncio.sleep(0.25)
+            assert it.api.conditions()["Ready"] == "True"
+            assert it.recorded.reasons == ["NodeReady"]
+
+    async def test_network_comes_late(self) -> None:
+        """Looked for ten times a second, and told at once."""
+        it = Reporting()
+        it.runtime.answer = runtime_status(network=False)
+        await it.runtime.health.status()
+        await it.register()
+        async with it.running():
+            await asyncio.sleep(5.05)
+            assert it.runtime.asked == pytest.approx(50, abs=3)
+            ready = it.api.node["status"]["conditions"][-1]
+            assert ready["message"] == (
+                "container runtime network not ready: NetworkReady=false "
+                "reason:NetworkPluginNotReady message:cni plugin not initialized"
+            )
+            it.runtime.answer = runtime_status()
+            await asyncio.sleep(0.2)
+            assert it.api.conditions()["Ready"] == "True"
+            asked = it.runtime.asked
+            await asyncio.sleep(5)
+            assert it.runtime.asked == asked, "the hurry is over"
+
+    async def test_never_ready(self) -> None:
+        it = Reporting()
+        it.runtime.answer = runtime_status(network=False)
+        await it.register()
+        async with it.running():
+            await asyncio.sleep(125)
+            asked = it.runtime.asked
+            await asyncio.sleep(30)
+            assert it.runtime.asked == asked
+            it.runtime.answer = runtime_status()
+            await it.runtime.health.status()
+            await asyncio.sleep(1.1)
+            assert it.api.conditions()["Ready"] == "True"
+
+    async def test_silent_while_nothing_changes(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            await asyncio.sleep(295)
+            assert it.api.asked == []
+            await asyncio.sleep(20)
+            (patch,) = it.api.patches
+            assert list(patch["status"]) == ["$setElementOrder/conditions", "conditions"]
+            await asyncio.sleep(310)
+            assert len(it.api.patches) == 2
+
+    async def test_a_change_is_told_within_a_round(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            it.pressures = Pressures(memory=True)
+            await asyncio.sleep(11)
+            assert it.api.conditions()["MemoryPressure"] == "True"
+            assert it.recorded.reasons[-1] == "NodeHasInsufficientMemory"
+            assert it.recorded.events[-1] == (
+                "Normal",
+                "NodeHasInsufficientMemory",
+                "Node vm status is now: NodeHasInsufficientMemory",
+            )
+            assert len(it.api.patches) == 1
+
+    async def test_the_runtime_rings(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            it.runtime.answer = runtime_status(runtime=False)
+            await it.runtime.health.status()
+            await asyncio.sleep(1)
+            ready = it.api.node["status"]["conditions"][-1]
+            assert (ready["status"], ready["message"]) == (
+                "False",
+                "container runtime not ready: RuntimeReady=false reason:Down message:",
+            )
+
+    async def test_a_runtime_that_hangs(self) -> None:
+        """Unready after half a minute, not before; and the rounds go on."""
+        it = Reporting()
+        async with it.settled():
+            it.runtime.hangs = True
+            await asyncio.sleep(24)
+            assert it.api.conditions()["Ready"] == "True"
+            await asyncio.sleep(26)
+            assert it.api.node["status"]["conditions"][-1]["message"] == "container runtime is down"
+            assert it.recorded.reasons[-1] == "NodeNotReady"
+            assert len(it.api.node["status"]["images"]) == 2
+            it.runtime.hangs = False
+            await asyncio.sleep(120)
+            assert it.api.conditions()["Ready"] == "True"
+
+
+class TestFaults:
+    async def test_a_conflict_is_asked_about_and_tried_again(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            it.api.fails = [Conflict(409)]
+            it.pressures = Pressures(disk=True)
+            it.loop.wake()
+            await asyncio.sleep(1)
+            assert it.api.asked == ["patch nodes", "get nodes", "patch nodes"]
+            assert it.recorded.reasons.count("NodeHasDiskPressure") == 1
+            assert it.api.closed == 0
+
+    async def test_nobody_answers(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            it.api.away = AWAY
+            it.pressures = Pressures(disk=True)
+            it.loop.wake()
+            await asyncio.sleep(1)
+            assert it.api.asked == ["patch nodes", *["get nodes"] * 4]
+            assert it.api.closed == 4
+            it.api.away = None
+            await asyncio.sleep(10)
+            assert it.api.conditions()["DiskPressure"] == "True"
+            assert it.recorded.reasons.count("NodeHasDiskPressure") == 1
+
+    @pytest.mark.parametrize("err", [Forbidden(403, "Forbidden", "no"), ServerError(500)])
+    async def test_refusals(self, err: KubeError) -> None:
+        it = Reporting()
+        async with it.settled():
+            it.api.away = err
+            it.pressures = Pressures(disk=True)
+            it.loop.wake()
+            await asyncio.sleep(1)
+            assert len(it.api.asked) == (1 if isinstance(err, Forbidden) else 5)
+            assert it.api.closed == 0
+
+    async def test_away_at_start_is_not_hammered(self) -> None:
+        it = Reporting()
+        await it.runtime.health.status()
+        it.api.away = AWAY
+        async with it.running():
+            await asyncio.sleep(60)
+            assert len(it.api.asked) < 60 * 5
+            it.api.away = None
+            it.api.put_node({})
+            await asyncio.sleep(1.5)
+            assert it.api.conditions()["Ready"] == "True"
+
+
+class TestOthers:
+    async def test_the_cluster_gave_us_up(self) -> None:
+        """A controller marks a silent node; the node says that it lives as soon as it hears of it."""
+        it = Reporting()
+        async with it.settled():
+            document = it.api.node
+            for condition in document["status"]["conditions"]:
+                condition["status"] = "Unknown"
+            it.api.put_node(document, uid=document["metadata"]["uid"])
+            await asyncio.sleep(1.1)
+            assert set(it.api.conditions().values()) == {"True", "False"}
+            assert it.recorded.reasons[-1] == "NodeReady"
+
+    async def test_our_own_writes_do_not_ring(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            it.pressures = Pressures(disk=True)
+            it.loop.wake()
+            await asyncio.sleep(9)
+            assert it.api.asked == ["patch nodes"]
+
+    async def test_cordoned(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            uid = it.api.node["metadata"]["uid"]
+            for flag in (True, False):
+                it.api.put_node({**it.api.node, "spec": {"unschedulable": flag}}, uid=uid)
+                await asyncio.sleep(1.1)
+            assert it.recorded.reasons[-2:] == ["NodeNotSchedulable", "NodeSchedulable"]
+
+    async def test_deleted_and_made_again_by_somebody(self) -> None:
+        """As the reference: a node that was deleted stays so until the agent starts again."""
+        it = Reporting()
+        async with it.settled():
+            it.api.delete_node()
+            assert it.loop.node_uid == ""
+            await asyncio.sleep(60)
+            assert "create nodes" not in it.api.asked
+            assert "nodes/vm" not in it.api.objects
+            it.api.put_node({}, uid="n2")
+            await asyncio.sleep(10.5)
+            assert it.loop.node_uid == "n2"
+            assert it.api.conditions()["Ready"] == "True"
+
+    async def test_pod_cidr(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            uid = it.api.node["metadata"]["uid"]
+            it.runtime.cidr_error = CriError("UpdateRuntimeConfig", "Unavailable", "busy")
+            spec = {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd00::/64"]}
+            it.api.put_node({**it.api.node, "spec": spec}, uid=uid)
+            await asyncio.sleep(1.1)
+            assert it.runtime.cidrs == []
+            it.runtime.cidr_error = None
+            await asyncio.sleep(30)
+            assert it.runtime.cidrs == ["10.1.0.0/24,fd00::/64"]
+
+    async def test_rebooted(self) -> None:
+        it = Reporting()
+        it.api.put_node({"status": {"nodeInfo": {"bootID": "before"}}})
+        await it.runtime.health.status()
+        async with it.running():
+            await asyncio.sleep(25)
+        assert [event for event in it.recorded.events if event[1] == "Rebooted"] == [
+            ("Warning", "Rebooted", "Node vm has been rebooted, boot id: UUID")
+        ]
+
+    async def test_volumes(self) -> None:
+        it = Reporting(volumes_in_use=lambda: ["csi/x"])
+        async with it.settled():
+            assert it.api.node["status"]["volumesInUse"] == ["csi/x"]
+            assert it.reported[-1] == ["csi/x"]
+
+    async def test_a_watched_status_that_cannot_be_read_is_asked_for(self) -> None:
+        it = Reporting()
+        async with it.settled():
+            it.api.on_change = lambda node: None
+            it.api.put_node(it.api.node, uid=it.api.node["metadata"]["uid"])
+            known = it.api.known()
+            known.status = msgspec.Raw(b'{"capacity": {"cpu": "many"}}')
+            it.pressures = Pressures(disk=True)
+            it.loop.seen(known)
+            await asyncio.sleep(1.1)
+            assert it.api.asked == ["get nodes", "patch nodes"]
+            assert it.api.conditions()["DiskPressure"] == "True"

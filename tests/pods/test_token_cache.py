@@ -1,0 +1,129 @@
+"""Tokens over their life, with a clock of the test's own."""
+
+import asyncio
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.kube.errors import NotFound, Unreachable
+from pykubelet.pods.objects import ObjectError
+from pykubelet.pods.token_cache import TokenCache
+from tests.pods.object_api import ObjectApi, pod
+
+AWAY = Unreachable("https://api", "connection refused")
+HOUR = 3600.0
+
+
+@pytest.fixture
+def api() -> ObjectApi:
+    return ObjectApi()
+
+
+@pytest.fixture
+def tokens(api: ObjectApi) -> TokenCache:
+    return TokenCache(api, clock=lambda: api.clock, chance=lambda: 0.0)
+
+
+async def test_a_token_is_bound_to_its_pod(api: ObjectApi, tokens: TokenCache) -> None:
+    await tokens.get(pod(account="builder"), audiences=("vault",), seconds=900, account_uid="sa-1")
+    assert [asked[:2] for asked in api.asked] == [("create", "serviceaccounts/shop/builder/token")]
+    (request,) = api.tokens
+    assert (request.spec.audiences, request.spec.expiration_seconds) == (["vault"], 900)
+    bound = request.spec.bound_object_ref
+    assert bound is not None
+    assert (bound.kind, bound.name, bound.uid) == ("Pod", "web", "uid-web")
+    assert request.metadata.uid == "sa-1"
+
+
+async def test_the_same_is_given_until_a_new_one_is_due(api: ObjectApi, tokens: TokenCache) -> None:
+    web = pod()
+    assert await tokens.get(web, seconds=3600) == "token-1"
+    api.clock = 0.8 * HOUR
+    assert await tokens.get(web, seconds=3600) == "token-1"
+    api.clock += 1
+    assert await tokens.get(web, seconds=3600) == "token-2"
+    api.clock += 0.8 * HOUR
+    assert await tokens.get(web, seconds=3600) == "token-2"
+
+
+async def test_a_long_lived_one_is_renewed_every_day(api: ObjectApi, tokens: TokenCache) -> None:
+    web, year = pod(), 365 * 86400
+    await tokens.get(web, seconds=year)
+    api.clock = 86400
+    assert await tokens.get(web, seconds=year) == "token-1"
+    api.clock += 1
+    assert await tokens.get(web, seconds=year) == "token-2"
+
+
+@pytest.mark.parametrize(
+    ("other", "audiences", "seconds", "account_uid"),
+    [
+        (pod(uid="another"), (), 3600, ""),
+        (pod(account="builder"), (), 3600, ""),
+        (pod(), ("vault",), 3600, ""),
+        (pod(), (), 7200, ""),
+        (pod(), (), 3600, "sa-2"),
+    ],
+)
+async def test_others_get_their_own(
+    tokens: TokenCache, other: Pod, audiences: tuple[str, ...], seconds: int, account_uid: str
+) -> None:
+    assert await tokens.get(pod()) == "token-1"
+    kept = await tokens.get(other, audiences=audiences, seconds=seconds, account_uid=account_uid)
+    assert kept == "token-2"
+    assert await tokens.get(pod()) == "token-1"
+
+
+async def test_a_token_that_cannot_be_renewed_is_used_to_its_end(api: ObjectApi, tokens: TokenCache) -> None:
+    web = pod()
+    await tokens.get(web)
+    api.broken = AWAY
+    api.clock = 0.9 * HOUR
+    assert await tokens.get(web) == "token-1"
+    api.clock = HOUR + 1
+    with pytest.raises(
+        ObjectError, match=r"^token of service account shop/default expired and refresh failed: .*refused$"
+    ):
+        await tokens.get(web)
+    api.broken = None
+    assert await tokens.get(web) == "token-2"
+
+
+async def test_no_token(api: ObjectApi, tokens: TokenCache) -> None:
+    api.broken = NotFound(404, "NotFound", 'serviceaccounts "default" not found')
+    with pytest.raises(ObjectError, match=r'^failed to fetch token: serviceaccounts "default" not found$'):
+        await tokens.get(pod())
+
+
+@pytest.mark.looptime
+async def test_those_who_ask_together_share_one_request(api: ObjectApi, tokens: TokenCache) -> None:
+    api.slow = 1.0
+    first = asyncio.ensure_future(tokens.get(pod()))
+    others = [asyncio.ensure_future(tokens.get(pod())) for _ in range(20)]
+    await asyncio.sleep(0.5)
+    first.cancel()
+    assert set(await asyncio.gather(*others)) == {"token-1"}
+    # The one who asked was cancelled; the next one asked again, for all.
+    assert api.count("create") == 2
+
+
+async def test_tokens_go_with_their_pod(api: ObjectApi, tokens: TokenCache) -> None:
+    web, other = pod(), pod("other")
+    await tokens.get(web)
+    await tokens.get(web, audiences=("vault",))
+    await tokens.get(other)
+    tokens.forget(web.uid)
+    assert await tokens.get(other) == "token-3"
+    assert await tokens.get(web) == "token-4"
+
+
+async def test_expired_ones_are_dropped(api: ObjectApi, tokens: TokenCache) -> None:
+    await tokens.get(pod(), seconds=600)
+    await tokens.get(pod(), seconds=7200)
+    api.clock = HOUR
+    tokens.drop_expired()
+    api.broken = AWAY
+    assert await tokens.get(pod(), seconds=7200) == "token-2"
+    # Had it been kept, its end would be the reason.
+    with pytest.raises(ObjectError, match=r"^failed to fetch token"):
+        await tokens.get(pod(), seconds=600)

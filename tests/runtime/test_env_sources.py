@@ -1,0 +1,193 @@
+"""From the cluster's objects to a container's variables, and to the words when one is missing."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pykubelet.api.core import ConfigMap, Secret
+from pykubelet.api.meta import from_document
+from pykubelet.api.pod import Container, Pod
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.images.images import PresentImage
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
+from pykubelet.runtime.container_config import make_container_config
+from pykubelet.runtime.env_sources import gather_env_sources
+from pykubelet.runtime.facts import NodeFacts
+from pykubelet.runtime.observed import ObservedPod
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.start import PodSetting, Starter, StartError
+from tests.runtime.making import make_facts, make_pod
+from tests.runtime.test_golden_requests import (
+    as_recorded,
+    comparable,
+    container_facts,
+    given,
+    given_pod,
+    recordings,
+)
+
+
+class Objects(NoObjects):
+    """Some objects, and what goes wrong with others."""
+
+    def __init__(self, **found: ConfigMap | Secret | ObjectError) -> None:
+        self.found = found
+        self.asked: list[str] = []
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        found = await self._give(name, f'configmap "{name}" not found')
+        assert isinstance(found, ConfigMap)
+        return found
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        found = await self._give(name, f'secret "{name}" not found')
+        assert isinstance(found, Secret)
+        return found
+
+    async def _give(self, name: str, missing: str) -> ConfigMap | Secret:
+        self.asked.append(name)
+        await asyncio.sleep(0.5)
+        found = self.found.get(name, ObjectMissing(missing))
+        if isinstance(found, ObjectError):
+            raise found
+        return found
+
+
+def env(*variables: dict[str, Any], **fields: Any) -> Container:
+    return from_document(Container, {"name": "main", "env": list(variables), **fields})
+
+
+def key(name: str, key: str = "k", kind: str = "configMap", **more: Any) -> dict[str, Any]:
+    return {"name": f"V_{name}", "valueFrom": {f"{kind}KeyRef": {"name": name, "key": key, **more}}}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("stem", "name", "recorded"), [item for item in recordings() if item.values[0] == "given-env"]
+)
+async def test_the_recorded_environment(stem: str, name: str, recorded: list[dict[str, Any]]) -> None:
+    found: dict[str, ConfigMap | Secret | ObjectError] = {}
+    for document in given(stem):
+        if document["kind"] == "ConfigMap":
+            found[document["metadata"]["name"]] = ConfigMap(data=document["data"])
+        elif document["kind"] == "Secret":
+            data = {key: value.encode() for key, value in document["stringData"].items()}
+            found[document["metadata"]["name"]] = Secret(data=data)
+    pod, document = given_pod(stem, name)
+    (container,) = pod.spec.containers
+    objects = Objects(**found)
+    begin = asyncio.get_running_loop().time()
+    sources = await gather_env_sources(objects, pod, container)
+    # Everything once, and all at the same time.
+    assert sorted(objects.asked) == ["absent", "keys", "settings"]
+    assert asyncio.get_running_loop().time() - begin < 1
+    facts = container_facts(stem, pod, document, container)
+    facts = make_facts(
+        node=facts.node,
+        image_id=facts.image_id,
+        pod_ips=facts.pod_ips,
+        hosts_file=facts.hosts_file,
+        termination_log=facts.termination_log,
+        volumes=facts.volumes,
+        service_env=facts.service_env,
+        config_map=sources.config_map,
+        secret=sources.secret,
+    )
+    (request,) = [call for call in recorded if call["method"] == "CreateContainer"]
+    ours = as_recorded(make_container_config(pod, container, facts))
+    assert comparable(ours) == comparable(request["config"])
+
+
+async def test_a_container_without_such_variables_asks_for_nothing() -> None:
+    objects = Objects()
+    await gather_env_sources(objects, make_pod(), env({"name": "A", "value": "1"}, envFrom=[{"prefix": "x"}]))
+    assert objects.asked == []
+
+
+class Started:
+    """A starter that gets as far as the request for a container."""
+
+    def __init__(self, root: Path, objects: Objects | None, services: dict[str, str] | None) -> None:
+        self.journal = Journal()
+        nothing = cast(Any, None)
+        self.starter = Starter(
+            nothing,
+            NodeFacts(pod_logs_dir=str(root / "logs")),
+            PodDirs(root),
+            nothing,
+            nothing,
+            nothing,
+            self.journal,
+            nothing,
+            nothing,
+            lambda: None,
+            None,
+            objects=objects,
+            services=lambda pod: services,
+        )
+
+    async def failure(self, container: Container) -> StartError:
+        pod = make_pod(container)
+        with pytest.raises(StartError) as caught:
+            await self.starter.container(
+                pod,
+                container,
+                PresentImage("sha256:x", 0, ""),
+                "sandbox",
+                pb.PodSandboxConfig(),
+                PodSetting("/kubepods", {}),
+                ("10.0.0.2",),
+                ObservedPod(uid=pod.uid),
+            )
+        assert caught.value.reason == "CreateContainerConfigError"
+        (event,) = self.journal.events(pod.uid)
+        assert (event.kind, event.reason, event.where) == ("Warning", "Failed", "spec.containers{main}")
+        assert event.message == f"Error: {caught.value.message}"
+        return caught.value
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("container", "message"),
+    [
+        (env(key("absent")), 'configmap "absent" not found'),
+        (env(key("absent", kind="secret")), 'secret "absent" not found'),
+        (env(envFrom=[{"configMapRef": {"name": "absent"}}]), 'configmap "absent" not found'),
+        (env(envFrom=[{"secretRef": {"name": "absent"}}]), 'secret "absent" not found'),
+        (env(key("settings", "x")), "couldn't find key x in ConfigMap shop/settings"),
+        (env(key("keys", "x", "secret")), "couldn't find key x in Secret shop/keys"),
+        (env(key("late")), "failed to sync configmap cache: timed out waiting for the condition"),
+        # Optional is what does not exist; what cannot be had now is waited for.
+        (
+            env(key("late", optional=True)),
+            "failed to sync configmap cache: timed out waiting for the condition",
+        ),
+        # The first in the pod's order is told.
+        (env(key("settings"), key("zzz"), key("aaa")), 'configmap "zzz" not found'),
+        (
+            env(
+                key("absent", optional=True), key("settings", "x", optional=True), key("keys", "y", "secret")
+            ),
+            "couldn't find key y in Secret shop/keys",
+        ),
+    ],
+)
+async def test_what_is_missing_is_told(tmp_path: Path, container: Container, message: str) -> None:
+    late = ObjectError("failed to sync configmap cache: timed out waiting for the condition")
+    objects = Objects(settings=ConfigMap(data={"k": "v"}), keys=Secret(data={"k": b"v"}), late=late)
+    failure = await Started(tmp_path, objects, {}).failure(container)
+    assert (failure.message, failure.retry_after) == (message, None)
+
+
+async def test_services_that_are_not_known_yet_are_waited_for(tmp_path: Path) -> None:
+    failure = await Started(tmp_path, Objects(), None).failure(env())
+    assert failure.message == "services have not yet been read at least once, cannot construct envvars"
+    assert failure.retry_after == 1.0
+
+
+async def test_a_node_without_an_api_server(tmp_path: Path) -> None:
+    failure = await Started(tmp_path, None, {}).failure(env(key("settings")))
+    assert failure.message == "couldn't get configMap shop/settings: this node has no API server to ask"
