@@ -5,32 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from dataclasses import dataclass
 
+from bench.cluster import cluster
 from bench.floor import measure_floor
 from bench.node import bare_runtime, data_dir, running_node
 from bench.pods import measure_pods
 from bench.processes import cost_over
+from bench.results import Result
 from pykubelet.embedded.instance import Instance
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One measured number and the bound that it must keep."""
-
-    what: str
-    value: float
-    unit: str
-    bound: float
-
-    @property
-    def kept(self) -> bool:
-        """Whether the number is within its bound."""
-        return self.value <= self.bound
-
-    def __str__(self) -> str:
-        mark = "ok  " if self.kept else "OVER"
-        return f"{mark} {self.what:<52} {self.value:8.2f} {self.unit:<10} (bound {self.bound:g})"
 
 
 def idle(seconds: float) -> list[Result]:
@@ -89,10 +71,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("--seconds", type=float, default=60, help="how long to watch the idle agent")
     parser.add_argument("--pods", type=int, default=40, help="how many pods to start at once; 0 for none")
+    parser.add_argument("--only", choices=("idle", "pods", "cluster"), help="measure only this")
+    parser.add_argument("--reference", action="store_true", help="measure the reference kubelet, too")
     options = parser.parse_args()
-    results = idle(options.seconds)
-    if options.pods:
+    results: list[Result] = []
+    if options.only in (None, "idle"):
+        results += idle(options.seconds)
+    if options.only in (None, "pods") and options.pods:
         results += pods(options.pods, options.seconds)
+    if options.only in (None, "cluster") and options.pods:
+        results += cluster(options.pods, options.seconds, reference=options.reference)
     for result in results:
         print(result)
     return 0 if all(result.kept for result in results) else 1

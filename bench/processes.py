@@ -12,10 +12,19 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def pss_mb(pid: int) -> float:
     """Proportional set size in MB (10^6 bytes)."""
+    return _memory_mb(pid, "Pss")
+
+
+def rss_mb(pid: int) -> float:
+    """Resident set size in MB: what PSS would be if no other process shared anything."""
+    return _memory_mb(pid, "Rss")
+
+
+def _memory_mb(pid: int, which: str) -> float:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith(f"{which}:"):
             return int(line.split()[1]) * 1024 / 1e6
-    raise RuntimeError(f"no Pss of pid {pid}")
+    raise RuntimeError(f"no {which} of pid {pid}")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -31,6 +40,7 @@ class Cost:
     seconds: float
     cpu_percent: float
     pss_mb: float
+    rss_mb: float
 
 
 def cost_over(pid: int, seconds: float) -> Cost:
@@ -38,4 +48,4 @@ def cost_over(pid: int, seconds: float) -> Cost:
     began, before = time.monotonic(), cpu_seconds(pid)
     time.sleep(seconds)
     elapsed = time.monotonic() - began
-    return Cost(elapsed, 100 * (cpu_seconds(pid) - before) / elapsed, pss_mb(pid))
+    return Cost(elapsed, 100 * (cpu_seconds(pid) - before) / elapsed, pss_mb(pid), rss_mb(pid))

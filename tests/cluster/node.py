@@ -21,8 +21,6 @@ from tests.cluster.plane import Document, Plane, pod_document, unique
 from tests.conftest import RunningRuntime
 from tests.engine.node import BIN, Node, is_ready
 
-MACHINES = Path("/var/lib/kubelet")
-LINKS = Path("/var/log/containers")
 GRACE = 2
 """Pods of tests end quickly."""
 
@@ -157,9 +155,9 @@ def cluster_node(
 ) -> ClusterNode:
     """Make a node of the cluster, configured as a cluster's nodes are; it is not started yet.
 
-    `program` is the reference kubelet instead of ours (wrap it in `reference_traces`), `flags` follow ours on the command line, `settings` are
-    fields of its KubeletConfiguration. With `--bootstrap-kubeconfig` in the flags, give the path for
-    the new kubeconfig as `kubeconfig`.
+    `program` is the reference kubelet instead of ours (have `reference_traces` of `devcluster` around
+    it), `flags` follow ours on the command line, `settings` are fields of its KubeletConfiguration.
+    With `--bootstrap-kubeconfig` in the flags, give the path for the new kubeconfig as `kubeconfig`.
     """
     name = name or unique("n")
     instance = runtime.instance
@@ -206,23 +204,6 @@ def cluster_node(
         reference=program is not None,
         env=env,
     )
-
-
-@contextlib.contextmanager
-def reference_traces() -> Iterator[None]:
-    """Remove what the reference kubelet makes at fixed places of the machine."""
-    before, links = MACHINES.exists(), set(LINKS.glob("*"))
-    try:
-        yield
-    finally:
-        for link in set(LINKS.glob("*")) - links:
-            if not link.exists():
-                link.unlink(missing_ok=True)
-        if not before:
-            (MACHINES / "device-plugins/kubelet.sock").unlink(missing_ok=True)
-            for folder in (MACHINES / "device-plugins", MACHINES):
-                with contextlib.suppress(OSError):  # somebody else uses it
-                    folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -83,6 +83,9 @@ def test_mounts_and_unmounts(tmp_path: Path) -> None:
     mount("tmpfs", point, "tmpfs", "size=64k")
     try:
         assert [found.point for found in mounts_below(read_mounts(), tmp_path)] == [point]
+        for above in (tmp_path.resolve(), point.resolve()):
+            assert [found.point for found in read_mounts(above)] == [point]
+        assert read_mounts(tmp_path / "point") == []
         with (point / "busy").open("w"):
             with pytest.raises(OSError, match=r"(?i)busy"):
                 unmount(point)

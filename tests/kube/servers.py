@@ -28,6 +28,8 @@ class Seen:
     subject: str
     """The common name of the client's certificate."""
     peer: Any
+    serial: str = ""
+    """The serial number of the client's certificate."""
 
     @property
     def json(self) -> Any:
@@ -61,6 +63,7 @@ class Server:
                 await request.read(),
                 subject.get("commonName", ""),
                 request.transport.get_extra_info("peername"),
+                certificate.get("serialNumber", ""),
             )
         )
         handler = self.script.popleft() if self.script else self.default

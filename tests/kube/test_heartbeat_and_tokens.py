@@ -164,8 +164,6 @@ def golden(name: str) -> Any:
 
 def test_a_node_of_the_reference_survives_reading_and_writing() -> None:
     document = golden("node.json")
-    for image in document["status"]["images"]:
-        image["names"] = image["names"] or []
     written = to_document(from_document(Node, document))
     for image in document["status"]["images"]:
         if not image["names"]:
@@ -182,8 +180,11 @@ def test_a_lease_of_the_reference_survives_reading_and_writing() -> None:
 
 
 def test_nulls_of_the_reference_are_read() -> None:
-    node = read_object(Node, json.dumps(golden("node.json")).encode())
-    assert [] in [image.names for image in node.status.images]
+    document = golden("node.json")
+    node = read_object(Node, json.dumps(document).encode())
+    assert None in [image.names for image in node.status.images]
+    document["metadata"]["labels"] = None
+    assert read_object(Node, json.dumps(document).encode()).metadata.labels == {}
 
 
 def test_what_is_written_although_empty() -> None:

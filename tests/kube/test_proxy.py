@@ -1,19 +1,26 @@
 import asyncio
 import base64
+import dataclasses
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+import uvloop
 
 from pykubelet.kube.access import Access
-from pykubelet.kube.errors import KubeconfigError, Unreachable
+from pykubelet.kube.client import ApiClient
+from pykubelet.kube.errors import KubeconfigError, TimedOut, TlsError, Unreachable
 from pykubelet.kube.proxy import proxy_from_environment, proxy_problem
+from pykubelet.kube.rate import TokenBucket
 from pykubelet.kube.resources import NODES
 from pykubelet.kube.transport import Transport
-from tests.kube.certs import Authority
+from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
-from tests.kube.servers import Server, answer
+from tests.kube.servers import Server, answer, server_context, serving
 
 PROXY = {"HTTPS_PROXY": "http://proxy:3128"}
 
@@ -51,13 +58,14 @@ def test_environment(server: str, environ: dict[str, str], expected: str) -> Non
 
 
 def test_problem_hides_the_password() -> None:
-    assert "s3cret" not in (proxy_problem("socks5://me:s3cret@x") or "")
-    assert proxy_problem("http://me:s3cret@x:1") is None
+    assert "s3cret" not in (proxy_problem("socks4://me:s3cret@x") or "")
+    for scheme in ("http", "https", "socks5", "socks5h"):
+        assert proxy_problem(f"{scheme}://me:s3cret@x:1") is None
 
 
 async def test_unusable_proxy_of_the_environment() -> None:
-    with pytest.raises(KubeconfigError, match=r"in the environment is a socks5 proxy"):
-        Transport(Access("https://10.0.0.1"), environ={"HTTPS_PROXY": "socks5://x:1"})
+    with pytest.raises(KubeconfigError, match=r"in the environment is not the URL of a proxy"):
+        Transport(Access("https://10.0.0.1"), environ={"HTTPS_PROXY": "socks4://x:1"})
 
 
 @dataclass
@@ -70,18 +78,8 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxying() -> AsyncIterator[Proxy]:
+async def proxying(context: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
     proxy = Proxy()
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -92,17 +90,33 @@ async def proxying() -> AsyncIterator[Proxy]:
             writer.close()
             return
         host, _, port = lines[0].split()[1].rpartition(":")
-        upstream_reader, upstream_writer = await asyncio.open_connection(host, int(port))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(copy(reader, upstream_writer))
-            tasks.create_task(copy(upstream_reader, writer))
+        await pass_on(reader, writer, host, int(port))
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
     try:
-        proxy.url = f"http://me:p%40ss@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        scheme = "https" if context else "http"
+        proxy.url = f"{scheme}://me:p%40ss@127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield proxy
     finally:
         server.close()
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
+    upstream_reader, upstream_writer = await asyncio.open_connection(host, port)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(copy(reader, upstream_writer))
+        tasks.create_task(copy(upstream_reader, writer))
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
 
 
 async def test_through_a_proxy(server: Server, authority: Authority, opened: Opener) -> None:
@@ -127,3 +141,164 @@ async def test_through_a_proxy(server: Server, authority: Authority, opened: Ope
     await client.transport.close_all()
     with pytest.raises(Unreachable, match="the proxy cannot be reached"):
         await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+
+
+def test_through_a_proxy_with_tls(authority: Authority, server_pair: Pair) -> None:
+    """TLS inside TLS, on both loops that matter."""
+
+    async def scenario() -> None:
+        async with serving(server_context(authority, server_pair)) as server:
+            server.default = answer({"metadata": {"name": "one"}})
+            async with proxying(server_context(authority, server_pair)) as proxy:
+                access = Access(server.url, ca=authority.certificate, token="t", proxy=proxy.url)
+                async with Transport(access) as transport:
+                    client = ApiClient(transport, TokenBucket(-1, 0))
+                    await client.get(NODES, "one")
+                    await client.get(NODES, "one")
+                ((_, headers),) = proxy.asked
+                assert headers["Proxy-Authorization"].startswith("Basic ")
+                assert len(server.seen) == 2
+
+    asyncio.run(scenario())
+    uvloop.run(scenario())
+
+
+@dataclass
+class Socks:
+    """A real SOCKS5 proxy."""
+
+    port: int = 0
+    login: tuple[bytes, bytes] | None = None
+    refusal: int = 0
+    greeting: bytes = b""
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.greeting:
+            writer.write(self.greeting)
+            return
+        _, count = await reader.readexactly(2)
+        methods = await reader.readexactly(count)
+        wanted = 2 if self.login else 0
+        if wanted not in methods:
+            writer.write(b"\x05\xff")
+            return
+        writer.write(bytes([5, wanted]))
+        if self.login:
+            user = await reader.readexactly((await reader.readexactly(2))[1])
+            password = await reader.readexactly((await reader.readexactly(1))[0])
+            good = (user, password) == self.login
+            writer.write(b"\x01\x00" if good else b"\x01\x01")
+            if not good:
+                return
+        kind = (await reader.readexactly(4))[3]
+        if kind == 3:
+            host = (await reader.readexactly((await reader.readexactly(1))[0])).decode()
+        else:
+            host = socket.inet_ntop(
+                socket.AF_INET if kind == 1 else socket.AF_INET6,
+                await reader.readexactly(4 if kind == 1 else 16),
+            )
+        port = int.from_bytes(await reader.readexactly(2))
+        self.asked.append((host, port))
+        # Where it connects from, as a name for once.
+        writer.write(bytes([5, self.refusal, 0, 3, 4]) + b"here" + b"\0\0")
+        if not self.refusal:
+            await pass_on(reader, writer, "127.0.0.1", port)
+
+
+@asynccontextmanager
+async def socks() -> AsyncIterator[Socks]:
+    proxy = Socks()
+    server = await asyncio.start_server(proxy.handle, "127.0.0.1", 0)
+    try:
+        proxy.port = server.sockets[0].getsockname()[1]
+        yield proxy
+    finally:
+        server.close()
+
+
+def test_through_a_socks_proxy(authority: Authority, server_pair: Pair, node_pair: Pair) -> None:
+    async def scenario() -> None:
+        async with serving(server_context(authority, server_pair)) as server, socks() as proxy:
+            server.default = answer({"metadata": {"name": "one"}})
+            access = Access(
+                # A name that only the proxy can resolve.
+                f"https://api.test:{server.port}",
+                ca=authority.certificate,
+                certificate=node_pair.certificate,
+                key=node_pair.key,
+                proxy=f"socks5://me:p%40ss@localhost:{proxy.port}",
+            )
+            proxy.login = (b"me", b"p@ss")
+            async with Transport(access) as transport:
+                client = ApiClient(transport, TokenBucket(-1, 0))
+                await client.get(NODES, "one")
+                await client.get(NODES, "one")
+                assert proxy.asked == [("api.test", server.port)]
+                assert [seen.subject for seen in server.seen] == ["system:node:one"] * 2
+                await transport.close_all()
+                # A certificate for another name is not accepted because a proxy says so.
+                proxy.login = None
+                other = dataclasses.replace(access, server=f"https://other.test:{server.port}")
+                async with Transport(other) as strange:
+                    with pytest.raises(TlsError, match="for another name than other.test"):
+                        await ApiClient(strange, TokenBucket(-1, 0)).get(NODES, "one")
+
+    asyncio.run(scenario())
+    uvloop.run(scenario())
+
+
+async def test_socks_with_addresses_and_without_tls(opened: Opener) -> None:
+    async with serving(None) as server, socks() as proxy:
+        server.default = answer({"metadata": {"name": "one"}})
+        for host in ("127.0.0.1", "[::1]"):
+            access = Access(f"http://{host}:{server.port}", proxy=f"socks5h://127.0.0.1:{proxy.port}")
+            await opened(access).get(NODES, "one")
+        assert [host for host, _ in proxy.asked] == ["127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"refusal": 5}, "the proxy refused: the connection was refused"),
+        ({"refusal": 99}, "the proxy refused: code 99"),
+        ({"login": (b"me", b"right")}, "the proxy refused: user or password are wrong"),
+        ({"greeting": b"HTTP/1.1 400 Bad Request"}, "the proxy does not speak SOCKS5"),
+        ({"greeting": b"\x05"}, "the proxy closed the connection without an answer"),
+    ],
+)
+async def test_a_socks_proxy_that_refuses(
+    server: Server, authority: Authority, opened: Opener, state: dict[str, Any], words: str
+) -> None:
+    async with socks() as proxy:
+        for name, value in state.items():
+            setattr(proxy, name, value)
+        url = f"socks5://me:wrong@127.0.0.1:{proxy.port}"
+        with pytest.raises(Unreachable, match=words):
+            await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+        if "login" in state:
+            url = f"socks5://127.0.0.1:{proxy.port}"
+            with pytest.raises(Unreachable, match="give user and password"):
+                await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+    with pytest.raises(Unreachable, match="the proxy cannot be reached: .*refused"):
+        await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+
+
+async def test_a_silent_socks_proxy(server: Server, authority: Authority, opened: Opener) -> None:
+    silent = await asyncio.start_server(lambda *_: asyncio.sleep(30), "127.0.0.1", 0)
+    try:
+        url = f"socks5://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        client = opened(Access(server.url, ca=authority.certificate, proxy=url), timeout=0.3)
+        with pytest.raises(TimedOut):
+            await client.get(NODES, "one")
+    finally:
+        silent.close()

@@ -18,7 +18,7 @@ from pykubelet.server.access import AccessProblem, make_authenticator, make_judg
 from pykubelet.server.answer_cache import AnswerCache
 from pykubelet.server.attributes import Wish, wishes
 from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import AlwaysAllow, Refused, authorize
+from pykubelet.server.authorization import AlwaysAllow, authorize
 from pykubelet.server.identity import (
     BadCredentials,
     Shown,
@@ -29,6 +29,7 @@ from pykubelet.server.identity import (
 )
 from pykubelet.server.metrics import ServerMetrics, path_label
 from pykubelet.server.paths import is_plain
+from pykubelet.server.refused import Refused
 from pykubelet.server.reviews import MOST_REMEMBERED, AccessReviews, NoAnswer, TokenReviews
 from pykubelet.tasks import TaskScope
 

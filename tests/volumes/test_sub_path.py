@@ -11,7 +11,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.host.mounts import read_mounts
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.plain import PlainVolumes
+from pykubelet.volumes.pod_volumes import PodVolumes
 from pykubelet.volumes.sub_path import OutsideError, opened_inside
 from tests.volumes.conftest import needs_root, pod_with
 
@@ -133,12 +133,12 @@ class TestOpening:
 @pytest.mark.machine
 @needs_root
 class TestBinding:
-    async def mounted(self, volumes: PlainVolumes, *names: str) -> tuple[Pod, dict[str, MountedVolume], Path]:
+    async def mounted(self, volumes: PodVolumes, *names: str) -> tuple[Pod, dict[str, MountedVolume], Path]:
         pod = showing(*names)
         mounted = await volumes.mount(pod)
         return pod, mounted, Path(mounted[names[0]].path)
 
-    async def test_folders_and_files(self, volumes: PlainVolumes, root: Path) -> None:
+    async def test_folders_and_files(self, volumes: PodVolumes, root: Path) -> None:
         pod, mounted, data = await self.mounted(volumes, "data", "data", "data")
         (data / "file").write_text("content")
         paths = {0: "sub/folder", 2: "file"}
@@ -153,9 +153,7 @@ class TestBinding:
         assert not (root / "pods/u-1/volume-subpaths").exists()
         assert not data.exists()
 
-    async def test_the_same_again_is_kept_and_another_replaced(
-        self, volumes: PlainVolumes, root: Path
-    ) -> None:
+    async def test_the_same_again_is_kept_and_another_replaced(self, volumes: PodVolumes, root: Path) -> None:
         pod, mounted, data = await self.mounted(volumes, "data")
         target = root / "pods/u-1/volume-subpaths/data/main/0"
 
@@ -181,7 +179,7 @@ class TestBinding:
         await volumes.unmount("u-1")
         assert not target.exists()
 
-    async def test_the_rest_of_the_machine_is_out_of_reach(self, volumes: PlainVolumes, root: Path) -> None:
+    async def test_the_rest_of_the_machine_is_out_of_reach(self, volumes: PodVolumes, root: Path) -> None:
         pod, mounted, data = await self.mounted(volumes, "data")
         (data / "link").symlink_to("/etc")
         with pytest.raises(VolumeError) as caught:
@@ -191,12 +189,12 @@ class TestBinding:
         assert not (root / "pods/u-1/volume-subpaths").exists()
 
     @pytest.mark.parametrize("path", ["/etc", "a/../b", ".."])
-    async def test_paths_that_need_no_look(self, volumes: PlainVolumes, path: str) -> None:
+    async def test_paths_that_need_no_look(self, volumes: PodVolumes, path: str) -> None:
         pod, mounted, _ = await self.mounted(volumes, "data")
         with pytest.raises(VolumeError, match="must be a relative path"):
             await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: path})
 
-    async def test_whole_volumes_and_missing_ones(self, volumes: PlainVolumes) -> None:
+    async def test_whole_volumes_and_missing_ones(self, volumes: PodVolumes) -> None:
         pod, mounted, _ = await self.mounted(volumes, "data")
         nothing: dict[str, Any] = {}
         assert await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: ""}) == {}

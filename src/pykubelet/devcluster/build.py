@@ -24,6 +24,8 @@ from pykubelet.devcluster.errors import NotAvailable
 from pykubelet.host.processes import search_path
 
 BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+GO_PLACES = "/usr/local/go/bin"
+"""Where Go's own installation puts it, which root's PATH often lacks."""
 _PROGRAM = "controlplane"
 _SOURCES = ("go.mod", "go.sum", "main.go")
 _SAY_EVERY = 15.0
@@ -38,7 +40,7 @@ def built_programs(say: Callable[[str], None], module: Path | None = None) -> di
     module = module or source_module()
     place = cache_place(module)
     if not place.is_dir():
-        go = shutil.which("go", path=f"{search_path()}{os.pathsep}/usr/local/go/bin")
+        go = shutil.which("go", path=f"{search_path()}{os.pathsep}{GO_PLACES}")
         if go is None:
             raise NotAvailable(
                 "the control plane is not built yet and Go is not installed: "

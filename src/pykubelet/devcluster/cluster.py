@@ -40,6 +40,8 @@ _USABLE = (
     "/api/v1/namespaces/kube-node-lease",
 )
 _THE_OTHERS = (Component.CONTROLLER_MANAGER, Component.SCHEDULER)
+_AGAIN = 5
+"""How often they are started again: on a slow machine they give up before the API server is ready."""
 
 
 def new_settings(port: int = 0, *, address: str = "") -> Settings:
@@ -202,11 +204,16 @@ class DevCluster:
         return True
 
     def _wait(self, what: str, look: Callable[[], bool], deadline: float) -> None:
+        again = _AGAIN
         while not look():
-            for component, child in self._started.items():
-                if find_process(child.pid) is None:
+            for component, child in list(self._started.items()):
+                if find_process(child.pid) is not None:
+                    continue
+                if component not in _THE_OTHERS or not again:
                     told = processes.last_words(self.layout.log(component))
                     raise DevClusterError(f"{component} ended while waiting for {what}: {told}")
+                again -= 1
+                self.start_component(component)
             if time.monotonic() > deadline:
                 told = processes.last_words(self.layout.log(Component.APISERVER))
                 raise DevClusterError(

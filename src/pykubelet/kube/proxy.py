@@ -2,7 +2,8 @@
 
 A kubeconfig may name it (`proxy-url`); otherwise the environment does, read as all of Kubernetes
 reads it: `HTTPS_PROXY` or `HTTP_PROXY` by the server's scheme, and `NO_PROXY` with names, suffixes,
-addresses and networks, which Python's own reading of it lacks.
+addresses and networks, which Python's own reading of it lacks. A proxy is asked over HTTP, over TLS
+(trusted as the API server is, as in all of Kubernetes), or in SOCKS5 (`proxy_socks.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 from pykubelet.api.ip import parse_cidr, parse_ip
 
 _PORTS = {"https": 443, "http": 80}
+_SOCKS = ("socks5", "socks5h")
+_SCHEMES = ("http", "https", *_SOCKS)
 
 
 def proxy_problem(url: str) -> str | None:
@@ -22,11 +25,17 @@ def proxy_problem(url: str) -> str | None:
         good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         good, parts = False, urlsplit("")
-    if good and parts.scheme in ("https", "socks5", "socks5h"):
-        return f"is a {parts.scheme} proxy, which is not supported: use one that begins with http://"
-    if not good or parts.scheme != "http":
-        return "is not the URL of a proxy: write one such as http://proxy.example.com:3128"
+    if not good or parts.scheme not in _SCHEMES:
+        return (
+            "is not the URL of a proxy: write one such as http://proxy.example.com:3128, "
+            "or with https:// or socks5://"
+        )
     return None
+
+
+def is_socks(url: str) -> bool:
+    """Whether this is the URL of a SOCKS proxy; names are the proxy's to resolve with both schemes."""
+    return urlsplit(url).scheme in _SOCKS
 
 
 def proxy_from_environment(server: str, environ: Mapping[str, str]) -> str:

@@ -92,9 +92,13 @@ class Reflector(Generic[T]):
         self._must_list = True
         self._synced = asyncio.Event()
         self._pauses = pauses or Pauses(chance=chance)
-        which = {"namespace": namespace} if namespace else {}
-        which |= {"selector": text for _, text in self._selectors}
-        self._complaints = Complaints(log, "Failed to list or watch", resource=resource.plural, **which)
+        which = {"namespace": namespace, "selector": field_selector or label_selector}
+        self._complaints = Complaints(
+            log,
+            "Failed to list or watch",
+            resource=resource.plural,
+            **{name: text for name, text in which.items() if text},
+        )
         self._told_unreadable: dict[Key, str] = {}
 
     @property

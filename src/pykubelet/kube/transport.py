@@ -21,14 +21,14 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.kube.access import Access
 from pykubelet.kube.credentials import Credentials, CredentialSource
 from pykubelet.kube.errors import BadAnswer, KubeconfigError, Superseded, Unreachable
 from pykubelet.kube.metrics import RestMetrics
-from pykubelet.kube.proxy import proxy_from_environment, proxy_problem
+from pykubelet.kube.proxy import is_socks, proxy_from_environment, proxy_problem
+from pykubelet.kube.proxy_socks import SocksConnector
 from pykubelet.kube.reaching import FAILURES, explain
 from pykubelet.kube.resolver import SharedResolver
 
@@ -115,6 +115,7 @@ class Transport:
         self._proxy = access.proxy or proxy_from_environment(access.server, environ)
         if self._proxy and (problem := proxy_problem(self._proxy)):
             raise KubeconfigError(f"the proxy for {access.server} in the environment {problem}")
+        self._socks = self._proxy if is_socks(self._proxy) else ""
         self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
         if not access.compression:
             self._headers["Accept-Encoding"] = "identity"
@@ -166,7 +167,7 @@ class Transport:
                         params=params,
                         headers=headers,
                         data=body,
-                        proxy=self._proxy or None,
+                        proxy=None if self._socks else self._proxy or None,
                         ssl=credentials.context if credentials.context is not None else True,
                         server_hostname=self.access.tls_server_name or None,
                         allow_redirects=False,
@@ -206,8 +207,21 @@ class Transport:
 
     def _pool(self, context: ssl.SSLContext | None) -> _Pool:
         if not self._pools or self._pools[-1].context is not context:
-            self._pools.append(_Pool(context, self._resolver))
+            self._pools.append(_Pool(context, self._connector()))
         return self._pools[-1]
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        if self._socks:
+            return SocksConnector(self._socks, self._resolver, _new_socket, keepalive_timeout=_KEEP_SECONDS)
+        # Neither a limit nor a cache of names: both make the library cancel those who wait when it
+        # is closed, and a cancelled task that nobody cancelled ends silently.
+        return aiohttp.TCPConnector(
+            limit=0,
+            use_dns_cache=False,
+            resolver=self._resolver,
+            keepalive_timeout=_KEEP_SECONDS,
+            socket_factory=_new_socket,
+        )
 
     async def _retire_outdated(self) -> None:
         if len(self._pools) > 1:
@@ -235,21 +249,12 @@ class Transport:
 class _Pool:
     """Connections that were made with the same certificates."""
 
-    def __init__(self, context: ssl.SSLContext | None, resolver: AbstractResolver) -> None:
+    def __init__(self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector) -> None:
         self.context = context
         self.open: dict[aiohttp.ClientResponse, bool] = {}
         """The answers being read, and whether they are streams."""
         self._users = 0
         self.retired = False
-        # Neither a limit nor a cache of names: both make the library cancel those who wait when it
-        # is closed, and a cancelled task that nobody cancelled ends silently.
-        connector = aiohttp.TCPConnector(
-            limit=0,
-            use_dns_cache=False,
-            resolver=resolver,
-            keepalive_timeout=_KEEP_SECONDS,
-            socket_factory=_new_socket,
-        )
         self.session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),

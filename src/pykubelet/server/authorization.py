@@ -12,18 +12,10 @@ from typing import Protocol
 from pykubelet.logs import get_logger
 from pykubelet.server.attributes import Wish
 from pykubelet.server.identity import User
+from pykubelet.server.refused import Refused
 from pykubelet.server.reviews import NoAnswer
 
 log = get_logger(__name__)
-
-
-class Refused(Exception):
-    """The request is not allowed: `status` and text are the answer."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(status, text)
-        self.status = status
-        self.text = text
 
 
 class Judge(Protocol):

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from pykubelet.logs import get_logger
+from pykubelet.server.scopes import own_scope
 from pykubelet.server.tls import NoCertificate
 from pykubelet.tasks import TaskScope
 
@@ -77,7 +78,7 @@ async def serve_connections(
     most: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[None]:
     """Accept clients on a listening socket while inside; with a `context` they must speak TLS."""
-    async with TaskScope() as scope:
+    async with own_scope() as scope:
         scope.start(_Door(server, listener, context, scope, most).run(), name="accept")
         yield
 

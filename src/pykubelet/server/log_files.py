@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from pykubelet.host.inotify import Inotify, Mask
-from pykubelet.server.log_lines import LogEntry, last_lines, parse_entry
+from pykubelet.server.log_lines import LogEntry, last_lines, parse_entries
 
 _BLOCK = 64 * 1024
+# A runtime writes entries of 16 KiB at most; what has no line break for so long is damage.
+_LONGEST_LINE = 1024 * 1024
 _TICK_SECONDS = 1.0
 _CHANGES = Mask.MODIFY | Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE
 # The kernel tells of each write; a busy container is read in gulps, not in sips.
@@ -50,16 +52,62 @@ class LogFile:
         self._file.seek(size - len(unfinished))
         return entries
 
+    def seek_last(self, count: int) -> None:
+        """Read on at the beginning of the last `count` entries; one that is being written counts, too.
+
+        Takes no more memory for many lines than for few.
+        """
+        end = self._file.seek(0, os.SEEK_END)
+        if count <= 0 or end == 0:
+            return
+        # What ends the last line ends no line before it.
+        wanted, place = count, end - 1
+        while place > 0:
+            start = max(0, place - _BLOCK)
+            self._file.seek(start)
+            block = self._file.read(place - start)
+            breaks = block.count(b"\n")
+            if breaks < wanted:
+                wanted, place = wanted - breaks, start
+                continue
+            position = len(block)
+            for _ in range(wanted):
+                position = block.rindex(b"\n", 0, position)
+            self._file.seek(start + position + 1)
+            return
+        self._file.seek(0)
+
+    @property
+    def size(self) -> int:
+        """How long the file is now, in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def blocks(self, up_to: int | None = None) -> Iterator[bytes]:
+        """Give whole lines, some at a time, from here to the end of the file as it is now.
+
+        Nothing is begun behind `up_to`, for a file that grows as fast as it is read.
+        """
+        while (up_to is None or self._file.tell() < up_to) and (block := self._file.read(_BLOCK)):
+            lines, found, rest = block.rpartition(b"\n")
+            if not found:
+                self._rest = self._rest + rest if len(self._rest) < _LONGEST_LINE else b""
+                continue
+            whole, self._rest = self._rest + lines + found, rest
+            yield whole
+
     def entries(self) -> Iterator[LogEntry]:
         """Give the entries from here to the end of the file, as it is now; may be called again later."""
-        while block := self._file.read(_BLOCK):
-            *lines, self._rest = (self._rest + block).split(b"\n")
-            yield from _parsed(lines)
+        for block in self.blocks():
+            yield from parse_entries(block)
 
-    def rest(self) -> Iterator[LogEntry]:
+    def take_rest(self) -> bytes:
         """Give what stands behind the last line break; for a file that nobody writes to any more."""
         rest, self._rest = self._rest, b""
-        yield from _parsed([rest])
+        return rest
+
+    def rest(self) -> Iterator[LogEntry]:
+        """Give the entry behind the last line break, as `take_rest`."""
+        yield from parse_entries(self.take_rest())
 
     def is_replaced(self) -> bool:
         """Whether another file has taken this one's name, or this one was cut short."""
@@ -79,25 +127,35 @@ class LogFile:
 
 
 async def follow(log: LogFile, goes_on: GoesOn) -> AsyncIterator[list[LogEntry]]:
-    """Give entries as they come, until the log does not go on.
+    """Give entries as they come, until the log does not go on; raises what `follow_blocks` raises."""
+    async with aclosing(follow_blocks(log, goes_on)) as blocks:
+        async for block in blocks:
+            yield list(parse_entries(block))
 
-    Raises OSError when the folder cannot be watched, and whatever `goes_on` raises.
+
+async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, None]:
+    """Give whole lines as they come, some at a time, until the log does not go on.
+
+    The last line of a log that nobody writes to any more may lack its line break. Raises OSError when the
+    folder cannot be watched, and whatever `goes_on` raises.
     """
     clock = asyncio.get_running_loop().time
     with Inotify() as changes:
         changes.watch(log.path.parent, _CHANGES)
         quiet_since, last = clock(), False
         while True:
-            if entries := list(log.entries()):
+            for block in log.blocks():
                 quiet_since = clock()
-                yield entries
+                yield block
             if log.is_replaced():
                 # The runtime opens the new file before it lets go of the old one.
                 await asyncio.sleep(_LETTING_GO_SECONDS)
-                yield [*log.entries(), *log.rest()]
+                for block in log.blocks():
+                    yield block
+                yield log.take_rest()
                 log.renew()
             elif last:
-                yield list(log.rest())
+                yield log.take_rest()
                 return
             else:
                 await _change(changes)
@@ -111,10 +169,6 @@ async def _change(changes: Inotify) -> None:
         async with asyncio.timeout(_TICK_SECONDS):
             await anext(changes)
         await asyncio.sleep(_GULP_SECONDS)
-
-
-def _parsed(lines: Iterable[bytes]) -> Iterator[LogEntry]:
-    return (entry for line in lines if (entry := parse_entry(line)) is not None)
 
 
 def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ the ones after it still count.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -23,6 +23,12 @@ _ENTRY = re.compile(
     rb"(?P<stamp>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2}))"
     rb" (?P<stream>stdout|stderr) (?P<tags>[^ ]*) (?P<text>.*)",
     re.DOTALL,
+)
+# The front of a whole line's entry, at the beginning of any line.
+_FRONT = re.compile(
+    rb"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})"
+    rb" (?:stdout|stderr) F ",
+    re.MULTILINE,
 )
 _STAMP = re.compile(r"(?P<seconds>.{19})(?:\.(?P<fraction>[0-9]+))?(?P<zone>.*)", re.ASCII)
 _NANOS = 1_000_000_000
@@ -72,6 +78,11 @@ def parse_entry(line: bytes) -> LogEntry | None:
     return LogEntry(match["stamp"].decode("ascii"), stream, match["text"], partial)
 
 
+def parse_entries(lines: bytes) -> Iterator[LogEntry]:
+    """Read several lines; what is no entry is left out."""
+    return (entry for line in lines.split(b"\n") if line and (entry := parse_entry(line)) is not None)
+
+
 def last_lines(backwards: Iterable[bytes], count: int) -> list[LogEntry]:
     """Take entries from the end of a log until they make `count` whole lines; give them in their order.
 
@@ -119,6 +130,16 @@ class LineWriter:
             if shown:
                 front = f"{entry.fixed_stamp} ".encode() if self._timestamps and not begun else b""
                 yield entry.stream, front + entry.text + (b"" if entry.partial else b"\n")
+
+    def text(self, lines: bytes, streams: Container[Stream] = ("stdout", "stderr")) -> bytes:
+        """Give what several lines of a log file say, of the streams that are wanted."""
+        plain = not self._timestamps and self._since is None and not self._unfinished
+        if plain and "stdout" in streams and "stderr" in streams:
+            # Mostly all lines are whole, and then there is no need to look at each one.
+            text, found = _FRONT.subn(b"", lines)
+            if found == lines.count(b"\n") and lines.endswith(b"\n"):
+                return text
+        return b"".join(text for stream, text in self.write(parse_entries(lines)) if stream in streams)
 
     def _is_new(self, entry: LogEntry) -> bool:
         return self._since is None or entry.nanoseconds >= self._since

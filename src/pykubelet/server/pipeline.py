@@ -14,11 +14,12 @@ from aiohttp.typedefs import Middleware
 from pykubelet.logs import get_logger
 from pykubelet.server.attributes import wishes
 from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import Judge, Refused, authorize
+from pykubelet.server.authorization import Judge, authorize
 from pykubelet.server.identity import Shown, User
 from pykubelet.server.metrics import ServerMetrics, ServerType
 from pykubelet.server.openssl import peer_chain
 from pykubelet.server.paths import is_plain
+from pykubelet.server.refused import Refused
 
 log = get_logger(__name__)
 
@@ -35,10 +36,12 @@ def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
             try:
                 if not is_plain(request.rel_url.raw_path):
                     return plain_text(400, "Bad Request: the path is not plain\n")
-                answer: web.StreamResponse = await handler(request)
-                return answer
+                handled: web.StreamResponse = await handler(request)
+                return handled
             except Refused as refusal:
-                return plain_text(refusal.status, refusal.text)
+                answer = plain_text(refusal.status, refusal.text)
+                answer.headers.update(refusal.headers)
+                return answer
             except web.HTTPNotFound:
                 return plain_text(404, "404: Page Not Found")
             except (web.HTTPException, ConnectionError):
@@ -73,6 +76,12 @@ def shown_by(request: web.Request) -> Shown:
     subject = connection.getpeercert().get("subject", ()) if chain else ()
     protocols = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, []) if is_websocket(request) else None
     return Shown(chain, subject, request.headers.get(hdrs.AUTHORIZATION, ""), protocols)
+
+
+def user_name(request: web.BaseRequest) -> str:
+    """The sender's name; empty on servers that do not ask for it."""
+    user = request.get(USER)
+    return user.name if user is not None else ""
 
 
 def is_upgrade(request: web.BaseRequest) -> bool:

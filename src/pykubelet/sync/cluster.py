@@ -91,7 +91,7 @@ class ClusterSide:
 
     def mirror_changed(self, mirror: Pod) -> None:
         """Take note of a mirror pod that came, changed or went."""
-        self._mirrors.wake()
+        self._mirrors.seen(mirror)
         static = self._store.by_name(mirror.full_name)
         if static is not None:
             self._sender.seen(static.uid)

@@ -144,7 +144,12 @@ class MirrorPods:
         self._complaints = Complaints(log, "Failed to keep a mirror pod")
 
     def wake(self) -> None:
-        """Look soon: a static pod or a mirror came, changed or went."""
+        """Look soon: a static pod came, changed or went."""
+        self._changed.set()
+
+    def seen(self, mirror: Pod) -> None:
+        """Take note that the watch has shown a mirror that came, changed or went."""
+        self._made.pop(mirror.full_name, None)
         self._changed.set()
 
     async def run(self) -> NoReturn:

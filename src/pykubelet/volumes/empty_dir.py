@@ -109,15 +109,19 @@ def is_huge_pages(medium: str) -> bool:
     return medium == HUGE_PAGES or medium.startswith(f"{HUGE_PAGES}-")
 
 
+def is_made(path: Path, marker: Path, medium: str) -> bool:
+    """Whether the volume at `path` is complete; what is in memory is lost with it, and the mark stays."""
+    return marker.exists() and (is_mount_point(path) if medium else path.is_dir())
+
+
 def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: int | None) -> None:
     """Have the volume at `path`, for `group` if one is given; raises OSError.
 
     `options` are those of the mount that a medium other than disk needs. Blocks.
     """
-    if medium and not is_mount_point(path):
-        marker.unlink(missing_ok=True)
-    if marker.exists() and path.is_dir():
+    if is_made(path, marker, medium):
         return
+    marker.unlink(missing_ok=True)
     make_folder(path.parent, 0o755)
     make_folder(path, _MODE)
     if not is_mount_point(path):

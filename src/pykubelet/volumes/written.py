@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable
 
 from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
 from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.atomic_write import publish
-from pykubelet.volumes.empty_dir import MEMORY, make_empty_dir, memory_options
+from pykubelet.volumes.empty_dir import MEMORY, is_made, make_empty_dir, memory_options
 from pykubelet.volumes.files import Files
 from pykubelet.volumes.folders import VolumeFolders
 from pykubelet.volumes.kind import Surroundings
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.nested import make_mount_points, nested_mount_points
 
+log = get_logger(__name__)
+
 IN_PLACE = 64 << 10
-"""Bytes that are written without a thread: they take less time than starting one."""
+"""Bytes in memory that are compared and written without a thread: using one would take longer."""
 
 
 class Writer:
@@ -52,9 +55,13 @@ class Writer:
         def work() -> None:
             make_empty_dir(path, marker, medium, options, group)
             make_mount_points(path, points)
-            publish(path, files, group, moment=self._clock())
+            if publish(path, files, group, moment=self._clock()):
+                log.v(4).info(
+                    "Wrote the files of a volume", pod=pod.full_name, volume=volume, files=len(files)
+                )
 
-        if sum(len(file.data) for file in files.values()) <= IN_PLACE:
+        small = sum(len(file.data) for file in files.values()) <= IN_PLACE
+        if self._in_memory and small and is_made(path, marker, medium):
             work()
         else:
             await finish_in_thread(work)

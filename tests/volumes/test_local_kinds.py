@@ -6,7 +6,6 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +15,31 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import HostPath
-from pykubelet.host.mounts import Mount, mount, read_mounts, unmount
-from pykubelet.volumes import empty_dir, plain
+from pykubelet.host.mounts import mount, unmount
+from pykubelet.volumes import empty_dir
 from pykubelet.volumes.empty_dir import MediumError, huge_page_option, tmpfs_size
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.folders import VolumeFolders
+from pykubelet.volumes.folders import EMPTY_DIR, VolumeFolders
 from pykubelet.volumes.host_path import HostPathError, check_host_path
 from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.plain import PlainVolumes
-from tests.volumes.conftest import ALLOCATABLE, needs_root, pod_with
+from pykubelet.volumes.pod_volumes import PodVolumes
+from tests.volumes.conftest import (
+    Shelf,
+    mode_of,
+    mounted_at,
+    needs_root,
+    pod_with,
+    umask,
+    volumes_at,
+)
 
 MIB = 1 << 20
 DATA: dict[str, Any] = {"name": "data", "emptyDir": {}}
 TMP: dict[str, Any] = {"name": "tmp", "emptyDir": {"medium": "Memory"}}
 
 
-def mode_of(path: Path) -> str:
-    return oct(stat.S_IMODE(path.lstat().st_mode))
-
-
-def mounted_at(path: Path) -> list[Mount]:
-    return [entry for entry in read_mounts() if entry.point == path.resolve()]
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 class TestEmptyDir:
-    async def test_on_disk(self, root: Path, volumes: PlainVolumes) -> None:
+    async def test_on_disk(self, root: Path, volumes: PodVolumes) -> None:
         with umask(0o077):
             mounted = await volumes.mount(pod_with(DATA, {"name": "none"}))
         path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
@@ -62,7 +52,7 @@ class TestEmptyDir:
         assert mode_of(path.parents[1]) == "0o750"
         assert (root / "pods/u-1/plugins/kubernetes.io~empty-dir/data/ready").exists()
 
-    async def test_what_containers_made_of_it_is_kept(self, volumes: PlainVolumes) -> None:
+    async def test_what_containers_made_of_it_is_kept(self, volumes: PodVolumes) -> None:
         pod = pod_with(DATA, securityContext={"fsGroup": 4242})
         path = Path((await volumes.mount(pod))["data"].path)
         path.chmod(0o700)
@@ -71,7 +61,7 @@ class TestEmptyDir:
         assert mode_of(path) == "0o700"
         assert (path / "file").read_text() == "theirs"
 
-    async def test_an_interrupted_start_is_finished(self, root: Path, volumes: PlainVolumes) -> None:
+    async def test_an_interrupted_start_is_finished(self, root: Path, volumes: PodVolumes) -> None:
         path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
         path.mkdir(parents=True, mode=0o700)
         await volumes.mount(pod_with(DATA))
@@ -82,7 +72,7 @@ class TestEmptyDir:
         assert mode_of(path) == "0o777"
 
     @needs_root
-    async def test_a_group_owns_everything(self, root: Path, volumes: PlainVolumes) -> None:
+    async def test_a_group_owns_everything(self, root: Path, volumes: PodVolumes) -> None:
         path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
         (path / "inner").mkdir(parents=True)
         (path / "inner/file").touch(mode=0o600)
@@ -99,8 +89,8 @@ class TestEmptyDir:
 
     @pytest.mark.machine
     @needs_root
-    async def test_in_memory(self, root: Path) -> None:
-        volumes = PlainVolumes(root, memory_limit=lambda pod: 8 * MIB, allocatable_memory=ALLOCATABLE)
+    async def test_in_memory(self, root: Path, shelf: Shelf) -> None:
+        volumes = volumes_at(root, shelf, lambda pod: 8 * MIB)
         pod = pod_with(TMP, {"name": "small", "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}})
         mounted = await volumes.mount(pod)
         await volumes.mount(pod)
@@ -114,7 +104,7 @@ class TestEmptyDir:
 
     @pytest.mark.machine
     @needs_root
-    async def test_memory_is_lost_with_a_reboot(self, volumes: PlainVolumes) -> None:
+    async def test_memory_is_lost_with_a_reboot(self, volumes: PodVolumes) -> None:
         path = Path((await volumes.mount(pod_with(TMP)))["tmp"].path)
         unmount(path)
         await volumes.mount(pod_with(TMP))
@@ -122,7 +112,7 @@ class TestEmptyDir:
 
     @pytest.mark.machine
     @needs_root
-    async def test_in_huge_pages(self, volumes: PlainVolumes) -> None:
+    async def test_in_huge_pages(self, volumes: PodVolumes) -> None:
         if not Path("/sys/kernel/mm/hugepages/hugepages-2048kB").is_dir():
             pytest.skip("this machine has no huge pages of 2 MiB")
         pages = {"requests": {"hugepages-2Mi": "4Mi"}, "limits": {"hugepages-2Mi": "4Mi"}}
@@ -244,7 +234,7 @@ class TestHostPath:
         with pytest.raises(HostPathError, match=r"invalid HostPath `/a/\.\./etc`: must not contain '\.\.'"):
             check_host_path(HostPath(path="/a/../etc"))
 
-    async def test_mounting(self, volumes: PlainVolumes, tmp_path: Path) -> None:
+    async def test_mounting(self, volumes: PodVolumes, tmp_path: Path) -> None:
         given = [
             {"name": "any", "hostPath": {"path": "/nowhere/at/all"}},
             {"name": "dir", "hostPath": {"path": str(tmp_path), "type": "Directory"}},
@@ -258,31 +248,32 @@ class TestHostPath:
 
 
 class TestRefusals:
-    async def test_each_volume_that_cannot_be_had_is_told(self, volumes: PlainVolumes, root: Path) -> None:
+    async def test_each_volume_that_cannot_be_had_is_told(self, volumes: PodVolumes, root: Path) -> None:
         pod = pod_with(
             DATA,
-            {"name": "conf", "configMap": {"name": "c"}},
+            {"name": "share", "nfs": {"server": "s", "path": "/"}},
             {"name": "disk", "emptyDir": {"medium": "Floppy"}},
             {"name": "gone", "hostPath": {"path": "/nowhere", "type": "File"}},
         )
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod)
         assert str(caught.value).split("; M") == [
-            'MountVolume.SetUp failed for volume "conf" : '
-            "its kind is configMap; supported are emptyDir and hostPath",
+            'MountVolume.SetUp failed for volume "share" : its kind is nfs; '
+            "supported are configMap, downwardAPI, emptyDir, hostPath, projected, secret",
             'ountVolume.SetUp failed for volume "disk" : unknown storage medium "Floppy"',
             'ountVolume.SetUp failed for volume "gone" : hostPath type check failed: /nowhere is not a file',
         ]
-        assert VolumeFolders.of(root, "u-1").empty_dir("data").is_dir()
+        assert len(caught.value.problems) == 3, "for an event each"
+        assert VolumeFolders.of(root, "u-1").volume(EMPTY_DIR, "data").is_dir()
 
-    async def test_system_errors_name_the_path(self, volumes: PlainVolumes, root: Path) -> None:
+    async def test_system_errors_name_the_path(self, volumes: PodVolumes, root: Path) -> None:
         root.mkdir()
         (root / "pods").touch()
         with pytest.raises(VolumeError, match=r'volume "data" : .*root/pods.*: Not a directory'):
             await volumes.mount(pod_with(DATA))
 
     @pytest.mark.parametrize("name", ["..", "a/b", "", "."])
-    async def test_hostile_names(self, volumes: PlainVolumes, root: Path, name: str) -> None:
+    async def test_hostile_names(self, volumes: PodVolumes, root: Path, name: str) -> None:
         with pytest.raises(VolumeError, match="cannot be a folder's name"):
             await volumes.mount(pod_with({"name": name, "emptyDir": {}}))
         pod = pod_with(DATA)
@@ -294,7 +285,7 @@ class TestRefusals:
 
 
 class TestUnmount:
-    async def test_everything_goes_and_nothing_else(self, volumes: PlainVolumes, root: Path) -> None:
+    async def test_everything_goes_and_nothing_else(self, volumes: PodVolumes, root: Path) -> None:
         other = root / "pods/u-1/volumes/kubernetes.io~nfs/share"
         other.mkdir(parents=True)
         path = Path((await volumes.mount(pod_with(DATA)))["data"].path)
@@ -313,18 +304,18 @@ class TestUnmount:
 
     @pytest.mark.machine
     @needs_root
-    async def test_by_an_agent_that_never_saw_the_pod(self, root: Path, tmp_path: Path) -> None:
+    async def test_by_an_agent_that_never_saw_the_pod(self, root: Path, tmp_path: Path, shelf: Shelf) -> None:
         """Through a link to the root, with a mount that a container left in a volume."""
         link = tmp_path / "link"
         link.symlink_to(root)
         root.mkdir()
-        first = PlainVolumes(link, memory_limit=lambda pod: None, allocatable_memory=ALLOCATABLE)
+        first = volumes_at(link, shelf)
         mounted = await first.mount(pod_with(DATA, TMP))
         inner = Path(mounted["data"].path) / "inner"
         inner.mkdir()
         mount("tmpfs", inner, "tmpfs")
         (inner / "file").touch()
-        again = PlainVolumes(link, memory_limit=lambda pod: None, allocatable_memory=ALLOCATABLE)
+        again = volumes_at(link, shelf)
         await again.unmount("u-1")
         assert not Path(mounted["tmp"].path).exists()
         assert mounted_at(inner) == []
@@ -332,7 +323,7 @@ class TestUnmount:
 
     @pytest.mark.machine
     @needs_root
-    async def test_what_is_in_use_is_told_and_kept(self, volumes: PlainVolumes) -> None:
+    async def test_what_is_in_use_is_told_and_kept(self, volumes: PodVolumes) -> None:
         path = Path((await volumes.mount(pod_with(DATA, TMP)))["tmp"].path)
         (path / "file").write_text("kept")
         with subprocess.Popen(["sleep", "60"], cwd=path) as user:
@@ -348,7 +339,7 @@ class TestUnmount:
 
 class TestCancellation:
     async def test_a_cancelled_caller_waits_for_the_work(
-        self, volumes: PlainVolumes, monkeypatch: pytest.MonkeyPatch
+        self, volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         go, ended = threading.Event(), threading.Event()
         make = empty_dir.make_empty_dir
@@ -358,7 +349,7 @@ class TestCancellation:
             make(*args)
             ended.set()
 
-        monkeypatch.setattr(plain, "make_empty_dir", slow)
+        monkeypatch.setattr(empty_dir, "make_empty_dir", slow)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(volumes.mount(pod_with(DATA)))
             await asyncio.sleep(0.01)
@@ -371,7 +362,7 @@ class TestCancellation:
         assert ended.is_set()
 
     async def test_a_failure_after_cancelling_is_not_lost(
-        self, volumes: PlainVolumes, monkeypatch: pytest.MonkeyPatch
+        self, volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         go = threading.Event()
 
@@ -379,7 +370,7 @@ class TestCancellation:
             go.wait(10)
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(plain, "make_empty_dir", fail)
+        monkeypatch.setattr(empty_dir, "make_empty_dir", fail)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 asyncio.get_running_loop().call_later(0.05, go.set)

@@ -1,0 +1,174 @@
+"""The agent's API on port 10250, put together: every endpoint, its switch, and the server in front.
+
+    async with api_server(parts) as port:
+        ...
+
+Everything that a request needs comes in as `ApiParts`; the pods and the runtime through narrow protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.meta import to_json
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.server.access import AccessProblem, make_authenticator, make_judge
+from pykubelet.server.container_actions import ContainerActions
+from pykubelet.server.container_logs import ContainerLogs
+from pykubelet.server.debug import profiling_routes, timeline_routes, verbosity_routes
+from pykubelet.server.exposition import metrics_routes
+from pykubelet.server.health import Check, health_routes
+from pykubelet.server.https import https_server
+from pykubelet.server.lookup import Lookup, StreamingRuntime
+from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
+from pykubelet.server.openssl import OpensslMissing
+from pykubelet.server.pipeline import plain_text
+from pykubelet.server.pods import PodsView
+from pykubelet.server.readonly import read_only_routes
+from pykubelet.server.reviews import Creator
+from pykubelet.server.running_pods import running_pods_routes
+from pykubelet.server.scopes import own_scope
+from pykubelet.server.stream_limits import StreamLimits
+from pykubelet.server.streaming import Streams
+from pykubelet.server.tls import ServingTls, TlsProblem, TlsSettings
+from pykubelet.server.zpages import flagz_routes, statusz_routes
+
+_FOREVER = 10.0 * 365 * 86400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiParts:
+    """What the API is made of."""
+
+    config: KubeletConfiguration
+    gates: FeatureGates
+    node_name: str
+    root_dir: Path
+    view: PodsView
+    resolve: Callable[[str], str]
+    """The uid of the pod that runs, for the uid of a mirror pod or its own (`PodStore.resolve`)."""
+    runtime: StreamingRuntime
+    checks: Mapping[str, Check]
+    configz: Mapping[str, Any]
+    flags: Callable[[], Mapping[str, str]]
+    registry: CollectorRegistry
+    metrics: ServerMetrics
+    """Made once for an agent: its servers share it."""
+    client: Creator | None
+    """Asks the API server about the senders of requests; None standalone. Give it a limit of its own."""
+    certificate: Path
+    key: Path
+    """The serving certificate and its key, in one file or two; they may come later and change."""
+    started: datetime
+    now: Callable[[], datetime]
+    node_logs: Path = NODE_LOGS
+
+
+@asynccontextmanager
+async def api_server(parts: ApiParts) -> AsyncIterator[int]:
+    """Serve the API while inside, and give its port.
+
+    Raises AccessProblem or PortError, whose texts are one line with cause and remedy.
+    """
+    config = parts.config
+    async with own_scope() as scope:
+        authenticator = make_authenticator(config, parts.client, scope, parts.metrics)
+        judge = make_judge(config, parts.client, lambda: parts.node_name, scope, parts.metrics)
+        settings = TlsSettings.of(config, request_certificates=authenticator.wants_certificates)
+        try:
+            tls = ServingTls(settings, parts.certificate, parts.key)
+        except (TlsProblem, OpensslMissing) as err:
+            raise AccessProblem(str(err)) from err
+        async with https_server(
+            config.address,
+            config.port,
+            api_routes(parts),
+            tls=tls,
+            authenticator=authenticator,
+            judge=judge,
+            metrics=parts.metrics,
+        ) as port:
+            yield port
+
+
+def api_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
+    """All routes of the secured server, as the configuration switches them."""
+    routes: list[web.AbstractRouteDef] = [
+        *health_routes(parts.checks),
+        *read_only_routes(parts.view),
+        *metrics_routes(parts.registry),
+    ]
+    if not parts.config.enable_debugging_handlers:
+        routes += _disabled(_DEBUGGING, "Debug endpoints are disabled.\n")
+        return routes
+    routes += _debugging_routes(parts)
+    if parts.gates.enabled("ComponentFlagz"):
+        routes += flagz_routes(parts.flags)
+    if parts.gates.enabled("ComponentStatusz"):
+        listed = [route.path for route in routes if isinstance(route, web.RouteDef) and "{" not in route.path]
+        routes += statusz_routes(listed, parts.started)
+    return routes
+
+
+def _debugging_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
+    config = parts.config
+    lookup = Lookup(parts.view, parts.runtime, parts.resolve)
+    limits = StreamLimits()
+    idle = config.streaming_connection_idle_timeout.seconds or _FOREVER
+    actions = ContainerActions(lookup, parts.root_dir / "checkpoints", parts.now)
+    split = parts.gates.enabled("PodLogsQuerySplitStreams")
+    routes: list[web.AbstractRouteDef] = [
+        *Streams(lookup, limits, parts.metrics, idle_seconds=idle).routes(),
+        *ContainerLogs(lookup, limits, split_streams=split, idle_seconds=idle).routes(),
+        *actions.run_routes(),
+        *running_pods_routes(parts.runtime),
+        web.get("/configz", _configz(parts.configz)),
+        *timeline_routes(parts.view),
+    ]
+    if parts.gates.enabled("ContainerCheckpoint"):
+        routes += actions.checkpoint_routes()
+    if config.enable_system_log_handler:
+        routes += node_log_routes(parts.node_logs)
+    else:
+        routes += _disabled(["/logs/"], "logs endpoint is disabled.\n")
+    if config.enable_profiling_handler:
+        routes += profiling_routes()
+    else:
+        routes += _disabled(["/debug/pprof/"], "profiling endpoint is disabled.\n")
+    if config.enable_debug_flags_handler:
+        routes += verbosity_routes()
+    else:
+        routes += _disabled(["/debug/flags/v"], "flags endpoint is disabled.\n")
+    return routes
+
+
+_DEBUGGING = (
+    *("/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/"),
+    "/logs/",
+)
+
+
+def _disabled(roots: Iterable[str], text: str) -> list[web.RouteDef]:
+    async def answer(_: web.Request) -> web.Response:
+        return plain_text(405, text)
+
+    return [web.route("*", root + "{rest:.*}", answer) for root in roots]
+
+
+def _configz(document: Mapping[str, Any]) -> Callable[[web.Request], Any]:
+    body = to_json(document)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    return answer

@@ -1,0 +1,395 @@
+"""Pods of a real API server on a real node: their lives, their deaths, and what the API server hears."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.node import ClusterNode
+from tests.cluster.plane import Document, unique
+from tests.engine.making import container, forever, pod
+from tests.engine.node import condition, is_ready, status_of
+
+pytestmark = pytest.mark.machine
+
+STUBBORN = "trap '' TERM; while true; do sleep 1; done"
+MakeNode = Callable[..., ClusterNode]
+
+
+@pytest.fixture
+def member(cluster_member: ClusterNode) -> Iterator[ClusterNode]:
+    """The module's node, with its agent running whatever the last test did to it."""
+    if cluster_member.process is None:
+        cluster_member.start()
+    yield cluster_member
+    if cluster_member.process is None:
+        cluster_member.start()
+
+
+def container_ids(pod: Document) -> list[str]:
+    return [status.get("containerID", "") for status in pod["status"]["containerStatuses"]]
+
+
+def delete(node: ClusterNode, pod: Document, grace: int | None = None) -> None:
+    node.plane.delete("pod", pod["metadata"]["name"], pod["metadata"]["namespace"], grace=grace)
+
+
+def wait_gone(node: ClusterNode, pod: Document, seconds: float = 30) -> None:
+    """Wait until neither the API server nor the node has anything of a pod."""
+    name = pod["metadata"]["name"]
+    node.plane.wait_gone("pod", name, pod["metadata"]["namespace"], seconds)
+    node.wait_gone(name, pod["metadata"]["uid"], seconds)
+
+
+def pod_writes(node: ClusterNode, since: int) -> list[tuple[str, str]]:
+    """What the node wrote to pods: verb and name."""
+    return [
+        (event["verb"], event["objectRef"]["name"])
+        for event in node.plane.writes(node.user, since)
+        if event["objectRef"]["resource"] == "pods"
+    ]
+
+
+# Coming
+
+
+def test_a_pod_runs_and_is_told_of_in_one_write(member: ClusterNode, namespace: str) -> None:
+    mark = member.plane.audit_mark()
+    created = member.wait_pod_ready(member.create_pod(namespace))
+    status = created["status"]
+    assert status["phase"] == "Running"
+    assert status["observedGeneration"] == created["metadata"]["generation"]
+    assert [c["type"] for c in status["conditions"]] == [
+        "PodReadyToStartContainers",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+        "PodScheduled",
+    ]
+    # Two when the machine is busy: a slow start shows what it waits for.
+    assert 1 <= len(pod_writes(member, mark)) <= 2
+
+
+def test_a_pod_that_cannot_start_says_why(member: ClusterNode, namespace: str) -> None:
+    document = member.pod_document(unique("p"), namespace)
+    document["spec"]["containers"][0]["image"] = "nowhere.invalid/none:1"
+    created = member.plane.create(document)
+    found = member.wait_api_pod(
+        created, "to wait", lambda found: "ErrImageNeverPull" in str(found["status"].get("containerStatuses"))
+    )
+    assert found["status"]["phase"] == "Pending"
+
+
+def test_readiness_gates(member: ClusterNode, namespace: str) -> None:
+    gates = [{"conditionType": "example.com/ready"}]
+    created = member.create_pod(namespace, readinessGates=gates)
+    member.wait_api_pod(
+        created, "to have ready containers", lambda found: condition(found, "ContainersReady") == "True"
+    )
+    member.wait_api_pod(
+        created,
+        "to wait for its gate",
+        lambda found: any(c.get("reason") == "ReadinessGatesNotReady" for c in found["status"]["conditions"]),
+    )
+    gate = {"type": "example.com/ready", "status": "True"}
+    name = created["metadata"]["name"]
+    path = f"{member.plane.place('pod', namespace)}/{name}/status"
+    member.plane.request(
+        "PATCH",
+        path,
+        {"status": {"conditions": [gate]}},
+        content_type="application/strategic-merge-patch+json",
+    )
+    found = member.wait_pod_ready(created)
+    assert condition(found, "example.com/ready") == "True"
+
+
+def test_what_others_write_over_is_corrected(member: ClusterNode, namespace: str) -> None:
+    created = member.wait_pod_ready(member.create_pod(namespace))
+    name = created["metadata"]["name"]
+    for wrong in ({"phase": "Pending"}, {"reason": "Nonsense", "containerStatuses": None}):
+        member.plane.patch("pod", name, namespace, {"status": wrong}, subresource="status")
+        member.wait_api_pod(created, "to be corrected", lambda found: found["status"] == created["status"])
+
+
+# Going
+
+
+def test_deletion_takes_everything_with_it(member: ClusterNode, namespace: str) -> None:
+    created = member.wait_pod_ready(member.create_pod(namespace))
+    mark = member.plane.audit_mark()
+    member.delete_pod(created)
+    # One last status, then the end.
+    assert [verb for verb, _ in pod_writes(member, mark)] == ["patch", "delete"]
+
+
+def test_a_shorter_grace_counts(member: ClusterNode, namespace: str) -> None:
+    created = member.create_pod(namespace, script=STUBBORN, terminationGracePeriodSeconds=600)
+    member.wait_pod_ready(created)
+    delete(member, created)
+    time.sleep(1)
+    assert member.truth.running(created["metadata"]["name"])
+    delete(member, created, grace=1)
+    wait_gone(member, created)
+
+
+def test_a_pod_deleted_by_force_ends_too(member: ClusterNode, namespace: str) -> None:
+    created = member.wait_pod_ready(member.create_pod(namespace))
+    delete(member, created, grace=0)
+    wait_gone(member, created)
+
+
+def test_a_namesake_waits_for_the_end_of_its_predecessor(member: ClusterNode, namespace: str) -> None:
+    name = unique("p")
+    first = member.create_pod(namespace, name, script=STUBBORN, terminationGracePeriodSeconds=3)
+    member.wait_pod_ready(first)
+    delete(member, first, grace=0)
+    second = member.create_pod(namespace, name)
+    member.wait_pod_ready(second)
+    boxes = {box.labels["io.kubernetes.pod.uid"] for box in member.truth.ready(name)}
+    assert boxes == {second["metadata"]["uid"]}
+
+
+def test_a_finished_pod_stays_until_it_is_deleted(member: ClusterNode, namespace: str) -> None:
+    created = member.create_pod(namespace, script="exit 0", restartPolicy="Never")
+    done = member.wait_pod_phase(created, "Succeeded")
+    assert condition(done, "Ready") == "False"
+    name = created["metadata"]["name"]
+    # A new label does not bring it back.
+    member.plane.patch("pod", name, namespace, {"metadata": {"labels": {"new": "label"}}})
+    time.sleep(2)
+    assert not member.truth.running(name)
+    member.delete_pod(created)
+
+
+def test_a_pod_held_by_a_finalizer(member: ClusterNode, namespace: str) -> None:
+    document = member.pod_document(unique("p"), namespace)
+    document["metadata"]["finalizers"] = ["example.com/hold"]
+    created = member.wait_pod_ready(member.plane.create(document))
+    name, uid = created["metadata"]["name"], created["metadata"]["uid"]
+    delete(member, created)
+    member.wait("the node to be done", lambda: not member.left_of(uid))
+    held = member.wait_pod_phase(created, "Succeeded")
+    assert held["metadata"]["deletionGracePeriodSeconds"] == 0
+    # An agent that finds it so leaves it so.
+    member.restart()
+    time.sleep(2)
+    assert not member.truth.sandboxes(name)
+    member.plane.patch("pod", name, namespace, {"metadata": {"finalizers": None}})
+    wait_gone(member, created)
+
+
+# With the agent away
+
+
+def test_a_pod_that_was_deleted_before_it_ever_began(member: ClusterNode, namespace: str) -> None:
+    member.stop()
+    created = member.create_pod(namespace)
+    delete(member, created)
+    time.sleep(0.5)
+    assert member.api_pod(created) is not None
+    member.start()
+    wait_gone(member, created)
+    assert "Created" not in {
+        event["reason"] for event in member.plane.events(namespace, created["metadata"]["name"])
+    }
+
+
+def test_a_pod_that_others_ended_never_runs(member: ClusterNode, namespace: str) -> None:
+    member.stop()
+    created = member.create_pod(namespace)
+    name = created["metadata"]["name"]
+    member.plane.patch(
+        "pod", name, namespace, {"status": {"phase": "Failed", "reason": "Lost"}}, subresource="status"
+    )
+    member.start()
+    other = member.create_pod(namespace)
+    member.wait_pod_ready(other)
+    assert not member.truth.sandboxes(name)
+    found = member.api_pod(created)
+    assert found is not None
+    assert (found["status"]["phase"], found["status"]["reason"]) == ("Failed", "Lost")
+
+
+def test_pods_deleted_while_the_agent_was_away(member: ClusterNode, namespace: str) -> None:
+    graceful = member.create_pod(namespace)
+    forced = member.create_pod(namespace)
+    for created in (graceful, forced):
+        member.wait_pod_ready(created)
+    member.kill()
+    delete(member, graceful)
+    delete(member, forced, grace=0)
+    member.start()
+    wait_gone(member, graceful)
+    wait_gone(member, forced)
+
+
+PROBES: dict[str, Any] = {
+    "readinessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 1},
+    "startupProbe": {"exec": {"command": ["true"]}, "periodSeconds": 1},
+    "livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 1},
+}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_an_agent_that_comes_back_changes_nothing(member: ClusterNode, namespace: str, end: str) -> None:
+    document = member.pod_document(unique("p"), namespace)
+    document["spec"]["containers"][0] |= PROBES
+    plain = container("init", ["true"]) | {"imagePullPolicy": "Never", "image": member.image}
+    document["spec"]["initContainers"] = [plain]
+    probed = member.plane.create(document)
+    finished = member.create_pod(namespace, script="exit 3", restartPolicy="Never")
+    static = member.write(pod("lasting", container(), meta={"namespace": namespace}))
+    mirror = member.wait("the mirror", lambda: member.plane.find("pod", static, namespace))
+    before = [member.wait_pod_ready(one) for one in (probed, mirror)]
+    before.append(member.wait_pod_phase(finished, "Failed"))
+    time.sleep(2)
+    mark = member.plane.audit_mark()
+    getattr(member, end)()
+    time.sleep(1)
+    member.start()
+    marker = member.wait_pod_ready(member.create_pod(namespace))
+    time.sleep(5)
+    after = [member.api_pod(one) for one in (probed, mirror, finished)]
+    names = {name for _, name in pod_writes(member, mark)}
+    assert names == {marker["metadata"]["name"]}
+    assert [one["status"] for one in after if one] == [one["status"] for one in before]
+    member.remove("lasting")
+    wait_gone(member, mirror)
+
+
+# With the API server away
+
+
+def test_what_happens_while_the_api_server_is_away(member: ClusterNode, namespace: str) -> None:
+    plane = member.plane
+    steady = member.wait_pod_ready(member.create_pod(namespace))
+    ending = member.create_pod(
+        namespace, script="while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7", restartPolicy="Never"
+    )
+    crashing = member.create_pod(namespace, script="while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7")
+    for created in (ending, crashing):
+        member.wait_pod_ready(created)
+    leaving = member.wait_pod_ready(
+        member.create_pod(namespace, script=STUBBORN, terminationGracePeriodSeconds=4)
+    )
+    delete(member, leaving)
+    with plane.without_server():
+        for created in (ending, crashing):
+            member.shell(created["metadata"]["name"], "touch /tmp/end")
+        member.wait(
+            "the crash to be seen",
+            lambda: status_of(member.pod(crashing["metadata"]["name"]) or {}, "main")["restartCount"] >= 1,
+        )
+        member.wait("the end to be seen", lambda: not member.truth.running(leaving["metadata"]["name"]))
+    done = member.wait_pod_phase(ending, "Failed", 60)
+    assert status_of(done, "main")["state"]["terminated"]["exitCode"] == 7
+    member.wait_api_pod(
+        crashing, "to have restarted", lambda found: status_of(found, "main")["restartCount"] >= 1
+    )
+    wait_gone(member, leaving)
+    now = member.api_pod(steady)
+    assert now is not None
+    assert now["status"] == steady["status"]
+
+
+def test_a_deletion_is_finished_although_agent_and_api_server_were_away(
+    member: ClusterNode, namespace: str
+) -> None:
+    plane = member.plane
+    created = member.create_pod(namespace, script=STUBBORN, terminationGracePeriodSeconds=3)
+    kept = member.create_pod(namespace)
+    for one in (created, kept):
+        one |= member.wait_pod_ready(one)
+    delete(member, created)
+    with plane.without_server():
+        member.wait("the pod to be stopped", lambda: not member.truth.running(created["metadata"]["name"]))
+        member.kill()
+        member.start()
+        time.sleep(3)
+        # Nobody knows yet which pods are wanted.
+        assert member.truth.running(kept["metadata"]["name"])
+        assert member.truth.sandboxes(created["metadata"]["name"])
+    wait_gone(member, created, 60)
+    now = member.api_pod(kept)
+    assert now is not None
+    assert container_ids(now) == container_ids(kept)
+
+
+def test_a_pod_whose_status_the_api_server_never_got_is_adopted(member: ClusterNode, namespace: str) -> None:
+    plane = member.plane
+    created = member.create_pod(namespace)
+    name = created["metadata"]["name"]
+    member.wait("the pod to be known", lambda: member.pod(name))
+    plane.kill_server()
+    try:
+        (box,) = member.wait("the container", lambda: member.truth.running(name))
+        member.kill()
+    finally:
+        plane.start_server()
+    member.start()
+    found = member.wait_pod_ready(created)
+    assert [one.rpartition("/")[2] for one in container_ids(found)] == [box.id]
+    assert status_of(found, "main")["restartCount"] == 0
+
+
+# Static pods
+
+
+def test_a_static_pod_has_a_mirror(member: ClusterNode, namespace: str) -> None:
+    plane = member.plane
+    name = member.write(pod("web", container(command=forever()), meta={"namespace": namespace}))
+    mirror = member.wait("the mirror", lambda: plane.find("pod", name, namespace))
+    ready = member.wait_pod_ready(mirror)
+    node = plane.get("node", member.name)
+    assert ready["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": member.name,
+            "uid": node["metadata"]["uid"],
+            "controller": True,
+        }
+    ]
+    annotations = ready["metadata"]["annotations"]
+    assert annotations["kubernetes.io/config.mirror"] == annotations["kubernetes.io/config.hash"]
+    (running,) = member.truth.running(name)
+    for grace in (None, 0):
+        delete(member, mirror, grace)
+        mirror = member.wait(
+            "a new mirror",
+            lambda old=mirror: next(  # type: ignore[misc]
+                (
+                    found
+                    for found in [plane.find("pod", name, namespace)]
+                    if found and found["metadata"]["uid"] != old["metadata"]["uid"]
+                ),
+                None,
+            ),
+        )
+        member.wait_api_pod(mirror, "to show the pod", is_ready)
+    assert [one.id for one in member.truth.running(name)] == [running.id]
+    # A changed manifest is another pod, and another mirror.
+    member.write(pod("web", container(command=forever("true")), meta={"namespace": namespace}))
+    member.wait(
+        "the other mirror",
+        lambda: (
+            is_ready(found)
+            and found["metadata"]["annotations"]["kubernetes.io/config.hash"]
+            != annotations["kubernetes.io/config.hash"]
+            if (found := plane.find("pod", name, namespace))
+            else None
+        ),
+    )
+    member.remove("web")
+    plane.wait_gone("pod", name, namespace)
+
+
+def test_mirrors_of_manifests_that_went_while_the_agent_was_away(member: ClusterNode, namespace: str) -> None:
+    name = member.write(pod("brief", container(), meta={"namespace": namespace}))
+    member.wait("the mirror", lambda: member.plane.find("pod", name, namespace))
+    member.kill()
+    member.remove("brief")
+    member.start()
+    member.plane.wait_gone("pod", name, namespace)

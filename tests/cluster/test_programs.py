@@ -1,0 +1,126 @@
+"""Where the control plane's programs come from, and what is said when they cannot be had."""
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from pykubelet.devcluster import build
+from pykubelet.devcluster.errors import NotAvailable
+from pykubelet.devcluster.programs import find_programs
+
+ALL = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+GOOD = """#!/bin/sh
+echo started >>{log}
+while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done
+echo k8s.io/some/package >&2
+sleep 0.2
+printf '#!/bin/sh\\n' >"$out"
+chmod +x "$out"
+"""
+BAD = """#!/bin/sh
+echo 'go: downloading k8s.io/kubernetes v1.36.3' >&2
+echo 'go: k8s.io/kubernetes: dial tcp: lookup proxy.golang.org: no such host' >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without Go, without etcd and with an empty cache."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "search_path", lambda: str(tmp_path / "bin"))
+    monkeypatch.setattr(build, "GO_PLACES", "")
+    return tmp_path
+
+
+def programs_in(folder: Path, *names: str) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    return {"KUBEBUILDER_ASSETS": str(folder)}
+
+
+def go(place: Path, script: str) -> Path:
+    log, path = place / "go.log", place / "bin" / "go"
+    path.write_text(script.replace("{log}", str(log)).replace("sleep", "/bin/sleep"))
+    path.write_text(path.read_text().replace("chmod", "/bin/chmod"))
+    path.chmod(0o755)
+    return log
+
+
+def test_from_the_assets(place: Path) -> None:
+    environ = programs_in(place / "assets", *ALL)
+    found = find_programs(pytest.fail, environ)
+    assert found.scheduler == place / "assets" / "kube-scheduler"
+    assert found.kubelet is None
+
+
+def test_assets_without_the_necessary(place: Path) -> None:
+    environ = programs_in(place / "assets", "kube-scheduler")
+    with pytest.raises(NotAvailable, match="has no etcd and no kube-apiserver: put it there"):
+        find_programs(pytest.fail, environ)
+
+
+def test_what_the_assets_lack_is_built(place: Path) -> None:
+    go(place, GOOD)
+    environ = programs_in(place / "assets", "etcd", "kube-apiserver")
+    found = find_programs(lambda _: None, environ)
+    assert found.apiserver.parent == place / "assets"
+    assert found.controller_manager.is_relative_to(place / "cache")
+    assert found.kubelet is not None
+
+
+def test_without_go(place: Path) -> None:
+    environ = programs_in(place / "assets", "etcd", "kube-apiserver")
+    with pytest.raises(NotAvailable, match="Go is not installed: install Go"):
+        find_programs(pytest.fail, environ)
+
+
+def test_a_build_happens_once(place: Path) -> None:
+    log, said = go(place, GOOD), list[str]()
+    first = build.built_programs(said.append)
+    assert first == build.built_programs(pytest.fail)
+    assert log.read_text() == "started\n"
+    assert said[0].startswith("Building the control plane, Kubernetes v1.")
+    assert all(os.access(path, os.X_OK) for path in first.values())
+    assert subprocess.run([first["kubectl"]], check=False).returncode == 0
+
+
+def test_two_builders(place: Path) -> None:
+    log = go(place, GOOD)
+    builders = [threading.Thread(target=build.built_programs, args=(lambda _: None,)) for _ in range(3)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join(30)
+    assert log.read_text() == "started\n"
+
+
+def test_a_failed_build_leaves_nothing(place: Path) -> None:
+    go(place, BAD)
+    with pytest.raises(NotAvailable) as caught:
+        build.built_programs(lambda _: None)
+    told = str(caught.value)
+    assert "no such host" in told
+    assert "downloading" not in told
+    assert "\n" not in told
+    cache = place / "cache" / "pykubelet" / "controlplane"
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    go(place, GOOD)
+    assert build.built_programs(lambda _: None)["kubelet"].exists()
+
+
+def test_another_version_is_built_anew(place: Path) -> None:
+    module = place / "module"
+    module.mkdir()
+    for path in build.source_module().iterdir():
+        (module / path.name).write_bytes(path.read_bytes())
+    before = build.cache_place(module)
+    (module / "go.sum").write_text("changed")
+    assert build.cache_place(module) != before

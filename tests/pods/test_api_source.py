@@ -1,0 +1,122 @@
+"""Pods from an API server that is played by a script."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.kube.errors import ServerError, Unreachable
+from pykubelet.pods.api_source import ApiSource
+from pykubelet.pods.mux import PodMux
+from pykubelet.tasks import TaskScope
+from tests.kube.making import ScriptedSource, event, page, pod
+from tests.pods.making import Heard
+
+pytestmark = pytest.mark.looptime
+
+
+@asynccontextmanager
+async def watching(api: ScriptedSource, heard: Heard) -> AsyncIterator[ApiSource]:
+    source = ApiSource(api, "one", heard)
+    async with TaskScope() as scope:
+        scope.start(source.run(), name="source")
+        yield source
+
+
+async def test_the_full_set_is_given_after_every_change() -> None:
+    heard = Heard()
+    api = ScriptedSource(
+        page(pod("a"), pod("b")),
+        [
+            event("ADDED", pod("c", 2)),
+            1,
+            event("DELETED", pod("a", 3)),
+            1,
+            event("MODIFIED", pod("b", 4)),
+            600,
+        ],
+    )
+    async with watching(api, heard):
+        await asyncio.sleep(0.1)
+        assert heard.names == ["a", "b", "c"]
+        await asyncio.sleep(1.1)
+        assert heard.names == ["b", "c"]
+        unchanged = heard.sets[-1][0][1]
+        await asyncio.sleep(1.1)
+        # What did not change is the very same object, so that the mux need not look at it.
+        assert heard.sets[-1][0][1] is unchanged
+    assert heard.source == "api"
+    assert api.asked[0][1]["fieldSelector"] == "spec.nodeName=one"
+
+
+async def test_it_says_nothing_before_the_first_list() -> None:
+    heard = Heard()
+    api = ScriptedSource(Unreachable("https://api", "refused"), ServerError(500, "", "etcd"), page(), [3600])
+    async with watching(api, heard):
+        await asyncio.sleep(120)
+        assert [pods for pods, _ in heard.sets] == [[]]
+
+
+async def test_an_api_server_that_is_away_changes_nothing() -> None:
+    heard = Heard()
+    api = ScriptedSource(page(pod("a")), [5])
+    api.default = lambda: Unreachable("https://api", "refused")
+    async with watching(api, heard):
+        await asyncio.sleep(3600)
+        assert len(heard.sets) == 1
+
+
+async def test_it_waits_for_the_node() -> None:
+    heard, api, known = Heard(), ScriptedSource(page(pod("a")), [3600]), asyncio.Event()
+
+    async def ready() -> None:
+        await known.wait()
+
+    source = ApiSource(api, "one", heard, ready=ready)
+    async with TaskScope() as scope:
+        scope.start(source.run(), name="source")
+        await asyncio.sleep(60)
+        assert api.asked == []
+        known.set()
+        await asyncio.sleep(1)
+        assert heard.names == ["a"]
+
+
+async def test_a_pod_that_cannot_be_read_is_not_taken_for_deleted() -> None:
+    heard = Heard()
+    bad = pod("a", 2, containers=[{"name": 7}])
+    api = ScriptedSource(page(pod("a"), pod("x", 1, containers=7)), [1, event("MODIFIED", bad), 3600])
+    async with watching(api, heard) as source:
+        await asyncio.sleep(0.5)
+        assert heard.names == ["a"]
+        assert source.unreadable == {"default/x"}
+        assert heard.problems == [
+            "default/x: cannot be read: Expected `array`, got `int` - at `spec.containers`"
+        ]
+        await asyncio.sleep(2)
+        assert heard.names == ["a"]
+        assert source.unreadable == {"default/a", "default/x"}
+
+
+@pytest.mark.looptime(False)
+def test_a_full_set_for_every_event_costs_little() -> None:
+    """A node of 110 pods hears hundreds of events while they start; most pods are as they were."""
+    mux, pods = PodMux(time.time_ns), [_pod(number) for number in range(110)]
+    mux.set("api", pods)
+    began = time.process_time()
+    for number in range(440):
+        pods[number % 110] = changed = _pod(number % 110)
+        changed.status.pod_ip = str(number)
+        (change,) = mux.set("api", pods)
+        assert (change.op, change.pod.status.pod_ip) == ("RECONCILE", str(number))
+    assert time.process_time() - began < 0.5
+
+
+def _pod(number: int) -> Pod:
+    made = Pod()
+    made.metadata.name = made.metadata.uid = f"p{number}"
+    made.metadata.annotations = {"note": "x"}
+    return made

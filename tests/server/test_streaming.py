@@ -1,0 +1,487 @@
+"""Streams handed on to a runtime's streaming server: byte for byte, in step with the slower side."""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import MultiDict
+from prometheus_client import CollectorRegistry
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.errors import CriError, from_status
+from pykubelet.server.authentication import Authenticator
+from pykubelet.server.authorization import AlwaysAllow
+from pykubelet.server.https import https_server
+from pykubelet.server.lookup import Lookup
+from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.refused import Refused
+from pykubelet.server.stream_limits import StreamLimits
+from pykubelet.server.streaming import Streams, StreamWish, ports_of
+from pykubelet.server.tls import ServingTls, TlsSettings
+from tests.kube.certs import NAMES, Authority, Pair
+from tests.server.people import client_context
+from tests.server.view import ScriptedView, pod_of
+
+Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class FakeRuntime:
+    """A runtime that remembers what it was asked, with a streaming server that a test plays."""
+
+    url: str = ""
+    containers: dict[str, list[pb.Container]] = field(default_factory=dict)
+    sandboxes: list[pb.PodSandbox] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    play: Play | None = None
+    error: CriError | None = None
+
+    async def list_containers(self, filter: pb.ContainerFilter | None = None) -> list[pb.Container]:
+        assert filter is not None
+        assert filter.state.state == pb.CONTAINER_RUNNING
+        labels = dict(filter.label_selector)
+        key = f"{labels['io.kubernetes.pod.uid']}/{labels['io.kubernetes.container.name']}"
+        return self.containers.get(key, [])
+
+    async def list_pod_sandbox(self, filter: pb.PodSandboxFilter | None = None) -> list[pb.PodSandbox]:
+        return self.sandboxes
+
+    async def container_status(
+        self, container_id: str, *, verbose: bool = False
+    ) -> pb.ContainerStatusResponse:
+        raise NotImplementedError
+
+    async def exec(self, request: pb.ExecRequest) -> str:
+        return self._prepared(request)
+
+    async def attach(self, request: pb.AttachRequest) -> str:
+        return self._prepared(request)
+
+    async def port_forward(self, request: pb.PortForwardRequest) -> str:
+        return self._prepared(request)
+
+    async def exec_sync(self, container_id: str, command: Any, timeout_seconds: int = 0) -> Any:
+        raise NotImplementedError
+
+    async def checkpoint_container(self, container_id: str, location: str, timeout_seconds: int = 0) -> None:
+        raise NotImplementedError
+
+    def _prepared(self, request: Any) -> str:
+        self.asked.append(request)
+        if self.error is not None:
+            raise self.error
+        return self.url
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            assert self.play is not None
+            await self.play(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+UPGRADED = (
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Odd: kept\r\n\r\n"
+)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(UPGRADED)
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+
+
+def saying(answer: bytes) -> Play:
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+
+    return play
+
+
+@dataclass
+class Door:
+    """The agent's server, and connections to it."""
+
+    port: int
+    authority: Authority
+    runtime: FakeRuntime
+    view: ScriptedView
+
+    @asynccontextmanager
+    async def connection(
+        self, path: str, upgrade: str = "SPDY/3.1", method: str = "POST", extra: str = ""
+    ) -> AsyncIterator[tuple[str, asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Ask for an upgrade; gives the head of the answer and the connection."""
+        reader, writer = await asyncio.open_connection(
+            "localhost", self.port, ssl=client_context(self.authority), limit=2**20
+        )
+        try:
+            lines = f"{method} {path} HTTP/1.1\r\nHost: node\r\n"
+            if upgrade:
+                lines += f"Connection: Upgrade\r\nUpgrade: {upgrade}\r\n"
+            writer.write(f"{lines}{extra}\r\n".encode())
+            async with asyncio.timeout(30):
+                yield (await reader.readuntil(b"\r\n\r\n")).decode(), reader, writer
+        finally:
+            writer.close()
+
+    async def refusal(self, path: str, **options: Any) -> tuple[int, str]:
+        async with self.connection(path, **options) as (head, reader, _):
+            length = next(line for line in head.split("\r\n") if line.lower().startswith("content-length"))
+            body = await reader.readexactly(int(length.partition(":")[2]))
+            return int(head.split()[1]), body.decode()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("streaming"), "cluster")
+
+
+@pytest.fixture(scope="session")
+def pair(authority: Authority) -> Pair:
+    return authority.sign("/CN=node", NAMES)
+
+
+@pytest.fixture
+async def opened(authority: Authority, pair: Pair) -> AsyncIterator[Callable[..., Any]]:
+    async with AsyncExitStack() as stack:
+
+        async def start(idle_seconds: float = 60, limits: StreamLimits | None = None) -> Door:
+            metrics = ServerMetrics(CollectorRegistry())
+            runtime = FakeRuntime(play=echo)
+            backend = await asyncio.start_server(runtime.serve, "127.0.0.1", 0)
+            stack.callback(backend.close)
+            runtime.url = f"http://127.0.0.1:{backend.sockets[0].getsockname()[1]}/exec/token-7?x=y"
+            web_pod = pod_of(
+                "web", "u1", node="", spec={"containers": [{"name": "main", "image": "i", "tty": True}]}
+            )
+            view = ScriptedView([web_pod])
+            runtime.containers["u1/main"] = [
+                pb.Container(id="old", created_at=1),
+                pb.Container(id="c1", created_at=2),
+            ]
+            runtime.sandboxes = [pb.PodSandbox(id="s1", created_at=5)]
+            lookup = Lookup(view, runtime, lambda uid: {"mirror": "u1"}.get(uid, uid))
+            streams = Streams(lookup, limits or StreamLimits(), metrics, idle_seconds=idle_seconds)
+            port = await stack.enter_async_context(
+                https_server(
+                    "127.0.0.1",
+                    0,
+                    streams.routes(),
+                    tls=ServingTls(TlsSettings(), pair.certificate, pair.key),
+                    authenticator=Authenticator(None, None, anonymous=True),
+                    judge=AlwaysAllow(),
+                    metrics=metrics,
+                )
+            )
+            return Door(port, authority, runtime, view)
+
+        yield start
+
+
+EXEC = "/exec/default/web/main?command=sh&command=-c&command=a%20b%26&input=1&output=1&error=1"
+
+
+async def test_bytes_pass_in_both_directions(opened: Callable[..., Any]) -> None:
+    door = await opened()
+    extra = "X-Stream-Protocol-Version: v4.channel.k8s.io\r\nX-Stream-Protocol-Version: v3.channel.k8s.io\r\n"
+    secrets = "Authorization: Bearer secret\r\nCookie: secret\r\nX-Forwarded-For: secret\r\n"
+    async with door.connection(EXEC, extra=extra + secrets) as (head, reader, writer):
+        assert head.encode() == UPGRADED
+        for data in (b"\0\xff", b"x" * 100_000, b"end"):
+            writer.write(data)
+            assert await reader.readexactly(len(data)) == data
+    [request] = door.runtime.asked
+    assert (request.container_id, list(request.cmd)) == ("c1", ["sh", "-c", "a b&"])
+    assert (request.stdin, request.stdout, request.stderr, request.tty) == (True, True, True, False)
+    [seen] = door.runtime.heads
+    assert seen.startswith("POST /exec/token-7?x=y HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert "secret" not in seen
+    assert seen.count("X-Stream-Protocol-Version: ") == 2
+
+
+async def test_websocket_tokens_are_not_handed_on(opened: Callable[..., Any]) -> None:
+    door = await opened()
+    extra = (
+        "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.c2VjcmV0, v5.channel.k8s.io\r\n"
+        "Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nSec-WebSocket-Key: abc\r\nSec-WebSocket-Version: 13\r\n"
+    )
+    async with door.connection(EXEC, upgrade="websocket", method="GET", extra=extra) as (
+        head,
+        reader,
+        writer,
+    ):
+        assert head.startswith("HTTP/1.1 101")
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+    [seen] = door.runtime.heads
+    assert "Sec-WebSocket-Protocol: v5.channel.k8s.io, v4.channel.k8s.io\r\n" in seen
+    assert "c2VjcmV0" not in seen
+    assert "Sec-WebSocket-Key: abc\r\n" in seen
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "expected"),
+    [
+        ("/exec/default/web/main", {}, (400, "you must specify at least 1 of stdin, stdout, stderr")),
+        ("/exec/default/nope/main?output=1", {}, (404, "pod does not exist")),
+        ("/exec/other/web/main?output=1", {}, (404, "pod does not exist")),
+        ("/exec/default/web/nope?output=1", {}, (500, 'container not found ("nope")')),
+        ("/exec/default/web/u2/main?output=1", {}, (500, 'container not found ("main")')),
+        ("/exec/default/web/main?output=1", {"upgrade": ""}, (500, "Upgrade request required\n")),
+        ("/attach/default/web/main", {}, (400, "you must specify at least 1 of stdin, stdout, stderr")),
+        ("/attach/default/web/nope?output=1", {}, (500, "container nope not found in pod web_default")),
+        ("/portForward/default/nope", {}, (404, "pod does not exist")),
+        ("/portForward/default/web/u2", {}, (404, "pod not found")),
+        (
+            "/portForward/default/web",
+            {"upgrade": "websocket", "method": "GET"},
+            (400, 'query parameter "port" is required'),
+        ),
+    ],
+)
+async def test_refusals(
+    opened: Callable[..., Any], path: str, options: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    door = await opened()
+    assert await door.refusal(path, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("NOT_FOUND", 404), ("RESOURCE_EXHAUSTED", 429), ("INTERNAL", 500), ("UNAVAILABLE", 500)],
+)
+async def test_what_the_runtime_cannot_do(opened: Callable[..., Any], status: str, code: int) -> None:
+    door = await opened()
+    door.runtime.error = from_status("Exec", status, "that is how it is")
+    got, text = await door.refusal(EXEC)
+    assert got == code
+    assert text.endswith("desc = that is how it is")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: http://evil/\r\n\r\n", (500, "answered with status 302")),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", (500, "answered with status 200")),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone", (404, "gone")),
+        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", (403, "")),
+        (b"HTTP/1.1 500 Oh\r\n\r\nno", (500, "no")),
+        (b"garbage\r\n\r\n", (500, "answered with status 0")),
+        (b"", (500, "did not answer")),
+        (b"x" * 400_000, (500, "did not answer")),
+    ],
+)
+async def test_what_the_streaming_server_says_instead(
+    opened: Callable[..., Any], answer: bytes, expected: tuple[int, str]
+) -> None:
+    door = await opened()
+    door.runtime.play = saying(answer)
+    status, text = await door.refusal(EXEC)
+    assert status == expected[0]
+    assert expected[1] in text
+    assert "evil" not in text
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "ftp://x/", "nonsense", "unix:///run/x"])
+async def test_a_streaming_server_that_is_not_there(opened: Callable[..., Any], url: str) -> None:
+    door = await opened()
+    door.runtime.url = url
+    status, text = await door.refusal(EXEC)
+    assert status == 500
+    assert text.startswith("the runtime's streaming server")
+
+
+async def test_attach_and_port_forward_ask_the_runtime_rightly(opened: Callable[..., Any]) -> None:
+    door = await opened()
+    async with door.connection("/attach/default/web/mirror/main?input=1&output=1&error=1") as (head, _, _):
+        assert head.startswith("HTTP/1.1 101")
+    async with door.connection("/portForward/default/web/mirror") as (head, _, _):
+        assert head.startswith("HTTP/1.1 101")
+    path = "/portForward/default/web?port=80&port=90,100"
+    async with door.connection(path, upgrade="websocket", method="GET") as (head, _, _):
+        assert head.startswith("HTTP/1.1 101")
+    attach, forward, ports = door.runtime.asked
+    # The container was started with a terminal.
+    assert (attach.container_id, attach.tty, attach.stderr, attach.stdin) == ("c1", True, False, True)
+    assert (forward.pod_sandbox_id, list(forward.port)) == ("s1", [])
+    assert list(ports.port) == [80, 90, 100]
+    door.runtime.sandboxes = []
+    assert await door.refusal("/portForward/default/web") == (500, 'pod not found ("web_default")')
+
+
+async def test_the_end_of_one_side_is_the_end_of_the_other(opened: Callable[..., Any]) -> None:
+    door = await opened()
+    ended = asyncio.Event()
+
+    async def until_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(UPGRADED)
+        await reader.read()
+        ended.set()
+
+    door.runtime.play = until_end
+    async with door.connection(EXEC) as (_, _, writer):
+        writer.write(b"some")
+    async with asyncio.timeout(30):
+        await ended.wait()
+    door.runtime.play = saying(UPGRADED + b"last words")
+    async with door.connection(EXEC) as (_, reader, _):
+        assert await reader.read() == b"last words"
+
+
+async def test_a_client_that_hangs_up_while_much_is_sent(opened: Callable[..., Any]) -> None:
+    door = await opened()
+    over = asyncio.Event()
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(UPGRADED)
+        try:
+            while True:
+                writer.write(b"z" * 65536)
+                await writer.drain()
+        except ConnectionError:
+            over.set()
+
+    door.runtime.play = flood
+    async with door.connection(EXEC) as (_, reader, writer):
+        await reader.readexactly(100_000)
+        writer.transport.abort()
+    async with asyncio.timeout(30):
+        await over.wait()
+
+
+async def test_idle_streams_are_closed(opened: Callable[..., Any]) -> None:
+    door = await opened(idle_seconds=0.2)
+    async with door.connection(EXEC) as (_, reader, _):
+        assert await reader.read() == b""
+
+
+async def test_nothing_piles_up_before_a_slow_reader(opened: Callable[..., Any]) -> None:
+    door = await opened()
+    sent = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(UPGRADED)
+        for _ in range(4000):
+            writer.write(b"z" * 65536)
+            await writer.drain()
+            sent += 65536
+
+    door.runtime.play = flood
+    async with door.connection(EXEC) as (_, reader, _):
+        before, stalled = -1, 0
+        while stalled < 5:
+            stalled = stalled + 1 if sent == before else 0
+            before = sent
+            await asyncio.sleep(0.05)
+        # Buffers of sockets and of TLS on the way, no more.
+        assert sent < 40_000_000
+        left = 4000 * 65536
+        while left:
+            left -= len(await reader.read(2**20))
+
+
+async def test_nothing_piles_up_before_a_slow_container(opened: Callable[..., Any]) -> None:
+    door = await opened()
+    go_on, total = asyncio.Event(), 1000 * 65536
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(UPGRADED)
+        await go_on.wait()
+        left = total
+        while left:
+            left -= len(await reader.read(2**20))
+        writer.write(b"all")
+
+    door.runtime.play = slow
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with door.connection(EXEC) as (_, reader, writer):
+        sent = 0
+
+        async def send() -> None:
+            nonlocal sent
+            while sent < total:
+                writer.write(b"y" * 65536)
+                await writer.drain()
+                sent += 65536
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send())
+            before, stalled = -1, 0
+            while stalled < 5:
+                stalled = stalled + 1 if sent == before else 0
+                before = sent
+                await asyncio.sleep(0.05)
+            assert sent < 40_000_000
+            go_on.set()
+            assert await reader.readexactly(3) == b"all"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 60_000
+
+
+async def test_too_many_streams(opened: Callable[..., Any]) -> None:
+    door = await opened(limits=StreamLimits(most=9, most_of_one=2))
+    async with door.connection(EXEC), door.connection(EXEC) as (head, _, _):
+        assert head.startswith("HTTP/1.1 101")
+        assert (await door.refusal(EXEC))[0] == 429
+    async with asyncio.timeout(30):
+        while (await _status(door)) != 101:
+            await asyncio.sleep(0.01)
+
+
+async def _status(door: Door) -> int:
+    async with door.connection(EXEC) as (head, _, _):
+        return int(head.split()[1])
+
+
+def test_limits_of_all_and_of_one() -> None:
+    limits = StreamLimits(most=3, most_of_one=2)
+    with limits.one_more("a"), limits.one_more("a"):
+        with pytest.raises(Refused), limits.one_more("a"):
+            pytest.fail("too many of one")
+        with limits.one_more("b"), pytest.raises(Refused), limits.one_more("c"):
+            pytest.fail("too many")
+    with limits.one_more("a"), limits.one_more("a"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("query", "wish"),
+    [
+        ({"input": "1"}, StreamWish(True, False, False, False)),
+        ({"output": "1", "error": "1", "tty": "1"}, StreamWish(False, True, False, True)),
+        ({"output": "true", "error": "1"}, StreamWish(False, False, True, False)),
+    ],
+)
+def test_wishes(query: dict[str, str], wish: StreamWish) -> None:
+    assert StreamWish.of(query) == wish
+
+
+@given(st.lists(st.text(max_size=8), max_size=3))
+def test_ports_are_ports_or_refused(values: list[str]) -> None:
+    try:
+        ports = ports_of(MultiDict(("port", value) for value in values))
+    except Refused:
+        return
+    assert ports
+    assert all(0 < port < 65536 for port in ports)
+
+
+def test_heads_are_not_answered() -> None:
+    metrics = ServerMetrics(CollectorRegistry())
+    streams = Streams(Lookup(ScriptedView(), FakeRuntime(), str), StreamLimits(), metrics, idle_seconds=1)
+    assert {route.method for route in streams.routes()} == {"GET", "POST"}
+    assert all(isinstance(route, web.RouteDef) for route in streams.routes())

@@ -1,0 +1,107 @@
+import posixpath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.volume_files import KeyToPath
+from pykubelet.volumes.errors import KindError, joined
+from pykubelet.volumes.files import DEEPEST, LONGEST_PATH, File, as_tree, checked_path, of_keys
+
+A = File(b"a", 0o644)
+
+
+@pytest.mark.parametrize(
+    ("path", "clean"),
+    [
+        ("a", "a"),
+        ("a/b/c", "a/b/c"),
+        ("./a//b/", "a/b"),
+        (".hidden", ".hidden"),
+        ("a/..b", "a/..b"),
+        ("a..", "a.."),
+        ("ü" * 127, "ü" * 127),
+        ("a/" * DEEPEST + "b", "a/" * DEEPEST + "b"),
+    ],
+)
+def test_good_paths(path: str, clean: str) -> None:
+    assert checked_path(path) == clean
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("", "must name a file"),
+        (".", "must name a file"),
+        ("a\0b", "must name a file"),
+        ("/a", "must be relative path: /a"),
+        ("a/../b", "must not contain '..': a/../b"),
+        ("..", "must not contain '..'"),
+        ("..data", "must not start with '..': ..data"),
+        ("./..data/x", "must not start with '..'"),
+        ("...", "must not start with '..'"),
+        ("ü" * 128, "filenames must be less than or equal to 255"),
+        ("a/" * (LONGEST_PATH // 2) + "b", "must be less than or equal to 4096"),
+        ("a/" * (DEEPEST + 1) + "b", "must not have more than 64 folders"),
+        ("a\udcff", "must be text"),
+    ],
+)
+def test_bad_paths(path: str, problem: str) -> None:
+    with pytest.raises(KindError) as caught:
+        checked_path(path)
+    assert str(caught.value).startswith("invalid path: ")
+    assert problem in str(caught.value)
+
+
+@given(st.text(alphabet=st.sampled_from("ab./\0ü\udc80"), max_size=40) | st.text())
+def test_no_path_leaves_the_volume_or_meets_the_writers_names(path: str) -> None:
+    try:
+        clean = checked_path(path)
+    except KindError:
+        return
+    whole = posixpath.normpath(posixpath.join("/volume", clean))
+    assert whole == f"/volume/{clean}"
+    assert not clean.startswith("..")
+    assert "\0" not in clean
+
+
+class TestKeys:
+    DATA = {"a": b"1", "b": b"2"}
+
+    def test_all(self) -> None:
+        files = of_keys(self.DATA, [], 0o400, optional=False, missing="no")
+        assert files == {"a": File(b"1", 0o400), "b": File(b"2", 0o400)}
+
+    def test_chosen(self) -> None:
+        items = [KeyToPath(key="b", path="x/y"), KeyToPath(key="b", path="z", mode=0)]
+        files = of_keys(self.DATA, items, 0o400, optional=False, missing="no")
+        assert files == {"x/y": File(b"2", 0o400), "z": File(b"2", 0)}
+
+    def test_missing(self) -> None:
+        items = [KeyToPath(key="c", path="x"), KeyToPath(key="a", path="y")]
+        with pytest.raises(KindError, match=r"^no such key: c$"):
+            of_keys(self.DATA, items, 0o400, optional=False, missing="no such key")
+        assert of_keys(self.DATA, items, 0o400, optional=True, missing="") == {"y": File(b"1", 0o400)}
+
+
+def test_trees() -> None:
+    tree = as_tree({"a": A, "b/c": A, "./b//d/e": A, "mode": File(b"", 0o106755)})
+    assert tree == {"a": A, "b": {"c": A, "d": {"e": A}}, "mode": File(b"", 0o755)}
+
+
+@pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["x/a", "x/a/b/c"]])
+def test_a_file_is_no_folder(paths: list[str]) -> None:
+    with pytest.raises(KindError, match="cannot be a file and a folder"):
+        as_tree(dict.fromkeys(paths, A))
+
+
+def test_contents_are_not_shown() -> None:
+    assert "secret" not in repr({"x": File(b"secret", 0o600, user=5)})
+
+
+@pytest.mark.parametrize(
+    ("reasons", "text"),
+    [(["a"], "a"), (["a", "a"], "a"), (["a", "b", "a"], "[a, b]"), (["[a, b]"], "[a, b]")],
+)
+def test_several_reasons(reasons: list[str], text: str) -> None:
+    assert joined(reasons) == text

@@ -1,0 +1,91 @@
+"""An agent that is killed while it mounts, writes and unmounts; another one goes on."""
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.host.mounts import read_mounts
+from tests.volumes.conftest import Shelf, needs_root, pod_with, volumes_at
+
+KILLS = 8
+
+
+def the_shelf() -> Shelf:
+    return Shelf(config_maps={"c": {"a": "1", "b/c": "2"}}, secrets={"s": {"a": b"1"}})
+
+
+def the_pod() -> Pod:
+    items = [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]
+    return pod_with(
+        {"name": "disk", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        {"name": "config", "configMap": {"name": "c", "items": [{"key": "a", "path": "x/y"}]}},
+        {"name": "secret", "secret": {"secretName": "s"}},
+        {"name": "info", "downwardAPI": {"items": items}},
+        {"name": "all", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+        containers=[{"name": "main", "image": "i", "volumeMounts": [{"name": "config", "mountPath": "/x"}]}],
+        securityContext={"fsGroup": 2000},
+    )
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from tests.volumes.conftest import volumes_at
+from tests.volumes.test_kills import the_pod, the_shelf
+
+async def main():
+    shelf = the_shelf()
+    volumes, pod = volumes_at(Path(sys.argv[1]), shelf), the_pod()
+    print("ready", flush=True)
+    while True:
+        mounted = await volumes.mount(pod)
+        await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: "x/y"})
+        shelf.generation += 1
+        shelf.config_maps["c"]["a"] += "1"
+        await volumes.refresh(pod)
+        await volumes.unmount(pod.uid)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.machine
+@needs_root
+async def test_nothing_is_left_and_nothing_is_broken(root: Path) -> None:
+    chance = random.Random(5)
+    seen = set()
+    for _ in range(KILLS):
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, root], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        ) as agent:
+            try:
+                assert agent.stdout is not None
+                assert agent.stdout.readline() == b"ready\n"
+                time.sleep(chance.uniform(0, 0.25))
+            finally:
+                agent.send_signal(signal.SIGKILL)
+        seen.add(len(read_mounts(root.resolve())))
+        volumes, pod = volumes_at(root, the_shelf()), the_pod()
+        if chance.random() < 0.5:
+            mounted = await volumes.mount(pod)
+            assert len(read_mounts((root / "pods/u-1/volumes").resolve())) == 4
+            assert Path(mounted["config"].path, "x/y").read_text() == "1"
+            assert Path(mounted["all"].path, "token").read_text() == "p//3600/1"
+            for name in ("config", "all", "secret"):
+                hidden = [path for path in Path(mounted[name].path).iterdir() if path.name.startswith("..")]
+                assert len(hidden) == 2, "no half-written versions"
+            bound = await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: "x/y"})
+            assert Path(bound[0]).read_text() == "1"
+        await volumes.unmount("u-1")
+        assert read_mounts(root.resolve()) == []
+        with contextlib.suppress(FileNotFoundError):
+            assert {path.name for path in (root / "pods/u-1").rglob("*")} <= {"volumes", "plugins"}
+    assert len(seen) > 1, "the kills met different moments"
