@@ -15,13 +15,11 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.node import NodeAddress
-from pykubelet.config.documents import read_document
-from pykubelet.config.errors import ConfigError
 from pykubelet.config.gates import FeatureGates
+from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
-from pykubelet.kube import kubeconfig
 from pykubelet.kube.access import Access
 from pykubelet.kube.bootstrap import ensure_client_config
 from pykubelet.kube.certificate_metrics import CertificateMetrics
@@ -32,7 +30,6 @@ from pykubelet.kube.certificate_serving import (
     self_signed_certificate,
 )
 from pykubelet.kube.clients import Clients, Limits, make_clients
-from pykubelet.kube.errors import KubeconfigError
 from pykubelet.kube.event_recorder import EventRecorder, node_reference
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.rotation_client import ClientCertificateRotation
@@ -55,6 +52,8 @@ from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
 
+IDLE_ROUNDS = 5
+"""After how many resyncs without a question the watch of a configMap or secret ends."""
 FAREWELL_SECONDS = 2.0
 """How long the end of the agent waits for events that are still to be sent."""
 
@@ -102,6 +101,7 @@ class Cluster:
             tasks,
             strategy=config.config_map_and_secret_change_detection_strategy,
             ttl=self._object_ttl,
+            idle_seconds=IDLE_ROUNDS * config.sync_frequency.seconds,
         )
         self.checkpoints = Checkpoints(Path(flags.pod_checkpoint_dir)) if flags.pod_checkpoint_dir else None
         self.objects: PodObjects = self._objects
@@ -118,6 +118,7 @@ class Cluster:
             services=self._services.env,
             accounts=self._objects,
             node_ready=self.reporter.informer.synced,
+            checkpoints=self.checkpoints,
         )
 
     def start(self, engine: PodEngine) -> None:
@@ -204,17 +205,15 @@ async def _identity(settings: ClusterSettings, registry: CollectorRegistry, task
     path, folder = Path(flags.kubeconfig), Path(flags.cert_dir)
     bootstrap = Path(flags.bootstrap_kubeconfig) if flags.bootstrap_kubeconfig else None
     if not settings.config.rotate_certificates:
-        return await ensure_client_config(path, bootstrap, folder, settings.node_name, _load)
+        return await ensure_client_config(path, bootstrap, folder, settings.node_name, load_kubeconfig)
     rotation = ClientCertificateRotation(
-        path, bootstrap, folder, settings.node_name, _load, metrics=CertificateMetrics(registry, "client")
+        path,
+        bootstrap,
+        folder,
+        settings.node_name,
+        load_kubeconfig,
+        metrics=CertificateMetrics(registry, "client"),
     )
     access = rotation.prepare()
     tasks.start(rotation.run(), name="client-certificate")
     return access
-
-
-def _load(path: Path) -> Access:
-    try:
-        return kubeconfig.load(path, read_document)
-    except ConfigError as err:
-        raise KubeconfigError(str(err)) from err

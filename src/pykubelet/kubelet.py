@@ -185,8 +185,8 @@ class Kubelet:
             if not self._stop.is_set():
                 raise
             return None
-        except (KubeconfigError, HostError) as err:
-            raise StartError(str(err)) from err
+        except (KubeconfigError, HostError, OSError) as err:
+            raise StartError(f"cannot join the cluster: {err}") from err
         finally:
             self._joining = None
 

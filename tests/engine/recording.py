@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,31 @@ _STREAMS = ("GetContainerEvents", "Subscribe")
 _OPTIONS = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 16 << 20)]
 
 
+@dataclass(slots=True)
+class Call:
+    """One call; without an answer it failed, or is not over."""
+
+    method: str
+    request: bytes
+    answer: bytes = b""
+
+
 class Recording(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Forwards every call to `endpoint` and keeps the requests by method, in their order."""
+    """Forwards every call to `endpoint` and keeps the calls, in their order."""
 
     def __init__(self, endpoint: str) -> None:
         self._channel = grpc.insecure_channel(endpoint.replace("unix://", "unix:", 1), options=_OPTIONS)
         self._lock = threading.Lock()
-        self._requests: list[tuple[str, bytes]] = []
+        self._calls: list[Call] = []
 
     def requests(self, *methods: str) -> list[tuple[str, bytes]]:
         """What was asked, as (method, request)."""
+        return [(call.method, call.request) for call in self.calls() if call.method in methods]
+
+    def calls(self) -> list[Call]:
+        """All calls so far."""
         with self._lock:
-            return [(method, request) for method, request in self._requests if method in methods]
+            return list(self._calls)
 
     def service(self, details: Any) -> Any:
         method = details.method.rpartition("/")[2]
@@ -40,14 +54,15 @@ class Recording(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
         call = self._channel.unary_unary(path)
 
         def forward(request: bytes, context: Any) -> bytes:
+            kept = Call(method, request)
             with self._lock:
-                self._requests.append((method, request))
+                self._calls.append(kept)
             try:
-                answer: bytes = call(request)
+                kept.answer = call(request)
             except grpc.RpcError as err:
                 context.abort(err.code(), err.details())
                 raise
-            return answer
+            return kept.answer
 
         return forward
 

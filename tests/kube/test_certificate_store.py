@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pykubelet.kube import certificate_store
 from pykubelet.kube.certificate_store import CertificateStore, StoreError, read_pair, write_file
 from pykubelet.kube.certificates import Subject, certificates, read_request, subject
 from tests.kube.certs import Authority, Pair
@@ -54,7 +53,7 @@ def test_layout(tmp_path: Path, pairs: list[Pair]) -> None:
         folder
         / f"kubelet-client-{time.strftime('%Y-%m-%d-%H-%M-%S', time.localtime(moment.timestamp()))}.pem"
     )
-    assert os.readlink(link) == str(target)
+    assert link.readlink() == target
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     assert {path.name for path in folder.iterdir()} == {link.name, target.name}
@@ -103,7 +102,7 @@ def test_a_full_disk_changes_nothing(
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device", "the file")
 
-    monkeypatch.setattr(certificate_store.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="the file cannot be written: No space left on device"):
         stored(store, pairs[1])
     monkeypatch.undo()

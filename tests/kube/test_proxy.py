@@ -250,7 +250,7 @@ def test_through_a_socks_proxy(authority: Authority, server_pair: Pair, node_pai
                 proxy.login = None
                 other = dataclasses.replace(access, server=f"https://other.test:{server.port}")
                 async with Transport(other) as strange:
-                    with pytest.raises(TlsError, match="for another name than other.test"):
+                    with pytest.raises(TlsError, match=r"for another name than other.test"):
                         await ApiClient(strange, TokenBucket(-1, 0)).get(NODES, "one")
 
     asyncio.run(scenario())
@@ -289,7 +289,7 @@ async def test_a_socks_proxy_that_refuses(
             url = f"socks5://127.0.0.1:{proxy.port}"
             with pytest.raises(Unreachable, match="give user and password"):
                 await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
-    with pytest.raises(Unreachable, match="the proxy cannot be reached: .*refused"):
+    with pytest.raises(Unreachable, match=r"the proxy cannot be reached: .*refused"):
         await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
 
 

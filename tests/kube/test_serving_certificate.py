@@ -267,6 +267,6 @@ async def test_ours_is_renewed_and_anothers_is_not(
 def test_shapes(client: ApiClient, files: tuple[Path, Path], tmp_path: Path) -> None:
     shapes: list[ServingCertificate] = [
         CertificateFiles(*files),
-        RequestedCertificate(client, tmp_path, "one", lambda: []),
+        RequestedCertificate(client, tmp_path, "one", list),
     ]
     assert [shape.current() for shape in shapes] == [files, None]

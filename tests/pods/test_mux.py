@@ -152,6 +152,22 @@ def test_sources_that_have_not_reported(mux: PodMux) -> None:
     assert mux.all_reported
 
 
+def test_what_is_offered_for_a_source_that_does_not_speak(mux: PodMux) -> None:
+    mux.expect("api")
+    assert told(mux.offer("api", [make("a"), make("b")])) == [("ADD", "a"), ("ADD", "b")]
+    # It is not the source's own word.
+    assert (mux.all_reported, mux.has_reported("api")) == (False, False)
+    assert told(mux.set("api", [make("b", image="x"), make("c")])) == [
+        ("REMOVE", "a"),
+        ("ADD", "c"),
+        ("UPDATE", "b"),
+    ]
+    assert mux.all_reported
+    # Once it has spoken, nobody speaks for it.
+    assert mux.offer("api", [make("a")]) == []
+    assert set(mux.pods()) == {"b", "c"}
+
+
 pods = st.builds(
     make,
     st.sampled_from(["a", "b", "c", "d"]),

@@ -161,7 +161,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
             runtime.log.parent.mkdir()
             runtime.containers["u1/main"] = [pb.Container(id="c1", created_at=2)]
             view = ScriptedView([pod_of("web", "u1", node="")])
-            view.notes = {"u1": [Note(time=1, step="sync", text="began")]}
+            view.notes = {"u1": [Note(time=1, station="sync", text="began")]}
             (tmp_path / "logs").mkdir()
             parts = ApiParts(
                 config=config,
@@ -281,7 +281,9 @@ async def test_what_the_pages_say(start: Start) -> None:
     assert json.loads((await node.get("/pods"))[1])["items"][0]["metadata"]["name"] == "web"
     running_pods = json.loads((await node.get("/runningpods/"))[1])
     assert running_pods["kind"] == "PodList"
-    assert running_pods["items"][0]["spec"]["containers"] == [{"name": "main", "image": "sha256:1"}]
+    assert running_pods["items"][0]["spec"]["containers"] == [
+        {"name": "main", "image": "sha256:1", "resources": {}}
+    ]
     assert json.loads((await node.get("/configz"))[1]) == {"kubeletconfig": {"kind": "KubeletConfiguration"}}
     _, metrics = await node.get("/metrics")
     assert "kubelet_http_requests_total{" in metrics

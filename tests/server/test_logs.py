@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,29 @@ def test_each_stream_gets_its_own_text_with_pieces_joined(entries: list[LogEntry
         assert said(entries, stream) == b"".join(
             entry.text + (b"" if entry.partial else b"\n") for entry in mine
         )
+
+
+@given(logs, st.booleans())
+def test_the_short_way_to_a_text_gives_the_same(entries: list[LogEntry], damaged: bool) -> None:
+    lines = b"".join(written(entry) for entry in entries) + (b"damaged\n" if damaged else b"")
+    assert LineWriter().text(lines) == b"".join(text for _, text in LineWriter().write(entries))
+    assert LineWriter().text(lines, ("stderr",)) == said(entries, "stderr")
+
+
+@given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 14), st.booleans())
+def test_the_last_entries_of_a_file_are_found_from_its_end(
+    lengths: list[int], count: int, ended: bool
+) -> None:
+    lines = [f"{number} ".encode() + b"x" * length + b"\n" for number, length in enumerate(lengths)]
+    text = b"".join(lines)
+    with NamedTemporaryFile() as file:
+        file.write(text if ended else text[:-1])
+        file.flush()
+        with closing(LogFile(Path(file.name))) as log:
+            log.seek_last(count)
+            found = b"".join(log.blocks()) + log.take_rest()
+    expected = b"".join(lines[len(lines) - min(count, len(lines)) :])
+    assert found == (expected if ended else expected[:-1])
 
 
 def lines_of(entries: list[LogEntry]) -> list[tuple[int, tuple[int, ...]]]:

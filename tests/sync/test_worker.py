@@ -216,3 +216,37 @@ async def test_any_sequence_of_wishes_converges(life: Life, workers: PodWorkers,
     await asyncio.sleep(200)
     assert sorted(life.alive) == sorted(wanted.values())
     assert workers.uids() == set(wanted.values())
+
+
+async def test_a_pod_that_only_has_to_end_is_never_synced(life: Life, workers: PodWorkers) -> None:
+    workers.end(pod("a"), 5)
+    await asyncio.sleep(1)
+    assert life.diary == ["terminate a", "clean_up a"]
+    assert workers.get("a") is None
+
+
+async def test_ending_a_pod_that_waits_lets_the_next_one_wait_on(life: Life, workers: PodWorkers) -> None:
+    life.slow["terminate a"] = 30
+    workers.sync(pod("a"))
+    await asyncio.sleep(1)
+    workers.terminate("a")
+    workers.sync(pod("b"))
+    workers.end(pod("b"), 0)
+    workers.sync(pod("c"))
+    await asyncio.sleep(10)
+    assert life.diary == ["sync a", "terminate a", "terminate b", "clean_up b"]
+    await asyncio.sleep(30)
+    assert life.diary[4:] == ["clean_up a", "sync c"]
+
+
+async def test_a_version_without_new_wishes_wakes_nobody(life: Life, workers: PodWorkers) -> None:
+    workers.sync(pod("a"))
+    await asyncio.sleep(1)
+    newer = pod("a")
+    workers.know(newer)
+    await asyncio.sleep(1)
+    assert life.diary == ["sync a"]
+    worker = workers.get("a")
+    assert worker is not None
+    assert worker.pod is newer
+    assert workers.names() == {"default/web"}

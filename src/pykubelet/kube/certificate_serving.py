@@ -116,7 +116,7 @@ class RequestedCertificate:
             log.error(err, "Failed to recover the serving certificate", path=str(cert_dir))
         self._rotation = Rotation(
             "serving",
-            self._store,
+            self._store.current,
             lambda: serving_subject(node_name, addresses(), dns_only=dns_only),
             self._obtain,
             metrics=metrics,

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from pykubelet.kube.certificate_making import MakingError
 from pykubelet.kube.certificate_metrics import CertificateMetrics
-from pykubelet.kube.certificate_store import CertificateStore, StoredPair, StoreError, utc_now
+from pykubelet.kube.certificate_store import StoredPair, StoreError, utc_now
 from pykubelet.kube.certificates import Subject
 from pykubelet.kube.errors import KubeError
 from pykubelet.kube.retrying import Complaints, Pauses
@@ -44,17 +44,17 @@ def seconds_left(pair: StoredPair | None, wanted: Subject, now: datetime, fracti
 
 
 class Rotation:
-    """Keeps the current pair of a store valid.
+    """Keeps a stored pair valid.
 
-    `wanted` says for whom it must be now, None while that is not known; `obtain` has a certificate for
-    that subject issued and stored, and raises KubeError, MakingError, StoreError or OSError. When what
-    is wanted changes meanwhile, obtaining is cancelled.
+    `stored` gives the pair that is there now; `wanted` says for whom it must be, None while that is
+    not known; `obtain` has a certificate for that subject issued and stored, and raises KubeError,
+    MakingError, StoreError or OSError. When what is wanted changes meanwhile, obtaining is cancelled.
     """
 
     def __init__(
         self,
         what: str,
-        store: CertificateStore,
+        stored: Callable[[], StoredPair | None],
         wanted: Callable[[], Subject | None],
         obtain: Callable[[Subject], Awaitable[StoredPair]],
         *,
@@ -63,7 +63,7 @@ class Rotation:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._what = what
-        self._store = store
+        self._stored = stored
         self._wanted = wanted
         self._obtain = obtain
         self._metrics = metrics
@@ -74,7 +74,7 @@ class Rotation:
         self._listeners: list[Callable[[], None]] = []
         self._pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE, chance=chance)
         self._complaints = Complaints(log, "Failed to renew a certificate", certificate=what)
-        self._take(store.current())
+        self._take(stored())
         if metrics is not None:
             metrics.show(self._seconds_valid)
 
@@ -108,7 +108,7 @@ class Rotation:
                 left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
                 if left == 0:
                     # Perhaps somebody else put a newer one there.
-                    self._take(self._store.current())
+                    self._take(self._stored())
                     left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
                     if left == 0:
                         return wanted

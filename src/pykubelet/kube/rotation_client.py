@@ -93,7 +93,7 @@ class ClientCertificateRotation:
         subject = node_subject(self._node_name)
         rotation = Rotation(
             "client",
-            self._store,
+            self._store.current,
             lambda: subject,
             self._obtain,
             metrics=self._metrics,

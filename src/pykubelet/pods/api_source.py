@@ -12,6 +12,7 @@ takes no pod away; and once it has spoken, an API server that is away changes no
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Set
+from datetime import UTC, datetime
 from typing import NoReturn
 
 from pykubelet.api.pod import Pod
@@ -23,6 +24,8 @@ from pykubelet.logs import get_logger
 from pykubelet.pods.file_source import Emit
 
 log = get_logger(__name__)
+
+_NEVER = datetime.fromtimestamp(0, UTC)
 
 
 class ApiSource:
@@ -50,6 +53,10 @@ class ApiSource:
         """Names (`namespace/name`) of pods that the API server has and that could not be read."""
         return {f"{namespace}/{name}" for namespace, name in self._reflector.unreadable}
 
+    async def synced(self) -> None:
+        """Wait for the first complete list."""
+        await self._reflector.synced()
+
     async def run(self) -> NoReturn:
         """Watch until cancelled."""
         if self._ready is not None:
@@ -63,4 +70,10 @@ class ApiSource:
             Problem(f"{namespace}/{name}", f"cannot be read: {why}")
             for (namespace, name), why in self._reflector.unreadable.items()
         ]
-        self._emit(self.name, list(self._reflector.objects.values()), problems)
+        # The oldest first: what was started in this order before is started so again.
+        pods = sorted(self._reflector.objects.values(), key=_age)
+        self._emit(self.name, pods, problems)
+
+
+def _age(pod: Pod) -> datetime:
+    return pod.metadata.creation_timestamp or _NEVER

@@ -69,6 +69,7 @@ class PodMux:
         """Take a clock that gives nanoseconds since the epoch."""
         self._clock = clock
         self._expected: set[str] = set()
+        self._heard: set[str] = set()
         self._reported: dict[str, dict[str, _Taken]] = {}
         self._owners: dict[str, str] = {}
 
@@ -79,11 +80,11 @@ class PodMux:
     @property
     def all_reported(self) -> bool:
         """Whether every expected source has said at least once what it has."""
-        return self._expected <= self._reported.keys()
+        return self._expected <= self._heard
 
     def has_reported(self, source: str) -> bool:
         """Whether this source has said at least once what it has."""
-        return source in self._reported
+        return source in self._heard
 
     def pods(self) -> dict[str, Pod]:
         """All pods that are wanted now, by uid."""
@@ -95,6 +96,17 @@ class PodMux:
 
     def set(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         """Take a source's full set; gives what changed, removals first."""
+        self._heard.add(source)
+        return self._take(source, pods)
+
+    def offer(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
+        """Take what a source is said to have as long as it has not spoken itself; gives what changed.
+
+        It still counts as not heard, and its own word wins when it comes.
+        """
+        return [] if source in self._heard else self._take(source, pods)
+
+    def _take(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         before = self._reported.get(source, {})
         after = {pod.uid: self._taken(source, before.get(pod.uid), pod) for pod in _distinct(source, pods)}
         self._reported[source] = after

@@ -7,17 +7,21 @@ running: with the API server away, statuses and mirrors wait.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.config.errors import Problem
 from pykubelet.images.provider_accounts import PodAccounts
 from pykubelet.kube.client import ApiClient
 from pykubelet.pods.api_source import ApiSource
+from pykubelet.pods.checkpoints import Checkpoints
 from pykubelet.pods.file_source import Emit
 from pykubelet.pods.objects import PodObjects
 from pykubelet.pods.static import is_static_pod
 from pykubelet.pods.store import PodStore
+from pykubelet.sync.last_pods import LastPods
 from pykubelet.sync.mirror_pods import MirrorPods, Wishes, fits
 from pykubelet.sync.status_sender import StatusSender
 from pykubelet.sync.status_store import StatusStore
@@ -43,6 +47,8 @@ class ClusterParts:
     """The service accounts in whose name credential providers are asked."""
     node_ready: Callable[[], Awaitable[None]] | None = None
     """Waits until the node's object has been read; pods are listed only then."""
+    checkpoints: Checkpoints | None = None
+    """Where pods are kept for when the API server does not answer; None where they are not."""
 
 
 class ClusterSide:
@@ -53,32 +59,46 @@ class ClusterSide:
         parts: ClusterParts,
         node_name: str,
         emit: Emit,
+        offer: Callable[[Sequence[Pod]], None],
         *,
         store: PodStore,
         statuses: StatusStore,
         workers: PodWorkers,
         all_reported: Callable[[], bool],
     ) -> None:
+        self._parts = parts
+        self._emit = emit
         self._store = store
+        self._statuses = statuses
         self._workers = workers
         self._all_reported = all_reported
-        self._source = ApiSource(parts.client, node_name, emit, ready=parts.node_ready)
+        self._source = ApiSource(parts.client, node_name, self._take, ready=parts.node_ready)
         self._sender = StatusSender(parts.client, object_of=self._object_of, may_run=self._may_run)
         self._mirrors = MirrorPods(
             parts.client, store, node_name, wishes=self._wishes, node_uid=parts.node_uid
         )
-        statuses.listen(self._sender.changed)
+        self._last = LastPods(parts.checkpoints, store, offer) if parts.checkpoints is not None else None
+        statuses.listen(self._status_changed)
 
     def start(self, scope: TaskScope) -> None:
         """Begin to watch and to send."""
         scope.start(self._source.run(), name="source-api")
         scope.start(self._sender.run(), name="status-sender")
         scope.start(self._mirrors.run(), name="mirror-pods")
+        if self._last is not None and self._parts.checkpoints is not None:
+            scope.start(self._parts.checkpoints.run(), name="checkpoints")
+            scope.start(self._last.run(self._source.synced), name="last-pods")
 
     @property
     def unreadable(self) -> Set[str]:
         """Names of pods that the API server wants here and that could not be read."""
         return self._source.unreadable
+
+    def services(self, pod: Pod) -> Mapping[str, str] | None:
+        """Give the variables by which a pod's containers find services; None while it must wait for them."""
+        found = self._parts.services(pod)
+        # Better without them than not at all, when nobody knows when the API server comes back.
+        return {} if found is None and self._last is not None and self._last.speak_for_the_api else found
 
     # What the engine tells
 
@@ -86,8 +106,10 @@ class ClusterSide:
         """Take note of a pod that came, changed or went, from any source."""
         if is_static_pod(pod):
             self._mirrors.wake()
-        else:
-            self._sender.seen(pod.uid)
+            return
+        self._sender.seen(pod.uid)
+        if self._last is not None:
+            self._last.changed(pod, self._statuses.get(pod.uid))
 
     def mirror_changed(self, mirror: Pod) -> None:
         """Take note of a mirror pod that came, changed or went."""
@@ -113,7 +135,17 @@ class ClusterSide:
         self._sender.forget(uid)
         self._mirrors.wake()
 
-    # What its parts ask
+    # What its parts say and ask
+
+    def _take(self, source: str, pods: list[Pod], problems: list[Problem]) -> None:
+        self._emit(source, pods, problems)
+        if self._last is not None:
+            self._last.answered(pods, self.unreadable)
+
+    def _status_changed(self, pod: Pod, status: PodStatus) -> None:
+        self._sender.changed(pod, status)
+        if self._last is not None:
+            self._last.changed(pod, status)
 
     def _object_of(self, uid: str) -> Pod | None:
         """What the API server was last seen to have of a pod that runs here."""

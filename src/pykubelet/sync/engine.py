@@ -131,7 +131,9 @@ class PodEngine:
             lambda: _resolv_conf(config.resolv_conf),
             parts.legacy_logs,
             objects=objects,
-            services=cluster.services if cluster is not None else no_services,
+            services=lambda pod: (
+                self._cluster.services(pod) if self._cluster is not None else no_services(pod)
+            ),
         )
         longest = config.crash_loop_back_off.max_container_restart_period
         doer = Doer(
@@ -176,6 +178,7 @@ class PodEngine:
                 cluster,
                 parts.node_name,
                 self._emit,
+                lambda pods: self.loop.pods(self._mux.offer("api", pods)),
                 store=self.store,
                 statuses=self.statuses,
                 workers=self.workers,

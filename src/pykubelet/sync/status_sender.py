@@ -302,9 +302,13 @@ class StatusSender:
             return self._failed(entry, err)
         self._complaints.succeeded(loop.time())
         entry.answer, entry.known, entry.pauses = answer, answer.uid, None
-        if entry.status is status:
-            entry.refused = self._patch(entry, answer.status) or None
-        return None
+        if entry.status is not status:
+            return None
+        rest = self._patch(entry, answer.status)
+        # What differs although it was not sent is of somebody whom the watch has not shown yet.
+        refused = rest.keys() <= patch.keys()
+        entry.refused = rest if rest and refused else None
+        return None if refused else loop.time()
 
     def _known(self, entry: _Entry) -> Pod | None:
         """What the API server has of a pod, as far as is known; None when there is nothing to tell it."""

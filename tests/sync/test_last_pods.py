@@ -1,0 +1,108 @@
+"""Pods that were last known, for when the API server does not answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.pods.checkpoints import Checkpoints
+from pykubelet.pods.mux import PodChange
+from pykubelet.pods.store import PodStore
+from pykubelet.sync.last_pods import PATIENCE_SECONDS, LastPods
+from pykubelet.tasks import TaskScope
+from tests.sync.making import make_pod, make_status
+
+pytestmark = pytest.mark.looptime
+
+
+class Node:
+    """The parts around the pods of old."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoints = Checkpoints(folder)
+        self.store = PodStore()
+        self.offered: list[str] = []
+        self.answer = asyncio.Event()
+        self.last = LastPods(self.checkpoints, self.store, self._offer)
+
+    def _offer(self, pods: Sequence[Pod]) -> None:
+        self.offered += [pod.uid for pod in pods]
+
+    async def answered(self) -> None:
+        await self.answer.wait()
+
+    def want(self, pod: Pod) -> None:
+        self.store.apply(PodChange("ADD", pod, "api"))
+        self.last.changed(pod, None)
+
+    @property
+    def kept(self) -> list[str]:
+        return [pod.uid for pod in self.checkpoints.pods()]
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Node]:
+    node = Node(folder)
+    async with TaskScope() as scope:
+        scope.start(node.checkpoints.run(), name="checkpoints")
+        scope.start(node.last.run(node.answered), name="last")
+        await asyncio.sleep(0)
+        yield node
+
+
+async def test_pods_of_old_are_offered_when_nobody_answers(tmp_path: Path) -> None:
+    async with running(tmp_path / "c") as node:
+        node.want(make_pod("a", "one"))
+        node.want(make_pod("b", "two"))
+        node.last.changed(make_pod("b", "two"), make_status())
+    async with running(tmp_path / "c") as node:
+        await asyncio.sleep(PATIENCE_SECONDS - 1)
+        assert node.offered == []
+        await asyncio.sleep(2)
+        assert node.offered == ["a", "b"]
+        assert node.last.speak_for_the_api
+        assert [pod.status.phase for pod in node.checkpoints.pods()] == ["Pending", "Running"]
+        # What the API server does not have is forgotten when it speaks, and only then.
+        node.last.answered([make_pod("b", "two")], set())
+        assert node.kept == ["b"]
+        assert not node.last.speak_for_the_api
+    assert Node(tmp_path / "c").kept == ["b"]
+
+
+async def test_nothing_is_offered_when_the_api_server_answers(tmp_path: Path) -> None:
+    async with running(tmp_path / "c") as node:
+        node.want(make_pod("a"))
+    async with running(tmp_path / "c") as node:
+        await asyncio.sleep(1)
+        node.answer.set()
+        await asyncio.sleep(60)
+        assert node.offered == []
+        assert not node.last.speak_for_the_api
+
+
+async def test_a_pod_is_forgotten_with_the_api_servers_word_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path / "c") as node:
+        pod = make_pod("a")
+        node.want(pod)
+        node.store.apply(PodChange("REMOVE", pod, "api"))
+        node.last.changed(pod, None)
+        assert node.kept == []
+        # Its last status comes when it has stopped: too late to matter.
+        node.last.changed(pod, make_status("Failed"))
+        assert node.kept == []
+
+
+async def test_a_pod_that_cannot_be_read_now_is_kept(tmp_path: Path) -> None:
+    async with running(tmp_path / "c") as node:
+        node.want(make_pod("a", "odd"))
+        node.last.answered([], {"default/odd"})
+        assert node.kept == ["a"]
+
+
+async def test_static_pods_are_kept_by_their_files(tmp_path: Path) -> None:
+    async with running(tmp_path / "c") as node:
+        node.want(make_pod("a", annotations={"kubernetes.io/config.source": "file"}))
+        assert node.kept == []
