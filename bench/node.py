@@ -72,6 +72,7 @@ def running_node(
                     "up",
                     "--data-dir",
                     data_dir,
+                    f"--port={health_port + 1}",
                     f"--healthz-port={health_port}",
                     f"--read-only-port={read_only_port}",
                     *extra,

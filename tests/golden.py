@@ -7,7 +7,7 @@ directory, and the order of variables.
 import base64
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,18 @@ IMAGE = "registry.local/busybox:1.35"
 Document = dict[str, Any]
 
 
-def given(stem: str) -> list[Document]:
-    """The objects of a `given-*.yaml`."""
-    return list(yaml.safe_load_all((GOLDEN / f"given-{stem}.yaml").read_text()))
+def given(stem: str, elsewhere: Mapping[str, str] | None = None) -> list[Document]:
+    """The objects of a `given-*.yaml`; `elsewhere` has other words for some of its own."""
+    text = (GOLDEN / f"given-{stem}.yaml").read_text()
+    for theirs, ours in (elsewhere or {}).items():
+        text = text.replace(theirs, ours)
+    return list(yaml.safe_load_all(text))
+
+
+def golden(name: str) -> Document:
+    """A recorded object."""
+    document: Document = json.loads((GOLDEN / name).read_text())
+    return document
 
 
 def recording_of(stem: str) -> dict[str, Document]:

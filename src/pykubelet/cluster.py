@@ -27,8 +27,8 @@ from pykubelet.kube.certificate_serving import (
     CertificateFiles,
     RequestedCertificate,
     ServingCertificate,
-    self_signed_certificate,
 )
+from pykubelet.kube.client import ApiClient
 from pykubelet.kube.clients import Clients, Limits, make_clients
 from pykubelet.kube.event_recorder import EventRecorder, node_reference
 from pykubelet.kube.metrics import RestMetrics
@@ -54,12 +54,13 @@ log = get_logger(__name__)
 
 IDLE_ROUNDS = 5
 """After how many resyncs without a question the watch of a configMap or secret ends."""
+REVIEW_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
 """How long the end of the agent waits for events that are still to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSettings:
+class AgentSettings:
     """What the operator said."""
 
     flags: KubeletFlags
@@ -73,7 +74,7 @@ class Cluster:
 
     def __init__(
         self,
-        settings: ClusterSettings,
+        settings: AgentSettings,
         clients: Clients,
         registry: CollectorRegistry,
         tasks: TaskScope,
@@ -128,6 +129,12 @@ class Cluster:
         self._tasks.start(self._services.run(), name="services")
         self._tasks.start(self.reporter.run(), name="node")
 
+    def review_client(self) -> ApiClient:
+        """Give a client to ask with about the senders of requests: they must not wait for pods' objects."""
+        config = self._settings.config
+        limit = Limits(config.kube_api_qps, config.kube_api_burst).bucket()
+        return ApiClient(self.clients.objects.transport, limit, timeout=REVIEW_SECONDS)
+
     def serving_certificate(self, given: CertificateFiles | None) -> ServingCertificate:
         """Give the serving certificate that the cluster issues (`serverTLSBootstrap`)."""
         return RequestedCertificate(
@@ -158,7 +165,7 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def join_cluster(
-    settings: ClusterSettings,
+    settings: AgentSettings,
     registry: CollectorRegistry,
     cri: Cri,
     health: RuntimeHealth,
@@ -187,20 +194,7 @@ async def join_cluster(
             await cluster.recorder.flush(FAREWELL_SECONDS)
 
 
-async def serving_certificate(
-    settings: ClusterSettings, ips: Iterable[str], cluster: Cluster | None
-) -> ServingCertificate:
-    """Give the certificate that the agent serves with; raises MakingError, StoreError, OSError."""
-    config, flags = settings.config, settings.flags
-    files = None
-    if config.tls_cert_file and config.tls_private_key_file:
-        files = CertificateFiles(Path(config.tls_cert_file), Path(config.tls_private_key_file))
-    if cluster is not None and config.server_tls_bootstrap:
-        return cluster.serving_certificate(files)
-    return files or await self_signed_certificate(Path(flags.cert_dir), settings.node_name, ips=tuple(ips))
-
-
-async def _identity(settings: ClusterSettings, registry: CollectorRegistry, tasks: TaskScope) -> Access:
+async def _identity(settings: AgentSettings, registry: CollectorRegistry, tasks: TaskScope) -> Access:
     flags = settings.flags
     path, folder = Path(flags.kubeconfig), Path(flags.cert_dir)
     bootstrap = Path(flags.bootstrap_kubeconfig) if flags.bootstrap_kubeconfig else None

@@ -12,13 +12,14 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pykubelet import KUBERNETES_VERSION, __version__
 from pykubelet.api import cpuset
-from pykubelet.cluster import Cluster, ClusterSettings, join_cluster
+from pykubelet.cluster import AgentSettings, Cluster, join_cluster
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import Loaded
 from pykubelet.config.validate import validate_machine
@@ -55,12 +56,8 @@ from pykubelet.runtime.node_facts import gather_node_facts
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 from pykubelet.server.configz import configz_document
-from pykubelet.server.control import control_routes
-from pykubelet.server.health import Check, health_routes
-from pykubelet.server.http import http_server
-from pykubelet.server.pods import SOCKET_NAME
-from pykubelet.server.readonly import read_only_routes
-from pykubelet.server.unix import unix_server
+from pykubelet.server.health import Check
+from pykubelet.serving import ServingParts, serving
 from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
@@ -91,6 +88,9 @@ class Kubelet:
         self.config = loaded.config
         self.gates = loaded.gates
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._given = loaded.given
+        self._started = datetime.now(UTC)
         self._on_started = on_started
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
@@ -107,8 +107,11 @@ class Kubelet:
         async with contextlib.AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(TaskScope())
             await self._take_lock(stack, tasks)
-            configz = configz_document(self.config)
-            log.v(5).info("KubeletConfiguration", configuration=configz["kubeletconfig"])
+            log.v(5).info(
+                "KubeletConfiguration", configuration=configz_document(self.config)["kubeletconfig"]
+            )
+            if self.flags.standalone:
+                log.info("Standalone mode, no API client")
             identity = self._identify()
             self._check_machine()
             self._adjust_process()
@@ -132,14 +135,14 @@ class Kubelet:
                 "log": log_health,
                 "syncloop": engine.loop.health,
             }
-            await self._serve(stack, checks, engine)
+            await stack.enter_async_context(self._servers(identity, cri, engine, cluster, checks))
             notify.ready()
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
             log.info("Started kubelet", node=identity.name, pid=os.getpid())
             self._on_started()
             if self.config.run_once:
-                if problems := await run_once(engine.pods, lambda: engine.all_sources_reported):
+                if problems := await run_once(engine.pods, lambda: engine.has_begun):
                     raise StartError("; ".join(problems))
                 return
             try:
@@ -173,10 +176,8 @@ class Kubelet:
         runtime_state: RuntimeState,
     ) -> Cluster | None:
         if self.flags.standalone:
-            log.info("Standalone mode, no API client")
             return None
-        settings = ClusterSettings(self.flags, self.config, self.gates, identity.name)
-        joining = join_cluster(settings, self.registry, cri, health, runtime_state)
+        joining = join_cluster(self._settings(identity), self.registry, cri, health, runtime_state)
         try:
             # A bootstrap waits for somebody to approve it.
             async with asyncio.timeout(None) as self._joining:
@@ -189,6 +190,9 @@ class Kubelet:
             raise StartError(f"cannot join the cluster: {err}") from err
         finally:
             self._joining = None
+
+    def _settings(self, identity: NodeIdentity) -> AgentSettings:
+        return AgentSettings(self.flags, self.config, self.gates, identity.name)
 
     def _identify(self) -> NodeIdentity:
         name = hostname.node_name(self.flags.hostname_override)
@@ -310,6 +314,27 @@ class Kubelet:
         engine.start()
         return engine
 
+    def _servers(
+        self,
+        identity: NodeIdentity,
+        cri: Cri,
+        engine: PodEngine,
+        cluster: Cluster | None,
+        checks: dict[str, Check],
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        parts = ServingParts(
+            settings=self._settings(identity),
+            ips=identity.ips,
+            given_flags=self._given,
+            started=self._started,
+            registry=self.registry,
+            cri=cri,
+            engine=engine,
+            cluster=cluster,
+            checks=checks,
+        )
+        return serving(parts)
+
     def _collector(self, cri: Cri) -> GarbageCollector:
         flags = self.flags
         policy = GcPolicy(
@@ -340,21 +365,6 @@ class Kubelet:
         """Where links to containers' logs go; a node with logs of its own keeps out of the machine's."""
         logs = Path(self.config.pod_logs_dir)
         return Path(LEGACY_LOG_DIR) if logs == Path("/var/log/pods") else logs.parent / "containers"
-
-    async def _serve(
-        self, stack: contextlib.AsyncExitStack, checks: dict[str, Check], engine: PodEngine
-    ) -> None:
-        config, health = self.config, health_routes(checks)
-        if config.enable_server and config.read_only_port > 0:
-            routes = [*read_only_routes(engine), *health]
-            await stack.enter_async_context(
-                http_server("read-only", config.address, config.read_only_port, routes)
-            )
-        socket = Path(self.flags.root_dir) / SOCKET_NAME
-        await stack.enter_async_context(unix_server(socket, control_routes(engine)))
-        if config.healthz_port > 0:
-            server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
-            await stack.enter_async_context(server)
 
 
 def _node_addresses(node_ip: str) -> list[addresses.IPAddress]:

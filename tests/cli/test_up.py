@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import unused_port
 
 PYKUBELET = str(Path(sys.executable).parent / "pykubelet")
 
@@ -41,13 +42,12 @@ def test_a_configuration_file_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists()
 
 
-@pytest.mark.parametrize("flag", ["healthz-port", "read-only-port"])
+@pytest.mark.parametrize("flag", ["port", "healthz-port", "read-only-port"])
 def test_a_taken_port(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        done = up(
-            tmp_path / "d", f"--{flag}={port}", *([] if flag == "healthz-port" else ["--healthz-port=0"])
-        )
+        free = {"port": unused_port(), "healthz-port": 0, "read-only-port": 0}
+        done = up(tmp_path / "d", *(f"--{name}={value}" for name, value in {**free, flag: port}.items()))
     assert done.returncode == 1
     assert f"port {port}" in done.stderr
     assert f"--{flag}" in done.stderr
@@ -57,7 +57,7 @@ def test_a_taken_port(tmp_path: Path, flag: str) -> None:
 
 def test_a_strangers_folder(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("do not touch")
-    done = up(tmp_path, "--healthz-port=0", "--read-only-port=0")
+    done = up(tmp_path, f"--port={unused_port()}", "--healthz-port=0", "--read-only-port=0")
     assert done.returncode == 1
     assert "was not made by pykubelet" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
@@ -65,6 +65,6 @@ def test_a_strangers_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/usr", "/etc"])
 def test_a_folder_that_must_never_be_ours(path: str) -> None:
-    done = up(Path(path), "--healthz-port=0", "--read-only-port=0")
+    done = up(Path(path), f"--port={unused_port()}", "--healthz-port=0", "--read-only-port=0")
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1

@@ -74,9 +74,9 @@ def namespace(plane: Plane) -> Iterator[str]:
 
 
 @contextmanager
-def fresh_namespace(plane: Plane) -> Iterator[str]:
+def fresh_namespace(plane: Plane, name: str = "") -> Iterator[str]:
     """A new namespace for the time of a block; its pods are gone from the API at the end."""
-    name = unique("t")
+    name = name or unique("t")
     plane.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:
         plane.wait_for("serviceaccount", "default", name)

@@ -52,6 +52,13 @@ class ClusterNode(Node):
         """Who it is to the API server."""
         return f"system:node:{self.name}"
 
+    def hand_to(self, program: Path | None) -> None:
+        """Have another program be the agent from the next start on: the reference kubelet, or ours (None)."""
+        assert self.process is None
+        self._command = [str(program or BIN / "kubelet"), *self._command[1:]]
+        self.reference = program is not None
+        self.log = self.log.with_name(f"agent-{unique('handed')}.log")
+
     def write(self, document: Document | str, file: str = "") -> str:
         """Put a static pod's manifest into the folder; gives its name, which its mirror pod has, too."""
         super().write(document, file)

@@ -18,11 +18,11 @@ from pykubelet.kube.errors import Forbidden
 from pykubelet.kube.event_recorder import EventRecorder, node_reference
 from pykubelet.kube.transport import Transport
 from pykubelet.node.addresses import PROVIDED_IP
-from pykubelet.node.amounts import machine_amounts
 from pykubelet.node.conditions import Pressures
 from pykubelet.node.registration import blank_node, try_register
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import NodeSettings
+from pykubelet.resources.capacity import machine_amounts
 from pykubelet.tasks import TaskScope
 from tests.cluster.plane import Document, Plane, unique
 from tests.node.making import FakeRuntime, runtime_status

@@ -304,6 +304,7 @@ def kubelet_node(
     instance, ports = runtime.instance, (unused_port(), unused_port())
     config = {
         **standalone_config(instance, endpoint or runtime.endpoint),
+        "port": unused_port(),
         "healthzPort": ports[0],
         "readOnlyPort": ports[1],
         **settings,
@@ -315,6 +316,7 @@ def kubelet_node(
         str(BIN / "kubelet"),
         f"--config={path}",
         f"--root-dir={root}",
+        f"--cert-dir={root}/pki",
         f"--hostname-override={NAME}",
         "-v=4",
     ]
@@ -325,6 +327,7 @@ def up_node(data_dir: Path) -> Node:
     """Make a node of `pykubelet up`: the agent brings its own runtime."""
     ports = (unused_port(), unused_port())
     flags = [
+        f"--port={unused_port()}",
         f"--healthz-port={ports[0]}",
         f"--read-only-port={ports[1]}",
         f"--hostname-override={NAME}",

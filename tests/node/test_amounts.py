@@ -5,8 +5,8 @@ import pytest
 
 from pykubelet.api.meta import Resources
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.node.amounts import DeviceAmounts, is_extended, machine_amounts, next_amounts
-from pykubelet.resources.capacity import allocatable, pod_capacity
+from pykubelet.node.amounts import DeviceAmounts, is_extended, next_amounts
+from pykubelet.resources.capacity import allocatable, machine_amounts, pod_capacity
 from tests.node.making import amounts, settings
 
 

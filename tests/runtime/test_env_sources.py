@@ -14,11 +14,13 @@ from pykubelet.images.images import PresentImage
 from pykubelet.pods.journal import Journal
 from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
 from pykubelet.runtime.container_config import make_container_config
+from pykubelet.runtime.env import container_env
 from pykubelet.runtime.env_sources import gather_env_sources
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.observed import ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.start import PodSetting, Starter, StartError
+from pykubelet.volumes.mounted import MountedVolume
 from tests.runtime.making import make_facts, make_pod
 from tests.runtime.test_golden_requests import (
     as_recorded,
@@ -80,7 +82,7 @@ async def test_the_recorded_environment(stem: str, name: str, recorded: list[dic
     (container,) = pod.spec.containers
     objects = Objects(**found)
     begin = asyncio.get_running_loop().time()
-    sources = await gather_env_sources(objects, pod, container)
+    sources = await gather_env_sources(objects, pod, container, {})
     # Everything once, and all at the same time.
     assert sorted(objects.asked) == ["absent", "keys", "settings"]
     assert asyncio.get_running_loop().time() - begin < 1
@@ -103,7 +105,8 @@ async def test_the_recorded_environment(stem: str, name: str, recorded: list[dic
 
 async def test_a_container_without_such_variables_asks_for_nothing() -> None:
     objects = Objects()
-    await gather_env_sources(objects, make_pod(), env({"name": "A", "value": "1"}, envFrom=[{"prefix": "x"}]))
+    plain = env({"name": "A", "value": "1"}, envFrom=[{"prefix": "x"}])
+    await gather_env_sources(objects, make_pod(), plain, {})
     assert objects.asked == []
 
 
@@ -129,8 +132,9 @@ class Started:
             services=lambda pod: services,
         )
 
-    async def failure(self, container: Container) -> StartError:
+    async def failure(self, container: Container, **volumes: Path) -> StartError:
         pod = make_pod(container)
+        mounted = {name: MountedVolume(str(path)) for name, path in volumes.items()}
         with pytest.raises(StartError) as caught:
             await self.starter.container(
                 pod,
@@ -138,7 +142,7 @@ class Started:
                 PresentImage("sha256:x", 0, ""),
                 "sandbox",
                 pb.PodSandboxConfig(),
-                PodSetting("/kubepods", {}),
+                PodSetting("/kubepods", mounted),
                 ("10.0.0.2",),
                 ObservedPod(uid=pod.uid),
             )
@@ -191,3 +195,37 @@ async def test_services_that_are_not_known_yet_are_waited_for(tmp_path: Path) ->
 async def test_a_node_without_an_api_server(tmp_path: Path) -> None:
     failure = await Started(tmp_path, None, {}).failure(env(key("settings")))
     assert failure.message == "couldn't get configMap shop/settings: this node has no API server to ask"
+
+
+def in_file(volume: str, path: str, key: str = "K") -> dict[str, Any]:
+    ref = {"volumeName": volume, "path": path, "key": key}
+    return {"name": f"V_{key}", "valueFrom": {"fileKeyRef": ref}}
+
+
+async def test_files_in_volumes(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/one.env").write_bytes(b"K='v'\nL='\xff'\n")
+    container = env(in_file("v", "app/one.env"), in_file("v", "app/one.env", "L"))
+    volumes = {"v": MountedVolume(str(tmp_path))}
+    sources = await gather_env_sources(Objects(), make_pod(container), container, volumes)
+    facts = make_facts(volumes=volumes, env_file=sources.file)
+    assert container_env(make_pod(container), container, facts) == {"V_K": "v", "V_L": "\udcff"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        (in_file("other", "f"), 'cannot find the volume "other" referenced by FileKeyRef'),
+        (in_file("v", "absent"), "couldn't parse env file: [Errno 2] No such file or directory"),
+        (in_file("v", "out"), "couldn't parse env file: [Errno 18] leads out of the volume"),
+        (in_file("v", "f", "NONE"), 'environment variable key "NONE" not found in file "f"'),
+    ],
+)
+async def test_files_that_cannot_be_had(tmp_path: Path, wish: dict[str, Any], message: str) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "f").write_text("K='v'\n")
+    (volume / "out").symlink_to("/etc/passwd")
+    failure = await Started(tmp_path, Objects(), {}).failure(env(wish), v=volume)
+    assert failure.message == message
+    assert {path.name for path in volume.iterdir()} == {"f", "out"}

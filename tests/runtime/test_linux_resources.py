@@ -147,7 +147,7 @@ def test_one_kill_for_all_processes() -> None:
 MEMORY_QOS: dict[str, Any] = {
     "cgroup_v2": True,
     "gates": gates(MemoryQoS=True),
-    "allocatable": amounts(memory="8Gi"),
+    "unreserved_memory": 8 << 30,
 }
 
 

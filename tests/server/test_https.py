@@ -27,7 +27,7 @@ from pykubelet.server.identity import NOBODY
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import USER
 from pykubelet.server.reviews import AccessReviews, TokenReviews
-from pykubelet.server.tls import ServingTls, TlsProblem, TlsSettings, server_context
+from pykubelet.server.tls import NoCertificate, ServingTls, TlsProblem, TlsSettings, server_context
 from pykubelet.tasks import TaskScope
 from tests.kube.certs import NAMES, Authority, Pair, encrypt
 from tests.kube.servers import serving
@@ -149,8 +149,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
                     ROUTES,
                     tls=ServingTls(
                         TlsSettings(request_certificates=True, **settings),
-                        tmp_path / "kubelet.crt",
-                        tmp_path / "kubelet.key",
+                        lambda: (tmp_path / "kubelet.crt", tmp_path / "kubelet.key"),
                     ),
                     authenticator=Authenticator(
                         ClientCertificates(tmp_path / "ca.crt", metrics),
@@ -326,17 +325,26 @@ async def test_without_a_certificate_clients_are_turned_away_until_there_is_one(
 ) -> None:
     node = await start()
     hidden = node.folder / "kubelet.crt"
-    tls = ServingTls(TlsSettings(), hidden, node.folder / "kubelet.key")
+    files: list[tuple[Path, Path] | None] = [None]
+    tls = ServingTls(TlsSettings(), lambda: files[0])
+    with pytest.raises(NoCertificate):
+        tls.context()
+    files[0] = (hidden, node.folder / "kubelet.key")
     contents = hidden.read_bytes()
     hidden.unlink()
-    with pytest.raises(Exception, match="no serving certificate available"):
+    with pytest.raises(NoCertificate, match="no serving certificate available"):
         tls.context()
     encrypt(node.folder / "kubelet.key", node.folder / "locked.key")
     hidden.write_bytes(contents)
-    locked = ServingTls(TlsSettings(), hidden, node.folder / "locked.key")
-    with pytest.raises(Exception, match="no serving certificate available"):
+    locked = ServingTls(TlsSettings(), lambda: (hidden, node.folder / "locked.key"))
+    with pytest.raises(NoCertificate, match="no serving certificate available"):
         locked.context()
-    assert tls.context() is tls.context()
+    first = tls.context()
+    assert tls.context() is first
+    files[0] = (pairs["second"].certificate, pairs["second"].key)
+    assert tls.context() is not first
+    files[0] = None
+    assert tls.context() is not first
 
 
 @pytest.mark.parametrize(

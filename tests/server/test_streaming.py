@@ -181,7 +181,7 @@ async def opened(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...
                     "127.0.0.1",
                     0,
                     streams.routes(),
-                    tls=ServingTls(TlsSettings(), pair.certificate, pair.key),
+                    tls=ServingTls(TlsSettings(), lambda: (pair.certificate, pair.key)),
                     authenticator=Authenticator(None, None, anonymous=True),
                     judge=AlwaysAllow(),
                     metrics=metrics,

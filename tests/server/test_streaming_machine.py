@@ -97,7 +97,7 @@ async def node(private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator
                 "127.0.0.1",
                 0,
                 routes,
-                tls=ServingTls(TlsSettings(), pair.certificate, pair.key),
+                tls=ServingTls(TlsSettings(), lambda: (pair.certificate, pair.key)),
                 authenticator=Authenticator(None, None, anonymous=True),
                 judge=AlwaysAllow(),
                 metrics=metrics,

@@ -465,7 +465,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(events, st.randoms(use_true_random=False))
 def test_in_the_end_the_api_server_knows_the_truth(
     many: list[tuple[str, int, str, bool]], chance: random.Random

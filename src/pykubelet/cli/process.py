@@ -25,11 +25,12 @@ from pykubelet.host.capabilities import is_root
 from pykubelet.kubelet import StartError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import configure, configure_early
+from pykubelet.server.access import AccessProblem
 from pykubelet.server.http import PortError
 
 log = get_logger(__name__)
 
-EXPECTED = (ConfigError, CriError, EmbeddedError, HostError, PortError, StartError)
+EXPECTED = (AccessProblem, ConfigError, CriError, EmbeddedError, HostError, PortError, StartError)
 """Failures that are conditions of the machine or the input: no traceback."""
 
 

@@ -27,7 +27,7 @@ from pykubelet.host.ports import port_holder
 from pykubelet.kubelet import Kubelet
 
 PROGRAM = "pykubelet up"
-FLAGS = {"health": "healthz-port", "read-only": "read-only-port"}
+FLAGS = {"API": "port", "health": "healthz-port", "read-only": "read-only-port"}
 
 
 def standalone_config(instance: Instance, endpoint: str) -> dict[str, Any]:
@@ -73,7 +73,9 @@ def _refusal(asked: Loaded) -> str | None:
         return (
             "`up` writes its own configuration: give single flags, or use the `kubelet` program with --config"
         )
-    for name, port in (("health", asked.config.healthz_port), ("read-only", asked.config.read_only_port)):
+    config = asked.config
+    ports = {"API": config.port, "health": config.healthz_port, "read-only": config.read_only_port}
+    for name, port in ports.items():
         if port and (holder := port_holder(port)):
             return (
                 f"port {port} of the {name} server is taken by {holder}: stop that, or give --{FLAGS[name]}"
@@ -88,7 +90,8 @@ def _write_config(instance: Instance, endpoint: str, verbosity: int, flags: Sequ
     path.write_text(
         "# Written by `pykubelet up` at each start; give flags to `up` to change a value.\n" + text
     )
-    own = [f"--config={path}", f"--root-dir={instance.kubelet_root}"]
+    root = instance.kubelet_root
+    own = [f"--config={path}", f"--root-dir={root}", f"--cert-dir={root / 'pki'}"]
     return [*own, *([f"--v={verbosity}"] if verbosity else []), *flags]
 
 

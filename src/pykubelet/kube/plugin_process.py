@@ -49,7 +49,7 @@ async def run_bounded(
         stdin=asyncio.subprocess.DEVNULL if data is None else asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=environment,
+        env=dict(environment),
         start_new_session=True,
     )
     stdout, stderr = process.stdout, process.stderr

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import socket
 import ssl
 import time
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from pykubelet import KUBERNETES_VERSION
+from pykubelet.host.machine import architecture
 from pykubelet.kube.access import Access
 from pykubelet.kube.credentials import Credentials, CredentialSource
 from pykubelet.kube.errors import BadAnswer, KubeconfigError, Superseded, Unreachable
@@ -32,8 +32,7 @@ from pykubelet.kube.proxy_socks import SocksConnector
 from pykubelet.kube.reaching import FAILURES, explain
 from pykubelet.kube.resolver import SharedResolver
 
-_MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{_MACHINE}) pykubelet"
+USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{architecture()}) pykubelet"
 CONNECT_SECONDS = 30.0
 # Less than the API server's own 90 s and than what load balancers commonly allow, so that a
 # connection is rarely closed by the other side just when it is used.

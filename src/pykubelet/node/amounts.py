@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.names import qualified_name_problem
 from pykubelet.api.quantity import Quantity
-from pykubelet.config.types import KubeletConfiguration
 from pykubelet.node.settings import NodeSettings
-from pykubelet.resources.capacity import allocatable, pod_capacity, read_capacity, storage_capacity
+from pykubelet.resources.capacity import allocatable
 
 NOTHING = Quantity.of(0)
 
@@ -27,17 +25,6 @@ class DeviceAmounts:
     capacity: Resources = field(default_factory=dict)
     allocatable: Resources = field(default_factory=dict)
     removed: Sequence[str] = ()
-
-
-def machine_amounts(config: KubeletConfiguration, root_dir: Path) -> Resources:
-    """Read what this machine gives to its node; raises OSError."""
-    capacity = read_capacity()
-    # Process ids are limited, but nobody can ask for them.
-    capacity.pop("pid", None)
-    capacity |= pod_capacity(int(capacity["cpu"]), config)
-    if config.local_storage_capacity_isolation:
-        capacity |= storage_capacity(root_dir)
-    return capacity
 
 
 def is_extended(resource: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from pykubelet.api.node import (
@@ -22,6 +23,17 @@ _DECLARED = (
     "RestartAllContainersOnContainerExits",
 )
 _HOST_NETWORK_USERS = "UserNamespacesHostNetworkSupport"
+
+_IDENTIFIERS = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
+_SEMANTIC = re.compile(rf"v?(\d+\.\d+\.\d+(?:-{_IDENTIFIERS})?(?:\+{_IDENTIFIERS})?)")
+_NUMBERS = re.compile(r"v?(\d+(?:\.\d+)+)")
+
+
+def plain_version(text: str) -> str:
+    """Give a version as the cluster's tools can compare it: without what a distribution appended."""
+    text = text.strip()
+    found = _SEMANTIC.fullmatch(text) or _NUMBERS.match(text)
+    return found[1] if found else text
 
 
 def image_list(images: Iterable[pb.Image], most: int) -> list[ContainerImage]:

@@ -25,13 +25,14 @@ from pykubelet.host.machine import Machine, read_machine
 from pykubelet.kube.retrying import Complaints
 from pykubelet.logs import get_logger
 from pykubelet.node.addresses import check_named, find_own_address, needs_own_address
-from pykubelet.node.amounts import DeviceAmounts, machine_amounts
+from pykubelet.node.amounts import DeviceAmounts
 from pykubelet.node.conditions import Pressures
-from pykubelet.node.features import image_list
+from pykubelet.node.features import image_list, plain_version
 from pykubelet.node.pod_cidr import Tell
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import Facts
+from pykubelet.resources.capacity import machine_amounts
 
 log = get_logger(__name__)
 
@@ -59,7 +60,7 @@ class NodeSources:
 
     machine: Machine
     capacity: Resources
-    """Of the machine: `amounts.machine_amounts`."""
+    """Of the machine: `capacity.machine_amounts`."""
     health: RuntimeHealth
     refresh: Callable[[], Awaitable[object]]
     """Poll the runtime's status now; for the first seconds, when waiting for the next poll is too slow."""
@@ -160,7 +161,7 @@ class Observer:
             # The Ready condition tells people; the node keeps its last known images.
             log.v(2).info("The runtime was not asked for its images", err=err)
             return
-        self._version = f"{answer.runtime_name}://{answer.runtime_version}"
+        self._version = f"{answer.runtime_name}://{plain_version(answer.runtime_version)}"
         self._images = image_list(images, self._settings.max_images)
         self._images_due = now + IMAGES_SECONDS
 

@@ -37,6 +37,17 @@ def read_capacity(proc: Path = Path("/proc")) -> Resources:
     return capacity | read_huge_pages()
 
 
+def machine_amounts(config: KubeletConfiguration, root_dir: Path) -> Resources:
+    """Read what this machine gives to its node; raises OSError."""
+    capacity = read_capacity()
+    # Process ids are limited, but nobody can ask for them.
+    capacity.pop("pid", None)
+    capacity |= pod_capacity(int(capacity["cpu"]), config)
+    if config.local_storage_capacity_isolation:
+        capacity |= storage_capacity(root_dir)
+    return capacity
+
+
 def storage_capacity(root_dir: Path) -> Resources:
     """Give the `ephemeral-storage` that pods share: the file system below the agent's root directory.
 

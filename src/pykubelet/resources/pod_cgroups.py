@@ -34,6 +34,7 @@ from pykubelet.resources.cgroup_names import (
     uid_of_part,
 )
 from pykubelet.resources.cgroup_values import CgroupValues, PodPolicy, node_values, pod_values
+from pykubelet.resources.in_force import resources_in_force
 from pykubelet.resources.qos import QOSClass, qos_class
 from pykubelet.resources.qos_cgroups import TIERS, Demand, TierPolicy, demand_of, tier_values
 
@@ -117,6 +118,15 @@ class PodCgroups:
             self._made.add(pod.uid)
             self._weigh(pod.uid, self._demand(pod))
         return runtime_parent(name, self._driver)
+
+    def in_force(self, pod: Pod) -> tuple[Resources, Resources] | None:
+        """Give the limits and requests that the pod's cgroup enforces; None when it has none."""
+        if not self._enabled:
+            return None
+        values = pod_values(pod, self._policy)
+        return resources_in_force(
+            pod, values, unified=self._cgroups.unified, pod_level=self._policy.pod_level
+        )
 
     async def remove(self, uid: str) -> None:
         """Remove the pod's cgroups and kill what is still in them; raises CgroupError if that fails.

@@ -78,6 +78,9 @@ class NodeFacts:
     huge_page_sizes: tuple[str, ...] = ()
     """As the kernel's cgroup files write them: `2MB`, `1GB`."""
     allocatable: Resources = field(default_factory=dict)
+    """What pods may ask for together, as the node's status tells it."""
+    unreserved_memory: int = 0
+    """Bytes that pods may use together: eviction begins below that, the kernel steps in above."""
     gates: FeatureGates = field(default_factory=FeatureGates)
 
     @property

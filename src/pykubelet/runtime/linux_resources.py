@@ -174,7 +174,7 @@ def _memory_qos(pod: Pod, container: Container, node: NodeFacts) -> Mapping[str,
         unified = {"memory.min" if guaranteed else "memory.low": str(request)}
     else:
         unified = {"memory.min": "0", "memory.low": "0"}
-    ceiling = limit or int(node.allocatable.get("memory", _NOTHING))
+    ceiling = limit or node.unreserved_memory
     if request != limit and ceiling:
         bytes_high = request + (ceiling - request) * node.memory_throttling_factor
         high = math.floor(bytes_high / node.page_size) * node.page_size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.resources.capacity import allocatable, read_capacity
+from pykubelet.resources.capacity import allocatable, machine_amounts, unreserved
 from pykubelet.resources.huge_pages import read_page_sizes
 from pykubelet.runtime.facts import NodeFacts
 
@@ -22,9 +22,14 @@ def gather_node_facts(
     host_ips: Sequence[str],
     *,
     cgroup_v2: bool,
+    ignore_eviction: bool = False,
 ) -> NodeFacts:
-    """Read the machine once; none of this changes while the agent runs."""
+    """Read the machine once; none of this changes while the agent runs.
+
+    `ignore_eviction` is `--experimental-allocatable-ignore-eviction`.
+    """
     memory = parse_meminfo(Path("/proc/meminfo").read_text())
+    capacity = machine_amounts(config, root_dir)
     return NodeFacts(
         cluster_dns=tuple(config.cluster_dns),
         cluster_domain=config.cluster_domain,
@@ -47,7 +52,8 @@ def gather_node_facts(
         memory_reservation_policy=config.memory_reservation_policy,
         page_size=os.sysconf("SC_PAGE_SIZE"),
         huge_page_sizes=read_page_sizes(),
-        allocatable=allocatable(read_capacity(), config),
+        allocatable=allocatable(capacity, config, ignore_eviction=ignore_eviction),
+        unreserved_memory=int(unreserved(capacity, config)["memory"]),
         gates=gates,
     )
 

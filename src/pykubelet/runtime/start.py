@@ -211,7 +211,7 @@ class Starter:
                 hosts = str(self._dirs.write_hosts(pod.uid, content))
             if container.termination_message_path:
                 termination = str(self._dirs.new_termination_log(pod.uid, container.name))
-            sources = await gather_env_sources(self._objects, pod, container)
+            sources = await gather_env_sources(self._objects, pod, container, setting.volumes)
             facts = ContainerFacts(
                 node=self._node,
                 attempt=attempt,
@@ -228,6 +228,7 @@ class Starter:
                 service_env=self._services(pod),
                 config_map=sources.config_map,
                 secret=sources.secret,
+                env_file=sources.file,
             )
             facts = replace(facts, sub_paths=await self._parts_of_volumes(pod, container, facts))
             return make_container_config(pod, container, facts)

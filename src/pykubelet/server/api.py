@@ -40,7 +40,7 @@ from pykubelet.server.running_pods import running_pods_routes
 from pykubelet.server.scopes import own_scope
 from pykubelet.server.stream_limits import StreamLimits
 from pykubelet.server.streaming import Streams
-from pykubelet.server.tls import ServingTls, TlsProblem, TlsSettings
+from pykubelet.server.tls import Files, ServingTls, TlsProblem, TlsSettings
 from pykubelet.server.zpages import flagz_routes, statusz_routes
 
 _FOREVER = 10.0 * 365 * 86400
@@ -66,9 +66,8 @@ class ApiParts:
     """Made once for an agent: its servers share it."""
     client: Creator | None
     """Asks the API server about the senders of requests; None standalone. Give it a limit of its own."""
-    certificate: Path
-    key: Path
-    """The serving certificate and its key, in one file or two; they may come later and change."""
+    certificate: Callable[[], Files | None]
+    """The files of the serving certificate and its key now; None while there are none."""
     started: datetime
     now: Callable[[], datetime]
     node_logs: Path = NODE_LOGS
@@ -86,7 +85,7 @@ async def api_server(parts: ApiParts) -> AsyncIterator[int]:
         judge = make_judge(config, parts.client, lambda: parts.node_name, scope, parts.metrics)
         settings = TlsSettings.of(config, request_certificates=authenticator.wants_certificates)
         try:
-            tls = ServingTls(settings, parts.certificate, parts.key)
+            tls = ServingTls(settings, parts.certificate)
         except (TlsProblem, OpensslMissing) as err:
             raise AccessProblem(str(err)) from err
         async with https_server(

@@ -24,11 +24,10 @@ _ENTRY = re.compile(
     rb" (?P<stream>stdout|stderr) (?P<tags>[^ ]*) (?P<text>.*)",
     re.DOTALL,
 )
-# The front of a whole line's entry, at the beginning of any line.
+# The front of a whole line's entry, with the line break before it: that is quicker to find than `^`.
 _FRONT = re.compile(
-    rb"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})"
-    rb" (?:stdout|stderr) F ",
-    re.MULTILINE,
+    rb"\n[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})"
+    rb" (?:stdout|stderr) F "
 )
 _STAMP = re.compile(r"(?P<seconds>.{19})(?:\.(?P<fraction>[0-9]+))?(?P<zone>.*)", re.ASCII)
 _NANOS = 1_000_000_000
@@ -136,9 +135,9 @@ class LineWriter:
         plain = not self._timestamps and self._since is None and not self._unfinished
         if plain and "stdout" in streams and "stderr" in streams:
             # Mostly all lines are whole, and then there is no need to look at each one.
-            text, found = _FRONT.subn(b"", lines)
+            text, found = _FRONT.subn(b"\n", b"\n" + lines)
             if found == lines.count(b"\n") and lines.endswith(b"\n"):
-                return text
+                return text[1:]
         return b"".join(text for stream, text in self.write(parse_entries(lines)) if stream in streams)
 
     def _is_new(self, entry: LogEntry) -> bool:

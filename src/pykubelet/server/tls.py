@@ -9,7 +9,7 @@ until there is one.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,45 +127,53 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-class ServingTls:
-    """The TLS of new connections, with the certificate and key that two files (or one) hold."""
+Files = tuple[Path, Path]
 
-    def __init__(self, settings: TlsSettings, certificate: Path, key: Path) -> None:
+
+class ServingTls:
+    """The TLS of new connections, with the certificate and key that two files (or one) hold.
+
+    `files` says which they are now (`kube.certificate_serving.ServingCertificate.current`), or None.
+    """
+
+    def __init__(self, settings: TlsSettings, files: Callable[[], Files | None]) -> None:
         """Check the settings; raises TlsProblem, OpensslMissing. The files may come later."""
         self._settings = settings
-        self._files = (certificate, key)
-        self._mark: tuple[tuple[int, ...], ...] | None = None
+        self._files = files
+        self._mark: object = None
         self._complaint = ""
         self._context: ssl.SSLContext | None = None
         server_context(settings)
 
     def context(self) -> ssl.SSLContext:
         """Give the TLS for a connection that begins now; raises NoCertificate."""
-        try:
-            mark = tuple(_look(path) for path in self._files)
-            if mark != self._mark:
-                context = server_context(self._settings)
-                context.load_cert_chain(*self._files, password=_no_password)
-                if self._context is not None:
-                    log.info("Serving with another certificate from now on", path=str(self._files[0]))
-                self._context, self._mark, self._complaint = context, mark, ""
-        except (OSError, ValueError) as err:
-            self._complain(err)
+        if (files := self._files()) is not None:
+            try:
+                self._take(files)
+            except (OSError, ValueError) as err:
+                self._complain(err, files)
         if self._context is None:
             raise NoCertificate("no serving certificate available for the kubelet")
         return self._context
 
-    def _complain(self, err: Exception) -> None:
+    def _take(self, files: Files) -> None:
+        mark = [(path, *_look(path)) for path in files]
+        if mark == self._mark:
+            return
+        context = server_context(self._settings)
+        context.load_cert_chain(*files, password=_no_password)
+        if self._context is not None:
+            log.info("Serving with another certificate from now on", path=str(files[0]))
+        self._context, self._mark, self._complaint = context, mark, ""
+
+    def _complain(self, err: Exception, files: Files) -> None:
         words = err.reason if isinstance(err, ssl.SSLError) else getattr(err, "strerror", None)
         complaint = str(words or err)
         if complaint != self._complaint:
             self._complaint = complaint
             state = "keeping the former one" if self._context else "clients are turned away until it can"
-            log.error(
-                complaint,
-                f"The serving certificate cannot be used: {state}",
-                paths=[str(p) for p in self._files],
-            )
+            paths = [str(path) for path in files]
+            log.error(complaint, f"The serving certificate cannot be used: {state}", paths=paths)
 
 
 def _look(path: Path) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import msgspec
 
 from pykubelet.api.backoff import BackOff
 from pykubelet.api.duration import Duration
+from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod, PodSpec, is_sidecar
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
@@ -73,6 +74,10 @@ class Cgroups(Protocol):
         """Have the pod's cgroup with its limits; gives the name that the runtime takes. Raises OSError."""
         ...
 
+    def in_force(self, pod: Pod) -> tuple[Resources, Resources] | None:
+        """Give the limits and requests that the pod's cgroup enforces; None when it has none."""
+        ...
+
     def uids(self) -> set[str]:
         """Pods that have a cgroup."""
         ...
@@ -97,6 +102,8 @@ class PodMemory:
     order: int
     """Its place among all pods by age: the older one is started first."""
     failures: dict[str, StartFailure] = field(default_factory=dict)
+    untold: set[str] = field(default_factory=set)
+    """Containers that have begun to wait after a crash in the last step: the next one tells of it."""
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
     ended: set[str] = field(default_factory=set)
@@ -336,6 +343,8 @@ class Doer:
         message = f"Back-off restarting failed container {container.name} in pod {who}"
         self._journal.event(pod, "Warning", "BackOff", message, field_of(pod, container.name))
         pause = Duration.of(self._back_off.pause(key))
+        if container.name not in memory.failures:
+            memory.untold.add(container.name)
         memory.failures[container.name] = StartFailure(
             "CrashLoopBackOff", f"back-off {pause} restarting failed container={container.name} pod={who}"
         )

@@ -221,6 +221,11 @@ class PodEngine:
         """Whether the set of desired pods is whole; nothing may be deleted before."""
         return self._mux.all_reported
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the desired pods are known and each has been handed to a worker."""
+        return self.all_sources_reported and all(self.store.get(uid) for uid in self._mux.pods())
+
     # What people and the API ask.
 
     def pods(self) -> list[Pod]:

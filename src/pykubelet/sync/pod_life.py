@@ -16,7 +16,7 @@ import msgspec
 
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.pod import Pod
-from pykubelet.api.pod_status import PodStatus
+from pykubelet.api.pod_status import PodStatus, StatusResources
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.logs import get_logger
@@ -35,8 +35,9 @@ from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.status import compute_status
-from pykubelet.sync.status_containers import PodView, api_time
+from pykubelet.sync.status_containers import PodView, StartFailure, api_time
 from pykubelet.sync.status_final import final_status
+from pykubelet.sync.status_patch import status_patch
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import Outcome, StepError
@@ -165,6 +166,7 @@ class PodLifeOnNode:
         return finished, again
 
     async def _sync(self, pod: Pod, memory: PodMemory) -> Outcome:
+        memory.untold.clear()
         observed = await self._look(pod.uid)
         status = self._report(pod, observed)
         if status.phase in TERMINAL:
@@ -312,22 +314,45 @@ class PodLifeOnNode:
         memory = self._memory(pod.uid)
         for container in observed.running:
             memory.failures.pop(container.name, None)
+        previous = self._statuses.get(pod.uid) or _before(pod, observed)
         view = PodView(
             pod=pod,
             observed=observed,
-            previous=self._statuses.get(pod.uid) or _before(pod, observed),
-            failures=memory.failures,
+            previous=previous,
+            failures=self._told_failures(memory),
             health=self._prober.update_status(pod, observed),
             terminal=terminal,
             host_ips=self._host_ips,
+            in_force=self._in_force(pod, previous),
         )
         status = compute_status(view, api_now())
+        if view.in_force is not None and status_patch(previous, status).keys() == {"resources"}:
+            # No news by itself: it goes with whatever happens to the pod next.
+            status.resources = previous.resources
         if terminal and not is_static_pod(pod):
             status = final_status(pod, status)
         before = view.previous.phase
         if self._statuses.set(pod, status) and status.phase != before:
             self._journal.note(pod.uid, "status", f"{before or 'new'} → {status.phase}")
         return status
+
+    def _told_failures(self, memory: PodMemory) -> dict[str, StartFailure]:
+        """Why containers wait; in a cluster a crash is told at first, and the pause after it later.
+
+        So does the reference. People at a standalone node are told of the pause at once.
+        """
+        if self.registrar is None:
+            return memory.failures
+        return {name: failure for name, failure in memory.failures.items() if name not in memory.untold}
+
+    def _in_force(self, pod: Pod, previous: PodStatus) -> StatusResources | None:
+        """What a pod of the API server has, once it was said to run; at its end it stays what it was."""
+        if previous.phase in TERMINAL:
+            return previous.resources
+        if previous.phase != "Running" or is_static_pod(pod):
+            return None
+        found = self._cgroups.in_force(pod)
+        return StatusResources(limits=found[0], requests=found[1]) if found is not None else None
 
     def _verdicts(self, observed: ObservedPod) -> Verdicts:
         def known(kind: Literal["liveness", "startup"]) -> dict[str, bool]:

@@ -53,7 +53,7 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
         init_container_statuses=init,
         ephemeral_container_statuses=container_statuses(view, "ephemeral"),
         allocated_resources=requests,
-        resources=StatusResources(limits=pod_limits(pod), requests=requests),
+        resources=view.in_force or StatusResources(limits=pod_limits(pod), requests=requests),
     )
     if phase == previous.phase:
         status.reason = previous.reason or pod.status.reason

@@ -60,6 +60,8 @@ class PodView:
     runtime_name: str = "containerd"
     recursive_read_only: bool = False
     """Whether the runtime can make mounts below a read-only mount read-only too."""
+    in_force: StatusResources | None = None
+    """What the pod's cgroup enforces, where that is to be told instead of what was asked for."""
 
 
 def container_statuses(view: PodView, kind: Kind) -> list[ContainerStatus]:

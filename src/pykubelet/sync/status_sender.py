@@ -41,6 +41,8 @@ log = get_logger(__name__)
 
 HOLD_SECONDS = 1.0
 """How long a status that is likely to be replaced by a better one is held back."""
+SLACK_SECONDS = 0.001
+"""How early a look may be: event loops wake up to a tick before the moment they were asked for."""
 AT_ONCE = 8
 """How many requests may be under way."""
 
@@ -244,7 +246,7 @@ class StatusSender:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            while self._queue and self._queue[0][0] <= loop.time():
+            while self._queue and self._queue[0][0] <= loop.time() + SLACK_SECONDS:
                 due, _, uid = heapq.heappop(self._queue)
                 entry = self._entries.get(uid)
                 # An entry that was hurried, or is being served, has another place in the queue.

@@ -75,11 +75,11 @@ def bind_sub_paths(
 
 
 @contextmanager
-def opened_inside(volume: Path, sub_path: str) -> Iterator[int]:
+def opened_inside(volume: Path, sub_path: str, *, make: bool = True) -> Iterator[int]:
     """Open what is at a path inside of a volume, as a descriptor that only names it (`O_PATH`).
 
-    Folders that are not there are made, with the mode of the volume's own. Raises OSError, of which
-    OutsideError when the path, or a link in it, leads elsewhere.
+    Folders that are not there are made, with the mode of the volume's own, unless told not to. Raises
+    OSError, of which OutsideError when the path, or a link in it, leads elsewhere.
     """
     base = Path(os.path.realpath(volume, strict=True))
     inside = Path(os.path.realpath(volume / sub_path))
@@ -89,7 +89,7 @@ def opened_inside(volume: Path, sub_path: str) -> Iterator[int]:
     try:
         mode = stat.S_IMODE(os.fstat(at).st_mode)
         for part in inside.relative_to(base).parts:
-            step = _step(at, part, mode)
+            step = _step(at, part, mode) if make else os.open(part, _STEP, dir_fd=at)
             os.close(at)
             at = step
             if stat.S_ISLNK(os.fstat(at).st_mode):

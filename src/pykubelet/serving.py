@@ -1,0 +1,125 @@
+"""The agent's servers, put together: authenticated API, read-only port, control socket, health."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.cluster import AgentSettings, Cluster
+from pykubelet.cri.connect import Cri
+from pykubelet.kube.certificate_making import MakingError
+from pykubelet.kube.certificate_serving import CertificateFiles, ServingCertificate, self_signed_certificate
+from pykubelet.kube.certificate_store import StoreError
+from pykubelet.logs import get_logger
+from pykubelet.server.access import AccessProblem
+from pykubelet.server.api import ApiParts, api_server
+from pykubelet.server.configz import configz_document
+from pykubelet.server.control import control_routes
+from pykubelet.server.exposition import metrics_routes
+from pykubelet.server.health import Check, health_routes
+from pykubelet.server.http import http_server
+from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.pipeline import counted
+from pykubelet.server.pods import SOCKET_NAME
+from pykubelet.server.readonly import read_only_routes
+from pykubelet.server.unix import unix_server
+from pykubelet.sync.engine import PodEngine
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingParts:
+    """What the servers show and do."""
+
+    settings: AgentSettings
+    ips: Sequence[str]
+    given_flags: Mapping[str, str]
+    started: datetime
+    registry: CollectorRegistry
+    cri: Cri
+    engine: PodEngine
+    cluster: Cluster | None
+    checks: Mapping[str, Check]
+
+
+@contextlib.asynccontextmanager
+async def serving(parts: ServingParts) -> AsyncIterator[None]:
+    """Serve while inside; raises AccessProblem or PortError, whose texts are for people."""
+    config, health = parts.settings.config, health_routes(parts.checks)
+    metrics = ServerMetrics(parts.registry)
+    async with contextlib.AsyncExitStack() as stack:
+        if config.enable_server and not config.run_once and _somebody_may_ask(parts):
+            tasks = await stack.enter_async_context(TaskScope())
+            await stack.enter_async_context(api_server(await _api_parts(parts, metrics, tasks)))
+        if config.enable_server and config.read_only_port > 0:
+            routes = [*read_only_routes(parts.engine), *metrics_routes(parts.registry), *health]
+            counting = [counted(metrics, "readonly")]
+            server = http_server("read-only", config.address, config.read_only_port, routes, counting)
+            await stack.enter_async_context(server)
+        socket = Path(parts.settings.flags.root_dir) / SOCKET_NAME
+        await stack.enter_async_context(unix_server(socket, control_routes(parts.engine)))
+        if config.healthz_port > 0:
+            server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
+            await stack.enter_async_context(server)
+        yield
+
+
+def _somebody_may_ask(parts: ServingParts) -> bool:
+    """Whether anybody could use the API; a node without a cluster may well be asked only by its own CLI."""
+    ways = parts.settings.config.authentication
+    if (
+        parts.cluster is not None
+        or ways.anonymous.enabled
+        or ways.webhook.enabled
+        or ways.x509.client_ca_file
+    ):
+        return True
+    log.info("The API is not served: nobody could use it", remedy="set authentication.x509.clientCAFile")
+    return False
+
+
+async def _api_parts(parts: ServingParts, metrics: ServerMetrics, tasks: TaskScope) -> ApiParts:
+    settings, cluster = parts.settings, parts.cluster
+    try:
+        certificate = await serving_certificate(settings, parts.ips, cluster)
+    except (MakingError, StoreError, OSError) as err:
+        raise AccessProblem(f"there is no certificate to serve with: {err}") from err
+    tasks.start(certificate.run(), name="serving-certificate")
+    return ApiParts(
+        config=settings.config,
+        gates=settings.gates,
+        node_name=settings.node_name,
+        root_dir=Path(settings.flags.root_dir),
+        view=parts.engine,
+        resolve=parts.engine.store.resolve,
+        runtime=parts.cri.runtime,
+        checks=parts.checks,
+        configz=configz_document(settings.config),
+        flags=lambda: parts.given_flags,
+        registry=parts.registry,
+        metrics=metrics,
+        client=cluster.review_client() if cluster is not None else None,
+        certificate=certificate.current,
+        started=parts.started,
+        now=lambda: datetime.now(UTC),
+    )
+
+
+async def serving_certificate(
+    settings: AgentSettings, ips: Iterable[str], cluster: Cluster | None
+) -> ServingCertificate:
+    """Give the certificate that the agent serves with; raises MakingError, StoreError, OSError."""
+    config, flags = settings.config, settings.flags
+    files = None
+    if config.tls_cert_file and config.tls_private_key_file:
+        files = CertificateFiles(Path(config.tls_cert_file), Path(config.tls_private_key_file))
+    if cluster is not None and config.server_tls_bootstrap:
+        return cluster.serving_certificate(files)
+    return files or await self_signed_certificate(Path(flags.cert_dir), settings.node_name, ips=tuple(ips))
