@@ -36,6 +36,7 @@ from pykubelet.host import (
     lockfile,
     notify,
     oom,
+    propagation,
     rlimits,
     swap,
 )
@@ -53,6 +54,7 @@ from pykubelet.resources.pod_cgroups import PodCgroups
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
+from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 from pykubelet.server.configz import configz_document
@@ -124,6 +126,7 @@ class Kubelet:
             cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
             if self._stop.is_set():
                 return
+            self._prepare_root(stack)
             tasks = await stack.enter_async_context(TaskScope())
             tasks.start(runtime_state.run(), name="runtime-state")
             engine = await self._start_engine(tasks, cri, identity, runtime_state, cluster)
@@ -268,6 +271,23 @@ class Kubelet:
             log.info("Using the runtime's cgroup driver", driver=driver, configured=self.config.cgroup_driver)
             self.config.cgroup_driver = driver
 
+    def _prepare_root(self, stack: contextlib.AsyncExitStack) -> None:
+        """Have the root directory, with mounts that containers can share."""
+        root = Path(self.flags.root_dir)
+        root.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+        def take_back() -> None:
+            # Containers that still run keep what they share.
+            if not PodDirs(root).uids():
+                propagation.unshare_mounts(root)
+
+        try:
+            if propagation.share_mounts(root):
+                log.v(2).info("Bind-mounted the root directory with shared mount propagation", path=root)
+                stack.callback(take_back)
+        except OSError as err:
+            log.warning("Volumes with mountPropagation cannot work here", path=root, err=err)
+
     async def _start_engine(
         self,
         tasks: TaskScope,
@@ -277,7 +297,6 @@ class Kubelet:
         cluster: Cluster | None,
     ) -> PodEngine:
         root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
-        root.mkdir(mode=0o750, parents=True, exist_ok=True)
         pod_cgroups = PodCgroups(self.config, self.gates, found, read_capacity(), read_page_sizes())
         try:
             await pod_cgroups.setup()

@@ -38,6 +38,8 @@ class Mount:
     source: str
     options: frozenset[str]
     """Options of the mount and of its file system together."""
+    shared: bool = False
+    """Whether what is mounted below appears in other mount namespaces, too."""
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
@@ -103,9 +105,11 @@ def remove_tree(path: Path, mounts: Iterable[Mount] | None = None) -> None:
         path.unlink(missing_ok=True)
 
 
-def mount(source: str, point: Path, kind: str, options: str = "") -> None:
-    """Mount a file system; raises OSError with the kernel's reason."""
-    result = _libc().mount(os.fsencode(source), os.fsencode(point), kind.encode(), 0, os.fsencode(options))
+def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0) -> None:
+    """Mount a file system, or what else the flags (MS_…) say; raises OSError with the kernel's reason."""
+    result = _libc().mount(
+        os.fsencode(source), os.fsencode(point), kind.encode(), flags, os.fsencode(options)
+    )
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(point))
@@ -132,6 +136,7 @@ def _parse_line(line: str) -> Mount | None:
             kind=kind,
             source=_unescape(source),
             options=frozenset(f"{fields[5]},{inner}".split(",")),
+            shared=any(field.startswith("shared:") for field in fields[6:dash]),
         )
     except ValueError:
         return None

@@ -1,0 +1,58 @@
+"""A node that comes up again while the API server is away: its pods come back all the same."""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.node import ClusterNode
+from tests.cluster.plane import Plane, unique
+
+pytestmark = pytest.mark.machine
+
+
+def test_pods_come_back_without_the_api_server(
+    plane: Plane, make_node: Callable[..., ClusterNode], namespace: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    node = make_node(flags=[f"--pod-checkpoint-dir={folder}"])
+    node.start()
+    node.wait_registered()
+    plane.create(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "settings", "namespace": namespace},
+            "data": {"color": "blue"},
+        }
+    )
+    document = node.pod_document(unique("p"), namespace)
+    variable = {"name": "COLOR", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "color"}}}
+    document["spec"]["containers"][0]["env"] = [variable]
+    kept = node.wait_pod_ready(plane.create(document))
+    deleted = node.wait_pod_ready(node.create_pod(namespace))
+    name = kept["metadata"]["name"]
+    node.wait("the checkpoints", lambda: len(list(folder.glob("*.json"))) == 2)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    node.stop()
+    # As after a reboot: nothing runs any more.
+    for box in node.truth.sandboxes():
+        node.truth.remove_sandbox(box.id)
+    plane.delete("pod", deleted["metadata"]["name"], namespace, grace=0)
+    with plane.without_server():
+        node.start()
+        node.wait("the pod to run", lambda: node.truth.running(name), 60)
+        assert node.shell(name, "echo -n $COLOR") == "blue"
+        node.wait("the other one to run, too", lambda: node.truth.running(deleted["metadata"]["name"]), 60)
+    # Its word wins.
+    node.wait_gone(deleted["metadata"]["name"], deleted["metadata"]["uid"], 60)
+    found = node.wait_pod_ready(kept, 60)
+    (running,) = node.truth.running(name)
+    assert found["status"]["containerStatuses"][0]["containerID"].endswith(running.id)
+    node.wait(
+        "only its checkpoint",
+        lambda: [path.stem for path in folder.glob("*.json")] == [kept["metadata"]["uid"]],
+    )
+    node.delete_pod(kept)
+    node.wait("no checkpoint", lambda: not list(folder.iterdir()))
