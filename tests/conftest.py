@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,38 @@ from pykubelet.host.iptables import shared_chains_present
 settings.register_profile("unhurried", deadline=None)
 if "CI" not in os.environ:
     settings.load_profile("unhurried")
+
+
+_BUILD = "from pykubelet.devcluster.programs import find_programs; find_programs(print)"
+_building = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests that need a control plane last, and build it meanwhile where that is needed.
+
+    The build takes minutes of both processors the first time; at the lowest priority it takes what
+    the other tests leave over.
+    """
+
+    def needs_plane(item: pytest.Item) -> bool:
+        return Path(__file__).parent / "cluster" in item.path.parents
+
+    items.sort(key=needs_plane)
+    if items and needs_plane(items[-1]) and not needs_plane(items[0]) and not config.option.collectonly:
+        config.stash[_building] = subprocess.Popen(
+            ["nice", "-n", "19", sys.executable, "-c", _BUILD],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End a build that nobody waits for any more."""
+    if (build := config.stash.get(_building, None)) is not None and build.poll() is None:
+        os.killpg(build.pid, signal.SIGKILL)
+        build.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ def test_reads_the_kernel_s_table() -> None:
     proc, root, cgroup, odd = parse_mountinfo(TABLE)
     assert (proc.id, proc.parent, proc.point, proc.kind) == (22, 27, Path("/proc"), "proc")
     assert root.options == {"rw", "relatime", "discard"}
+    assert (proc.shared, root.shared) == (False, True)
     assert cgroup.kind == "cgroup2"
     assert odd.point == Path("/d/with space\\and\ttab")
     assert (odd.root, odd.source) == ("/sub dir", "/dev/my disk")

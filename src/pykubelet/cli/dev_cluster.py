@@ -119,9 +119,7 @@ Look at it:
   {kubectl} get nodes
 
 Make this machine its node {node}, with a container runtime of its own:
-  pykubelet up --kubeconfig={ready}{named} \\
-    --client-ca-file={layout.authority} --authorization-mode=Webhook \\
-    --authentication-token-webhook --address=0.0.0.0 --read-only-port=0
+  pykubelet up --kubeconfig={ready}{named}
 
 ... or on the machine's containerd:
   kubelet --kubeconfig={ready}{named} \\

@@ -16,6 +16,7 @@ import yaml
 from pykubelet.cli.complain import complain
 from pykubelet.cli.process import launch
 from pykubelet.config.errors import ConfigError
+from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.load import Loaded, load
 from pykubelet.config.types import API_VERSION, KIND
 from pykubelet.embedded import claim, lock
@@ -24,6 +25,7 @@ from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.runtime import PrivateRuntime
 from pykubelet.host.capabilities import is_root
 from pykubelet.host.ports import port_holder
+from pykubelet.kube.errors import KubeconfigError
 from pykubelet.kubelet import Kubelet
 
 PROGRAM = "pykubelet up"
@@ -33,17 +35,38 @@ FLAGS = {"API": "port", "health": "healthz-port", "read-only": "read-only-port"}
 def standalone_config(instance: Instance, endpoint: str) -> dict[str, Any]:
     """Give the configuration of a node without a control plane, on a machine that others use too."""
     return {
+        **_common_config(instance, endpoint),
+        # Nobody but this machine may ask, and there is no API server to ask about permissions.
+        "address": "127.0.0.1",
+        "readOnlyPort": 10255,
+        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+    }
+
+
+def cluster_config(instance: Instance, endpoint: str, authority: Path | None) -> dict[str, Any]:
+    """Give the configuration of a node of a cluster, whose clients `authority` certifies."""
+    return {
+        **_common_config(instance, endpoint),
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            **({"x509": {"clientCAFile": str(authority)}} if authority is not None else {}),
+        },
+        "authorization": {"mode": "Webhook"},
+        "clusterDomain": "cluster.local",
+        "rotateCertificates": True,
+    }
+
+
+def _common_config(instance: Instance, endpoint: str) -> dict[str, Any]:
+    return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "staticPodPath": str(instance.manifests),
         "podLogsDir": str(instance.pod_logs),
         "containerRuntimeEndpoint": endpoint,
         "cgroupRoot": instance.cgroup_root,
-        # Nobody but this machine may ask, and there is no API server to ask about permissions.
-        "address": "127.0.0.1",
-        "readOnlyPort": 10255,
-        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
-        "authorization": {"mode": "AlwaysAllow"},
         # A laptop has swap; pods still get none of it.
         "failSwapOn": False,
     }
@@ -53,12 +76,13 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
     """Start the node and stay until it is stopped; returns the exit code."""
     try:
         instance = Instance.at(data_dir)
-        if problem := _refusal(load(flags)):
+        asked = load(flags)
+        if problem := _refusal(asked):
             return complain(PROGRAM, problem)
         claim.claim(instance)
-        argv = _write_config(instance, endpoint or instance.endpoint, verbosity, flags)
-        loaded = load(argv)
-    except (ConfigError, EmbeddedError) as err:
+        config = _config(instance, endpoint or instance.endpoint, asked)
+        loaded = load(_write_config(instance, config, verbosity, flags))
+    except (ConfigError, EmbeddedError, KubeconfigError) as err:
         return complain(PROGRAM, err)
     except OSError as err:
         return complain(PROGRAM, f"data directory {data_dir} cannot be used: {err}")
@@ -83,10 +107,27 @@ def _refusal(asked: Loaded) -> str | None:
     return None
 
 
-def _write_config(instance: Instance, endpoint: str, verbosity: int, flags: Sequence[str]) -> list[str]:
+def _config(instance: Instance, endpoint: str, asked: Loaded) -> dict[str, Any]:
     claim.make_folders(instance)
+    flags = asked.flags
+    if flags.standalone:
+        return standalone_config(instance, endpoint)
+    # The authority that vouches for the API server commonly does for its clients; a flag may say other.
+    known = [path for path in (flags.kubeconfig, flags.bootstrap_kubeconfig) if path and Path(path).exists()]
+    authority = load_kubeconfig(Path(known[0] if known else flags.kubeconfig)).ca
+    if isinstance(authority, bytes):
+        path = instance.kubelet_root / "pki" / "cluster-ca.crt"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_bytes(authority)
+        authority = path
+    return cluster_config(instance, endpoint, authority)
+
+
+def _write_config(
+    instance: Instance, config: dict[str, Any], verbosity: int, flags: Sequence[str]
+) -> list[str]:
     path = instance.data_dir / "kubelet.yaml"
-    text = yaml.safe_dump(standalone_config(instance, endpoint), sort_keys=False)
+    text = yaml.safe_dump(config, sort_keys=False)
     path.write_text(
         "# Written by `pykubelet up` at each start; give flags to `up` to change a value.\n" + text
     )

@@ -46,4 +46,13 @@ class _Part:
         self._wanted = wanted
 
     def collect(self) -> Iterable[Metric]:
-        return (metric for metric in self._registry.collect() if self._wanted(metric.name))
+        return (_undated(metric) for metric in self._registry.collect() if self._wanted(metric.name))
+
+
+def _undated(metric: Metric) -> Metric:
+    """The same without the time at which each series began, which the library adds and nobody expects."""
+    if metric.type not in ("counter", "histogram", "summary"):
+        return metric
+    part = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+    part.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+    return part

@@ -114,10 +114,11 @@ class _Tunnel:
         inlet = _Inlet(self._client)
         # From here on aiohttp hands over what comes instead of reading requests in it.
         self._request.protocol.set_parser(cast(Any, inlet))
-        with suppress(ConnectionError):
-            async with TaskScope() as scope:
-                scope.start(self._up(inlet), name="tunnel-up")
-                scope.start(self._close_when_idle(), name="tunnel-idle")
+        async with TaskScope() as scope:
+            scope.start(self._up(inlet), name="tunnel-up")
+            scope.start(self._close_when_idle(), name="tunnel-idle")
+            # Inside the scope: what leaves a scope is a group, which nobody would know for a lost client.
+            with suppress(ConnectionError):
                 await self._send(head)
                 while data := await self._reader.read(_GULP):
                     await self._send(data)

@@ -1,0 +1,34 @@
+"""Volumes that share mounts with the node: what is mounted on one side appears on the other."""
+
+import pytest
+
+from pykubelet.host.mounts import mount, unmount
+from tests.engine.making import container, pod
+from tests.engine.node import Node
+
+pytestmark = pytest.mark.machine
+
+
+def test_mounts_reach_a_running_container(node: Node) -> None:
+    mounts = [{"name": "v", "mountPath": "/v", "mountPropagation": "HostToContainer"}]
+    document = pod("shares", container(volumeMounts=mounts), volumes=[{"name": "v", "emptyDir": {}}])
+    started = node.start_pod(document)
+    uid = started["metadata"]["uid"]
+    inner = node.root / "pods" / uid / "volumes/kubernetes.io~empty-dir/v/inner"
+    node.shell("shares-n1", "mkdir /v/inner")
+    mount("tmpfs", inner, "tmpfs")
+    try:
+        (inner / "file").touch()
+        node.shell("shares-n1", "test -e /v/inner/file")
+        # Neither an agent that comes back nor one that was killed takes that away.
+        for end in (node.stop, node.kill):
+            end()
+            node.start()
+            node.wait_ready("shares-n1")
+            assert (inner / "file").exists()
+            node.shell("shares-n1", "test -e /v/inner/file")
+    finally:
+        unmount(inner)
+    node.wait("its end to be seen", lambda: not node.shell("shares-n1", "ls /v/inner"))
+    node.remove("shares-n1")
+    node.wait_gone("shares-n1", uid)
