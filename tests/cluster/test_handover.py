@@ -36,8 +36,13 @@ def node(plane: Plane, make_node: MakeNode) -> Iterator[ClusterNode]:
     if plane.reference_kubelet is None:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
     with reference_traces():
-        made = make_node(settings={"syncFrequency": "2s", "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
-                                   "featureGates": {"KubeletCrashLoopBackOffMax": True}})
+        made = make_node(
+            settings={
+                "syncFrequency": "2s",
+                "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
+                "featureGates": {"KubeletCrashLoopBackOffMax": True},
+            }
+        )
         yield made
         if made.reference:
             made.kill()
@@ -93,7 +98,8 @@ class Pods:
     def _whole(self) -> Document:
         """Guaranteed, with an init container, a sidecar, probes, and volumes of every kind."""
         mounts = [
-            {"name": name, "mountPath": f"/{name}"} for name in ("disk", "memory", "map", "secret", "projected")
+            {"name": name, "mountPath": f"/{name}"}
+            for name in ("disk", "memory", "map", "secret", "projected")
         ]
         mounts.append({"name": "disk", "mountPath": "/part", "subPath": "inner"})
         common = {"resources": {"requests": SMALL, "limits": SMALL}, "volumeMounts": mounts}
@@ -124,9 +130,19 @@ class Pods:
                     "name": "projected",
                     "projected": {
                         "sources": [
-                            {"serviceAccountToken": {"path": "token", "audience": "a", "expirationSeconds": 600}},
+                            {
+                                "serviceAccountToken": {
+                                    "path": "token",
+                                    "audience": "a",
+                                    "expirationSeconds": 600,
+                                }
+                            },
                             {"configMap": {"name": "words"}},
-                            {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                            {
+                                "downwardAPI": {
+                                    "items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]
+                                }
+                            },
                         ]
                     },
                 },
@@ -195,7 +211,11 @@ def left_behind(node: ClusterNode, uid: str) -> list[str]:
     for what in node.left_of(uid):
         if not node.reference or what.startswith(("folder", "cgroup")):
             left.append(what)
-    return left + [f"running {one.id}" for one in node.truth.running() if node.reference and one.labels["io.kubernetes.pod.uid"] == uid]
+    return left + [
+        f"running {one.id}"
+        for one in node.truth.running()
+        if node.reference and one.labels["io.kubernetes.pod.uid"] == uid
+    ]
 
 
 # The hand-over

@@ -78,10 +78,12 @@ def test_a_root_image_is_refused_where_root_must_not_run(node: Node) -> None:
     node.write(pod("noroot", container(securityContext={"runAsNonRoot": True})))
     told = node.wait_event("noroot-n1", "Failed")
     assert "container has runAsNonRoot and image will run as root" in told
-    (state,) = (status["state"] for status in node.wait_pod(
-        "noroot-n1", "to have a status", lambda it: it["status"].get("containerStatuses")
-    )["status"]["containerStatuses"])  # fmt: skip
-    assert state["waiting"]["reason"] == "CreateContainerConfigError"
+    # The event comes first, the status with the end of the step.
+    node.wait_pod(
+        "noroot-n1",
+        "to say why it waits",
+        lambda it: status_of(it, "main")["state"]["waiting"]["reason"] == "CreateContainerConfigError",
+    )
     assert not node.truth.containers("noroot-n1")
     # The rest of the node goes on, and a user who is not root is let in.
     node.start_pod(pod("user", container(securityContext={"runAsNonRoot": True, "runAsUser": 5})))

@@ -7,6 +7,8 @@ path at the door and not a surprise deep inside.
 
 from __future__ import annotations
 
+import functools
+import threading
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -80,11 +82,26 @@ def _write_hook(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in the API")
 
 
+_planning = threading.Lock()
+
+
+@functools.cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """Have msgspec's plan of a kind of objects complete.
+
+    It is made at the first use, and a thread that meets a plan which another is still making crashes
+    the process (seen with msgspec 0.22), so they are made one at a time.
+    """
+    with _planning:
+        return msgspec.json.Decoder(kind, dec_hook=_read_hook)
+
+
 def from_document(kind: type[T], document: Any) -> T:
     """Make an object of a decoded JSON or YAML document.
 
     Raises ValueError with the path of the first field that does not fit.
     """
+    _decoder(kind)
     try:
         return msgspec.convert(document, kind, dec_hook=_read_hook, strict=True)
     except msgspec.ValidationError as err:
@@ -94,7 +111,7 @@ def from_document(kind: type[T], document: Any) -> T:
 def from_json(kind: type[T], data: bytes) -> T:
     """Make an object of JSON text; raises ValueError as `from_document` does."""
     try:
-        return msgspec.json.decode(data, type=kind, dec_hook=_read_hook)
+        return _decoder(kind).decode(data)
     except msgspec.MsgspecError as err:
         raise ValueError(str(err).replace("`$.", "`").replace("`$`", "the document")) from err
 

@@ -1,0 +1,344 @@
+"""Away from the API server: what runs goes on, and when it is back, it is told the truth at once.
+
+The outage of the first test is short; set PYKUBELET_TEST_OUTAGE_SECONDS=120 for the two minutes after
+which the cluster itself has given the node up.
+"""
+
+import base64
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pykubelet.host.mounts import read_mounts, unmount
+from tests.cluster.node import ClusterNode
+from tests.cluster.plane import Document, Plane, unique
+from tests.engine.making import container, pod
+from tests.engine.node import is_ready, status_of
+
+pytestmark = pytest.mark.machine
+
+MakeNode = Callable[..., ClusterNode]
+OUTAGE_SECONDS = float(os.environ.get("PYKUBELET_TEST_OUTAGE_SECONDS", "12"))
+RECOVERY_SECONDS = 10
+UNTIL_TOLD = "while [ ! -e /tmp/end ]; do sleep 0.1; done"
+STUBBORN = "trap '' TERM; while true; do sleep 1; done"
+CLOCK = Path(__file__).parent.parent / "engine/clock"
+
+
+def started(make_node: MakeNode, **arguments: Any) -> ClusterNode:
+    """A new node that is Ready."""
+    node = make_node(**arguments)
+    node.start()
+    node.wait_registered()
+    return node
+
+
+def name_of(pod: Document) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def static_pod(name: str, namespace: str) -> Document:
+    return pod(name, container(), meta={"namespace": namespace})
+
+
+def probed_pod(node: ClusterNode, namespace: str) -> Document:
+    """A pod whose probes all succeed."""
+    document = node.pod_document(unique("p"), namespace)
+    probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+    document["spec"]["containers"][0] |= {"readinessProbe": probe, "livenessProbe": probe}
+    return node.wait_pod_ready(node.plane.create(document))
+
+
+def kill_container(node: ClusterNode, name: str) -> None:
+    """Have a pod's container crash."""
+    (running,) = node.truth.running(name)
+    os.kill(node.truth.container_pid(running.id), signal.SIGKILL)
+
+
+def restarts(found: Document | None) -> int:
+    """How often a pod's container was restarted."""
+    return int(status_of(found, "main")["restartCount"]) if found else 0
+
+
+def is_alive(node: ClusterNode, since: datetime) -> bool:
+    """Whether the cluster counts the node as alive, by a lease that was renewed since then."""
+    lease, found = node.plane.find("lease", node.name, "kube-node-lease"), node.node_object()
+    if lease is None or found is None:
+        return False
+    return datetime.fromisoformat(lease["spec"]["renewTime"]) > since and is_ready(found)
+
+
+def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+    node = started(make_node)
+    steady = probed_pod(node, namespace)
+    crashing = node.create_pod(namespace)
+    completing = node.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 0", restartPolicy="Never")
+    failing = node.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 7", restartPolicy="Never")
+    leaving = node.create_pod(namespace, script=STUBBORN, terminationGracePeriodSeconds=4)
+    old = node.write(static_pod("old", namespace))
+    for one in (crashing, completing, failing, leaving):
+        node.wait_pod_ready(one)
+    mirror = plane.wait_for("pod", old, namespace, is_ready)
+    plane.delete("pod", name_of(leaving), namespace)
+
+    plane.kill_server()
+    try:
+        begin = time.monotonic()
+        kill_container(node, name_of(crashing))
+        for one in (completing, failing):
+            node.shell(name_of(one), "touch /tmp/end")
+        node.remove("old")
+        new = node.write(static_pod("new", namespace))
+        node.wait("the new pod to run", lambda: node.truth.running(new))
+        node.wait("the old one to be gone", lambda: not node.left_of(mirror["metadata"]["uid"]))
+        node.wait("the old one's end", lambda: not node.truth.running(old))
+        node.wait("the crash to be seen", lambda: restarts(node.pod(name_of(crashing))) == 1)
+        node.wait("the end", lambda: not node.truth.running(name_of(leaving)))
+        time.sleep(max(0.0, begin + OUTAGE_SECONDS - time.monotonic()))
+        back = datetime.now(UTC)
+    finally:
+        plane.start_server()
+    ready = time.monotonic()
+
+    def told() -> bool:
+        found = {name: plane.find("pod", name, namespace) for name in (old, new, name_of(leaving))}
+        pods = [node.api_pod(one) or {"status": {}} for one in (completing, failing)]
+        again = node.api_pod(crashing)
+        return (
+            is_alive(node, back)
+            and found[old] is found[name_of(leaving)] is None
+            and is_ready(found[new] or {"status": {}})
+            and [one["status"].get("phase") for one in pods] == ["Succeeded", "Failed"]
+            and restarts(again) == 1
+            and is_ready(again or {"status": {}})
+        )
+
+    node.wait("the truth", told, 60)
+    took = time.monotonic() - ready
+    print(f"away for {ready - begin:.1f} s, all was told {took:.1f} s after the API server was ready")
+    assert took < RECOVERY_SECONDS
+    now = node.api_pod(steady)
+    assert now is not None
+    assert now["status"] == steady["status"]
+    again = status_of(node.api_pod(crashing) or {}, "main")
+    assert again["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
+    failed = status_of(node.api_pod(failing) or {}, "main")["state"]["terminated"]
+    assert failed["exitCode"] == 7
+    assert datetime.fromisoformat(failed["finishedAt"]) < back
+    # What happened meanwhile is told in its order.
+    plane.wait("the events", lambda: len(plane.events(namespace, new)) >= 3)
+    events = sorted(plane.events(namespace, new), key=lambda event: event["firstTimestamp"])
+    assert [event["reason"] for event in events][:3] == ["Pulled", "Created", "Started"]
+    assert all(datetime.fromisoformat(event["firstTimestamp"]) < back for event in events)
+
+
+def test_nobody_there_at_the_start(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+    node = make_node()
+    name = node.write(static_pod("first", namespace))
+    with plane.without_server():
+        node.start()
+        node.wait("the static pod to run", lambda: node.truth.running(name))
+        (running,) = node.truth.running(name)
+        time.sleep(2)
+    node.wait_registered()
+    mirror = plane.wait_for("pod", name, namespace, is_ready)
+    assert [one.id for one in node.truth.running(name)] == [running.id]
+    assert restarts(mirror) == 0
+    node.wait_pod_ready(node.create_pod(namespace))
+
+
+def test_an_api_server_that_comes_and_goes(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+    node = started(make_node)
+    steady = probed_pod(node, namespace)
+    ending = node.wait_pod_ready(node.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 3"))
+    mark = datetime.now(UTC)
+    for _ in range(3):
+        with plane.without_server():
+            if restarts(node.pod(name_of(ending))) == 0:
+                node.shell(name_of(ending), "touch /tmp/end")
+                node.wait("the crash to be seen", lambda: restarts(node.pod(name_of(ending))) > 0)
+            mark = datetime.now(UTC)
+    node.wait("the node to be alive", lambda: is_alive(node, mark), RECOVERY_SECONDS)
+    node.wait_api_pod(ending, "to be told of", lambda it: restarts(it) > 0)
+    now = node.api_pod(steady)
+    assert now is not None
+    assert now["status"] == steady["status"]
+    node.wait_pod_ready(node.create_pod(namespace))
+
+
+def test_the_agent_is_killed_while_nobody_is_there(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+    node = started(make_node)
+    steady = probed_pod(node, namespace)
+    crashing, deleted = node.create_pod(namespace), node.create_pod(namespace)
+    for one in (crashing, deleted):
+        one |= node.wait_pod_ready(one)
+    node.kill()
+    plane.kubectl("delete", "pod", name_of(deleted), "-n", namespace, "--wait=false")
+    with plane.without_server():
+        node.start()
+        kill_container(node, name_of(crashing))
+        node.kill()
+        node.start()
+        static = node.write(static_pod("meanwhile", namespace))
+        node.wait("the static pod to run", lambda: node.truth.running(static))
+        # Nobody knows yet which others are wanted.
+        assert node.truth.running(name_of(deleted))
+        assert not node.truth.running(name_of(crashing))
+    plane.wait_gone("pod", name_of(deleted), namespace)
+    node.wait_gone(name_of(deleted), deleted["metadata"]["uid"])
+    again = node.wait_api_pod(crashing, "to be restarted", lambda it: is_ready(it) and restarts(it) == 1)
+    assert status_of(again, "main")["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
+    plane.wait_for("pod", static, namespace, is_ready)
+    now = node.api_pod(steady)
+    assert now is not None
+    assert now["status"] == steady["status"]
+
+
+def test_a_reboot_without_the_api_server(
+    plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    node = started(make_node, flags=[f"--pod-checkpoint-dir={folder}"])
+    meta = {"name": "words", "namespace": namespace}
+    for kind, field in (("ConfigMap", "data"), ("Secret", "stringData")):
+        plane.create({"apiVersion": "v1", "kind": kind, "metadata": meta, field: {"word": kind}})
+    document = node.pod_document(unique("p"), namespace)
+    document["spec"]["volumes"] = [
+        {"name": "map", "configMap": {"name": "words"}},
+        {"name": "secret", "secret": {"secretName": "words"}},
+    ]
+    document["spec"]["containers"][0] |= {
+        "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in ("map", "secret")],
+        "env": [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "words", "key": "word"}}}],
+    }
+    kept = node.wait_pod_ready(plane.create(document))
+    deleted = node.wait_pod_ready(node.create_pod(namespace))
+    done = node.wait_pod_phase(
+        node.create_pod(namespace, script="exit 0", restartPolicy="Never"), "Succeeded"
+    )
+    uids = {one["metadata"]["uid"] for one in (kept, deleted, done)}
+    node.wait("the checkpoints", lambda: {path.stem for path in folder.iterdir()} == uids)
+    node.wait(
+        "the last one's end", lambda: "Succeeded" in (folder / f"{done['metadata']['uid']}.json").read_text()
+    )
+    node.kill()
+    for box in node.truth.sandboxes():
+        node.truth.remove_sandbox(box.id)
+    for one in reversed(read_mounts((node.root / "pods").resolve())):
+        unmount(one.point)
+    plane.delete("pod", name_of(deleted), namespace, grace=0)
+    with plane.without_server():
+        node.start()
+        for one in (kept, deleted):
+            node.wait(f"{name_of(one)} to run", lambda one=one: node.truth.running(name_of(one)), 60)  # type: ignore[misc]
+        script = "cat /map/word /secret/word; echo -n $WORD; test -s /var/run/secrets/kubernetes.io/serviceaccount/token"
+        assert node.shell(name_of(kept), script) == "ConfigMapSecretSecret"
+        assert not node.truth.sandboxes(name_of(done))
+        (running,) = node.truth.running(name_of(kept))
+    # Its word wins.
+    node.wait_gone(name_of(deleted), deleted["metadata"]["uid"])
+    found = node.wait_api_pod(
+        kept, "to be as it is", lambda it: status_of(it, "main")["containerID"].endswith(running.id)
+    )
+    assert is_ready(found)
+    assert [one.id for one in node.truth.running(name_of(kept))] == [running.id]
+    ended = node.api_pod(done)
+    assert ended is not None
+    assert ended["status"]["phase"] == "Succeeded"
+
+
+# Refused
+
+
+def test_a_missing_permission_is_named_until_it_is_given(
+    plane: Plane, make_node: MakeNode, namespace: str
+) -> None:
+    user = unique("stranger")
+    node = make_node(kubeconfig=plane.user_kubeconfig(user))
+    name = node.write(static_pod("alone", namespace))
+    node.start()
+    node.wait("the static pod to run", lambda: node.truth.running(name))
+    rule = '{apiGroups: [""], resources: ["nodes"], verbs: ["create"]}'
+    node.wait("the rule to be named", lambda: rule in node.log_text().replace("\\", ""))
+    binding = unique("binding")
+    plane.kubectl("create", "clusterrolebinding", binding, "--clusterrole=system:node", f"--user={user}")
+    try:
+        node.wait_registered()
+        node.wait_pod_ready(node.create_pod(namespace))
+        plane.wait_for("pod", name, namespace, is_ready)
+        node.leave()
+    finally:
+        plane.delete("clusterrolebinding", binding)
+
+
+def test_another_nodes_identity(plane: Plane, make_node: MakeNode) -> None:
+    other = unique("other")
+    node = make_node(kubeconfig=plane.node_kubeconfig(other))
+    node.start()
+    node.wait("it to be said", lambda: "is not allowed to modify node" in node.log_text())
+    print([line for line in node.log_text().splitlines() if "403" in line])
+
+
+def write_identity(plane: Plane, node: str, path: Path, life: timedelta) -> None:
+    """Have a certificate of a node and its key at this path."""
+    user = yaml.safe_load(plane.node_kubeconfig(node, life).read_text())["users"][0]["user"]
+    parts = (user["client-certificate-data"], user["client-key-data"])
+    new = path.with_suffix(".new")
+    new.write_bytes(b"".join(base64.b64decode(part) for part in parts))
+    new.rename(path)
+
+
+def test_a_certificate_that_expires(
+    plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path
+) -> None:
+    name, pem = unique("n"), tmp_path / "current.pem"
+    document = yaml.safe_load(plane.node_kubeconfig(name).read_text())
+    document["users"][0]["user"] = {"client-certificate": str(pem), "client-key": str(pem)}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(document))
+    write_identity(plane, name, pem, timedelta(seconds=6))
+    node = make_node(name=name, kubeconfig=kubeconfig, settings={"nodeLeaseDurationSeconds": 8})
+    node.start()
+    node.wait("its end to be said", lambda: "expired" in node.log_text())
+    print([line for line in node.log_text().splitlines() if "expired" in line])
+    write_identity(plane, name, pem, timedelta(days=1))
+    node.wait_registered()
+    node.wait_pod_ready(node.create_pod(namespace))
+
+
+# The wrong time
+
+
+def test_a_clock_two_hours_off(plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path) -> None:
+    ahead = tmp_path / "ahead"
+    node = make_node(env={"PYTHONPATH": str(CLOCK), "PYKUBELET_TEST_CLOCK": str(ahead)})
+    ahead.write_text("7200")
+    node.start()
+    node.wait_registered()
+    mark = plane.audit_mark()
+    steady = probed_pod(node, namespace)
+    for seconds in (-7200, 7200, 0):
+        ahead.write_text(str(seconds))
+        new = node.wait_pod_ready(node.create_pod(namespace))
+        script = "test -s /var/run/secrets/kubernetes.io/serviceaccount/token"
+        node.shell(name_of(new), script)
+        node.delete_pod(new)
+    now = node.api_pod(steady)
+    assert now is not None
+    assert is_ready(now)
+    assert restarts(now) == 0
+    since = datetime.now(UTC)
+    node.wait("the node to be alive", lambda: is_alive(node, since), 30)
+    tokens = [
+        event for event in plane.writes(node.user, mark) if event["objectRef"].get("subresource") == "token"
+    ]
+    print(len(tokens))
+    assert len(tokens) < 20
