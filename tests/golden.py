@@ -88,7 +88,7 @@ def requests_of(recording: Recording, uid: str) -> list[Document]:
 
 
 def calls_about(recording: Recording, uid: str) -> list[str]:
-    """The methods that were called about a pod, in their order: of all calls that named it or a part of it."""
+    """The methods that were called about a pod, in their order: whatever named it or a part of it."""
     names, found = {uid.encode()}, []
     for call in recording.calls():
         if not any(name in call.request for name in names):

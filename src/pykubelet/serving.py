@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,10 +24,11 @@ from pykubelet.server.control import control_routes
 from pykubelet.server.exposition import metrics_routes
 from pykubelet.server.health import Check, health_routes
 from pykubelet.server.http import http_server
+from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import counted
 from pykubelet.server.pods import SOCKET_NAME
-from pykubelet.server.readonly import read_only_routes
+from pykubelet.server.readonly import read_only_routes, spec_routes
 from pykubelet.server.unix import unix_server
 from pykubelet.sync.engine import PodEngine
 from pykubelet.tasks import TaskScope
@@ -53,18 +55,25 @@ class ServingParts:
 async def serving(parts: ServingParts) -> AsyncIterator[None]:
     """Serve while inside; raises AccessProblem or PortError, whose texts are for people."""
     config, health = parts.settings.config, health_routes(parts.checks)
-    metrics = ServerMetrics(parts.registry)
+    metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
     async with contextlib.AsyncExitStack() as stack:
         if config.enable_server and not config.run_once and _somebody_may_ask(parts):
             tasks = await stack.enter_async_context(TaskScope())
-            await stack.enter_async_context(api_server(await _api_parts(parts, metrics, tasks)))
+            api = await _api_parts(parts, metrics, manifests, tasks)
+            await stack.enter_async_context(api_server(api))
         if config.enable_server and config.read_only_port > 0:
-            routes = [*read_only_routes(parts.engine), *metrics_routes(parts.registry), *health]
+            routes = [
+                *read_only_routes(parts.engine),
+                *spec_routes(),
+                *metrics_routes(parts.registry),
+                *health,
+            ]
             counting = [counted(metrics, "readonly")]
             server = http_server("read-only", config.address, config.read_only_port, routes, counting)
             await stack.enter_async_context(server)
         socket = Path(parts.settings.flags.root_dir) / SOCKET_NAME
-        await stack.enter_async_context(unix_server(socket, control_routes(parts.engine)))
+        by_root = [*control_routes(parts.engine), *(manifests.routes() if manifests is not None else ())]
+        await stack.enter_async_context(unix_server(socket, by_root))
         if config.healthz_port > 0:
             server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
             await stack.enter_async_context(server)
@@ -85,7 +94,17 @@ def _somebody_may_ask(parts: ServingParts) -> bool:
     return False
 
 
-async def _api_parts(parts: ServingParts, metrics: ServerMetrics, tasks: TaskScope) -> ApiParts:
+def _manifests(parts: ServingParts) -> ManifestFolder | None:
+    path = Path(parts.settings.config.static_pod_path)
+    # A single file can be named, too; it is its owner's.
+    if not parts.settings.config.static_pod_path or path.is_file():
+        return None
+    return ManifestFolder(path, parts.settings.node_name, clock=time.time_ns)
+
+
+async def _api_parts(
+    parts: ServingParts, metrics: ServerMetrics, manifests: ManifestFolder | None, tasks: TaskScope
+) -> ApiParts:
     settings, cluster = parts.settings, parts.cluster
     try:
         certificate = await serving_certificate(settings, parts.ips, cluster)
@@ -109,6 +128,7 @@ async def _api_parts(parts: ServingParts, metrics: ServerMetrics, tasks: TaskSco
         certificate=certificate.current,
         started=parts.started,
         now=lambda: datetime.now(UTC),
+        manifests=manifests if cluster is None else None,
     )
 
 

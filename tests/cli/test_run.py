@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.handover import (
+from pykubelet.cli.progress import HOPELESS, Step, Verdict, explain, judge, steps
+from pykubelet.cli.progress_view import PlainView, Sight
+from pykubelet.embedded import lock
+from pykubelet.embedded.instance import Instance
+from pykubelet.pods.handover import (
     ClashError,
     Names,
     Plan,
@@ -21,10 +25,6 @@ from pykubelet.cli.handover import (
     plan_handover,
     write_atomically,
 )
-from pykubelet.cli.progress import HOPELESS, Step, Verdict, explain, judge, steps
-from pykubelet.cli.progress_view import PlainView, Sight
-from pykubelet.embedded import lock
-from pykubelet.embedded.instance import Instance
 from pykubelet.pods.journal import Event
 from pykubelet.pods.manifests import read_manifest
 from pykubelet.pods.static import static_pods

@@ -70,7 +70,7 @@ STATIC_WEB = {
                 "command": ["sh", "-c", "sleep 3600"],
                 "resources": {"requests": {"cpu": "10m"}},
             }
-        ]
+        ],
     },
 }
 SETTLED: dict[str, Any] = {
@@ -98,7 +98,7 @@ class Replay:
 
 @pytest.fixture(scope="module")
 def replay(plane: Plane, runtime: RunningRuntime) -> Iterator[Replay]:
-    """Run the three pods and the static one of the objects' recordings, then all others, until they settle."""
+    """Run the pods that the recorded objects were of, then all others, until they are as recorded."""
     instance = runtime.instance
     ctr = ["ctr", "--address", str(instance.socket), "--namespace", "k8s.io", "images", "tag"]
     subprocess.run([*ctr, runtime.busybox_image, IMAGE], check=True, capture_output=True)
@@ -139,7 +139,7 @@ def replay(plane: Plane, runtime: RunningRuntime) -> Iterator[Replay]:
         for pod in pods:
             node.wait_api_pod(pod, "as recorded", SETTLED.get(pod["metadata"]["name"], is_ready), 120)
         crashes = next(pod for pod in pods if pod["metadata"]["name"] == "crashes")
-        node.wait("the second pause", lambda: _pauses(node, crashes) == 2, 60)
+        node.wait("the second pause", lambda: _pauses(node, crashes) >= 2, 60)
         yield Replay(
             node,
             recording,
@@ -197,13 +197,15 @@ def _lasting(node: ClusterNode, pod: Document, seconds: float = 3) -> Document:
 
 
 def _events(node: ClusterNode, pod: Document) -> list[Row]:
-    meta, spec = pod["metadata"], pod["metadata"]["namespace"].removeprefix("scn-given-")
-    wanted = len(recording_of(spec)[meta["name"]]["events"])
+    meta = pod["metadata"]
+    stem = meta["namespace"].removeprefix("scn-given-")
+    wanted = len(recording_of(stem)[meta["name"]]["events"])
 
     def look() -> list[Row] | None:
         found = {
             (event["type"], event["reason"], event["message"], event["involvedObject"].get("fieldPath", ""))
             for event in node.plane.events(meta["namespace"], meta["name"])
+            if event["reason"] != "Unhealthy"
         }
         return sorted(found) if len(found) >= wanted else None
 
@@ -220,7 +222,7 @@ def _cgroups(node: ClusterNode, names: dict[str, str]) -> set[Row]:
     """What the pods' cgroups are set to, in the recorded files."""
     if detect_cgroups().unified:
         return set()
-    rows = set()
+    rows: set[Row] = set()
     for controller, file in {(row["controller"], row["file"]) for row in _table("cgroups-v1.tsv")}:
         top = detect_cgroups().path(controller, node.instance.cgroup_root)
         for path in (top / "kubepods", *(top / "kubepods").rglob("*/")):
@@ -233,7 +235,7 @@ def _cgroups(node: ClusterNode, names: dict[str, str]) -> set[Row]:
 
 def _files(node: ClusterNode, names: dict[str, str]) -> set[Row]:
     """What is below the root directory: path, kind, mode."""
-    rows = set()
+    rows: set[Row] = set()
     for path in node.root.rglob("*"):
         name = re.sub(r"(/containers/\w+/)[0-9a-f]{8}$", r"\1RAND", f"ROOT/{path.relative_to(node.root)}")
         for uid, pod in names.items():
@@ -271,7 +273,7 @@ def test_variables_keep_their_order(replay: Replay) -> None:
     """Those of services come last; only the reference's have no order."""
     _, main = requests_of(replay.recording, replay.pods["env"]["metadata"]["uid"])
     names = [variable["key"] for variable in main["config"]["envs"]]
-    written = "WHO GREETING NODE POD_IP TIER CPU_LIMIT MEM_REQ COLOR TOKEN".split()
+    written = ["WHO", "GREETING", "NODE", "POD_IP", "TIER", "CPU_LIMIT", "MEM_REQ", "COLOR", "TOKEN"]
     assert REFERENCE or names[:13] == ["bad-name", "color", "size", "K_token", *written]
 
 
@@ -283,13 +285,15 @@ def test_statuses(replay: Replay, stem: str, name: str) -> None:
     for container in [*all_statuses({"status": ours}), *all_statuses({"status": theirs})]:
         if "containerID" in container:
             container["image"] = "either"
+    if REFERENCE and name == "finishes":
+        # It reads the pod's cgroup when the API server has said Running before, which is a race.
+        del ours["resources"], theirs["resources"]
     assert ours == theirs
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
 def test_events(replay: Replay, stem: str, name: str) -> None:
-    ours = [event for event in as_recorded(replay, name, replay.events[name]) if event[1] != "Unhealthy"]
-    assert ours == recording_of(stem)[name]["events"]
+    assert as_recorded(replay, name, replay.events[name]) == recording_of(stem)[name]["events"]
 
 
 def own_object(replay: Replay, name: str) -> Document:
@@ -407,9 +411,7 @@ def test_the_order_of_calls(replay: Replay) -> None:
     ours = calls_about(replay.recording, uid)
     theirs = [line.split()[-1] for line in lines if line.lstrip().startswith("+")]
     assert ours[:3] == theirs[:3] == ["RunPodSandbox", "PodSandboxStatus", "CreateContainer"]
-    doing, done = (
-        [method for method in calls if not method.startswith(ASKING)] for calls in (ours, theirs)
-    )
+    doing, done = ([method for method in calls if not method.startswith(ASKING)] for calls in (ours, theirs))
     if not REFERENCE:
         again = [index for index, method in enumerate(done) if method == "StopPodSandbox"][1]
         del done[again]

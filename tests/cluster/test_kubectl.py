@@ -37,6 +37,13 @@ def space(plane: Plane) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_failed_answer(cluster_member: ClusterNode) -> Iterator[None]:
+    """However clients left, nothing went wrong that nobody had thought of."""
+    yield
+    assert "Failed to answer a request" not in cluster_member.log_text()
+
+
 @pytest.fixture(scope="module")
 def worker(cluster_member: ClusterNode, space: str) -> Document:
     """A pod to run commands in."""

@@ -47,6 +47,17 @@ def test_environment_with_references_and_expansion(node: Node) -> None:
     assert node.shell("env-n1", "cat /proc/1/cmdline").split("\0")[-2] == "world"
 
 
+def test_environment_from_a_file_that_the_pod_wrote(node: Node) -> None:
+    mount = {"name": "shared", "mountPath": "/shared"}
+    script = "mkdir /shared/app; printf \"OTHER='x'\\nKEY='two\\nlines'\\n\" > /shared/app/env"
+    first = container("first", ["sh", "-c", script], volumeMounts=[mount])
+    ref = {"volumeName": "shared", "path": "app/env", "key": "KEY"}
+    main = container(env=[{"name": "GIVEN", "valueFrom": {"fileKeyRef": ref}}])
+    volumes = [{"name": "shared", "emptyDir": {}}]
+    node.start_pod(pod("env-file", main, initContainers=[first], volumes=volumes))
+    assert node.shell("env-file-n1", 'echo "$GIVEN"', "main") == "two\nlines\n"
+
+
 def test_users_groups_and_capabilities(node: Node) -> None:
     security = {
         "runAsUser": 1000,

@@ -7,31 +7,22 @@ waiting for its next start, with the same end in its last state: what users look
 """
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from google.protobuf.json_format import MessageToDict
 
-from pykubelet.cri import runtime_pb2 as pb
 from tests.conftest import RunningRuntime
 from tests.engine.node import NAME, Document, Node, is_ready, kubelet_node, running, status_of
 from tests.engine.recording import Recording, recorded
+from tests.golden import IMAGE, given, given_pods, plain, recording_of, requests_of, unordered_env
 
 pytestmark = pytest.mark.machine
 
-GOLDEN = Path(__file__).parent.parent / "data" / "golden"
-IMAGE = "registry.local/busybox:1.35"
-PODS = [
-    (stem, name)
-    for stem in ("basic", "lifecycle")
-    for name in json.loads((GOLDEN / f"given-{stem}.json").read_text())
-]
+STEMS = ("basic", "lifecycle")
+PODS = given_pods(*STEMS)
 
 
 @dataclass(frozen=True)
@@ -55,8 +46,8 @@ def replay(runtime: RunningRuntime) -> Iterator[Replay]:
             runtime, endpoint=endpoint, clusterDNS=["10.96.0.10"], clusterDomain="cluster.local"
         )
         with running(node):
-            for stem in ("basic", "lifecycle"):
-                for document in yaml.safe_load_all((GOLDEN / f"given-{stem}.yaml").read_text()):
+            for stem in STEMS:
+                for document in given(stem):
                     node.write(document)
             pods = {
                 name: node.wait_pod(f"{name}-{NAME}", "as recorded", SETTLED[name], 60) for _, name in PODS
@@ -77,44 +68,23 @@ SETTLED: dict[str, Any] = {
 
 def expected(stem: str, name: str, part: str) -> Any:
     """A part of the recording, with the namespace that static pods have."""
-    text = (GOLDEN / f"given-{stem}.json").read_text().replace(f"scn-given-{stem}", "default")
-    return json.loads(text)[name][part]
+    return plain(recording_of(stem)[name][part], [(f"scn-given-{stem}", "default")])
 
 
-def plain(replay: Replay, name: str, document: Any) -> Any:
+def as_recorded(replay: Replay, name: str, document: Any) -> Any:
     """Ours in the recording's clothes."""
     pod, node = replay.pods[name], replay.node
-    text = json.dumps(document)
-    for what, stands_for in (
-        (pod["metadata"]["uid"], "POD_UID"),
-        (f"{name}-{NAME}", name),
-        (str(node.instance.pod_logs), "/var/log/pods"),
-        (str(node.root), "ROOT"),
-        (f'"{node.instance.cgroup_root}/kubepods', '"/kubepods'),
-        (pod["status"].get("podIP") or "no address", "POD_IP"),
-    ):
-        text = text.replace(what, stands_for)
-    text = re.sub(r"(containers/[\w-]+/)[0-9a-f]{8}\b", r"\1RAND", text)
-    text = re.sub(r"(containerd://|sha256:)[0-9a-f]{64}", r"\1ID", text)
-    return json.loads(text)
-
-
-def asked(replay: Replay, name: str) -> list[Document]:
-    """The first sandbox and the first of each container that the agent asked for."""
-    uid = replay.pods[name]["metadata"]["uid"]
-    found: dict[tuple[str, str], Document] = {}
-    for method, request in replay.recording.requests("RunPodSandbox", "CreateContainer"):
-        message: Any
-        if method == "RunPodSandbox":
-            message = pb.RunPodSandboxRequest.FromString(request).config
-            key = message.metadata.uid
-        else:
-            message = pb.CreateContainerRequest.FromString(request).config
-            key = message.labels["io.kubernetes.pod.uid"]
-        if key == uid:
-            config = MessageToDict(message, preserving_proto_field_name=True)
-            found.setdefault((method, message.metadata.name), {"method": method, "config": config})
-    return list(found.values())
+    return plain(
+        document,
+        [
+            (pod["metadata"]["uid"], "POD_UID"),
+            (f"{name}-{NAME}", name),
+            (str(node.instance.pod_logs), "/var/log/pods"),
+            (str(node.root), "ROOT"),
+            (f'"{node.instance.cgroup_root}/kubepods', '"/kubepods'),
+            (pod["status"].get("podIP") or "no address", "POD_IP"),
+        ],
+    )
 
 
 def without_nature(calls: list[Document]) -> list[Document]:
@@ -129,19 +99,21 @@ def without_nature(calls: list[Document]) -> list[Document]:
             config.pop("annotations", None)
         envs = [env for env in config.pop("envs", []) if not env["key"].startswith("KUBERNETES_")]
         if envs:
-            config["envs"] = sorted(envs, key=lambda env: str(env["key"]))
+            config["envs"] = envs
+        call["config"] = unordered_env(config)
     return calls
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
 def test_requests(replay: Replay, stem: str, name: str) -> None:
-    ours = without_nature(plain(replay, name, asked(replay, name)))
+    asked = requests_of(replay.recording, replay.pods[name]["metadata"]["uid"])
+    ours = without_nature(as_recorded(replay, name, asked))
     assert ours == without_nature(expected(stem, name, "cri"))
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
 def test_statuses(replay: Replay, stem: str, name: str) -> None:
-    ours = _settled(plain(replay, name, replay.pods[name]["status"]))
+    ours = _settled(as_recorded(replay, name, replay.pods[name]["status"]))
     theirs = _settled(expected(stem, name, "status"))
     if name == "crashes":
         (main,) = ours["containerStatuses"]
@@ -152,7 +124,7 @@ def test_statuses(replay: Replay, stem: str, name: str) -> None:
 
 
 def _settled(status: Document) -> Document:
-    """Make equal what differs by node: times, names of one image, addresses, pod-level resources."""
+    """Make equal what differs by node: names of one image, addresses, pod-level resources."""
     for key in ("observedGeneration", "resources", "hostIP", "hostIPs"):
         status.pop(key, None)
     for condition in status["conditions"]:
@@ -160,21 +132,12 @@ def _settled(status: Document) -> Document:
     for container in [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]:
         if "containerID" in container:
             container["image"] = "SAME_ID"
-    timeless: Document = _timeless(status)
-    return timeless
-
-
-def _timeless(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: _timeless(inner, name) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_timeless(inner) for inner in value]
-    return "TIME" if value and key.endswith(("Time", "At")) else value
+    return status
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
 def test_events(replay: Replay, stem: str, name: str) -> None:
-    ours = {tuple(event) for event in plain(replay, name, replay.events[name])}
+    ours = {tuple(event) for event in as_recorded(replay, name, replay.events[name])}
     theirs = {(reason, message, where) for _, reason, message, where in expected(stem, name, "events")}
     # A probe may look before the server listens; the recording's did not.
     assert {event for event in ours if event[0] != "Unhealthy"} == theirs

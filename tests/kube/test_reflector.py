@@ -178,6 +178,16 @@ async def test_a_version_that_cannot_even_be_listed(unknown: Exception) -> None:
 
 
 @pytest.mark.looptime
+async def test_a_server_that_has_forgotten_the_version_when_it_is_back() -> None:
+    back = [Gone(410, "Expired"), page(pod("a", 90), version="90"), FOREVER]
+    source = ScriptedSource(page(version="7"), [5, AWAY], *[AWAY] * 9, *back)
+    away = 5 + sum([0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30, 30])
+    _, heard = await played(source, away + 1)
+    # One that was away for minutes is not waited for that long once it answers.
+    assert heard.versions == {"default/a": "90"}
+
+
+@pytest.mark.looptime
 async def test_an_hour_without_the_server(caplog: pytest.LogCaptureFixture) -> None:
     source = ScriptedSource(page(pod("a", 5), version="7"), [5, AWAY])
     source.default = lambda: AWAY

@@ -20,6 +20,12 @@ def test_pauses_grow_and_begin_anew() -> None:
     assert pauses.next(now + 30 + 121) == 0.8
 
 
+def test_another_cause_is_another_story() -> None:
+    pauses = Pauses(chance=lambda: 0.0)
+    causes = [True, True, True, False, False, True]
+    assert [pauses.next(0, cause) for cause in causes] == [0.8, 1.6, 3.2, 0.8, 1.6, 0.8]
+
+
 def test_chance_stretches_up_to_twofold() -> None:
     assert Pauses(chance=lambda: 0.999).next(0) == pytest.approx(1.6, rel=0.01)
     assert len({Pauses().next(0) for _ in range(20)}) > 10

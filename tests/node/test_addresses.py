@@ -10,6 +10,7 @@ from pykubelet.node.addresses import (
     check_named,
     choose_looked_up,
     find_own_address,
+    host_ips,
     needs_own_address,
     next_addresses,
     provided_ip,
@@ -138,3 +139,14 @@ async def test_this_machine() -> None:
     check_named(settings(ips=(found,)))
     with pytest.raises(NodeIPError, match="not on an interface"):
         check_named(settings(ips=given_ips("203.0.113.77")))
+    for ips in ((), (found,), given_ips("0.0.0.0" if found.version == 4 else "::")):
+        asked = settings(ips=ips, name="no-such-name.invalid")
+        assert await host_ips(asked) == [found]
+        # The cluster is told the same.
+        own = found if needs_own_address(asked) else None
+        assert str(found) in [address.address for address in next_addresses([], asked, own)]
+    # A cloud that has not spoken yet does not leave pods without their host's address.
+    assert await host_ips(settings(ips=(), name="no-such-name.invalid", external_cloud=True)) == [found]
+    assert await host_ips(settings(ips=(), hostname="10.0.0.1")) == [ip_address("10.0.0.1")]
+    with pytest.raises(NodeIPError, match="not on an interface"):
+        await host_ips(settings(ips=given_ips("203.0.113.77")))

@@ -12,6 +12,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.errors import CriError
 from pykubelet.kube.client import Page
 from pykubelet.node.beats import Bell, stretched
+from pykubelet.node.features import plain_version
 from pykubelet.node.informer import KnownNode, NodeInformer
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.sources import Observer
@@ -201,3 +202,21 @@ async def test_bell() -> None:
 def test_stretched() -> None:
     assert stretched(10, lambda: 0) == 10
     assert stretched(10, lambda: 1) == pytest.approx(10.4)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("1.6.20~ds1", "1.6.20"),
+        ("v2.1.0", "2.1.0"),
+        ("2.1.0-rc.1+dirty", "2.1.0-rc.1+dirty"),
+        ("1.30.2+ds1~1", "1.30.2"),
+        ("1.7", "1.7"),
+        ("1.2.3.4-x", "1.2.3.4"),
+        (" 1.0.0\n", "1.0.0"),
+        ("devel", "devel"),
+        ("", ""),
+    ],
+)
+def test_versions(text: str, plain: str) -> None:
+    assert plain_version(text) == plain

@@ -21,10 +21,9 @@ from pykubelet.runtime.observed import ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.start import PodSetting, Starter, StartError
 from pykubelet.volumes.mounted import MountedVolume
+from tests.golden import as_recorded, unordered_env
 from tests.runtime.making import make_facts, make_pod
 from tests.runtime.test_golden_requests import (
-    as_recorded,
-    comparable,
     container_facts,
     given,
     given_pod,
@@ -100,7 +99,7 @@ async def test_the_recorded_environment(stem: str, name: str, recorded: list[dic
     )
     (request,) = [call for call in recorded if call["method"] == "CreateContainer"]
     ours = as_recorded(make_container_config(pod, container, facts))
-    assert comparable(ours) == comparable(request["config"])
+    assert unordered_env(ours) == unordered_env(request["config"])
 
 
 async def test_a_container_without_such_variables_asks_for_nothing() -> None:

@@ -1,14 +1,10 @@
 """Our requests against recordings of the reference's: the same pods give the same requests."""
 
-import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
@@ -22,8 +18,8 @@ from pykubelet.runtime.facts import ContainerFacts, MountedVolume, NodeFacts, Sa
 from pykubelet.runtime.mounts import sub_path
 from pykubelet.runtime.problems import MissingSource
 from pykubelet.runtime.sandbox_config import make_sandbox_config
+from tests.golden import GOLDEN, as_recorded, unordered_env
 
-GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 POD_DIR = "ROOT/pods/POD_UID"
 
 NODE = NodeFacts(
@@ -119,21 +115,6 @@ def container_facts(stem: str, pod: Pod, document: dict[str, Any], container: Co
     return ContainerFacts(**facts, sub_paths=sub_paths)
 
 
-def as_recorded(message: Message) -> dict[str, Any]:
-    document: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
-    for variable in document.get("envs", []):
-        if "value" in variable:
-            variable["value"] = base64.b64decode(variable["value"]).decode()
-    return document
-
-
-def comparable(document: dict[str, Any]) -> dict[str, Any]:
-    """Sort the variables: the reference sends them in random order."""
-    if "envs" in document:
-        document = document | {"envs": sorted(document["envs"], key=lambda variable: str(variable["key"]))}
-    return document
-
-
 @pytest.mark.parametrize(("stem", "name", "recorded"), recordings())
 def test_requests_are_the_recorded_ones(stem: str, name: str, recorded: list[dict[str, Any]]) -> None:
     pod, document = given_pod(stem, name)
@@ -151,7 +132,7 @@ def test_requests_are_the_recorded_ones(stem: str, name: str, recorded: list[dic
                 pod, container, container_facts(stem, pod, document, container)
             )
             ours = as_recorded(container_request)
-        assert comparable(ours) == comparable(request["config"])
+        assert unordered_env(ours) == unordered_env(request["config"])
         compared.append(request["method"])
     assert compared[0] == "RunPodSandbox"
 

@@ -29,6 +29,7 @@ from pykubelet.kube.transport import Transport
 from pykubelet.pods.journal import Note
 from pykubelet.server.access import AccessProblem
 from pykubelet.server.api import ApiParts, api_routes, api_server
+from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.node_logs import open_below
 from pykubelet.server.sockets import PortError
@@ -181,7 +182,9 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
                 started=datetime(2026, 1, 1, tzinfo=UTC),
                 now=lambda: datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),
                 node_logs=tmp_path / "logs",
+                manifests=ManifestFolder(tmp_path / "manifests", "n1", clock=lambda: 0),
             )
+            (tmp_path / "manifests").mkdir()
             Counter("prober_probe_total", "Probes.", registry=registry).inc()
             port = await stack.enter_async_context(api_server(parts))
             node = Node(port, parts, authority, runtime, view, people, tmp_path)
@@ -236,6 +239,11 @@ ENDPOINTS = [
     ("GET", "/debug/flags/v", 406, 403),
     ("GET", "/flagz", 200, 403),
     ("GET", "/statusz", 200, 403),
+    ("GET", "/manifests/", 200, 403),
+    ("GET", "/manifests/nope", 404, 403),
+    ("PUT", "/manifests/nope", 422, 403),
+    ("DELETE", "/manifests/nope", 404, 403),
+    ("POST", "/manifests/nope", 405, 403),
     ("GET", "/nonsense", 404, 403),
     ("GET", "/", 404, 403),
 ]
@@ -270,6 +278,7 @@ def test_the_table_above_is_complete(tmp_path: Path) -> None:
         setattr(parts, name, None)
     parts.config, parts.gates = KubeletConfiguration(), FeatureGates()
     parts.checks, parts.root_dir, parts.registry = {}, tmp_path, registry
+    parts.manifests = ManifestFolder(tmp_path, "n1", clock=lambda: 0)
     parts.metrics, parts.started, parts.node_logs = ServerMetrics(registry), datetime.now(UTC), tmp_path
     roots = {str(getattr(route, "path", "")).split("/")[1] for route in api_routes(parts)}
     assert roots == {path.split("/")[1].partition("?")[0] for _, path, _, _ in ENDPOINTS} - {"nonsense", ""}
@@ -304,6 +313,16 @@ async def test_what_the_pages_say(start: Start) -> None:
     assert "began" in (await node.get("/debug/pods/default/web"))[1]
     assert (await node.get("/debug/pods/default/nope"))[0] == 404
     assert "accept\n" in (await node.get("/debug/tasks"))[1]
+
+
+@pytest.mark.parametrize("version", ["x", "1.x.0", "", "9" * 5000, "1.0.0", "0.0.4"])
+async def test_metrics_in_any_version(start: Start, version: str) -> None:
+    node = await start()
+    accept = {"Accept": f"application/openmetrics-text; version={version}"}
+    status, text = await node.get("/metrics", headers=accept)
+    assert status == 200
+    assert "kubelet_http_requests_total" in text
+    assert "_created" not in text
 
 
 async def test_profiles(start: Start) -> None:

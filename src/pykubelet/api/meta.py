@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -86,14 +86,14 @@ _planning = threading.Lock()
 
 
 @functools.cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _plan(kind: Any) -> None:
     """Have msgspec's plan of a kind of objects complete.
 
     It is made at the first use, and a thread that meets a plan which another is still making crashes
     the process (seen with msgspec 0.22), so they are made one at a time.
     """
     with _planning:
-        return msgspec.json.Decoder(kind, dec_hook=_read_hook)
+        msgspec.json.Decoder(kind)
 
 
 def from_document(kind: type[T], document: Any) -> T:
@@ -101,7 +101,7 @@ def from_document(kind: type[T], document: Any) -> T:
 
     Raises ValueError with the path of the first field that does not fit.
     """
-    _decoder(kind)
+    _plan(cast(Any, kind))
     try:
         return msgspec.convert(document, kind, dec_hook=_read_hook, strict=True)
     except msgspec.ValidationError as err:
@@ -110,8 +110,9 @@ def from_document(kind: type[T], document: Any) -> T:
 
 def from_json(kind: type[T], data: bytes) -> T:
     """Make an object of JSON text; raises ValueError as `from_document` does."""
+    _plan(cast(Any, kind))
     try:
-        return _decoder(kind).decode(data)
+        return msgspec.json.decode(data, type=kind, dec_hook=_read_hook)
     except msgspec.MsgspecError as err:
         raise ValueError(str(err).replace("`$.", "`").replace("`$`", "the document")) from err
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 from pykubelet.api.meta import from_json
 from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.lock import holder
+from pykubelet.server.manifest_words import Manifest
 from pykubelet.server.pods import SOCKET_NAME, NodePods, PodJournal, Refusal, Restarted
 
 T = TypeVar("T")
@@ -33,6 +34,10 @@ class NodeDown(NodeError):
 
 class NotThere(NodeError):
     """The node has no such pod or container (any more)."""
+
+
+class NotTaken(NodeError):
+    """The node does not take a manifest; the text says why."""
 
 
 class NodeClient:
@@ -59,10 +64,15 @@ class NodeClient:
         query = "?" + urlencode({"container": container}) if container else ""
         return self._ask("POST", f"/pods/{quote(uid, safe='')}/restart{query}", Restarted).containers
 
-    def _ask(self, method: str, path: str, kind: type[T]) -> T:
+    def put_manifest(self, name: str, content: bytes, *, replace: bool) -> Manifest:
+        """Give the node a manifest under a file's name; raises NotTaken when it is refused."""
+        path = f"/manifests/{quote(name, safe='')}{'?replace=true' if replace else ''}"
+        return self._ask("PUT", path, Manifest, content)
+
+    def _ask(self, method: str, path: str, kind: type[T], content: bytes | None = None) -> T:
         connection = _UnixConnection(self._socket)
         try:
-            connection.request(method, path)
+            connection.request(method, path, content)
             answer = connection.getresponse()
             body = answer.read()
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as err:
@@ -98,13 +108,16 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
+_REFUSALS: dict[int, type[NodeError]] = {404: NotThere, 409: NotTaken, 422: NotTaken}
+
+
 def _read(kind: type[T], status: int, body: bytes) -> T:
     try:
-        if status == 200:
+        if status in (200, 201):
             return from_json(kind, body)
         message = from_json(Refusal, body).message
     except ValueError as err:
         raise NodeError(
             f"the node's answer (status {status}) cannot be read ({err}): is it of another version?"
         ) from err
-    raise (NotThere if status == 404 else NodeError)(message)
+    raise _REFUSALS.get(status, NodeError)(message)

@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import NodeClient, NodeError, NotThere
+from pykubelet.cli.client import NodeClient, NodeError, NotTaken, NotThere
 from pykubelet.cli.guard import guarded
-from pykubelet.cli.handover import ClashError, carry_out, find_mine, look_around, names_of, plan_handover
 from pykubelet.cli.log_places import known_runs, log_file
 from pykubelet.cli.progress import Verdict, explain, is_ready, judge, troubled
 from pykubelet.cli.progress_view import LiveView, PlainView, Sight
@@ -23,6 +22,7 @@ from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.lock import holder
 from pykubelet.host import HostError
 from pykubelet.host.hostname import node_name
+from pykubelet.pods.handover import ClashError, carry_out, find_mine, look_around, names_of, plan_handover
 from pykubelet.pods.journal import Event
 from pykubelet.pods.manifests import read_bytes, read_manifest
 from pykubelet.pods.static import static_pods
@@ -88,14 +88,31 @@ def _checked(content: bytes, where: str) -> list[Pod]:
 def _hand_over(instance: Instance, wish: RunWish, content: bytes, written: Sequence[Pod]) -> Path:
     target = instance.manifests / wish.file.name
     if wish.file.resolve().parent != instance.manifests.resolve():
-        present = look_around(instance.manifests)
-        plan = plan_handover(target, names_of(written), present, replace=wish.replace)
-        try:
-            carry_out(plan, content)
-        except OSError as err:
-            raise OSError(f"{target} cannot be written: {err.strerror}") from err
+        target = _give(instance, wish, content) or _put(target, wish, content, written)
     for pod in written:
         print(f"{pod.metadata.name}: handed to the node as {target}")
+    return target
+
+
+def _give(instance: Instance, wish: RunWish, content: bytes) -> Path | None:
+    """Give the manifest to a node that runs; None when there is none that can take it now."""
+    if holder(instance) is None:
+        return None
+    try:
+        return Path(NodeClient(instance).put_manifest(wish.file.name, content, replace=wish.replace).path)
+    except NotTaken:
+        raise
+    except NodeError:
+        # It is starting or stopping, or of an older version: it reads the folder when it is back.
+        return None
+
+
+def _put(target: Path, wish: RunWish, content: bytes, written: Sequence[Pod]) -> Path:
+    plan = plan_handover(target, names_of(written), look_around(target.parent), replace=wish.replace)
+    try:
+        carry_out(plan, content)
+    except OSError as err:
+        raise OSError(f"{target} cannot be written: {err.strerror}") from err
     return target
 
 

@@ -233,6 +233,16 @@ def read_status(body: bytes) -> Status | None:
     return status if status.kind == "Status" else None
 
 
+_ANOTHER_NODES = (
+    "same name as the requesting node",
+    "only its own Node object",
+    "is not allowed to modify node",
+    "with spec.nodeName field selector",
+    "with spec.nodeName set to itself",
+)
+"""What API servers say to a node that acts for another one."""
+
+
 def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace: str = "") -> str:
     """Say what would allow a request that was forbidden, by RBAC or by the node authorizer.
 
@@ -240,6 +250,11 @@ def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace
     """
     if "no relationship found between node" in message:
         return "a node may only use objects that pods bound to it refer to"
+    if any(words in message for words in _ANOTHER_NODES):
+        return (
+            "the kubeconfig is another node's: give this node one of its own, or the name in its "
+            "certificate by --hostname-override"
+        )
     where = f"a Role in namespace {namespace} or a ClusterRole" if namespace else "a ClusterRole"
     return (
         f"the permission to {verb} {resource} is missing: bind {where} with the rule "

@@ -143,7 +143,7 @@ class Reflector(Generic[T]):
             log.v(2).info("The version is too old, listing anew", resource=self._resource.plural, err=err)
         else:
             self._complaints.failed(err, now)
-        pause = self._pauses.next(now)
+        pause = self._pauses.next(now, isinstance(err, Unreachable))
         if isinstance(err, ApiError):
             await asyncio.sleep(max(pause, err.retry_after or 0.0))
         else:

@@ -18,7 +18,8 @@ REMIND_SECONDS = 600.0
 class Pauses:
     """Pauses in seconds: from `first`, doubling up to `limit`, each stretched by chance up to twofold.
 
-    When none was needed for `reset_after` seconds, they begin anew. Times are of any steady clock.
+    When none was needed for `reset_after` seconds, or for another cause, they begin anew. Times are of
+    any steady clock.
     """
 
     def __init__(
@@ -34,11 +35,16 @@ class Pauses:
         self._chance = chance
         self._next = first
         self._last: float | None = None
+        self._cause: object = None
 
-    def next(self, now: float) -> float:
-        """Give the pause before the next try."""
-        if self._last is not None and now - self._last > self._reset_after:
-            self._next = self._first
+    def next(self, now: float, cause: object = None) -> float:
+        """Give the pause before the next try.
+
+        An API server that answers again, if only by a refusal, should not be waited for as long as one
+        that is away: say by `cause` which it is.
+        """
+        if cause != self._cause or (self._last is not None and now - self._last > self._reset_after):
+            self._next, self._cause = self._first, cause
         pause = self._next * (1 + self._chance())
         self._next = min(self._next * 2, self._limit)
         # The pause itself is no sign of health.

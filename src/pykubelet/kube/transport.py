@@ -24,6 +24,7 @@ import aiohttp
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.host.machine import architecture
 from pykubelet.kube.access import Access
+from pykubelet.kube.clock_check import ClockCheck
 from pykubelet.kube.credentials import Credentials, CredentialSource
 from pykubelet.kube.errors import BadAnswer, KubeconfigError, Superseded, Unreachable
 from pykubelet.kube.metrics import RestMetrics
@@ -110,6 +111,7 @@ class Transport:
         self.access = access
         self.host = urlsplit(access.server).netloc
         self.credentials = CredentialSource(access, environ=environ, clock=clock, metrics=metrics)
+        self._clock_check = ClockCheck(clock)
         self._metrics = metrics
         self._proxy = access.proxy or proxy_from_environment(access.server, environ)
         if self._proxy and (problem := proxy_problem(self._proxy)):
@@ -177,6 +179,7 @@ class Transport:
                 raise self._explain(err) from err
             self._count(method, str(response.status), begin, body)
             self._answered(response.status)
+            self._clock_check.heard(response.headers.get("Date", ""), time.monotonic())
             pool.open[response] = stream
             try:
                 if stream and pool.retired:

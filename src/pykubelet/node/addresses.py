@@ -83,6 +83,17 @@ async def find_own_address(settings: NodeSettings) -> IPAddress:
     )
 
 
+async def host_ips(settings: NodeSettings) -> list[IPAddress]:
+    """Give the node's addresses as its pods are told of them; raises NodeIPError.
+
+    They are those that the cluster is told; where a cloud tells them, the machine's own until then.
+    """
+    check_named(settings)
+    if named := named_ips(settings):
+        return list(named)
+    return [parse_address(settings.hostname) or await find_own_address(settings)]
+
+
 def check_named(settings: NodeSettings) -> None:
     """Make sure that what `--node-ip` names is still this machine's; raises NodeIPError."""
     ips = named_ips(settings)

@@ -69,18 +69,17 @@ class PodDirs:
         """Pods that have a folder."""
         return {path.name for path in self.pods.iterdir()} if self.pods.is_dir() else set()
 
-    def mounts_below(self, uid: str) -> list[Path]:
-        """What is still mounted below a pod's folder, deepest first."""
-        return plan_unmounts(read_mounts(), self.pod(uid))
-
     def remove(self, uid: str) -> None:
         """Delete a pod's folder; raises OSError when something is mounted below it."""
         path = self.pod(uid)
         if not path.exists():
             return
-        if mounted := self.mounts_below(uid):
+        # The mount table knows real paths only.
+        real = path.parent.resolve() / path.name
+        mounts = read_mounts(real)
+        if mounted := plan_unmounts(mounts, real):
             raise OSError(f"{path} is kept: {mounted[0]} is still mounted")
-        remove_tree(path)
+        remove_tree(path, mounts)
 
 
 def _make(path: Path) -> None:

@@ -27,8 +27,9 @@ from pykubelet.server.container_logs import ContainerLogs
 from pykubelet.server.debug import profiling_routes, timeline_routes, verbosity_routes
 from pykubelet.server.exposition import metrics_routes
 from pykubelet.server.health import Check, health_routes
-from pykubelet.server.https import https_server
+from pykubelet.server.https import MOST_BODY_BYTES, https_server
 from pykubelet.server.lookup import Lookup, StreamingRuntime
+from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
 from pykubelet.server.openssl import OpensslMissing
@@ -71,6 +72,8 @@ class ApiParts:
     started: datetime
     now: Callable[[], datetime]
     node_logs: Path = NODE_LOGS
+    manifests: ManifestFolder | None = None
+    """Where clients may put pods; None in a cluster, whose API server gives the pods."""
 
 
 @asynccontextmanager
@@ -134,10 +137,13 @@ def _debugging_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
         web.get("/configz", _configz(parts.configz)),
         *timeline_routes(parts.view),
     ]
+    if parts.manifests is not None:
+        routes += parts.manifests.routes(most_bytes=MOST_BODY_BYTES)
     if parts.gates.enabled("ContainerCheckpoint"):
         routes += actions.checkpoint_routes()
     if config.enable_system_log_handler:
-        routes += node_log_routes(parts.node_logs)
+        may_query = config.enable_system_log_query and parts.gates.enabled("NodeLogQuery")
+        routes += node_log_routes(parts.node_logs, limits if may_query else None)
     else:
         routes += _disabled(["/logs/"], "logs endpoint is disabled.\n")
     if config.enable_profiling_handler:

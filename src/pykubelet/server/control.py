@@ -7,7 +7,8 @@
 | `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
 | `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
 
-Answers are JSON; a pod or container that is not there is a 404 with a `Refusal`.
+`/manifests/` is there, too (see `manifests.py`). Answers are JSON; a pod or container that is not there is
+a 404 with a `Refusal`.
 """
 
 from __future__ import annotations

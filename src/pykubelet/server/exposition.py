@@ -20,7 +20,11 @@ def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
 
     def page(wanted: Callable[[str], bool]) -> Callable[[web.Request], web.Response]:
         def answer(request: web.Request) -> web.Response:
-            encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+            try:
+                encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+            except (TypeError, ValueError):
+                # The library does not expect versions that are no numbers.
+                encode, content_type = choose_encoder("")
             body: bytes = encode(_Part(registry, wanted))
             return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 

@@ -302,9 +302,7 @@ class PodEngine:
             self._departed.remove(pod.uid)
             self.book.forget(pod.uid)
             return
-        if self.workers.get(pod.uid) is None:
-            self.workers.terminate_orphan(pod.uid, pod.full_name)
-        self.workers.terminate(pod.uid)
+        self.workers.end(pod)
 
     def _reconcile(self, pod: Pod) -> None:
         """Take a pod whose status in the API server has changed: what others said there may matter."""

@@ -19,7 +19,7 @@ import msgspec
 from pykubelet.api.meta import ObjectMeta, OwnerReference
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from pykubelet.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, Unreachable
 from pykubelet.kube.resources import PODS, Resource
 from pykubelet.kube.retrying import Complaints, Pauses
 from pykubelet.logs import get_logger
@@ -161,7 +161,7 @@ class MirrorPods:
                 wait = await self._reconcile()
             except KubeError as err:
                 self._complaints.failed(err, loop.time())
-                await self._api.pause(self._pauses.next(loop.time()))
+                await self._api.pause(self._pauses.next(loop.time(), isinstance(err, Unreachable)))
                 continue
             try:
                 async with asyncio.timeout(wait):

@@ -1,0 +1,221 @@
+"""`/manifests/{name}`: giving a node its pods over HTTP, instead of by a file in its manifests folder.
+
+| request | answer |
+|---|---|
+| `GET /manifests/` | `Manifests`: the files of the folder and their pods |
+| `GET /manifests/{name}` | the file as it is |
+| `PUT /manifests/{name}` | `Manifest`: the body is taken; `?replace=true` is `pykubelet run --replace` |
+| `DELETE /manifests/{name}` | `Manifest`: what was there |
+
+A manifest is taken whole or not at all: it is checked as the node will check it, and written so that the
+node sees the old one or the new one. Whoever may do this is root on the node (a pod may mount anything), so
+a client who has not said who it is may do nothing here, whatever the configuration allows such clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from pykubelet.api.meta import to_json
+from pykubelet.config.errors import ConfigError
+from pykubelet.logs import get_logger
+from pykubelet.pods.handover import ClashError, carry_out, look_around, names_of, plan_handover
+from pykubelet.pods.manifests import MAX_BYTES, read_bytes, read_manifest
+from pykubelet.pods.static import static_pods
+from pykubelet.server.identity import ANONYMOUS
+from pykubelet.server.manifest_words import Manifest, ManifestPod, ManifestRefusal, Manifests
+from pykubelet.server.pipeline import USER
+from pykubelet.tasks import finish_in_thread
+
+log = get_logger(__name__)
+
+MOST_NAME_BYTES = 200
+_BAD_NAME = re.compile(r"\.|.*[/\x00-\x1f\x7f]", re.DOTALL)
+_SLOW_SECONDS = 60.0
+
+
+class _No(Exception):
+    """Ends a request for a manifest with a status and a reason."""
+
+    def __init__(self, status: int, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.refusal = ManifestRefusal(message=message, problems=list(problems))
+
+
+class ManifestFolder:
+    """The manifests folder of a node; `served` and `clock` are as `FileSource` has them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        node_name: str,
+        *,
+        served: frozenset[str] = frozenset(),
+        clock: Callable[[], int],
+    ) -> None:
+        self._folder = folder
+        self._node_name = node_name
+        self._served = served
+        self._clock = clock
+        self._changing = asyncio.Lock()
+
+    def routes(self, *, most_bytes: int = MAX_BYTES) -> list[web.RouteDef]:
+        """Routes for clients whose manifests are at most this large."""
+
+        async def listing(_: web.Request) -> web.Response:
+            return _answer(await asyncio.to_thread(self._list))
+
+        async def get(request: web.Request) -> web.Response:
+            data = await asyncio.to_thread(self._read, self._path(request))
+            return web.Response(body=data, content_type="application/yaml")
+
+        async def put(request: web.Request) -> web.Response:
+            path = self._path(request)
+            replace = request.query.get("replace", "") in ("true", "1")
+            data = await _body(request, most_bytes)
+            async with self._changing:
+                taken, is_new = await finish_in_thread(lambda: self._write(path, data, replace=replace))
+            log.info("Took a manifest", path=path, pods=[pod.uid for pod in taken.pods])
+            return _answer(taken, 201 if is_new else 200)
+
+        async def delete(request: web.Request) -> web.Response:
+            path = self._path(request)
+            async with self._changing:
+                removed = await finish_in_thread(lambda: self._remove(path))
+            log.info("Removed a manifest", path=path)
+            return _answer(removed)
+
+        return [
+            web.get("/manifests/", _refusing(listing)),
+            web.get("/manifests/{name}", _refusing(get), allow_head=False),
+            web.put("/manifests/{name}", _refusing(put)),
+            web.delete("/manifests/{name}", _refusing(delete)),
+        ]
+
+    def _path(self, request: web.Request) -> Path:
+        name = request.match_info["name"]
+        if _BAD_NAME.match(name) or len(name.encode("utf-8", "surrogateescape")) > MOST_NAME_BYTES:
+            raise _No(400, "the name of a manifest is a file's: no slashes, not hidden, and not too long")
+        return self._folder / name
+
+    def _list(self) -> Manifests:
+        try:
+            files = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+        except OSError as err:
+            raise _unusable(self._folder, err) from err
+        return Manifests(items=[self._told(path) for path in files if path.is_file()])
+
+    def _told(self, path: Path) -> Manifest:
+        try:
+            return self._understood(path, read_bytes(path))
+        except ConfigError as err:
+            return Manifest(path=str(path), problems=[problem.message for problem in err.problems])
+        except OSError as err:
+            return Manifest(path=str(path), problems=[f"cannot be read: {err.strerror}"])
+
+    def _understood(self, path: Path, data: bytes) -> Manifest:
+        made = static_pods(
+            data,
+            source="file",
+            origin=str(path),
+            node_name=self._node_name,
+            now=self._clock(),
+            served=self._served,
+        )
+        pods = [ManifestPod(namespace=p.metadata.namespace, name=p.metadata.name, uid=p.uid) for p in made]
+        return Manifest(path=str(path), pods=pods)
+
+    def _read(self, path: Path) -> bytes:
+        if path.is_symlink():
+            raise _No(403, f"{path} is a link: what it leads to is not shown")
+        try:
+            return read_bytes(path)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except ConfigError as err:
+            raise _No(409, str(err)) from err
+        except OSError as err:
+            raise _unusable(path, err) from err
+
+    def _write(self, path: Path, data: bytes, *, replace: bool) -> tuple[Manifest, bool]:
+        try:
+            taken = self._understood(path, data)
+            written = read_manifest(data, str(path))
+        except ConfigError as err:
+            problems = [problem.message for problem in err.problems]
+            raise _No(422, "; ".join(problems), problems) from err
+        if not written:
+            raise _No(422, "holds no pod", ["holds no pod"])
+        try:
+            is_new = not path.exists()
+            carry_out(
+                plan_handover(path, names_of(written), look_around(self._folder), replace=replace), data
+            )
+        except ClashError as err:
+            raise _No(409, str(err)) from err
+        except OSError as err:
+            raise _unusable(path, err) from err
+        return taken, is_new
+
+    def _remove(self, path: Path) -> Manifest:
+        if not path.is_symlink() and not path.is_file():
+            raise _missing(path)
+        told = self._told(path)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except OSError as err:
+            raise _unusable(path, err) from err
+        return told
+
+
+def _refusing(handler: Callable[[web.Request], Any]) -> Callable[[web.Request], Any]:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        user = request.get(USER)
+        try:
+            if user is not None and user.name == ANONYMOUS:
+                raise _No(403, "manifests are for clients that say who they are")
+            response: web.StreamResponse = await handler(request)
+        except _No as refused:
+            return _answer(refused.refusal, refused.status)
+        return response
+
+    return answer
+
+
+async def _body(request: web.Request, most: int) -> bytes:
+    too_much = _No(413, f"a manifest has at most {most} bytes")
+    if (request.content_length or 0) > most:
+        raise too_much
+    data = bytearray()
+    try:
+        async with asyncio.timeout(_SLOW_SECONDS):
+            async for chunk in request.content.iter_any():
+                data += chunk
+                if len(data) > most:
+                    raise too_much
+    except TimeoutError:
+        raise _No(408, f"the manifest did not come within {_SLOW_SECONDS:g} s") from None
+    return bytes(data)
+
+
+def _missing(path: Path) -> _No:
+    return _No(404, f"there is no manifest {path}")
+
+
+def _unusable(path: Path, err: OSError) -> _No:
+    status = 507 if err.errno in (errno.ENOSPC, errno.EDQUOT) else 500
+    return _No(status, f"{path} cannot be used: {err.strerror}")
+
+
+def _answer(document: Any, status: int = 200) -> web.Response:
+    return web.Response(body=to_json(document), status=status, content_type="application/json")

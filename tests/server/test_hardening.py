@@ -1,0 +1,129 @@
+"""Faults that other kubelets had, tried here; docs/security.md has the list."""
+
+import ast
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.server.container_actions import ContainerActions
+from pykubelet.server.health import health_routes
+from pykubelet.server.lookup import Lookup
+from pykubelet.server.tls import TlsSettings, server_context
+from pykubelet.volumes.errors import VolumeError
+from tests.server import test_api
+from tests.server.test_api import Runtime, Start
+from tests.server.view import START, ScriptedView, pod_of
+from tests.volumes.conftest import Shelf, pod_with, volumes_at
+
+authority, pairs, start = test_api.authority, test_api.pairs, test_api.start
+
+SOURCES = Path(__file__).parents[2] / "src" / "pykubelet"
+
+
+async def test_the_health_port_tells_of_health_only() -> None:
+    app = web.Application()
+    app.add_routes(health_routes({"ping": lambda: None}))
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.get("/healthz")).status == 200
+        for path in ("/debug/pprof/", "/debug/pprof/profile", "/metrics", "/configz", "/pods", "/logs/", "/"):
+            assert (await client.get(path)).status == 404
+
+
+async def test_a_connection_is_no_credential(start: Start) -> None:
+    """A connection on which something was allowed, or refused, gives the next request nothing."""
+    node = await start()
+    reader, writer = await asyncio.open_connection(
+        "localhost", node.port, ssl=ssl._create_unverified_context()
+    )
+    upgrade = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"
+    asked = [
+        ("POST /exec/default/nope/main?output=1", f"Authorization: Bearer admin-token\r\n{upgrade}", "404"),
+        ("GET /pods", "Authorization: Bearer admin-token\r\n", "200"),
+        ("GET /pods", "", "401"),
+    ]
+    try:
+        for request, headers, status in asked:
+            writer.write(f"{request} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: 0\r\n\r\n".encode())
+            async with asyncio.timeout(30):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                assert head.split()[1] == status, request
+                length = next(line for line in head.lower().splitlines() if "content-length" in line)
+                await reader.readexactly(int(length.split(":")[1]))
+    finally:
+        writer.close()
+
+
+async def test_http2_is_not_spoken(start: Start) -> None:
+    node = await start()
+    context = ssl._create_unverified_context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    _, writer = await asyncio.open_connection("localhost", node.port, ssl=context)
+    try:
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    finally:
+        writer.close()
+    assert server_context(TlsSettings()).minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+async def test_checkpoints_are_made_one_at_a_time(tmp_path: Path) -> None:
+    at_work, most = 0, 0
+
+    class Slow(Runtime):
+        async def checkpoint_container(
+            self, container_id: str, location: str, timeout_seconds: int = 0
+        ) -> None:
+            nonlocal at_work, most
+            at_work += 1
+            most = max(most, at_work)
+            await asyncio.sleep(0.01)
+            at_work -= 1
+
+    runtime = Slow()
+    runtime.containers["u1/main"] = [pb.Container(id="c1", created_at=1)]
+    lookup = Lookup(ScriptedView([pod_of("web", "u1", node="")]), runtime, str)
+    app = web.Application()
+    app.add_routes(ContainerActions(lookup, tmp_path / "c", lambda: START).checkpoint_routes())
+    async with TestClient(TestServer(app)) as client:
+        answers = await asyncio.gather(*(client.post("/checkpoint/default/web/main") for _ in range(5)))
+        assert [answer.status for answer in answers] == [200] * 5
+    assert most == 1
+    assert (tmp_path / "c").stat().st_mode & 0o077 == 0
+
+
+async def test_git_repositories_are_refused(tmp_path: Path) -> None:
+    volume = {"name": "code", "gitRepo": {"repository": "/somebody/elses", "directory": "."}}
+    with pytest.raises(VolumeError, match="its kind is gitRepo; supported are"):
+        await volumes_at(tmp_path, Shelf()).mount(pod_with(volume))
+
+
+def _code_of(check: Callable[[ast.AST], bool]) -> list[str]:
+    """Where the agent's code has something."""
+    return [
+        f"{path.relative_to(SOURCES)}:{getattr(node, 'lineno', 0)}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        if not path.name.endswith("_pb2.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if check(node)
+    ]
+
+
+def test_no_shell_is_used() -> None:
+    def is_shell(node: ast.AST) -> bool:
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            return not (isinstance(node.value, ast.Constant) and node.value.value is False)
+        return isinstance(node, ast.Attribute) and node.attr in ("create_subprocess_shell", "system", "popen")
+
+    assert _code_of(is_shell) == []
+
+
+def test_loopback_is_not_opened() -> None:
+    def names_it(node: ast.AST) -> bool:
+        return isinstance(node, ast.Constant) and "route_localnet" in str(node.value)
+
+    assert _code_of(names_it) == []
