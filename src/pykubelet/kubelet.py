@@ -44,7 +44,9 @@ from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
+from pykubelet.node.addresses import host_ips
 from pykubelet.node.runtime_health import RuntimeHealth
+from pykubelet.node.settings import node_settings
 from pykubelet.pods.objects import NoObjects
 from pykubelet.resources.capacity import read_capacity
 from pykubelet.resources.cgroup_files import CgroupError
@@ -114,7 +116,7 @@ class Kubelet:
             )
             if self.flags.standalone:
                 log.info("Standalone mode, no API client")
-            identity = self._identify()
+            identity = await self._identify()
             self._check_machine()
             self._adjust_process()
             cri = await self._connect_runtime(stack)
@@ -197,9 +199,12 @@ class Kubelet:
     def _settings(self, identity: NodeIdentity) -> AgentSettings:
         return AgentSettings(self.flags, self.config, self.gates, identity.name)
 
-    def _identify(self) -> NodeIdentity:
+    async def _identify(self) -> NodeIdentity:
         name = hostname.node_name(self.flags.hostname_override)
-        ips = [str(address) for address in _node_addresses(self.flags.node_ip)]
+        if ignored := addresses.parse_node_ip(self.flags.node_ip).ignored:
+            log.warning("Could not parse some node IPs, ignoring them", ignored=list(ignored))
+        settings = node_settings(self.flags, self.config, self.gates, name)
+        ips = [str(address) for address in await host_ips(settings)]
         log.info("Node identity", nodeName=name, nodeIPs=ips)
         return NodeIdentity(name, ips)
 
@@ -302,7 +307,14 @@ class Kubelet:
             await pod_cgroups.setup()
         except CgroupError as err:
             raise StartError(str(err)) from err
-        node = gather_node_facts(self.config, self.gates, root, identity.ips, cgroup_v2=found.unified)
+        node = gather_node_facts(
+            self.config,
+            self.gates,
+            root,
+            identity.ips,
+            cgroup_v2=found.unified,
+            ignore_eviction=self.flags.experimental_allocatable_ignore_eviction,
+        )
         parts = EngineParts(
             config=self.config,
             node_name=identity.name,
@@ -384,17 +396,6 @@ class Kubelet:
         """Where links to containers' logs go; a node with logs of its own keeps out of the machine's."""
         logs = Path(self.config.pod_logs_dir)
         return Path(LEGACY_LOG_DIR) if logs == Path("/var/log/pods") else logs.parent / "containers"
-
-
-def _node_addresses(node_ip: str) -> list[addresses.IPAddress]:
-    """The addresses given by `--node-ip`, checked, or the machine's own choice."""
-    given = addresses.parse_node_ip(node_ip)
-    if given.ignored:
-        log.warning("Could not parse some node IPs, ignoring them", ignored=list(given.ignored))
-    addresses.check_node_ips(given)
-    named = [address for address in given.addresses if not address.is_unspecified]
-    family = given.addresses[0].version if given.addresses else 4
-    return named or [addresses.host_address(prefer=family)]
 
 
 async def _has_user_namespaces(cri: Cri) -> bool:

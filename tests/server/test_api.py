@@ -315,6 +315,29 @@ async def test_what_the_pages_say(start: Start) -> None:
     assert "accept\n" in (await node.get("/debug/tasks"))[1]
 
 
+async def test_words_that_are_no_text(start: Start) -> None:
+    node = await start()
+    request = (
+        "GET {} HTTP/1.1\r\nHost: x\r\nAccept: application/j\udcc0\udcaf;as=Flagz\r\nConnection: close\r\n"
+    )
+    for path, status in (
+        ("/flagz", b"406"),
+        ("/pods", b"200"),
+        ("/containerLogs/default/%F0%9F/main", b"400"),
+    ):
+        token = f"Authorization: Bearer {ADMIN_TOKEN}\r\n\r\n"
+        text = (request.format(path) + token).encode("utf-8", "surrogateescape")
+        reader, writer = await asyncio.open_connection(
+            "localhost", node.port, ssl=client_context(node.authority)
+        )
+        try:
+            writer.write(text)
+            async with asyncio.timeout(30):
+                assert (await reader.readline()).split()[1] == status
+        finally:
+            writer.close()
+
+
 @pytest.mark.parametrize("version", ["x", "1.x.0", "", "9" * 5000, "1.0.0", "0.0.4"])
 async def test_metrics_in_any_version(start: Start, version: str) -> None:
     node = await start()

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from pykubelet.api.node import NodeAddress
 from pykubelet.host.addresses import (
     IPAddress,
-    NodeIPError,
+    NodeIPs,
+    check_node_ips,
     choose_host_address,
     node_ip_problem,
     parse_address,
@@ -96,11 +97,7 @@ async def host_ips(settings: NodeSettings) -> list[IPAddress]:
 
 def check_named(settings: NodeSettings) -> None:
     """Make sure that what `--node-ip` names is still this machine's; raises NodeIPError."""
-    ips = named_ips(settings)
-    interfaces = read_interfaces() if ips else []
-    for ip in ips:
-        if problem := node_ip_problem(ip, interfaces):
-            raise NodeIPError(problem)
+    check_node_ips(NodeIPs(settings.ips))
 
 
 async def _look_up(name: str) -> list[IPAddress]:

@@ -31,7 +31,7 @@ def health_routes(checks: Mapping[str, Check]) -> list[web.RouteDef]:
         name = request.match_info["name"]
         check = checks.get(name)
         if check is None:
-            return web.Response(status=404, text=f"no check {name!r}; there are: {', '.join(checks)}\n")
+            return web.Response(status=404, text=f"no check {name!a}; there are: {', '.join(checks)}\n")
         reason = check()
         if reason is None:
             return web.Response(text="ok")

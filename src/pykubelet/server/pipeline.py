@@ -97,6 +97,8 @@ def is_websocket(request: web.BaseRequest) -> bool:
 
 def plain_text(status: int, text: str) -> web.Response:
     """An answer for people."""
-    answer = web.Response(status=status, text=text)
+    # Bytes of the request that are no text may come back in it.
+    body = text.encode("utf-8", "replace")
+    answer = web.Response(status=status, body=body, content_type="text/plain", charset="utf-8")
     answer.headers["X-Content-Type-Options"] = "nosniff"
     return answer

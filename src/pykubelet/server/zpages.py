@@ -64,6 +64,9 @@ def statusz_routes(paths: Iterable[str], started: datetime) -> list[web.RouteDef
 def _negotiated(request: web.Request, kind: str, text: str, document: dict[str, Any]) -> web.Response:
     accepted = request.headers.get(hdrs.ACCEPT, "").strip()
     for wish in accepted.split(",") if accepted else ["text/plain"]:
+        if not wish.isascii():
+            # No media type, and more than the reader below expects.
+            continue
         asked = Message()
         asked["Content-Type"] = wish.strip()
         media = asked.get_content_type()
