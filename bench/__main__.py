@@ -12,6 +12,7 @@ from bench.node import bare_runtime, data_dir, running_node
 from bench.pods import measure_pods
 from bench.processes import cost_over
 from bench.results import Result
+from bench.streams import streams
 from pykubelet.embedded.instance import Instance
 
 
@@ -71,7 +72,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("--seconds", type=float, default=60, help="how long to watch the idle agent")
     parser.add_argument("--pods", type=int, default=40, help="how many pods to start at once; 0 for none")
-    parser.add_argument("--only", choices=("idle", "pods", "cluster"), help="measure only this")
+    parser.add_argument("--only", choices=("idle", "pods", "cluster", "streams"), help="measure only this")
     parser.add_argument("--reference", action="store_true", help="measure the reference kubelet, too")
     options = parser.parse_args()
     results: list[Result] = []
@@ -81,6 +82,8 @@ def main() -> int:
         results += pods(options.pods, options.seconds)
     if options.only in (None, "cluster") and options.pods:
         results += cluster(options.pods, options.seconds, reference=options.reference)
+    if options.only in (None, "streams"):
+        results += streams(options.seconds)
     for result in results:
         print(result)
     return 0 if all(result.kept for result in results) else 1

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pykubelet.kube.credentials import Credentials
 from pykubelet.kube.errors import ApiError, NoCredentials, TimedOut, api_error, forbidden_hint
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.rate import TokenBucket
@@ -24,6 +25,8 @@ log = get_logger(__name__)
 
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 MOST_RETRIES = 10
+AT_ONCE = 12
+"""How many requests of a client may be under way: each takes a connection, and new ones are costly."""
 LONGEST_WAIT_SECONDS = 30.0
 """A longer Retry-After is the caller's to obey."""
 # Servers begin to answer a watch at once; some proxies only with its first event.
@@ -72,6 +75,7 @@ class Caller:
         self._timeout = timeout
         self._retries = retries
         self._metrics = metrics
+        self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def call(self, request: Request) -> bytes:
         """Give the body of a good answer; raises a KubeError otherwise."""
@@ -80,20 +84,8 @@ class Caller:
             await self._turn(request)
             # Before the clock runs: a plugin may take its time.
             credentials = await self._transport.credentials.current()
-            deadline = asyncio.get_running_loop().time() + self._timeout
-            try:
-                async with self._transport.ask(
-                    credentials,
-                    request.method,
-                    request.path,
-                    params=request.params,
-                    body=request.body,
-                    content_type=request.content_type,
-                    deadline=deadline,
-                ) as answer:
-                    body = await answer.read(MAX_ANSWER_BYTES, deadline)
-            except TimedOut as err:
-                raise TimedOut(err.server, f"{request}: {err.why} ({self._timeout:g} s)") from None
+            async with self._at_once:
+                answer, body = await self._ask(request, credentials)
             if self._metrics is not None:
                 self._metrics.received(request.method, self._transport.host, len(body))
             if 200 <= answer.code < 300:
@@ -113,6 +105,22 @@ class Caller:
             retries += 1
             log.v(4).info("The API server wants to be asked later", seconds=wait, request=str(request))
             await asyncio.sleep(wait)
+
+    async def _ask(self, request: Request, credentials: Credentials) -> tuple[Answer, bytes]:
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        try:
+            async with self._transport.ask(
+                credentials,
+                request.method,
+                request.path,
+                params=request.params,
+                body=request.body,
+                content_type=request.content_type,
+                deadline=deadline,
+            ) as answer:
+                return answer, await answer.read(MAX_ANSWER_BYTES, deadline)
+        except TimedOut as err:
+            raise TimedOut(err.server, f"{request}: {err.why} ({self._timeout:g} s)") from None
 
     @asynccontextmanager
     async def stream(self, request: Request, seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
