@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PY := .venv/bin
 DATA_DIR ?= /var/lib/pykubelet
 
-.PHONY: help setup run test check format bench clean
+.PHONY: help setup run test check format bench fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ format: setup ## format and fix what can be fixed
 
 bench: setup ## measure the agent against the CRI floor
 	$(PY)/python -m bench
+
+fuzz: setup ## fuzz the parsers, a minute each
+	$(PY)/python -m tests.fuzz
 
 clean: ## remove the node's data and the build's products
 	@if [ -x $(PY)/pykubelet ]; then $(PY)/pykubelet down --data-dir $(DATA_DIR); fi

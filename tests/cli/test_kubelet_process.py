@@ -21,6 +21,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import connect
 from pykubelet.cri.metrics import CriMetrics
+from pykubelet.host.propagation import unshare_mounts
 
 BIN = Path(sys.executable).parent
 KUBELET = str(BIN / "kubelet")
@@ -140,13 +141,14 @@ class Process:
 
     def __init__(self, endpoint: str, root: Path, *argv: str, env: dict[str, str] | None = None) -> None:
         self.port = unused_port()
+        self.root = root / "root"
         self.log = root / "kubelet.log"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [
                     KUBELET,
                     f"--container-runtime-endpoint={endpoint}",
-                    f"--root-dir={root / 'root'}",
+                    f"--root-dir={self.root}",
                     f"--cert-dir={root / 'pki'}",
                     "--address=127.0.0.1",
                     f"--port={unused_port()}",
@@ -180,6 +182,8 @@ class Process:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        # What was killed, or left pods behind, does not take it back.
+        unshare_mounts(self.root)
 
 
 @pytest.fixture

@@ -56,6 +56,8 @@ def cluster_config(instance: Instance, endpoint: str, authority: Path | None) ->
         "authorization": {"mode": "Webhook"},
         "clusterDomain": "cluster.local",
         "rotateCertificates": True,
+        "podPidsLimit": 4096,
+        "seccompDefault": True,
     }
 
 
