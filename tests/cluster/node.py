@@ -139,7 +139,10 @@ class ClusterNode(Node):
         for path in self.manifests.iterdir():
             path.unlink()
         if self.process is not None:
-            self.wait("all pods to be gone", lambda: not self._still_there(), 60)
+            try:
+                self.wait("all pods to be gone", lambda: not self._still_there(), 60)
+            except AssertionError as err:
+                raise AssertionError(f"left behind: {self._still_there()}\n{err}") from None
         self.kill()
         self.plane.delete("node", self.name)
         self.plane.delete("lease", self.name, "kube-node-lease")

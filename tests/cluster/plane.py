@@ -242,12 +242,17 @@ class Plane:
 
     @contextlib.contextmanager
     def without_server(self) -> Iterator[None]:
-        """Have no API server for the time of a block."""
+        """Have no API server for the time of a block.
+
+        The controllers are started anew, too: those that waited all the time would take their time.
+        """
         self.kill_server()
         try:
             yield
         finally:
             self.start_server()
+            for component in (Component.CONTROLLER_MANAGER, Component.SCHEDULER):
+                self.cluster.restart_component(component)
 
     @contextlib.contextmanager
     def signing(self, duration: str) -> Iterator[None]:
