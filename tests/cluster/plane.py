@@ -244,15 +244,20 @@ class Plane:
     def without_server(self) -> Iterator[None]:
         """Have no API server for the time of a block.
 
-        The controllers are started anew, too: those that waited all the time would take their time.
+        The controllers are started anew, too: those that were left to wait would go on waiting for a while.
         """
         self.kill_server()
         try:
             yield
         finally:
             self.start_server()
-            for component in (Component.CONTROLLER_MANAGER, Component.SCHEDULER):
-                self.cluster.restart_component(component)
+            self.restart_controllers()
+
+    def restart_controllers(self) -> None:
+        """Start the controllers and the scheduler anew, after an outage that they were left to wait in."""
+        for component in (Component.CONTROLLER_MANAGER, Component.SCHEDULER):
+            self.cluster.end_component(component, grace=0)
+            self.cluster.start_component(component)
 
     @contextlib.contextmanager
     def signing(self, duration: str) -> Iterator[None]:

@@ -31,23 +31,30 @@ SMALL = {"cpu": "20m", "memory": "32Mi"}
 
 
 @pytest.fixture
-def node(plane: Plane, make_node: MakeNode) -> Iterator[ClusterNode]:
+def tidy_machine() -> Iterator[None]:
+    """Take back what the reference does to the machine, once its pods are gone."""
+    with reference_traces():
+        yield
+
+
+@pytest.fixture
+def node(plane: Plane, tidy_machine: None, make_node: MakeNode) -> Iterator[ClusterNode]:
     """A node whose agent can be exchanged; at the end it is ours."""
     if plane.reference_kubelet is None:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
-    with reference_traces():
-        made = make_node(
-            settings={
-                "syncFrequency": "2s",
-                "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
-                "featureGates": {"KubeletCrashLoopBackOffMax": True},
-            }
-        )
-        yield made
-        if made.reference:
-            made.kill()
-            made.hand_to(None)
-            made.start()
+    back_off = {"maxContainerRestartPeriod": "5s"}
+    made = make_node(
+        settings={
+            "syncFrequency": "2s",
+            "crashLoopBackOff": back_off,
+            "featureGates": {"KubeletCrashLoopBackOffMax": True},
+        }
+    )
+    yield made
+    if made.reference:
+        made.kill()
+        made.hand_to(None)
+        made.start()
 
 
 # Its pods

@@ -48,8 +48,7 @@ def namespace(plane: Plane) -> Iterator[str]:
     """
     with fresh_namespace(plane) as name:
         yield name
-    for component in (Component.CONTROLLER_MANAGER, Component.SCHEDULER):
-        plane.cluster.restart_component(component)
+    plane.restart_controllers()
 
 
 def started(make_node: MakeNode, **arguments: Any) -> ClusterNode:
@@ -166,7 +165,6 @@ def test_nobody_there_at_the_start(plane: Plane, make_node: MakeNode, namespace:
         node.start()
         node.wait("the static pod to run", lambda: node.truth.running(name))
         (running,) = node.truth.running(name)
-        time.sleep(2)
     node.wait_registered()
     mirror = plane.wait_for("pod", name, namespace, is_ready)
     assert [one.id for one in node.truth.running(name)] == [running.id]
@@ -351,7 +349,8 @@ def test_a_certificate_that_expires(
 
 def test_a_clock_two_hours_off(plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path) -> None:
     ahead = tmp_path / "ahead"
-    node = make_node(env={"PYTHONPATH": str(CLOCK), "PYKUBELET_TEST_CLOCK": str(ahead)})
+    env = {"PYTHONPATH": str(CLOCK), "PYKUBELET_TEST_CLOCK": str(ahead)}
+    node = make_node(env=env, settings={"nodeLeaseDurationSeconds": 8})
     ahead.write_text("7200")
     node.start()
     node.wait_registered()

@@ -175,9 +175,10 @@ async def test_news_are_handed_on_in_order() -> None:
         scope.start(loop.run(), name="loop")
         loop.pods([change("REMOVE", "1"), change("ADD", "2")])
         loop.runtime(Change("2"))
+        loop.after(lambda: diary.told.append("then"))
         loop.probe("2")
         await asyncio.sleep(0.5)
-    assert diary.told == ["housekeep", "REMOVE 1", "ADD 2", "runtime 2", "probe 2"]
+    assert diary.told == ["housekeep", "REMOVE 1", "ADD 2", "runtime 2", "then", "probe 2"]
 
 
 @pytest.mark.looptime

@@ -332,6 +332,19 @@ async def test_one_that_is_refused_does_not_keep_the_others_away() -> None:
         assert node.shown == {"a": "h1", "b": "h2"}
 
 
+async def test_one_that_is_always_refused_does_not_delay_new_ones() -> None:
+    async with keeping() as node:
+        node.api.failures = [Forbidden(403, "Forbidden", "quota")] * 100
+        node.want(static())
+        await asyncio.sleep(600)
+        asked = 100 - len(node.api.failures)
+        assert asked < 40
+        node.api.failures = node.api.failures[:1]
+        node.want(static("b", "h2"))
+        await asyncio.sleep(0.1)
+        assert node.shown == {"b": "h2"}
+
+
 async def test_a_name_that_somebody_took_is_tried_now_and_then() -> None:
     async with keeping() as node:
         node.api.pods["default/a"] = make_pod("somebody", "a")

@@ -6,6 +6,7 @@ recorded here, where the words are known.
 
 from __future__ import annotations
 
+import glob
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -268,9 +269,11 @@ class Starter:
             raise StartError("PostStartHookError", str(err)) from err
 
     def remove_logs(self, pod: Pod) -> None:
-        """Delete a pod's logs and all links to them; of an orphan only its name need be known."""
+        """Delete a pod's logs and all links to them; of an orphan only its uid need be known."""
         name, namespace = pod.metadata.name, pod.metadata.namespace
         if not name or not namespace:
+            for folder in Path(self._node.pod_logs_dir).glob(f"*_{glob.escape(pod.uid)}"):
+                shutil.rmtree(folder, ignore_errors=True)
             return
         folder = self._log_dir(pod)
         shutil.rmtree(folder, ignore_errors=True)

@@ -111,6 +111,10 @@ class ClusterSide:
         if self._last is not None:
             self._last.changed(pod, self._statuses.get(pod.uid))
 
+    def pods_known(self) -> None:
+        """Take note that the API server has told its pods, and all of them were taken note of."""
+        self._mirrors.wake()
+
     def mirror_changed(self, mirror: Pod) -> None:
         """Take note of a mirror pod that came, changed or went."""
         self._mirrors.seen(mirror)

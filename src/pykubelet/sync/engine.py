@@ -403,6 +403,8 @@ class PodEngine:
 
     def _emit(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
         self.loop.pods(self._mux.set(source, pods))
+        if source == "api" and self._cluster is not None:
+            self.loop.after(self._cluster.pods_known)
 
     async def _exec(
         self, container_id: str, command: Sequence[str], timeout_seconds: int

@@ -78,6 +78,10 @@ class SyncLoop:
         """Take a probe's new verdict."""
         self._news.put_nowait(lambda: self._handlers.probe_changed(uid))
 
+    def after(self, call: News) -> None:
+        """Make a call when everything that came before has been handed on."""
+        self._news.put_nowait(call)
+
     async def run(self) -> None:
         """Go round for ever."""
         clock = asyncio.get_running_loop().time

@@ -161,8 +161,11 @@ class MirrorPods:
                 wait = await self._reconcile()
             except KubeError as err:
                 self._complaints.failed(err, loop.time())
-                await self._api.pause(self._pauses.next(loop.time(), isinstance(err, Unreachable)))
-                continue
+                wait = self._pauses.next(loop.time(), isinstance(err, Unreachable))
+                if isinstance(err, Unreachable):
+                    await self._api.pause(wait)
+                    continue
+                # One that is refused, perhaps for ever, must not delay those of new pods.
             try:
                 async with asyncio.timeout(wait):
                     await self._changed.wait()

@@ -183,11 +183,15 @@ class PodLifeOnNode:
             waits = (again, left, LAG_SECONDS if memory.ended else None)
             return False, min((seconds for seconds in waits if seconds is not None), default=None)
         self._journal.note(pod.uid, "decide", _told(actions))
+        before = observed
         again = await self._doer.apply(pod, observed, actions, memory)
         observed = await self._look(pod.uid)
         status = self._report(pod, observed)
         if status.phase in TERMINAL:
             return True, None
+        if _ended(observed) - _ended(before):
+            # A quick init container, perhaps: its event tells nothing new, so nobody else would go on.
+            return False, 0
         if memory.ended or (sandbox_is_stale(pod, observed) and not actions.create_sandbox):
             again = LAG_SECONDS
         return False, min((seconds for seconds in (again, left) if seconds is not None), default=None)
@@ -377,6 +381,10 @@ class PodLifeOnNode:
         self._journal.event(pod, "Normal", "DeadlineExceeded", message)
         ended = msgspec.structs.replace(status, phase="Failed", reason="DeadlineExceeded", message=message)
         self._statuses.set(pod, ended)
+
+
+def _ended(observed: ObservedPod) -> set[str]:
+    return {container.id for container in observed.containers if container.phase == "exited"}
 
 
 def _before(pod: Pod, observed: ObservedPod) -> PodStatus:

@@ -1,4 +1,4 @@
-"""Volumes that share mounts with the node: what is mounted on one side appears on the other."""
+"""The agent's root: mounts in it are shared with containers, and nothing in it outlives its pod."""
 
 import pytest
 
@@ -32,3 +32,12 @@ def test_mounts_reach_a_running_container(node: Node) -> None:
     node.wait("its end to be seen", lambda: not node.shell("shares-n1", "ls /v/inner"))
     node.remove("shares-n1")
     node.wait_gone("shares-n1", uid)
+
+
+def test_traces_of_a_pod_that_the_runtime_never_heard_of(node: Node) -> None:
+    """As an agent leaves them that is killed between a pod's folders and its sandbox."""
+    uid = "31a8e8de91d60d63a42e8a30bb786643"
+    (node.root / "pods" / uid / "volumes").mkdir(parents=True)
+    (node.instance.pod_logs / f"default_brief-n1_{uid}" / "main").mkdir(parents=True)
+    assert len(node.left_of(uid)) == 2
+    node.wait("nothing to be left", lambda: not node.left_of(uid))

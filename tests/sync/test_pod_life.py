@@ -1,0 +1,93 @@
+"""A pod's step: nothing that happens during it may be lost, since no event tells of it again."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.objects import NoObjects
+from pykubelet.probes.prober import Prober
+from pykubelet.runtime.hashing import container_hash
+from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.sync.pleg import Change
+from pykubelet.sync.pod_life import PodLifeOnNode
+from pykubelet.sync.status_store import StatusStore
+from tests.sync.making import make_pod
+
+POD = make_pod(init=("init",))
+BOX = ObservedSandbox(id="box", ready=True, created_at=1, attempt=0, ips=("10.0.0.2",))
+
+
+def seen(*containers: tuple[str, ContainerPhase]) -> ObservedPod:
+    """What the runtime has of the pod: a sandbox and containers, in their phases."""
+    specs = {one.name: one for one in (*POD.spec.init_containers, *POD.spec.containers)}
+    found = tuple(
+        ObservedContainer(
+            id=f"{name}-id",
+            name=name,
+            phase=phase,
+            sandbox_id="box",
+            attempt=0,
+            hash=container_hash(specs[name]),
+        )
+        for name, phase in containers
+    )
+    return ObservedPod(uid=POD.uid, name="web", namespace="default", sandboxes=(BOX,), containers=found)
+
+
+def life(*looks: ObservedPod, again: float | None = None) -> PodLifeOnNode:
+    """A life whose looks at the runtime show this, one after the other; doing always works."""
+    script = list(looks)
+
+    async def look(_: str) -> ObservedPod:
+        return script.pop(0)
+
+    async def apply(*_: object) -> float | None:
+        return again
+
+    async def nothing(*_: object) -> Any:
+        return None
+
+    parts: Any = SimpleNamespace(pod=look, apply=apply, refresh=nothing, in_force=lambda _: None)
+    return PodLifeOnNode(
+        cri=parts,
+        observer=parts,
+        doer=parts,
+        starter=parts,
+        killer=parts,
+        prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
+        volumes=parts,
+        cgroups=parts,
+        dirs=parts,
+        journal=Journal(),
+        statuses=StatusStore(),
+        objects=NoObjects(),
+        host_ips=["10.0.0.1"],
+        fate_of=lambda _: "wanted",
+        is_new=lambda _: False,
+        on_gone=lambda _: None,
+    )
+
+
+@pytest.mark.parametrize("again", [None, 10.0])
+async def test_what_ended_while_it_was_started_is_answered_at_once(again: float | None) -> None:
+    after = seen(("init", "exited"))
+    subject = life(seen(), after, again=again)
+    assert await subject.sync(POD) == (False, 0)
+    # Its event comes late, and says nothing new.
+    assert not subject.take(Change(POD.uid, "init-id", "ended"))
+
+
+async def test_what_had_ended_before_waits_for_its_time() -> None:
+    crashed = seen(("main", "exited"))
+    subject = life(crashed, crashed, again=10.0)
+    assert await subject.sync(make_pod()) == (False, 10.0)
+
+
+async def test_what_was_started_and_runs_needs_nothing() -> None:
+    running = seen(("init", "running"))
+    subject = life(seen(), running)
+    assert await subject.sync(POD) == (False, None)
+    assert subject.take(Change(POD.uid, "init-id", "ended"))
