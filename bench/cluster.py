@@ -126,13 +126,14 @@ def _measure(
             mark, before = audit_mark(plane), cpu_seconds(agent.pid)
             began = pods.create(image, names)
             started = [when - began for when in pods.wait_running(names)]
-            time.sleep(1)
-            start_cpu, writes = cpu_seconds(agent.pid) - before, len(pod_writes(plane, mark))
+            # What was put off while pods were starting (events) is part of the price.
             time.sleep(_SETTLE)
+            start_cpu, writes = cpu_seconds(agent.pid) - before, len(pod_writes(plane, mark))
             held = cost_over(agent.pid, hold_seconds)
             before = cpu_seconds(agent.pid)
             began = pods.delete(names)
             deleted = max(pods.wait_gone(names)) - began
+            time.sleep(1)
             stop_cpu = cpu_seconds(agent.pid) - before
             ready_again, status_writes = _restart(plane, agent, pods, image)
     finally:

@@ -7,8 +7,9 @@ it: pods that run keep running, static pods start, and everything is told when t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +36,7 @@ from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.rotation_client import ClientCertificateRotation
 from pykubelet.kube.transport import Transport
 from pykubelet.logs import get_logger
+from pykubelet.node.metrics import NodeStartup
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import node_settings
@@ -49,6 +51,8 @@ from pykubelet.sync.cluster import ClusterParts
 from pykubelet.sync.engine import PodEngine
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
+from pykubelet.volumes.csi.kind import CsiKind
+from pykubelet.volumes.pod_volumes import PodVolumes
 
 log = get_logger(__name__)
 
@@ -81,6 +85,7 @@ class Cluster:
         cri: Cri,
         health: RuntimeHealth,
         runtime_state: RuntimeState,
+        startup: NodeStartup,
     ) -> None:
         flags, config = settings.flags, settings.config
         self._settings = settings
@@ -92,9 +97,14 @@ class Cluster:
         self.reporter = NodeReporter(
             clients,
             node_settings(flags, config, settings.gates, settings.node_name),
-            node_sources(cri, flags, config, health, runtime_state.refresh),
+            replace(
+                node_sources(cri, flags, config, health, runtime_state.refresh),
+                volumes_in_use=self._volumes_in_use,
+            ),
             self._node_event,
+            startup,
         )
+        self._volumes: PodVolumes | None = None
         self._services = Services(clients.objects)
         self._classes = RuntimeClasses(clients.objects, tasks)
         self._objects = ClusterObjects(
@@ -125,9 +135,26 @@ class Cluster:
     def start(self, engine: PodEngine) -> None:
         """Begin to watch and to report; what happens to pods becomes events."""
         engine.book.listen(self.recorder.pod_event)
-        self._tasks.start(self.recorder.run(), name="events")
+        self._tasks.start(self.recorder.run(engine.is_crowded), name="events")
         self._tasks.start(self._services.run(), name="services")
         self._tasks.start(self.reporter.run(), name="node")
+
+    def use_volumes(self, volumes: PodVolumes) -> None:
+        """Report the volumes that pods use; they must not be detached meanwhile."""
+        self._volumes = volumes
+        volumes.listen_in_use(self.reporter.wake)
+        csi = volumes.kinds.get("csi")
+        if isinstance(csi, CsiKind):
+            health = self._settings.gates.enabled("CSIVolumeHealth")
+            csi.listen(self.recorder.record, health=health)
+            self.reporter.informer.listen(
+                lambda node: csi.attachments.node_changed(bytes(node.status)) if node is not None else None
+            )
+
+    def node_labels(self) -> Mapping[str, str] | None:
+        """The node's labels in the API server; None while they are not known."""
+        node = self.reporter.informer.node
+        return node.metadata.labels if node is not None else None
 
     def review_client(self) -> ApiClient:
         """Give a client to ask with about the senders of requests: they must not wait for pods' objects."""
@@ -150,6 +177,9 @@ class Cluster:
     def _node_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         self.recorder.record(self._about, kind, reason, message)
 
+    def _volumes_in_use(self) -> list[str] | None:
+        return self._volumes.in_use() if self._volumes is not None else None
+
     def _node_uid(self) -> str:
         node = self.reporter.informer.node
         return node.metadata.uid if node is not None else ""
@@ -170,8 +200,12 @@ async def join_cluster(
     cri: Cri,
     health: RuntimeHealth,
     runtime_state: RuntimeState,
+    started: datetime,
 ) -> AsyncIterator[Cluster]:
-    """Get the node's identity, by a bootstrap if need be, and connect; raises KubeconfigError."""
+    """Get the node's identity, by a bootstrap if need be, and connect; raises KubeconfigError.
+
+    `started`: when the agent did.
+    """
     config, metrics = settings.config, RestMetrics(registry)
     async with contextlib.AsyncExitStack() as stack:
         identity = await stack.enter_async_context(TaskScope())
@@ -186,7 +220,8 @@ async def join_cluster(
             status_seconds=config.node_status_update_frequency.seconds,
             metrics=metrics,
         )
-        cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state)
+        startup = NodeStartup(registry, started=started.timestamp())
+        cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state, startup)
         log.info("Joining the cluster", server=access.server, node=settings.node_name)
         try:
             yield cluster

@@ -40,6 +40,7 @@ from pykubelet.host import (
     rlimits,
     swap,
 )
+from pykubelet.host.plugin_registration import PluginRegistration
 from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
@@ -47,26 +48,32 @@ from pykubelet.logs.setup import log_health
 from pykubelet.node.addresses import host_ips
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import node_settings
-from pykubelet.pods.objects import NoObjects
+from pykubelet.pods.local_objects import LocalObjects
 from pykubelet.resources.capacity import read_capacity
 from pykubelet.resources.cgroup_files import CgroupError
 from pykubelet.resources.cgroup_values import memory_limit
 from pykubelet.resources.huge_pages import read_page_sizes
+from pykubelet.resources.metrics import CgroupMetrics
 from pykubelet.resources.pod_cgroups import PodCgroups
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.runtime_skills import can_mount_images
 from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 from pykubelet.server.configz import configz_document
 from pykubelet.server.health import Check
+from pykubelet.server.metrics_agent import AgentFacts
 from pykubelet.serving import ServingParts, serving
 from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
+from pykubelet.volumes.csi.kind import CsiKind
 from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.usage_others import OtherUsage
 
 log = get_logger(__name__)
 
@@ -98,6 +105,8 @@ class Kubelet:
         self._on_started = on_started
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
+        self.volume_usage: VolumeUsage | None = None
+        """How full pods' volumes are; None before the engine runs."""
 
     def stop(self) -> None:
         """Ask `run` to end; safe to call at any time and more than once."""
@@ -117,6 +126,7 @@ class Kubelet:
             if self.flags.standalone:
                 log.info("Standalone mode, no API client")
             identity = await self._identify()
+            self.registry.register(AgentFacts(identity.name, self.gates))
             self._check_machine()
             self._adjust_process()
             cri = await self._connect_runtime(stack)
@@ -182,7 +192,9 @@ class Kubelet:
     ) -> Cluster | None:
         if self.flags.standalone:
             return None
-        joining = join_cluster(self._settings(identity), self.registry, cri, health, runtime_state)
+        joining = join_cluster(
+            self._settings(identity), self.registry, cri, health, runtime_state, self._started
+        )
         try:
             # A bootstrap waits for somebody to approve it.
             async with asyncio.timeout(None) as self._joining:
@@ -302,7 +314,8 @@ class Kubelet:
         cluster: Cluster | None,
     ) -> PodEngine:
         root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
-        pod_cgroups = PodCgroups(self.config, self.gates, found, read_capacity(), read_page_sizes())
+        metrics = CgroupMetrics(self.registry, unified=found.unified)
+        pod_cgroups = PodCgroups(self.config, self.gates, found, read_capacity(), read_page_sizes(), metrics)
         try:
             await pod_cgroups.setup()
         except CgroupError as err:
@@ -315,6 +328,21 @@ class Kubelet:
             cgroup_v2=found.unified,
             ignore_eviction=self.flags.experimental_allocatable_ignore_eviction,
         )
+        local_objects = LocalObjects()
+        volumes = PodVolumes(
+            root,
+            objects=cluster.objects if cluster is not None else local_objects,
+            node=node,
+            memory_limit=memory_limit,
+            allocatable_memory=int(node.allocatable["memory"]),
+            pod_level=node.pod_level,
+            api=cluster.clients.objects if cluster is not None else None,
+            node_name=identity.name,
+            node_labels=cluster.node_labels if cluster is not None else lambda: None,
+            image_volumes=await _mounts_images(cri),
+            flex_drivers=Path(self.config.volume_plugin_dir),
+            tasks=tasks,
+        )
         parts = EngineParts(
             config=self.config,
             node_name=identity.name,
@@ -324,14 +352,7 @@ class Kubelet:
             root_dir=root,
             credential_providers=self._credential_providers(),
             credential_provider_dir=Path(self.flags.image_credential_provider_bin_dir),
-            volumes=PodVolumes(
-                root,
-                objects=cluster.objects if cluster is not None else NoObjects(),
-                node=node,
-                memory_limit=memory_limit,
-                allocatable_memory=int(node.allocatable["memory"]),
-                pod_level=node.pod_level,
-            ),
+            volumes=volumes,
             cgroups=pod_cgroups,
             registry=self.registry,
             runtime_errors=runtime_state.errors,
@@ -339,10 +360,27 @@ class Kubelet:
             legacy_logs=self._legacy_logs(),
             id_space=self._id_space(),
             user_namespaces=await _has_user_namespaces(cri),
+            local_objects=local_objects,
             cluster=cluster.parts() if cluster is not None else None,
         )
         engine = PodEngine(parts, tasks)
+        volumes.listen(engine.workers.wake, engine.book.event)
+        if cluster is not None:
+            cluster.use_volumes(volumes)
         engine.start()
+        tasks.start(volumes.run(), name="volumes")
+        csi = volumes.kinds.get("csi")
+        if isinstance(csi, CsiKind):
+            tasks.start(csi.run(), name="csi")
+            plugins = PluginRegistration(root / "plugins_registry", csi.handlers)
+            tasks.start(plugins.run(), name="plugins")
+        self.volume_usage = VolumeUsage(
+            root,
+            engine.store.pods,
+            self.config.volume_stats_agg_period.seconds,
+            others=OtherUsage(volumes.held, volumes.kinds).of_pod,
+        )
+        tasks.start(self.volume_usage.run(), name="volume-usage")
         return engine
 
     def _servers(
@@ -402,6 +440,12 @@ async def _has_user_namespaces(cri: Cri) -> bool:
     """Whether the runtime's default handler can give pods a user namespace."""
     handlers = (await cri.runtime.status()).runtime_handlers
     return any(handler.features.user_namespaces for handler in handlers if not handler.name)
+
+
+async def _mounts_images(cri: Cri) -> bool:
+    """Whether the runtime can mount images; one that cannot would show an empty folder, and say nothing."""
+    runtime = await cri.runtime.version()
+    return can_mount_images(runtime.runtime_name, runtime.runtime_version)
 
 
 def _first_reason(checks: dict[str, Check]) -> str | None:

@@ -17,6 +17,7 @@ from pykubelet.kube.certificate_making import MakingError
 from pykubelet.kube.certificate_serving import CertificateFiles, ServingCertificate, self_signed_certificate
 from pykubelet.kube.certificate_store import StoreError
 from pykubelet.logs import get_logger
+from pykubelet.pods.object_manifests import LOCAL_KINDS
 from pykubelet.server.access import AccessProblem
 from pykubelet.server.api import ApiParts, api_server
 from pykubelet.server.configz import configz_document
@@ -99,7 +100,8 @@ def _manifests(parts: ServingParts) -> ManifestFolder | None:
     # A single file can be named, too; it is its owner's.
     if not parts.settings.config.static_pod_path or path.is_file():
         return None
-    return ManifestFolder(path, parts.settings.node_name, clock=time.time_ns)
+    served = LOCAL_KINDS if parts.cluster is None else frozenset()
+    return ManifestFolder(path, parts.settings.node_name, served=served, clock=time.time_ns)
 
 
 async def _api_parts(

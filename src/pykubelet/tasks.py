@@ -8,9 +8,11 @@ fails, so that no part of the agent can die silently.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -57,3 +59,53 @@ async def finish_in_thread(work: Callable[[], T]) -> T:
         future.exception()  # seen, so that nobody warns about it
         raise cancelled
     return future.result()
+
+
+async def in_own_thread(work: Callable[[], T], *, name: str, patience: float = 5.0) -> T:
+    """Run blocking work that may never end in a thread that nobody has to wait for.
+
+    A call to a dead server hangs in the kernel and cannot be ended: in the pool of threads it would take
+    the place of others' work, and keep the process from ending. A caller that is cancelled waits for so
+    long (seconds), because work that does end must not race with what comes next, and then leaves.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, err: BaseException | None) -> None:
+        if future.done():
+            return
+        if err is not None:
+            future.set_exception(err)
+        else:
+            future.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as err:
+            failure = err
+        # The loop may be closed by now: then nobody waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        await _last_wait(future, patience)
+        if future.done():
+            future.exception()  # seen, so that nobody warns about it
+        else:
+            future.cancel()
+        raise
+    return future.result()
+
+
+async def _last_wait(future: asyncio.Future[Any], seconds: float) -> None:
+    """Wait for work whose caller was cancelled, also when it is cancelled again."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not future.done() and (left := deadline - loop.time()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future], timeout=left)

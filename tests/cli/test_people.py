@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from pykubelet.pods.manifests import read_manifest
+from pykubelet.pods.object_manifests import LOCAL_KINDS
 from pykubelet.pods.static import static_pods
 from tests.cli.node import Ran, command, environment, pykubelet
 from tests.engine.conftest import short_dir
@@ -26,9 +27,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_example_is_a_good_manifest(file: Path) -> None:
     data = file.read_bytes()
-    (written,) = read_manifest(data, str(file))
+    (written,) = read_manifest(data, str(file)).pods
     assert written.metadata.name == file.stem
-    assert len(static_pods(data, source="file", origin="x", node_name="n", now=0)) == 1
+    made = static_pods(data, source="file", origin="x", node_name="n", now=0, served=LOCAL_KINDS)
+    assert len(made) == 1
     assert data.startswith(b"# ")
     assert b"pykubelet run examples/" in data
 
@@ -80,6 +82,23 @@ async def test_web_is_ready_reached_edited_and_removed(
     (node.manifests / "web.yaml").unlink()
     node.wait("web to be gone", lambda: not node.pods())
     assert "No pods" in (await ask(node, "ps")).err
+
+
+@pytest.mark.machine
+async def test_a_page_is_edited_while_it_is_served(node: Node, examples: Path, unused_tcp_port: int) -> None:
+    ran = await ask(node, "run", str(examples / "page.yaml"))
+    assert ran.code == 0, ran
+    assert "configMap default/page: handed to the node" in ran.out
+    assert _page(unused_tcp_port) == "<h1>A page that can be edited while it is served</h1>\n"
+    assert (await ask(node, "logs", "page")).out.startswith("good morning\n")
+    (before,) = node.pods()
+    text = (examples / "page.yaml").read_text().replace("A page", "The same page")
+    (examples / "page.yaml").write_text(text)
+    assert (await ask(node, "run", str(examples / "page.yaml"))).code == 0
+    node.wait("the page to change", lambda: "The same page" in _page(unused_tcp_port))
+    assert [pod["metadata"]["uid"] for pod in node.pods()] == [before["metadata"]["uid"]]
+    page = (await ask(node, "describe", "page")).out
+    assert "configMap" in page or "ConfigMap" in page, page
 
 
 @pytest.mark.machine

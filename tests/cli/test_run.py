@@ -31,7 +31,7 @@ from pykubelet.pods.static import static_pods
 from tests.cli.node import Terminal, answering, command, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
 
-WEB, DB, API = "default/web", "default/db", "kube-system/api"
+WEB, DB, API = "pod default/web", "pod default/db", "configMap kube-system/api"
 FOLDER = Path("/m")
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: main, image: busybox}]}\n"
 
@@ -112,7 +112,7 @@ def test_a_folder_is_read_and_written(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("{")
     (tmp_path / ".hidden").write_text(POD % "h")
     (tmp_path / "folder").mkdir()
-    assert look_around(tmp_path) == {tmp_path / "a.yaml": names("default/a"), tmp_path / "bad.yaml": None}
+    assert look_around(tmp_path) == {tmp_path / "a.yaml": names("pod default/a"), tmp_path / "bad.yaml": None}
     carry_out(Plan(tmp_path / "b.yaml", (tmp_path / "a.yaml",)), b"new")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "b.yaml", "bad.yaml", "folder"]
     assert (tmp_path / "b.yaml").read_bytes() == b"new"
@@ -133,7 +133,7 @@ def test_only_this_version_of_the_pod_is_found() -> None:
 
     data = (POD % "web").encode()
     changed = data.replace(b"busybox", b"httpd")
-    (written,) = read_manifest(data, "x")
+    (written,) = read_manifest(data, "x").pods
     (mine,) = node_has(data)
     assert find_mine([*node_has(changed), mine], written, FOLDER / "web.yaml") is mine
     assert find_mine(node_has(changed), written, FOLDER / "web.yaml") is None
@@ -274,6 +274,49 @@ async def test_a_manifest_waits_for_the_node(instance: Instance, tmp_path: Path)
     assert [path.name for path in instance.manifests.iterdir()] == ["web.yaml"]
 
 
+CONFIG = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: page}\ndata: {key: value}\n"
+HIDDEN = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {key: hunter2}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "handed", "says"),
+    [
+        (CONFIG, 0o644, ["configMap default/page"], "it is used with the next"),
+        (HIDDEN, 0o600, ["secret default/s"], "it is used with the next"),
+        (
+            f"{POD % 'web'}---\n{CONFIG}---\n{HIDDEN}",
+            0o600,
+            ["configMap default/page", "secret default/s", "web"],
+            "the pod starts with the next",
+        ),
+    ],
+)
+async def test_objects_are_handed_over_and_not_shown(
+    instance: Instance, tmp_path: Path, text: str, mode: int, handed: list[str], says: str
+) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text(text)
+    ran = await pykubelet(instance, "run", str(file))
+    assert (ran.code, ran.err) == (0, "")
+    target = instance.manifests / "all.yaml"
+    assert ran.out.splitlines()[:-1] == [f"{name}: handed to the node as {target}" for name in handed]
+    assert says in ran.out
+    assert "hunter2" not in ran.out
+    assert (target.read_text(), target.stat().st_mode & 0o777) == (text, mode)
+    file.write_text(POD % "other")
+    ran = await pykubelet(instance, "run", str(file))
+    assert (ran.code, f"holds {handed[0]}" in ran.err) == (1, True)
+
+
+async def test_a_running_node_is_given_objects_without_waiting(instance: Instance, tmp_path: Path) -> None:
+    (tmp_path / "page.yaml").write_text(CONFIG)
+    with lock.hold(instance, "up"):
+        async with answering(instance, ScriptedView()):
+            ran = await pykubelet(instance, "run", str(tmp_path / "page.yaml"))
+    assert (ran.code, ran.err) == (0, "")
+    assert (instance.manifests / "page.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -282,6 +325,9 @@ async def test_a_manifest_waits_for_the_node(instance: Instance, tmp_path: Path)
         (POD % "Not_A_Name", "metadata.name"),
         (POD % "web" + "---\n" + POD % "web", "in the manifest twice"),
         ((POD % "web").replace("busybox", ""), "image"),
+        (CONFIG.replace("value", "8080"), "ConfigMap 'page': data.key: must be text: put it in quotes"),
+        (POD % "web" + "---\n" + HIDDEN + "data: {key: hunter2}\n", "data.key: is not base64"),
+        (CONFIG + "---\n" + CONFIG, "configMap default/page is in the manifest twice"),
     ],
 )
 async def test_a_bad_manifest_is_not_handed_over(
@@ -292,6 +338,7 @@ async def test_a_bad_manifest_is_not_handed_over(
     ran = await pykubelet(instance, "run", str(file))
     assert ran.code == 1
     assert says in ran.err
+    assert "hunter2" not in ran.err
     assert list(instance.manifests.iterdir()) == []
 
 

@@ -28,6 +28,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.devcluster.reference import reference_traces
 from pykubelet.host.cgroups import detect_cgroups
 from pykubelet.host.machine import read_machine
+from pykubelet.node.features import NOT_BUILT
 from pykubelet.resources.capacity import allocatable, machine_amounts, read_capacity
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
@@ -323,6 +324,9 @@ def test_the_node(replay: Replay) -> None:
     }
     for field in ("images", "daemonEndpoints"):
         assert ours["status"].pop(field).__class__ is theirs["status"].pop(field).__class__
+    declared, expected = ours["status"].pop("declaredFeatures", []), theirs["status"].pop("declaredFeatures")
+    assert set(expected) >= NOT_BUILT
+    assert declared == (expected if REFERENCE else [name for name in expected if name not in NOT_BUILT])
     # The recorded cluster gave its nodes no addresses for pods.
     assert ours["spec"].keys() == {"podCIDR", "podCIDRs"}
     ours["spec"] = {}

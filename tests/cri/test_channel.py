@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import errors
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.channel import MAX_MESSAGE_BYTES
 from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connection import MAX_MESSAGE_BYTES
 from pykubelet.cri.metrics import CriMetrics
 from tests.cri.servers import VERSION, Hang, Refuse, Runtime
 

@@ -150,10 +150,15 @@ class Node:
 
     # What it says
 
+    def page(self, path: str) -> str:
+        """A page of the read-only port."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._read_only}{path}", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+
     def get(self, path: str) -> Any:
         """Ask the read-only port."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._read_only}{path}", timeout=10) as answer:
-            return json.loads(answer.read())
+        return json.loads(self.page(path))
 
     def pods(self) -> list[Document]:
         """All pods as the agent serves them."""

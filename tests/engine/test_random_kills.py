@@ -28,6 +28,14 @@ pytestmark = pytest.mark.machine
 KILLS = 50
 NAMES = ("plain", "pair", "init", "side", "hook", "disk", "once")
 STEADY = "steady"
+ITEMS = [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]
+VOLUMES: tuple[Document, ...] = (
+    {"name": "a", "emptyDir": {}},
+    {"name": "b", "emptyDir": {"medium": "Memory"}},
+    {"name": "info", "downwardAPI": {"items": ITEMS}},
+    {"name": "both", "projected": {"sources": [{"downwardAPI": {"items": ITEMS}}]}},
+    {"name": "host", "hostPath": {"path": "/tmp", "type": "Directory"}},
+)
 
 
 @pytest.fixture
@@ -59,12 +67,14 @@ def make(name: str, version: str) -> Document:
         }
         return pod(name, container(lifecycle=hooks), meta=meta)
     if name == "disk":
-        mounts = [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}]
-        volumes = [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {"medium": "Memory"}}]
+        mounts = [{"name": volume["name"], "mountPath": f"/{volume['name']}"} for volume in VOLUMES]
+        part = {"name": "a", "mountPath": "/part", "subPath": "of/a"}
+        script = "echo > /a/x > /b/x > /part/x; test -e /info/name -a -e /both/name -a -d /host"
         return pod(
             name,
-            container(command=forever("echo > /a/x > /b/x"), volumeMounts=mounts),
-            volumes=volumes,
+            container(command=forever(script), volumeMounts=[*mounts, part]),
+            volumes=list(VOLUMES),
+            securityContext={"fsGroup": 2000},
             meta=meta,
         )
     if name == "once":

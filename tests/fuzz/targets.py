@@ -19,6 +19,8 @@ from pykubelet.config.errors import ConfigError
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.host.kmsg import KmsgError, parse_record
+from pykubelet.host.kmsg_oom import OomState, follow
 from pykubelet.pods.static import static_pods
 from pykubelet.server.api import ApiParts, api_routes
 from pykubelet.server.connections import app_runner, serve_connections
@@ -27,6 +29,8 @@ from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import counted
 from pykubelet.server.sockets import listening_socket
+from tests.fuzz.paths import SEEDS as PATHS
+from tests.fuzz.paths import paths
 from tests.server.test_api import Runtime
 from tests.server.view import ScriptedView, pod_of
 
@@ -72,6 +76,19 @@ async def _log_lines() -> AsyncIterator[Take]:
             assert entry.nanoseconds is not None
             assert entry.fixed_stamp
         last_lines(reversed(data.split(b"\n")), 3)
+
+    yield take
+
+
+@contextlib.asynccontextmanager
+async def _kmsg_lines() -> AsyncIterator[Take]:
+    async def take(data: bytes) -> None:
+        state = OomState()
+        for line in data.split(b"\0"):
+            with contextlib.suppress(KmsgError):
+                record = parse_record(line)
+                state, kill = follow(state, record)
+                assert kill is None or (record.from_kernel and kill.pid >= 0)
 
     yield take
 
@@ -196,11 +213,25 @@ TARGETS = {
         + [b"kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 3\n"],
         _configuration,
     ),
+    "paths": Target(PATHS, paths),
     "log lines": Target(
         [
             b"2026-01-02T03:04:05.123456789Z stdout F a line\n2026-01-02T03:04:05Z stderr P a piece\n",
             b"2026-01-02T03:04:05.1+01:00 stdout P:X a\n2026-01-02T03:04:06Z stdout F b\n\nnonsense\n",
         ],
         _log_lines,
+    ),
+    "kmsg lines": Target(
+        [
+            (ROOT / "tests/data/kmsg-oom-6.18.txt").read_bytes().replace(b"\n", b"\n\0"),
+            b"4,1,2,c;Task in /a\0"
+            b"4,2,3,+; killed as a result of limit of /b\0"
+            b"3,3,4,-,caller=T1;Killed process 9, UID 48, (a) total-vm:1kB, anon-rss:1kB\n\0",
+            b"4,1,2,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
+            b"task_memcg=/a,task=b,pid=3,uid=4\n\0"
+            b"3,2,3,-;Out of memory: Killed process 3 (b) total-vm:1kB\n SUBSYSTEM=x\n DEVICE=\\x5c\n\0",
+            b"6,1,2,-;Tasks in /a are going to be killed due to memory.oom.group set\n\0",
+        ],
+        _kmsg_lines,
     ),
 }

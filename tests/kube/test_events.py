@@ -1,7 +1,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -24,7 +24,13 @@ from pykubelet.kube.errors import (
     TooManyRequests,
     Unreachable,
 )
-from pykubelet.kube.event_recorder import EventRecorder, EventStore, node_reference, pod_reference
+from pykubelet.kube.event_recorder import (
+    HOLD_SECONDS,
+    EventRecorder,
+    EventStore,
+    node_reference,
+    pod_reference,
+)
 from pykubelet.kube.events import COMBINED, Correlator, Write, event_name, new_event
 from pykubelet.pods.journal import Journal
 from tests.kube.servers import Server, answer
@@ -261,9 +267,11 @@ class Store:
 
 
 @asynccontextmanager
-async def recording(store: EventStore, **options: Any) -> AsyncIterator[EventRecorder]:
+async def recording(
+    store: EventStore, crowded: Callable[[], bool] = lambda: False, **options: Any
+) -> AsyncIterator[EventRecorder]:
     recorder = EventRecorder(store, "one", chance=lambda: 0.5, **options)
-    task = asyncio.ensure_future(recorder.run())
+    task = asyncio.ensure_future(recorder.run(crowded))
     try:
         yield recorder
         assert not task.done(), task.exception()
@@ -282,6 +290,48 @@ async def test_in_order_and_counted() -> None:
     assert store.calls == ["create", "create", "patch"]
     assert [(e.message, e.count) for e in store.kept.values()] == [("a", 2), ("b", 1)]
     assert len(store.kept) == 2
+
+
+@pytest.mark.looptime
+async def test_ordinary_events_wait_for_a_quiet_moment() -> None:
+    store, crowd = Store(), [True]
+    async with recording(store, lambda: bool(crowd)) as recorder:
+        recorder.record(WEB, "Normal", "Pulled", "a")
+        await asyncio.sleep(5)
+        assert store.calls == []
+        crowd.clear()
+        await asyncio.sleep(0.5)
+        assert store.calls == ["create"]
+        crowd.append(True)
+        recorder.record(WEB, "Normal", "Pulled", "b")
+        await asyncio.sleep(HOLD_SECONDS + 0.1)
+        assert store.calls == ["create"] * 2
+
+
+@pytest.mark.looptime
+async def test_a_warning_takes_all_before_it_along() -> None:
+    store = Store()
+    async with recording(store, lambda: True) as recorder:
+        recorder.record(WEB, "Normal", "Pulled", "a")
+        recorder.record(WEB, "Normal", "Pulled", "b")
+        await asyncio.sleep(1)
+        recorder.record(WEB, "Warning", "Failed", "c")
+        recorder.record(WEB, "Normal", "Pulled", "d")
+        await asyncio.sleep(0.1)
+        assert [event.message for event in store.kept.values()] == ["a", "b", "c"]
+        assert await recorder.flush(1)
+        assert [event.message for event in store.kept.values()] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.looptime
+async def test_a_long_queue_does_not_wait() -> None:
+    store = Store()
+    async with recording(store, lambda: True, queued=10) as recorder:
+        for number in range(9):
+            recorder.record(WEB, "Normal", "Pulled", str(number))
+        await asyncio.sleep(1)
+        assert 4 <= len(store.kept) < 9
+    assert recorder.dropped == 0
 
 
 @pytest.mark.looptime

@@ -19,7 +19,7 @@ from pykubelet.host.machine import Machine
 from pykubelet.kube.client import PatchKind
 from pykubelet.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from pykubelet.kube.resources import Resource, read_object
-from pykubelet.node.features import image_list
+from pykubelet.node.features import NOT_BUILT, image_list
 from pykubelet.node.informer import KnownNode
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import NodeSettings
@@ -100,9 +100,18 @@ def runtime_status(runtime: bool = True, network: bool = True) -> pb.StatusRespo
     return pb.StatusResponse(status=pb.RuntimeStatus(conditions=conditions))
 
 
-def golden_node() -> dict[str, Any]:
+def recorded_node() -> dict[str, Any]:
+    """The reference's node, as it is."""
     document = json.loads((GOLDEN / "node.json").read_text())
     assert isinstance(document, dict)
+    return document
+
+
+def golden_node() -> dict[str, Any]:
+    """The reference's node, without features that it declares and that we do not have."""
+    document = recorded_node()
+    declared = [name for name in document["status"].pop("declaredFeatures") if name not in NOT_BUILT]
+    document["status"] |= {"declaredFeatures": declared} if declared else {}
     return document
 
 

@@ -16,7 +16,13 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kube.leases import renewed
 from pykubelet.kube.resources import NODES, read_object
 from pykubelet.node.conditions import Pressures, Transition
-from pykubelet.node.features import declared_features, image_list, runtime_features, runtime_handlers
+from pykubelet.node.features import (
+    NOT_BUILT,
+    declared_features,
+    image_list,
+    runtime_features,
+    runtime_handlers,
+)
 from pykubelet.node.registration import blank_node
 from pykubelet.node.status import Facts, has_changed, next_node, node_patch
 from tests.node.making import (
@@ -30,6 +36,7 @@ from tests.node.making import (
     apply_patch,
     facts,
     golden_node,
+    recorded_node,
     settings,
 )
 
@@ -82,6 +89,15 @@ class TestGolden:
         new, transitions = next_node(old, facts(), settings(), LATER)
         assert not has_changed(old, new)
         assert transitions == []
+
+    def test_features_that_only_the_reference_has_are_withdrawn(self) -> None:
+        document = recorded_node()
+        for moment in (*document["status"]["conditions"], document["metadata"]):
+            moment |= {name: TIME for name in moment if name.endswith(("Time", "Timestamp"))}
+        old = read_object(Node, json.dumps(document).encode())
+        new, _ = next_node(old, facts(), settings(), LATER)
+        assert has_changed(old, new)
+        assert node_patch(old, new)["status"]["declaredFeatures"] is None
 
 
 class TestChanges:
@@ -269,11 +285,17 @@ class TestFeatures:
         on = FeatureGates().with_overrides({"UserNamespacesHostNetworkSupport": True})
         able = pb.StatusResponse(features=pb.RuntimeFeatures(user_namespaces_host_network=True))
         name = "UserNamespacesHostNetworkSupport"
-        assert declared_features(able, on)[-1] == name
+        assert declared_features(able, on) == [name]
         assert name not in declared_features(pb.StatusResponse(), on)
         assert name not in declared_features(able, FeatureGates())
-        off = FeatureGates({"NodeDeclaredFeatures": False})
+        off = FeatureGates({"NodeDeclaredFeatures": False, name: True})
         assert declared_features(able, off) == []
+        assert declared_features(None, on) == []
+
+    def test_what_is_not_built_is_not_declared(self) -> None:
+        gates = FeatureGates().with_overrides(dict.fromkeys(NOT_BUILT, True))
+        able = pb.StatusResponse(features=pb.RuntimeFeatures(user_namespaces_host_network=True))
+        assert NOT_BUILT.isdisjoint(declared_features(able, gates))
 
 
 @pytest.mark.parametrize("spoil", [lambda d: d.pop("status"), lambda d: d["status"].clear()])

@@ -14,7 +14,7 @@ from tests.pods.making import document, manifest, written
 
 
 def names(text: str) -> list[str]:
-    return [pod.metadata.name for pod in read_manifest(text.encode(), "here")]
+    return [pod.metadata.name for pod in read_manifest(text.encode(), "here").pods]
 
 
 def problem(text: str | bytes) -> str:
@@ -43,7 +43,7 @@ LIST: dict[str, Any] = {"apiVersion": "v1", "kind": "PodList", "items": [documen
         (json.dumps({**LIST, "items": None}), []),
         ("# comment\n---\n" + manifest("a") + "---\n---\n" + manifest("b"), ["a", "b"]),
         (manifest("a") + "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n", ["a"]),
-        ("apiVersion: v1\nkind: Secret\n", []),
+        ("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n", []),
     ],
 )
 def test_forms(text: str, expected: list[str]) -> None:
@@ -96,7 +96,7 @@ def test_null_means_not_written() -> None:
     nothing = document(hostAliases=None, securityContext={"runAsUser": None}, nodeSelector=None)
     nothing["metadata"] |= {"labels": None, "creationTimestamp": None}
     nothing["status"] = None
-    [pod] = read_manifest(json.dumps(nothing).encode(), "here")
+    [pod] = read_manifest(json.dumps(nothing).encode(), "here").pods
     assert pod == written(securityContext={})
 
 

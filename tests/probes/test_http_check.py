@@ -289,7 +289,9 @@ async def test_hooks_take_any_answer_and_fall_back_to_plain_http() -> None:
         plain = HTTPGetAction(port=port, path="/stop", http_headers=headers)
         assert await lifecycle_get(plain, container, "127.0.0.1") is None
         secure = HTTPGetAction(port=port, path="/stop", scheme="HTTPS", http_headers=headers)
-        assert await lifecycle_get(secure, container, "127.0.0.1") is None
+        fallbacks: list[None] = []
+        assert await lifecycle_get(secure, container, "127.0.0.1", lambda: fallbacks.append(None)) is None
+    assert len(fallbacks) == 1
     assert [request.headers.get("Authorization") for request in seen] == ["secret", None]
     assert {request.headers["User-Agent"] for request in seen} == {"kube-lifecycle/1.36"}
     problem = await lifecycle_get(plain, container, "127.0.0.1")

@@ -111,7 +111,7 @@ async def test_grpc_health() -> None:
         )
         slow = await ask_grpc(port, "slow", 0.3)
         assert slow == Outcome("failure", "timeout: health rpc did not complete within 0.3s")
-    assert seen[0]["user-agent"].startswith("kube-probe/1.36 ")
+    assert seen[0]["user-agent"] == "kube-probe/1.36"
 
 
 async def test_grpc_without_health_or_server() -> None:

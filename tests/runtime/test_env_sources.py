@@ -117,6 +117,7 @@ class Started:
         nothing = cast(Any, None)
         self.starter = Starter(
             nothing,
+            nothing,
             NodeFacts(pod_logs_dir=str(root / "logs")),
             PodDirs(root),
             nothing,

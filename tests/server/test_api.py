@@ -297,7 +297,7 @@ async def test_what_the_pages_say(start: Start) -> None:
     assert "kubelet_http_requests_total{" in metrics
     assert "prober_probe_total" not in metrics
     _, probes = await node.get("/metrics/probes")
-    assert "prober_probe_total 1.0" in probes
+    assert "prober_probe_total 1\n" in probes
     assert "kubelet_http" not in probes
     assert "\nkubelet flagz\nWarning" in (await node.get("/flagz"))[1]
     assert "config=/etc/x\nv=2\n" in (await node.get("/flagz"))[1]

@@ -59,15 +59,7 @@ async def test_a_connection_is_no_credential(start: Start) -> None:
         writer.close()
 
 
-async def test_http2_is_not_spoken(start: Start) -> None:
-    node = await start()
-    context = ssl._create_unverified_context()
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    _, writer = await asyncio.open_connection("localhost", node.port, ssl=context)
-    try:
-        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
-    finally:
-        writer.close()
+def test_old_tls_is_not_spoken() -> None:
     assert server_context(TlsSettings()).minimum_version >= ssl.TLSVersion.TLSv1_2
 
 

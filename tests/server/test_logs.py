@@ -94,8 +94,8 @@ def test_each_stream_gets_its_own_text_with_pieces_joined(entries: list[LogEntry
 @given(logs, st.booleans())
 def test_the_short_way_to_a_text_gives_the_same(entries: list[LogEntry], damaged: bool) -> None:
     lines = b"".join(written(entry) for entry in entries) + (b"damaged\n" if damaged else b"")
-    assert LineWriter().text(lines) == b"".join(text for _, text in LineWriter().write(entries))
-    assert LineWriter().text(lines, ("stderr",)) == said(entries, "stderr")
+    assert b"".join(LineWriter().texts(lines)) == b"".join(text for _, text in LineWriter().write(entries))
+    assert b"".join(LineWriter().texts(lines, ("stderr",))) == said(entries, "stderr")
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 14), st.booleans())

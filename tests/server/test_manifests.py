@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
+from pykubelet.pods.object_manifests import LOCAL_KINDS
 from pykubelet.pods.static import static_pods
 from pykubelet.server.identity import NOBODY, User
 from pykubelet.server.manifests import ManifestFolder
@@ -68,7 +69,7 @@ async def test_a_manifests_life(client: Client, folder: Path) -> None:
     content = (folder / "web.yaml").read_bytes()
     made = static_pods(content, source="file", origin=str(folder / "web.yaml"), node_name="node1", now=0)
     expected = {"namespace": "default", "name": "web-node1", "uid": made[0].uid}
-    assert taken == {"path": str(folder / "web.yaml"), "pods": [expected], "problems": []}
+    assert taken == {"path": str(folder / "web.yaml"), "pods": [expected], "objects": [], "problems": []}
     assert json.loads(content) == pod()
     assert await ask(client, "GET", "web.yaml") == (200, content.decode())
     status, changed = await ask(client, "PUT", "web.yaml", pod(hostNetwork=True))
@@ -204,3 +205,78 @@ async def test_a_folder_that_is_gone(client: Client, folder: Path) -> None:
         status, refusal = await ask(client, method, path, pod())
         assert status == 500
         assert "cannot be used: No such file or directory" in refusal["message"]
+
+
+CONFIG = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "page"},
+    "data": {"index.html": "hello"},
+}
+HIDDEN = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "s"},
+    "stringData": {"password": "hunter2"},
+}
+USER_POD = pod(volumes=[{"name": "v", "configMap": {"name": "page"}}])
+
+
+def together(*documents: object) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+
+
+@pytest.fixture
+async def standalone(folder: Path) -> AsyncIterator[Client]:
+    """A node whose manifests have to do for an API server."""
+    app = web.Application()
+    app.add_routes(ManifestFolder(folder, "node1", served=LOCAL_KINDS, clock=lambda: 0).routes())
+    async with TestClient(TestServer(app)) as made:
+        yield made
+
+
+async def test_config_maps_are_taken_alone_and_with_their_pods(standalone: Client, folder: Path) -> None:
+    status, taken = await ask(standalone, "PUT", "page.yaml", CONFIG)
+    assert (status, taken["pods"], taken["objects"]) == (201, [], ["configMap default/page"])
+    assert (folder / "page.yaml").stat().st_mode & 0o777 == 0o644
+    assert json.loads((await ask(standalone, "GET", "page.yaml"))[1]) == CONFIG
+    status, refusal = await ask(standalone, "PUT", "all.yaml", together(USER_POD, CONFIG))
+    assert (status, "configMap default/page is already in" in refusal["message"]) == (409, True)
+    status, taken = await ask(standalone, "PUT", "all.yaml?replace=true", together(USER_POD, CONFIG))
+    assert (status, len(taken["pods"]), taken["objects"]) == (201, 1, ["configMap default/page"])
+    assert [path.name for path in folder.iterdir()] == ["all.yaml"]
+    status, refusal = await ask(standalone, "PUT", "all.yaml", pod("other"))
+    assert status == 409
+    assert "holds configMap default/page, pod default/web" in refusal["message"]
+
+
+async def test_a_secret_is_kept_and_not_shown(standalone: Client, folder: Path) -> None:
+    status, taken = await ask(standalone, "PUT", "s.yaml", HIDDEN)
+    assert (status, taken["objects"]) == (201, ["secret default/s"])
+    assert (folder / "s.yaml").stat().st_mode & 0o777 == 0o600
+    broken = json.dumps(HIDDEN).encode()[:-1]
+    (folder / "broken.yaml").write_bytes(broken)
+    (folder / "broken.yaml").chmod(0o600)
+    for name in ("s.yaml", "broken.yaml"):
+        status, refusal = await ask(standalone, "GET", name)
+        assert (status, "it is not shown" in refusal["message"]) == (403, True)
+    status, listed = await ask(standalone, "GET", "")
+    assert "hunter2" not in str(listed)
+    bad = {**HIDDEN, "data": {"password": "hunter2"}}
+    status, refusal = await ask(standalone, "PUT", "s.yaml", bad)
+    assert (status, refusal["problems"]) == (
+        422,
+        ["Secret 's': data.password: is not base64: plain text belongs under stringData"],
+    )
+    assert (await ask(standalone, "DELETE", "s.yaml"))[1]["objects"] == ["secret default/s"]
+
+
+async def test_a_node_of_a_cluster_takes_no_objects(client: Client, folder: Path) -> None:
+    status, refusal = await ask(client, "PUT", "page.yaml", CONFIG)
+    assert (status, "holds no pod" in refusal["message"]) == (422, True)
+    status, refusal = await ask(client, "PUT", "page.yaml", together(USER_POD, CONFIG))
+    assert (status, "refers to configmaps" in refusal["message"]) == (422, True)
+    status, taken = await ask(client, "PUT", "web.yaml", together(pod(), HIDDEN))
+    assert (status, taken["objects"]) == (201, [])
+    assert (folder / "web.yaml").stat().st_mode & 0o777 == 0o600
+    assert (await ask(client, "GET", "web.yaml"))[0] == 403

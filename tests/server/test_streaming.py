@@ -3,11 +3,12 @@
 import asyncio
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,6 +158,23 @@ def pair(authority: Authority) -> Pair:
 
 @pytest.fixture
 async def opened(authority: Authority, pair: Pair) -> AsyncIterator[Callable[..., Any]]:
+    async with doors(authority, pair) as start:
+        yield start
+
+
+def on_uvloop(authority: Authority, pair: Pair, test: Callable[..., Awaitable[None]]) -> None:
+    """Run a test on the agent's own loop: how it closes, pauses and tells is not quite as with asyncio's."""
+
+    async def run() -> None:
+        async with doors(authority, pair) as start:
+            await test(start)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+@asynccontextmanager
+async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
         async def start(idle_seconds: float = 60, limits: StreamLimits | None = None) -> Door:
@@ -369,6 +387,57 @@ async def test_idle_streams_are_closed(opened: Callable[..., Any]) -> None:
         assert await reader.read() == b""
 
 
+async def test_a_client_that_takes_nothing_is_idle(opened: Callable[..., Any]) -> None:
+    door = await opened(idle_seconds=0.5)
+    over = asyncio.Event()
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(UPGRADED)
+        try:
+            while True:
+                writer.write(b"z" * 65536)
+                await writer.drain()
+        except ConnectionError:
+            over.set()
+
+    door.runtime.play = flood
+    async with door.connection(EXEC), asyncio.timeout(30):
+        await over.wait()
+
+
+def test_a_slow_client_gets_the_end_of_what_was_said(
+    authority: Authority, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pykubelet.server.connections._CLOSE_SECONDS", 1.0)
+
+    async def scenario(opened: Callable[..., Any]) -> None:
+        door = await opened()
+        sent, ended = 0, asyncio.Event()
+
+        async def fill_and_go(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sent
+            writer.write(UPGRADED)
+            with suppress(TimeoutError):
+                while True:
+                    writer.write(b"z" * 65536)
+                    sent += 65536
+                    async with asyncio.timeout(0.5):
+                        await writer.drain()
+            ended.set()
+
+        door.runtime.play = fill_and_go
+        async with door.connection(EXEC) as (_, reader, _):
+            await ended.wait()
+            got = 0
+            while data := await reader.read(65536):
+                got += len(data)
+                # So slow that what is in the sockets' buffers, which all are full, lasts for seconds.
+                await asyncio.sleep(len(data) / 4_000_000)
+            assert got == sent
+
+    on_uvloop(authority, pair, scenario)
+
+
 async def test_nothing_piles_up_before_a_slow_reader(opened: Callable[..., Any]) -> None:
     door = await opened()
     sent = 0
@@ -430,6 +499,24 @@ async def test_nothing_piles_up_before_a_slow_container(opened: Callable[..., An
             go_on.set()
             assert await reader.readexactly(3) == b"all"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 60_000
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_bytes_pass_in_both_directions,
+        test_the_end_of_one_side_is_the_end_of_the_other,
+        test_a_client_that_hangs_up_while_much_is_sent,
+        test_idle_streams_are_closed,
+        test_a_client_that_takes_nothing_is_idle,
+        test_nothing_piles_up_before_a_slow_reader,
+        test_nothing_piles_up_before_a_slow_container,
+    ],
+)
+def test_the_same_on_uvloop(
+    authority: Authority, pair: Pair, test: Callable[[Callable[..., Any]], Awaitable[None]]
+) -> None:
+    on_uvloop(authority, pair, test)
 
 
 async def test_too_many_streams(opened: Callable[..., Any]) -> None:

@@ -73,13 +73,15 @@ def container(name: str = "main", state: ContainerState | None = None, **facts: 
     return ContainerStatus(name=name, state=state or running(), **facts)
 
 
-def condition(kind: str, status: str = "True", reason: str = "", at: datetime = NOW) -> PodCondition:
+def condition(
+    kind: str, status: str = "True", reason: str = "", at: datetime = NOW, *, observed_generation: int = 1
+) -> PodCondition:
     return PodCondition(
         type=kind,
         status=status,
         reason=reason or msgspec.UNSET,
         last_transition_time=at,
-        observed_generation=1,
+        observed_generation=observed_generation,
     )
 
 

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-MERGE_KEYS = {"conditions": "type", "hostIPs": "ip", "podIPs": "ip"}
+MERGE_KEYS = {"conditions": "type", "drivers": "name", "hostIPs": "ip", "podIPs": "ip"}
 ORDER = "$setElementOrder/"
 
 

@@ -180,7 +180,7 @@ class Node:
         )
 
     def _wishes(self) -> Wishes | None:
-        return Wishes(self.store.pods(), self.leaving) if self.reported else None
+        return Wishes(self.store.pods(), lambda: self.leaving) if self.reported else None
 
     def want(self, pod: Pod) -> None:
         self.store.apply(PodChange("ADD", pod, "file"))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looptime import new_event_loop
+from prometheus_client import CollectorRegistry
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
@@ -27,7 +28,8 @@ from pykubelet.kube.errors import (
     Unreachable,
 )
 from pykubelet.kube.resources import Resource
-from pykubelet.sync.status_sender import AT_ONCE, HOLD_SECONDS, StatusSender
+from pykubelet.sync.metrics import StatusMetrics
+from pykubelet.sync.status_sender import AT_ONCE, CROWDED_HOLD_SECONDS, HOLD_SECONDS, StatusSender
 from pykubelet.tasks import TaskScope
 from tests.kube.conftest import access, authority, client, opened, server, server_pair  # noqa: F401
 from tests.kube.servers import Server, answer, refuse
@@ -144,9 +146,19 @@ class Api:
 
 
 @asynccontextmanager
-async def sending(api: Api, running: set[str] | None = None) -> AsyncIterator[StatusSender]:
+async def sending(
+    api: Api,
+    running: set[str] | None = None,
+    metrics: StatusMetrics | None = None,
+    crowded: Callable[[], bool] = lambda: False,
+) -> AsyncIterator[StatusSender]:
     sender = StatusSender(
-        api, object_of=api.watched.get, may_run=lambda uid: uid in (running or ()), clock=lambda: LATER
+        api,
+        object_of=api.watched.get,
+        may_run=lambda uid: uid in (running or ()),
+        crowded=crowded,
+        metrics=metrics,
+        clock=lambda: LATER,
     )
     async with TaskScope() as scope:
         scope.start(sender.run(), name="sender")
@@ -158,6 +170,19 @@ def pending() -> PodStatus:
 
 
 pytestmark = pytest.mark.looptime
+
+
+async def test_the_time_since_the_first_change_is_counted() -> None:
+    pod, registry = make_pod(), CollectorRegistry()
+    api = Api(pod)
+    async with sending(api, metrics=StatusMetrics(registry)) as sender:
+        sender.changed(pod, pending())
+        await asyncio.sleep(0.3)
+        sender.changed(pod, make_status())
+        await asyncio.sleep(60)
+    assert registry.get_sample_value("kubelet_pod_status_sync_duration_seconds_count") == 1
+    total = registry.get_sample_value("kubelet_pod_status_sync_duration_seconds_sum")
+    assert total == pytest.approx(0.3, abs=0.05)
 
 
 async def test_a_quick_start_is_one_request() -> None:
@@ -186,6 +211,58 @@ async def test_a_slow_start_shows_what_it_waits_for() -> None:
         assert api.verbs == ["patch web"]
         assert abs(api.requests[0][0] - HOLD_SECONDS) < 0.1
         assert api.pods[pod.full_name].status.container_statuses[0].state.waiting is not None
+
+
+async def test_in_a_crowd_only_what_users_wait_for_is_sent_at_once() -> None:
+    first, second = make_pod("u1", "first"), make_pod("u2", "second")
+    api = Api(first, second)
+    async with sending(api, crowded=lambda: True) as sender:
+        sender.changed(first, pending())
+        sender.changed(second, pending())
+        await asyncio.sleep(5)
+        assert api.verbs == []
+        sender.changed(first, make_status())
+        await asyncio.sleep(0.1)
+        assert api.verbs == ["patch first"]
+        await asyncio.sleep(CROWDED_HOLD_SECONDS - 4)
+        assert api.phases == {"first": "Running", "second": "Pending"}
+        assert api.verbs == ["patch first", "patch second"]
+        # A new wait is a new one, not the rest of the last.
+        sender.changed(second, make_status("Pending", container("main", waiting("ErrImagePull"))))
+        await asyncio.sleep(5)
+        assert len(api.verbs) == 2
+        await asyncio.wait_for(sender.told(second.uid), 1)
+        assert len(api.verbs) == 3
+
+
+async def test_a_crowd_that_goes_is_noticed() -> None:
+    pod = make_pod()
+    api = Api(pod)
+    crowd = [True]
+    async with sending(api, crowded=lambda: bool(crowd)) as sender:
+        sender.changed(pod, pending())
+        await asyncio.sleep(3.5)
+        crowd.clear()
+        await asyncio.sleep(1)
+        assert api.verbs == ["patch web"]
+
+
+async def test_that_a_deletion_was_seen_is_no_news_by_itself() -> None:
+    known = make_status(conditions=[condition("Ready", observed_generation=1)], observed_generation=1)
+    pod = make_pod(status=known)
+    pod.metadata.deletion_timestamp = LATER
+    api = Api(pod)
+    async with sending(api, {pod.uid}) as sender:
+        seen = make_status(conditions=[condition("Ready", observed_generation=2)], observed_generation=2)
+        sender.changed(pod, seen)
+        await asyncio.sleep(CROWDED_HOLD_SECONDS / 2)
+        assert api.verbs == []
+        await asyncio.sleep(CROWDED_HOLD_SECONDS)
+        assert api.verbs == ["patch web"]
+        gone = [condition("Ready", "False", observed_generation=2)]
+        sender.changed(pod, make_status(conditions=gone, observed_generation=2))
+        await asyncio.sleep(HOLD_SECONDS + 0.1)
+        assert api.verbs == ["patch web"] * 2
 
 
 async def test_nothing_is_sent_of_a_pod_that_is_as_the_api_server_knows() -> None:

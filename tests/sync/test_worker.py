@@ -115,6 +115,19 @@ async def test_failures_are_tried_again_with_growing_pauses(life: Life, workers:
     assert worker.state is State.SYNCING
 
 
+async def test_a_failure_may_say_when_to_try_again(life: Life, workers: PodWorkers) -> None:
+    life.failing["sync 1"] = StepError("a volume", retry_after=0.5)
+    workers.sync(pod("1"))
+    await asyncio.sleep(1.2)
+    assert life.diary == ["sync 1"] * 3
+    life.failing["sync 1"] = StepError("a volume", retry_after=100)
+    await asyncio.sleep(99)
+    assert life.diary == ["sync 1"] * 4
+    workers.wake("1")
+    await asyncio.sleep(0.1)
+    assert life.diary == ["sync 1"] * 5
+
+
 async def test_a_bug_in_one_pod_does_not_stop_another(life: Life, workers: PodWorkers) -> None:
     life.failing["sync 1"] = ZeroDivisionError()
     workers.sync(pod("1", "one"))

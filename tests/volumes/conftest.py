@@ -1,21 +1,27 @@
+import copy
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.meta import Resources, from_document
+from pykubelet.api.persistent import PersistentVolume, PersistentVolumeClaim
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.selector import LabelSelector
 from pykubelet.host.mounts import Mount, plan_unmounts, read_mounts, unmount
+from pykubelet.kube.client import ApiClient
+from pykubelet.kube.errors import NotFound, Unreachable
+from pykubelet.kube.resources import Resource, T
 from pykubelet.pods.defaults import apply_defaults
 from pykubelet.pods.objects import ObjectError, ObjectMissing, PodObjects
+from pykubelet.tasks import TaskScope
 from pykubelet.volumes.pod_volumes import PodVolumes
 
 ALLOCATABLE = 1 << 30
@@ -29,6 +35,8 @@ class Shelf:
 
     config_maps: dict[str, dict[str, str | bytes]] = field(default_factory=dict)
     secrets: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    """Of secrets, by name."""
     bundles: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     generation: int = 1
@@ -52,7 +60,7 @@ class Shelf:
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         self._check("secret", name, self.secrets)
-        return Secret(data=dict(self.secrets[name]))
+        return Secret(type=self.types.get(name, ""), data=dict(self.secrets[name]))
 
     async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
         if "token" in self.broken:
@@ -82,11 +90,71 @@ class Node:
     )
 
 
+class Server:
+    """The claims and volumes of a cluster, in memory; it refuses as an API server does."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Any] = {}
+        self.away = False
+        self.asked = 0
+
+    def claim(self, name: str, volume: str = "", **fields: Any) -> PersistentVolumeClaim:
+        """Have a claim, bound if a volume is given."""
+        document = {
+            "metadata": {"name": name, "namespace": "default", "uid": f"uid-of-{name}"},
+            "spec": {"volumeName": volume},
+            "status": {"phase": "Bound" if volume else "Pending"},
+        }
+        made = from_document(PersistentVolumeClaim, _merged(document, fields))
+        self.objects["persistentvolumeclaims", "default", name] = made
+        return made
+
+    def volume(self, name: str, claim: str = "", **spec: Any) -> PersistentVolume:
+        """Have a volume, bound to a claim if one is given."""
+        annotations = spec.pop("annotations", {})
+        bound = {"claimRef": {"namespace": "default", "name": claim, "uid": f"uid-of-{claim}"}}
+        document = {
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": (bound if claim else {}) | {"accessModes": ["ReadWriteOnce"]} | spec,
+        }
+        made = from_document(PersistentVolume, document)
+        self.objects["persistentvolumes", "", name] = made
+        return made
+
+    async def get(self, resource: Resource[T], name: str, namespace: str = "", *, params: Any = ()) -> T:
+        self.asked += 1
+        if self.away:
+            raise Unreachable("https://192.0.2.1:6443", "it is away")
+        try:
+            found: T = self.objects[resource.plural, namespace, name]
+        except KeyError:
+            raise NotFound(404, "NotFound", f'{resource.plural} "{name}" not found') from None
+        return found
+
+
+def _merged(document: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: document.get(key, {}) | fields.get(key, {}) for key in document | fields}
+
+
 def volumes_at(
-    root: Path, objects: PodObjects, memory_limit: Callable[[Pod], int | None] = lambda pod: None
+    root: Path,
+    objects: PodObjects,
+    memory_limit: Callable[[Pod], int | None] = lambda pod: None,
+    *,
+    server: Server | None = None,
+    tasks: TaskScope | None = None,
+    node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
 ) -> PodVolumes:
     return PodVolumes(
-        root, objects=objects, node=Node(), memory_limit=memory_limit, allocatable_memory=ALLOCATABLE
+        root,
+        objects=objects,
+        node=Node(),
+        memory_limit=memory_limit,
+        allocatable_memory=ALLOCATABLE,
+        api=cast(ApiClient | None, server),
+        node_name="node-1",
+        node_labels=node_labels,
+        tasks=tasks,
     )
 
 
@@ -110,8 +178,17 @@ def volumes(root: Path, shelf: Shelf) -> PodVolumes:
 
 
 def pod_with(*volumes: dict[str, Any], metadata: dict[str, Any] | None = None, **spec: Any) -> Pod:
-    """A pod with these volumes, and containers that do not matter."""
+    """A pod with these volumes; its first container mounts all that no container uses."""
     spec = {"containers": [{"name": "main", "image": "i"}], "volumes": list(volumes)} | spec
+    first, *others = copy.deepcopy(spec["containers"])
+    uses = ("volumeMounts", "volumeDevices")
+    used = {use["name"] for one in (first, *others) for kind in uses for use in one.get(kind, ())}
+    names = [volume["name"] for volume in volumes if volume["name"] not in used]
+    first["volumeMounts"] = [
+        *first.get("volumeMounts", ()),
+        *({"name": name, "mountPath": f"/{name}"} for name in names),
+    ]
+    spec["containers"] = [first, *others]
     document = {
         "metadata": {"name": "p", "namespace": "default", "uid": "u-1"} | (metadata or {}),
         "spec": spec,

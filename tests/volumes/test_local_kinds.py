@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
-from pykubelet.api.volume import HostPath
+from pykubelet.api.volume_sources import HostPath
 from pykubelet.host.mounts import mount, unmount
 from pykubelet.volumes import empty_dir
 from pykubelet.volumes.empty_dir import MediumError, huge_page_option, tmpfs_size
@@ -251,15 +251,15 @@ class TestRefusals:
     async def test_each_volume_that_cannot_be_had_is_told(self, volumes: PodVolumes, root: Path) -> None:
         pod = pod_with(
             DATA,
-            {"name": "share", "nfs": {"server": "s", "path": "/"}},
+            {"name": "share", "glusterfs": {"endpoints": "e", "path": "p"}},
             {"name": "disk", "emptyDir": {"medium": "Floppy"}},
             {"name": "gone", "hostPath": {"path": "/nowhere", "type": "File"}},
         )
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod)
         assert str(caught.value).split("; M") == [
-            'MountVolume.SetUp failed for volume "share" : its kind is nfs; '
-            "supported are configMap, downwardAPI, emptyDir, hostPath, projected, secret",
+            'MountVolume.NewMounter initialization failed for volume "share" : glusterfs volumes were removed '
+            "from Kubernetes: use a CSI driver, nfs or local volumes instead",
             'ountVolume.SetUp failed for volume "disk" : unknown storage medium "Floppy"',
             'ountVolume.SetUp failed for volume "gone" : hostPath type check failed: /nowhere is not a file',
         ]
@@ -286,7 +286,7 @@ class TestRefusals:
 
 class TestUnmount:
     async def test_everything_goes_and_nothing_else(self, volumes: PodVolumes, root: Path) -> None:
-        other = root / "pods/u-1/volumes/kubernetes.io~nfs/share"
+        other = root / "pods/u-1/volumes/example.com~unheard/share"
         other.mkdir(parents=True)
         path = Path((await volumes.mount(pod_with(DATA)))["data"].path)
         treasure = root / "treasure"

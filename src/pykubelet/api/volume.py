@@ -1,7 +1,7 @@
 """Volumes as a pod names them.
 
-The kinds that the agent mounts today are typed; the others are kept as they were written, so that
-a pod that uses one can be checked, shown, and refused with the kind's name.
+The kinds that the agent mounts are typed; the others are kept as they were written, so that a pod that
+uses one can be checked, shown, and refused with the kind's name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,18 @@ from msgspec import field
 from pykubelet.api.meta import ObjectStruct
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume_files import ConfigMapVolume, DownwardVolume, ProjectedVolume, SecretVolume
+from pykubelet.api.volume_sources import (
+    ClaimVolume,
+    CsiInline,
+    EphemeralVolume,
+    FibreChannel,
+    Flex,
+    GitRepo,
+    HostPath,
+    ImageVolume,
+    Iscsi,
+    Nfs,
+)
 
 AsWritten = dict[str, Any]
 
@@ -22,13 +34,6 @@ class EmptyDir(ObjectStruct):
 
     medium: str = ""
     size_limit: Quantity | None = None
-
-
-class HostPath(ObjectStruct):
-    """A path of the machine."""
-
-    path: str
-    type: str | None = None
 
 
 class Volume(ObjectStruct):
@@ -43,19 +48,19 @@ class Volume(ObjectStruct):
     cephfs: AsWritten | None = None
     cinder: AsWritten | None = None
     config_map: ConfigMapVolume | None = None
-    csi: AsWritten | None = None
+    csi: CsiInline | None = None
     downward_api: DownwardVolume | None = None
-    ephemeral: AsWritten | None = None
-    fc: AsWritten | None = None
-    flex_volume: AsWritten | None = None
+    ephemeral: EphemeralVolume | None = None
+    fc: FibreChannel | None = None
+    flex_volume: Flex | None = None
     flocker: AsWritten | None = None
     gce_persistent_disk: AsWritten | None = None
-    git_repo: AsWritten | None = None
+    git_repo: GitRepo | None = None
     glusterfs: AsWritten | None = None
-    image: AsWritten | None = None
-    iscsi: AsWritten | None = None
-    nfs: AsWritten | None = None
-    persistent_volume_claim: AsWritten | None = None
+    image: ImageVolume | None = None
+    iscsi: Iscsi | None = None
+    nfs: Nfs | None = None
+    persistent_volume_claim: ClaimVolume | None = None
     photon_persistent_disk: AsWritten | None = None
     portworx_volume: AsWritten | None = None
     projected: ProjectedVolume | None = None
@@ -70,6 +75,11 @@ class Volume(ObjectStruct):
     def kinds(self) -> tuple[str, ...]:
         """The kinds that are set, as the API writes them; a good volume has exactly one."""
         return tuple(wire for name, wire in _KINDS if getattr(self, name) is not None)
+
+    @property
+    def sources(self) -> tuple[tuple[str, Any], ...]:
+        """The kinds that are set, each with what was written of it."""
+        return tuple((wire, found) for name, wire in _KINDS if (found := getattr(self, name)) is not None)
 
 
 _KINDS = tuple(

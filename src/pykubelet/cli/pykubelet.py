@@ -87,7 +87,7 @@ def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="A Pod manifest, YAML or JSON.")],
+    file: Annotated[Path, typer.Argument(help="A manifest, YAML or JSON: pods, and ConfigMaps and Secrets.")],
     data_dir: DataDir = DEFAULT_DATA_DIR,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Hand it over and do not wait until it is ready.")

@@ -1,4 +1,7 @@
-"""`pykubelet run FILE`: gives the node a pod and stays with it until it is ready, or says why it is not."""
+"""`pykubelet run FILE`: gives the node a pod and stays with it until it is ready, or says why it is not.
+
+ConfigMaps and Secrets go the same way, alone or with the pods that use them; there is nothing to wait for.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,19 @@ from pykubelet.embedded.instance import Instance
 from pykubelet.embedded.lock import holder
 from pykubelet.host import HostError
 from pykubelet.host.hostname import node_name
-from pykubelet.pods.handover import ClashError, carry_out, find_mine, look_around, names_of, plan_handover
+from pykubelet.pods.handover import (
+    ClashError,
+    carry_out,
+    find_mine,
+    look_around,
+    mode_for,
+    names_of,
+    plan_handover,
+)
 from pykubelet.pods.journal import Event
-from pykubelet.pods.manifests import read_bytes, read_manifest
-from pykubelet.pods.static import static_pods
+from pykubelet.pods.manifests import Contents, read_bytes, read_manifest
+from pykubelet.pods.object_manifests import LOCAL_KINDS, title
+from pykubelet.pods.static import static_contents
 from pykubelet.server.log_files import LogFile
 from pykubelet.server.pods import NodePods
 
@@ -56,11 +68,12 @@ def run_manifest(data_dir: Path, wish: RunWish) -> int:
             raise NodeError(f"there is no node in {data_dir}: start one with `pykubelet up`")
         target = _hand_over(instance, wish, content, written)
         if holder(instance) is None:
-            print("The node is not running: the pod starts with the next `pykubelet up`.")
+            what = "the pod starts" if written.pods else "it is used"
+            print(f"The node is not running: {what} with the next `pykubelet up`.")
             return 0
-        if wish.detach:
+        if wish.detach or not written.pods:
             return 0
-        return _stay(instance, [_Charge(pod, target) for pod in written], wish.timeout)
+        return _stay(instance, [_Charge(pod, target) for pod in written.pods], wish.timeout)
 
     return guarded(PROGRAM, work, ClashError, OSError)
 
@@ -72,25 +85,27 @@ def _read(file: Path) -> bytes:
         raise OSError(f"{file} cannot be read: {err.strerror}") from err
 
 
-def _checked(content: bytes, where: str) -> list[Pod]:
-    """Give the manifest's pods as they are written, if the node will take them; raises ConfigError."""
+def _checked(content: bytes, where: str) -> Contents:
+    """Give what the manifest holds, as it is written, if the node will take it; raises ConfigError."""
     try:
         node = node_name()
     except HostError:
         node = "node"  # the agent was given another name; it matters little here
-    static_pods(content, source="file", origin=where, node_name=node, now=time.time_ns())
+    static_contents(
+        content, source="file", origin=where, node_name=node, now=time.time_ns(), served=LOCAL_KINDS
+    )
     written = read_manifest(content, where)
-    if not written:
+    if not written.pods and not written.objects:
         raise ConfigError([Problem(where, "holds no pod")])
     return written
 
 
-def _hand_over(instance: Instance, wish: RunWish, content: bytes, written: Sequence[Pod]) -> Path:
+def _hand_over(instance: Instance, wish: RunWish, content: bytes, written: Contents) -> Path:
     target = instance.manifests / wish.file.name
     if wish.file.resolve().parent != instance.manifests.resolve():
         target = _give(instance, wish, content) or _put(target, wish, content, written)
-    for pod in written:
-        print(f"{pod.metadata.name}: handed to the node as {target}")
+    for name in (*map(title, written.objects), *(pod.metadata.name for pod in written.pods)):
+        print(f"{name}: handed to the node as {target}")
     return target
 
 
@@ -107,10 +122,10 @@ def _give(instance: Instance, wish: RunWish, content: bytes) -> Path | None:
         return None
 
 
-def _put(target: Path, wish: RunWish, content: bytes, written: Sequence[Pod]) -> Path:
+def _put(target: Path, wish: RunWish, content: bytes, written: Contents) -> Path:
     plan = plan_handover(target, names_of(written), look_around(target.parent), replace=wish.replace)
     try:
-        carry_out(plan, content)
+        carry_out(plan, content, mode_for(written))
     except OSError as err:
         raise OSError(f"{target} cannot be written: {err.strerror}") from err
     return target

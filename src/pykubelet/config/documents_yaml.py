@@ -131,7 +131,10 @@ class _Tree:
                 self._place(value, merge=plain and text == "<<")
             case yaml.AliasEvent(anchor=anchor):
                 if anchor not in self._anchors:
-                    self._refuse(f"*{anchor} has no &{anchor} that ends before it: add one")
+                    # Its name is not shown: a password that begins with * and is not quoted looks like this.
+                    self._refuse(
+                        "a * refers to no & that ends before it: put text that begins with * in quotes"
+                    )
                 value, size = self._anchors[anchor]
                 self._count(size)
                 self._descend(depth_of(value))

@@ -1,12 +1,11 @@
 """One connection to a runtime: calls go out, named errors come back, everything is measured.
 
-gRPC is untyped, so it ends here: the rest of the room sees protobuf messages and CriError only.
+The rest of the room sees protobuf messages and CriError only; the wire is in `connection.py`.
 
 Guarantees:
 
 - A call never waits for a dead runtime: it fails at once with Unavailable (after five seconds if
-  something accepts the connection and stays silent). The channel reconnects by itself, about a
-  second at the latest after the runtime listens again.
+  something accepts the connection and stays silent). The next call connects again.
 - A call without a timeout (a pull, an event stream) ends when its task is cancelled or the
   connection breaks.
 - CancelledError means that the calling task was cancelled, and nothing else.
@@ -20,15 +19,17 @@ import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
+from pykubelet.cri.connection import Connection, Status, connect_unix
 from pykubelet.cri.endpoint import Endpoint
 from pykubelet.cri.errors import BadResponse, CriError, Unavailable, from_status
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.logs import get_logger
+
+_OK, _CLOSED = Status("OK"), Status("UNAVAILABLE")
 
 log = get_logger(__name__)
 _trace = log.v(5)
@@ -40,22 +41,6 @@ Check = Callable[[Answer], str]
 FOREVER = math.inf
 """The timeout of a call that may take as long as it takes."""
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-
-_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Go's servers refuse a socket's path as the name of a host.
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-    # A failed connect to a unix socket is nearly free, so a runtime that restarts is found soon.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Despite its name this bounds one attempt: a socket that accepts and stays silent.
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    # Two agents in one process must not share a connection's state.
-    ("grpc.use_local_subchannel_pool", 1),
-]
-
 
 class Channel:
     """A connection that is made on the first call and remade when it breaks."""
@@ -63,8 +48,10 @@ class Channel:
     def __init__(self, endpoint: Endpoint, metrics: CriMetrics) -> None:
         self.endpoint = endpoint
         self.metrics = metrics
-        self._grpc = grpc.aio.insecure_channel(endpoint.target, options=_OPTIONS)
-        self._stubs: dict[str, Any] = {}
+        self._connections: list[Connection] = []
+        """The last one takes new calls; others are there until their calls have ended."""
+        self._attempt: asyncio.Future[None] | None = None
+        """Done when whoever is connecting has succeeded or failed."""
         self._closed = False
 
     async def call(
@@ -84,8 +71,12 @@ class Channel:
         `check` objects to is a failure like any other. `headers` go with the request.
         """
         with self._watch(method, request, operation):
-            stub = self._stub(self._grpc.unary_unary, method, request, answer)
-            response: Answer = await stub(request, timeout=_deadline(timeout), metadata=tuple(headers))
+            connection = await self._connected(_name(method))
+            call = connection.call(method, request.SerializeToString(), headers, timeout)
+            message = await call.answer()
+            if call.status != _OK or message is None:
+                raise self._failure(_name(method), call.status, message)
+            response = _parse(_name(method), answer, message)
             if check is not None and (wrong := check(response)):
                 raise BadResponse(_name(method), wrong)
             return response
@@ -104,29 +95,56 @@ class Channel:
         Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops.
         """
         with self._watch(method, request, operation):
-            call = self._stub(self._grpc.unary_stream, method, request, answer)(
-                request, timeout=_deadline(timeout)
-            )
+            connection = await self._connected(_name(method))
+            call = connection.call(method, request.SerializeToString(), (), timeout)
             try:
-                async for response in call:
-                    yield response
+                while (message := await call.read()) is not None:
+                    yield _parse(_name(method), answer, message)
+                if call.status != _OK:
+                    raise self._failure(_name(method), call.status, None)
             finally:
                 call.cancel()
 
     async def close(self) -> None:
         """End the connection; calls under way fail with Unavailable."""
         self._closed = True
-        await self._grpc.close()
+        for connection in self._connections:
+            connection.close(Status("UNAVAILABLE", f"the connection to {self.endpoint} was closed"))
 
-    def _stub(self, kind: Any, method: str, request: Message, answer: type[Answer]) -> Any:
-        stub = self._stubs.get(method)
-        if stub is None:
-            stub = self._stubs[method] = kind(
-                method,
-                request_serializer=type(request).SerializeToString,
-                response_deserializer=answer.FromString,
-            )
-        return stub
+    async def _connected(self, name: str) -> Connection:
+        """Give the connection for a new call; one caller connects, the others wait for it."""
+        while not (self._connections and self._connections[-1].usable):
+            if self._attempt is not None:
+                await asyncio.shield(self._attempt)
+                if self._connections and self._connections[-1].usable:
+                    break
+                raise Unavailable(name, "Unavailable", f"no connection to {self.endpoint}")
+            self._attempt = asyncio.get_running_loop().create_future()
+            try:
+                await self._connect(name)
+            finally:
+                self._attempt.set_result(None)
+                self._attempt = None
+        return self._connections[-1]
+
+    async def _connect(self, name: str) -> None:
+        try:
+            connection = await connect_unix(self.endpoint.path)
+        except OSError as err:
+            reason = err.strerror or str(err)
+            raise Unavailable(
+                name, "Unavailable", f"failed to connect to {self.endpoint}: {reason}"
+            ) from None
+        if self._closed:
+            connection.close(_CLOSED)
+            raise Unavailable(name, "Unavailable", f"the connection to {self.endpoint} is closed")
+        self._connections = [*(one for one in self._connections if one.open), connection]
+
+    def _failure(self, name: str, status: Status | None, message: bytes | None) -> CriError:
+        assert status is not None
+        if status == _OK and message is None:
+            return BadResponse(name, "the answer is empty")
+        return from_status(name, status.code, status.message)
 
     @contextmanager
     def _watch(self, method: str, request: Message, operation: str) -> Iterator[None]:
@@ -143,21 +161,12 @@ class Channel:
             # The reader of a stream has heard enough.
             code = "OK"
             raise
-        except grpc.aio.AioRpcError as err:
-            failure = from_status(name, err.code().name, err.details())
-            code = failure.code
-            raise failure from None
         except CriError as err:
             code = err.code
             raise
         except asyncio.CancelledError:
             code = "Canceled"
-            task = asyncio.current_task()
-            if task is None or task.cancelling() or not self._closed:
-                raise
-            # gRPC cancels what is under way when the channel closes; nobody cancelled this task.
-            message = f"the connection to {self.endpoint} was closed"
-            raise Unavailable(name, "Unavailable", message) from None
+            raise
         finally:
             seconds = perf_counter() - started
             if operation:
@@ -168,8 +177,11 @@ class Channel:
                 )
 
 
-def _deadline(timeout: float) -> float | None:
-    return None if timeout == FOREVER else timeout
+def _parse(name: str, kind: type[Answer], message: bytes) -> Answer:
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise BadResponse(name, "it cannot be decoded") from None
 
 
 def _name(method: str) -> str:

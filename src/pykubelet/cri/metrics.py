@@ -5,9 +5,10 @@ Built on a registry that the caller gives, because two agents can live in one pr
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from pykubelet.metrics import SECONDS
+
 # 5 ms to 12 minutes: a status takes milliseconds, a large image's pull takes minutes.
 _OPERATION_BUCKETS = [0.005 * 2.5**n for n in range(14)]
-_SANDBOX_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 
 
 class CriMetrics:
@@ -37,7 +38,7 @@ class CriMetrics:
             "kubelet_run_podsandbox_duration_seconds",
             "How long it took to start pod sandboxes, by runtime handler.",
             ["runtime_handler"],
-            buckets=_SANDBOX_BUCKETS,
+            buckets=SECONDS,
             registry=registry,
         )
         self._sandbox_errors = Counter(

@@ -16,8 +16,12 @@ from pathlib import Path
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
+MNT_FORCE = 1
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
+MS_RDONLY = 1
+MS_REMOUNT = 32
+MS_BIND = 4096
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ESCAPED = re.compile(r"[\s\\#]|[^\x20-\x7e]")

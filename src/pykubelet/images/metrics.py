@@ -10,10 +10,11 @@ from bisect import bisect_left
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from pykubelet.metrics import SECONDS
+
 _MIB = 1024**2
 _GIB = 1024**3
 _PULL_BUCKETS = [1, 5, 10, 20, 30, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600]
-_PLUGIN_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 _SIZES = {
     10 * _MIB: "0-10MB",
     100 * _MIB: "10MB-100MB",
@@ -51,7 +52,7 @@ class ImageMetrics:
             "kubelet_credential_provider_plugin_duration",
             "How long credential providers took, in seconds.",
             ["plugin_name"],
-            buckets=_PLUGIN_BUCKETS,
+            buckets=SECONDS,
             registry=registry,
         )
         self._plugin_errors = Counter(

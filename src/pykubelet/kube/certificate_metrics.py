@@ -10,6 +10,8 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
+from pykubelet.metrics import PlainCounter
+
 _LIVES = [60, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000]
 _ERRORS = {
     "client": "kubelet_certificate_manager_client_expiration_renew_errors",
@@ -26,8 +28,7 @@ class CertificateMetrics:
             f"Seconds until the {kind} certificate expires, negative when it has; +Inf without one.",
             registry=registry,
         )
-        # A gauge that only grows: the library gives no counter a name that does not end in _total.
-        self._errors = Gauge(
+        self._errors = PlainCounter(
             _ERRORS[kind], "Attempts to renew the certificate that failed.", registry=registry
         )
         self._ages: Histogram | None = None

@@ -1,7 +1,8 @@
 """Telling the cluster what happens: events go out one after the other, and nobody waits for them.
 
 `record` only puts an event into a queue of bounded length; when it is full, events are dropped and
-counted. One task sends them in their order. While the API server is away the one at hand is tried
+counted. One task sends them in their order; ordinary ones wait for a while when the node has better
+to do, and go before the next warning. While the API server is away the one at hand is tried
 again for about two minutes, as by the reference, or for as long as it takes; one that the server
 refuses is given up.
 """
@@ -12,6 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from pykubelet.api.event import Event, EventSource, ObjectReference
@@ -38,6 +40,10 @@ log = get_logger(__name__)
 QUEUED = 1000
 TRIES = 12
 TRY_AGAIN_SECONDS = 10.0
+HOLD_SECONDS = 10.0
+"""How long events may wait for a quiet moment."""
+LOOK_SECONDS = 0.25
+"""How soon a quiet moment is noticed."""
 
 _TRANSIENT = (Unreachable, BadAnswer, ServerError, TooManyRequests, Unauthorized)
 
@@ -103,7 +109,10 @@ class EventRecorder:
     ) -> None:
         self._store = store
         self._source = EventSource(component=component, host=host)
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(queued)
+        self._queue: asyncio.Queue[tuple[Event, float]] = asyncio.Queue(queued)
+        self._urgent = 0
+        """How many of those that wait must not."""
+        self._hurry = asyncio.Event()
         self._tries = tries
         self._clock = clock
         self._chance = chance
@@ -119,20 +128,26 @@ class EventRecorder:
         """Record an event about an object; never waits."""
         event = new_event(about, self._source, kind, reason, message, self._now())
         try:
-            self._queue.put_nowait(event)
+            self._queue.put_nowait((event, asyncio.get_running_loop().time()))
         except asyncio.QueueFull as err:
             self.dropped += 1
             self._overflow.failed(err, asyncio.get_running_loop().time())
+            return
+        if _is_urgent(event):
+            self._urgent += 1
+            self._hurry.set()
 
     def pod_event(self, pod: Pod, event: Happening) -> None:
         """Record what the journal says of a pod: `journal.listen(recorder.pod_event)`."""
         self.record(pod_reference(pod, event.where), event.kind, event.reason, event.message)
 
-    async def run(self) -> NoReturn:
-        """Send events until cancelled."""
+    async def run(self, crowded: Callable[[], bool] = lambda: False) -> NoReturn:
+        """Send events until cancelled; while it is `crowded`, only what must be told soon."""
         while True:
-            event = await self._queue.get()
+            event, recorded = await self._queue.get()
             try:
+                await self._wait_for_quiet(recorded, crowded)
+                self._urgent -= _is_urgent(event)
                 now = asyncio.get_running_loop().time()
                 if (write := self._correlator.correlate(event, now)) is not None:
                     await self._deliver(write)
@@ -141,12 +156,27 @@ class EventRecorder:
 
     async def flush(self, seconds: float) -> bool:
         """Wait until everything recorded so far is dealt with, at most so long; says whether it is."""
+        self._urgent += 1
+        self._hurry.set()
         try:
             async with asyncio.timeout(seconds):
                 await self._queue.join()
         except TimeoutError:
             return False
+        finally:
+            self._urgent -= 1
         return True
+
+    async def _wait_for_quiet(self, recorded: float, crowded: Callable[[], bool]) -> None:
+        loop, most = asyncio.get_running_loop(), self._queue.maxsize // 2
+        while crowded() and not self._urgent and self._queue.qsize() < most:
+            left = recorded + HOLD_SECONDS - loop.time()
+            if left <= 0:
+                return
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_SECONDS)):
+                    await self._hurry.wait()
 
     async def _deliver(self, write: Write) -> None:
         tries = 0
@@ -193,6 +223,10 @@ class EventRecorder:
         # Names are made of the time, so no two events may share it.
         self._last_ns = max(self._clock(), self._last_ns + 1)
         return self._last_ns
+
+
+def _is_urgent(event: Event) -> bool:
+    return event.type != "Normal"
 
 
 def pod_reference(pod: Pod, where: str = "") -> ObjectReference:

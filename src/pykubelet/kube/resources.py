@@ -18,6 +18,7 @@ from pykubelet.api.event import Event
 from pykubelet.api.lease import Lease
 from pykubelet.api.meta import from_document, from_json
 from pykubelet.api.node import Node
+from pykubelet.api.persistent import PersistentVolume, PersistentVolumeClaim
 from pykubelet.api.pod import Pod
 
 
@@ -88,6 +89,8 @@ SECRETS = Resource(Secret, "Secret", "secrets")
 CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "configmaps")
 SERVICES = Resource(Service, "Service", "services")
 SERVICE_ACCOUNTS = Resource(ServiceAccount, "ServiceAccount", "serviceaccounts")
+CLAIMS = Resource(PersistentVolumeClaim, "PersistentVolumeClaim", "persistentvolumeclaims")
+PERSISTENT_VOLUMES = Resource(PersistentVolume, "PersistentVolume", "persistentvolumes", namespaced=False)
 RUNTIME_CLASSES = Resource(RuntimeClass, "RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False)
 CERTIFICATE_REQUESTS = Resource(
     CertificateSigningRequest,

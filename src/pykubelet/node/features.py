@@ -1,9 +1,22 @@
-"""What the node has and can do beside running pods: its images, its runtime's handlers, its features."""
+"""What the node has and can do beside running pods: its images, its runtime's handlers, its features.
+
+A feature is declared only when this agent really has it, whatever its gate says, because others act on it:
+
+- the scheduler sends pods that need a feature only to nodes that declare it (a rule that restarts all
+  containers; a user namespace on the node's network), and leaves them pending where there is none;
+- the API server refuses changes that a pod's node cannot make (resizing a whole pod, or its init
+  containers, in place) instead of taking them for nothing to happen;
+- the API server hands WebSocket streams on as they are to nodes that translate them, and translates
+  them itself for all others: a node that declares that and cannot do it breaks `kubectl exec`.
+
+`NOT_BUILT` are the ones that the reference declares by default and this agent does not have: whoever builds
+one moves its name to `_DECLARED`, and `tests/cluster/test_golden.py` compares the rest with the reference.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from pykubelet.api.node import (
     ContainerImage,
@@ -16,13 +29,19 @@ from pykubelet.cri import runtime_pb2 as pb
 
 NAMES_PER_IMAGE = 5
 
-_DECLARED = (
-    "ExtendWebSocketsToKubelet",
-    "InPlacePodLevelResourcesVerticalScaling",
-    "InPlacePodVerticalScalingInitContainers",
-    "RestartAllContainersOnContainerExits",
+NOT_BUILT = frozenset(
+    {
+        "ExtendWebSocketsToKubelet",
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScalingInitContainers",
+        "RestartAllContainersOnContainerExits",
+    }
 )
-_HOST_NETWORK_USERS = "UserNamespacesHostNetworkSupport"
+_DECLARED: Mapping[str, Callable[[pb.RuntimeFeatures], bool]] = {
+    # The agent asks for both; whether they go together is the runtime's matter.
+    "UserNamespacesHostNetworkSupport": lambda runtime: runtime.user_namespaces_host_network,
+}
+"""What this agent has, each with what it needs of the runtime."""
 
 _IDENTIFIERS = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
 _SEMANTIC = re.compile(rf"v?(\d+\.\d+\.\d+(?:-{_IDENTIFIERS})?(?:\+{_IDENTIFIERS})?)")
@@ -74,10 +93,9 @@ def runtime_features(status: pb.StatusResponse | None, gates: FeatureGates) -> N
 
 
 def declared_features(status: pb.StatusResponse | None, gates: FeatureGates) -> list[str]:
-    """List the features that the scheduler has to know of before it sends pods that use them."""
-    if not gates.enabled("NodeDeclaredFeatures"):
+    """List the features that others must know of before they ask this node for them, by name."""
+    if status is None or not gates.enabled("NodeDeclaredFeatures"):
         return []
-    declared = [name for name in _DECLARED if gates.enabled(name)]
-    if gates.enabled(_HOST_NETWORK_USERS) and status is not None:
-        declared += [_HOST_NETWORK_USERS] if status.features.user_namespaces_host_network else []
-    return declared
+    return sorted(
+        name for name, supported in _DECLARED.items() if gates.enabled(name) and supported(status.features)
+    )

@@ -132,11 +132,20 @@ def reconciled(existing: Node, ours: Node, *, reset_extended: bool = False) -> N
     )
 
 
-async def try_register(store: NodeStore, ours: Node, settings: NodeSettings, *, reset_extended: bool) -> Node:
+async def try_register(
+    store: NodeStore,
+    ours: Node,
+    settings: NodeSettings,
+    *,
+    reset_extended: bool,
+    created: Callable[[], None] = lambda: None,
+) -> Node:
     """Create the node or take over the existing one, and give it as the server has it; raises KubeError."""
     refusal: Forbidden | None = None
     try:
-        return await store.create(NODES, ours)
+        node = await store.create(NODES, ours)
+        created()
+        return node
     except AlreadyExists:
         pass
     except Forbidden as err:
@@ -162,15 +171,19 @@ async def register(
     make: Callable[[], Awaitable[Node]],
     *,
     reset_extended: Callable[[], bool] = lambda: False,
+    created: Callable[[], None] = lambda: None,
 ) -> Node:
-    """Register until it is done; `make` gives our node anew for each try."""
+    """Register until it is done; `make` gives our node anew for each try.
+
+    `created` is called when the cluster did not have the node before.
+    """
     complaints = Complaints(log, "Failed to register the node", node=settings.name)
     clock, pause = asyncio.get_running_loop().time, FIRST_PAUSE_SECONDS
     while True:
         ours = await make()
         log.v(2).info("Attempting to register node", node=settings.name)
         try:
-            node = await try_register(store, ours, settings, reset_extended=reset_extended())
+            node = await try_register(store, ours, settings, reset_extended=reset_extended(), created=created)
         except KubeError as err:
             complaints.failed(err, clock())
             await store.pause(pause)

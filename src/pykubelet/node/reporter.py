@@ -18,6 +18,7 @@ from pykubelet.api.node import Node
 from pykubelet.kube.clients import Clients
 from pykubelet.node.informer import KnownNode, NodeInformer
 from pykubelet.node.lease_loop import LeaseLoop
+from pykubelet.node.metrics import NodeStartup
 from pykubelet.node.node_events import NodeEvents, Record
 from pykubelet.node.registration import blank_node, register
 from pykubelet.node.settings import NodeSettings
@@ -31,8 +32,14 @@ class NodeReporter:
     """Speaks for one node; `informer` shows its object to everyone else."""
 
     def __init__(
-        self, clients: Clients, settings: NodeSettings, sources: NodeSources, record: Record
+        self,
+        clients: Clients,
+        settings: NodeSettings,
+        sources: NodeSources,
+        record: Record,
+        startup: NodeStartup | None = None,
     ) -> None:
+        self._startup = startup or NodeStartup()
         self._clients = clients
         self._settings = settings
         self._sources = sources
@@ -40,7 +47,13 @@ class NodeReporter:
         self._events = NodeEvents(record, settings.name)
         close_all = clients.heartbeats.transport.close_all
         self._status = StatusLoop(
-            clients.heartbeats, settings, sources, self._observer, self._events, close_all
+            clients.heartbeats,
+            settings,
+            sources,
+            self._observer,
+            self._events,
+            close_all,
+            ready=self._startup.ready,
         )
         self._lease = LeaseLoop(clients.heartbeats, settings, lambda: self._status.node_uid, close_all)
         self._registered = asyncio.Event()
@@ -65,11 +78,13 @@ class NodeReporter:
             tasks.start(self._lease.run(), name="node-lease")
             if self._settings.register:
                 await self._observer.refresh()
+                self._startup.attempted()
                 node = await register(
                     self._clients.objects,
                     self._settings,
                     self._initial,
                     reset_extended=self._sources.reset_extended,
+                    created=self._startup.registered,
                 )
                 self._status.registered(node)
                 self._lease.wake()

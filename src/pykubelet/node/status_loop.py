@@ -53,6 +53,7 @@ class StatusLoop:
         events: NodeEvents,
         close_connections: CloseConnections,
         *,
+        ready: Callable[[], None] = lambda: None,
         clock: Callable[[], datetime] = pykubelet.api.meta.now,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -62,6 +63,7 @@ class StatusLoop:
         self._observer = observer
         self._events = events
         self._close_connections = close_connections
+        self._ready = ready
         self._clock = clock
         self._chance = chance
         self._bell = Bell()
@@ -160,6 +162,8 @@ class StatusLoop:
         if changed or now >= self._next_report:
             patch = node_patch(old, new)
             self._latest = await self._store.patch(NODES, self._settings.name, patch, subresource="status")
+            if is_ready(self._latest.status.conditions):
+                self._ready()
             self._schedule(changed, now)
         self._sources.volumes_reported(new.status.volumes_in_use)
 

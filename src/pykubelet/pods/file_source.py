@@ -10,6 +10,10 @@ the order of the files' names.
 - A file that cannot be used keeps its last good pods for as long as it exists (see `folder.py`).
 - Of two pods with one name, or one uid, the first file's counts and the other is a problem.
 
+ConfigMaps and Secrets among the pods are handed on first, so that they are there when a pod starts; a
+file with a Secret that others than root can read is warned of. A node of a cluster gets its objects
+from the API server: there they are not used, which is said once.
+
 Every problem is emitted with the set and logged once.
 """
 
@@ -25,13 +29,18 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.errors import Problem
 from pykubelet.logs import get_logger
 from pykubelet.pods.folder import Look, Manifest, look
+from pykubelet.pods.manifests import Contents
+from pykubelet.pods.object_manifests import LOCAL_KINDS, LocalObject
 from pykubelet.pods.path_watch import PathWatch, folders_around
-from pykubelet.pods.static import static_pods, without_duplicates
+from pykubelet.pods.static import static_contents, without_duplicates
 
 log = get_logger(__name__)
 
 Emit = Callable[[str, list[Pod], list[Problem]], None]
 """Takes a source's name, its full set of pods, and what is wrong with it."""
+
+Serve = Callable[[Iterable[tuple[str, LocalObject]]], list[Problem]]
+"""Takes the full set of ConfigMaps and Secrets, each with its file; gives what is wrong with them."""
 
 _SHORTEST_PERIOD = 0.1
 _LOOK_AGAIN = 0.25
@@ -40,8 +49,8 @@ _LOOK_AGAIN = 0.25
 class FileSource:
     """Watches a path and emits its pods, at once and after every change.
 
-    `served` are the kinds of API objects that static pods may refer to on this node; `clock` gives
-    nanoseconds since the epoch.
+    `serve` makes ConfigMaps and Secrets of the manifests available to pods, where manifests have to do
+    for an API server; `clock` gives nanoseconds since the epoch.
     """
 
     name = "file"
@@ -53,19 +62,21 @@ class FileSource:
         node_name: str,
         emit: Emit,
         *,
-        served: frozenset[str] = frozenset(),
+        serve: Serve | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._path = path
         self._period = max(period.seconds, _SHORTEST_PERIOD)
         self._node_name = node_name
         self._emit = emit
-        self._served = served
+        self._serve = serve
         self._clock = clock
         self._known: dict[Path, Manifest] = {}
         self._emitted: object = None
         self._problems: frozenset[Problem] = frozenset()
         self._complaint = ""
+        self._exposed: dict[Path, tuple[bytes, str]] = {}
+        self._unused_told = False
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -85,31 +96,60 @@ class FileSource:
             return False
         self._complain("" if seen.exists else "does not exist; pods will start when it appears")
         self._known = seen.manifests
+        self._warn(seen)
         self._report(seen)
         return seen.unsettled
 
     def _report(self, seen: Look) -> None:
-        content = [(manifest.pods, manifest.problems) for manifest in seen.manifests.values()]
+        content = [(manifest.contents, manifest.problems) for manifest in seen.manifests.values()]
         if content == self._emitted:
             return
         self._emitted = content
-        pods, duplicates = without_duplicates(
-            (str(file), pod) for file, manifest in seen.manifests.items() for pod in manifest.pods
-        )
         problems = [problem for manifest in seen.manifests.values() for problem in manifest.problems]
-        self._log([*problems, *duplicates])
-        self._emit(self.name, pods, [*problems, *duplicates])
+        if self._serve is not None:
+            problems += self._serve(
+                (str(file), found)
+                for file, manifest in seen.manifests.items()
+                for found in manifest.contents.objects
+            )
+        pods, duplicates = without_duplicates(
+            (str(file), pod) for file, manifest in seen.manifests.items() for pod in manifest.contents.pods
+        )
+        problems += duplicates
+        self._log(problems)
+        self._emit(self.name, pods, problems)
 
-    def _load(self, data: bytes, file: Path) -> list[Pod]:
+    def _load(self, data: bytes, file: Path) -> Contents:
         log.v(3).info("Reading manifest", path=file)
-        return static_pods(
+        return static_contents(
             data,
             source="file",
             origin=str(file),
             node_name=self._node_name,
             now=self._clock(),
-            served=self._served,
+            served=LOCAL_KINDS if self._serve is not None else frozenset(),
         )
+
+    def _warn(self, seen: Look) -> None:
+        """Tell of secrets that others can read, once for each file and change, and of unused objects."""
+        exposed = {}
+        for file, manifest in seen.manifests.items():
+            if manifest.exposed and manifest.contents.has_secret:
+                exposed[file] = manifest.digest, manifest.exposed
+                if self._exposed.get(file) != exposed[file]:
+                    log.warning(
+                        "A Secret's manifest can be read by others than root",
+                        path=file,
+                        remedy=manifest.exposed,
+                    )
+            if manifest.contents.unused and not self._unused_told:
+                self._unused_told = True
+                log.warning(
+                    "ConfigMaps and Secrets in manifests are not used on a node of a cluster: "
+                    "create them through the API server",
+                    path=file,
+                )
+        self._exposed = exposed
 
     def _log(self, problems: Iterable[Problem]) -> None:
         problems = frozenset(problems)

@@ -1,10 +1,10 @@
-"""One look at a folder of manifests: which files are there, and which pods they hold.
+"""One look at a folder of manifests: which files are there, and what they hold.
 
 Looking again is cheap: a file that has not changed since the last look is neither opened nor parsed.
 All of this blocks, so it runs in a thread; it touches nothing but the files and returns what it saw.
 
-A file that exists but cannot be used (half-written, invalid, unreadable) keeps the pods that it
-last held, together with the problem. The reference forgets such a pod at its next listing; but a
+A file that exists but cannot be used (half-written, invalid, unreadable) keeps what it last held,
+together with the problem. The reference forgets such a pod at its next listing; but a
 slip of the pen should not stop what runs, and a file that is meant to go can be removed.
 """
 
@@ -16,31 +16,33 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError, Problem
-from pykubelet.pods.manifests import read_bytes
+from pykubelet.pods.manifests import Contents, read_bytes
 from pykubelet.pods.path_watch import SETTLED_AFTER, links
 
-Load = Callable[[bytes, Path], list[Pod]]
-"""Makes pods of a file's bytes; raises ConfigError."""
+Load = Callable[[bytes, Path], Contents]
+"""Makes pods, and what they refer to, of a file's bytes; raises ConfigError."""
 
 _SECOND = 1_000_000_000
 # A file that changed so recently may change again without its time or size telling.
 _UNCERTAIN = _SECOND // 10
+_OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What one file held at the last look."""
 
-    pods: tuple[Pod, ...] = ()
+    contents: Contents = field(default_factory=Contents)
     problems: tuple[Problem, ...] = ()
     stamp: tuple[int, ...] | None = None
     """Tells a changed file from an unchanged one without reading it; None when nothing can tell."""
     digest: bytes = b""
+    exposed: str = ""
+    """What to do so that nobody but root can read it; "" when nobody can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +111,16 @@ def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
         return Manifest(problems=(Problem(str(file), "is a link to a file that does not exist"),))
     except OSError as err:
         return _unreadable(file, known, err)
+    exposed = _exposed(file, facts)
     digest = b""
     try:
         data = read_bytes(file)
         digest = hashlib.blake2b(data).digest()
         if digest == known.digest:
-            return replace(known, stamp=stamp)
-        return Manifest(tuple(load(data, file)), (), stamp, digest)
+            return replace(known, stamp=stamp, exposed=exposed)
+        return Manifest(load(data, file), (), stamp, digest, exposed)
     except ConfigError as err:
-        return Manifest(known.pods, tuple(err.problems), stamp, digest)
+        return Manifest(known.contents, tuple(err.problems), stamp, digest, exposed)
     except FileNotFoundError:
         return None
     except OSError as err:
@@ -126,7 +129,16 @@ def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
 
 def _unreadable(file: Path, known: Manifest, err: OSError) -> Manifest:
     # Without a stamp and a digest it is read again at every look: nothing else tells when that works.
-    return Manifest(known.pods, (Problem(str(file), f"cannot be read: {err.strerror}"),))
+    return Manifest(known.contents, (Problem(str(file), f"cannot be read: {err.strerror}"),))
+
+
+def _exposed(file: Path, facts: os.stat_result) -> str:
+    remedies = []
+    if facts.st_uid not in (0, os.geteuid()):
+        remedies.append(f"chown root {file}")
+    if facts.st_mode & _OTHERS_READ:
+        remedies.append(f"chmod 600 {file}")
+    return " && ".join(remedies)
 
 
 def _stamp(facts: os.stat_result) -> tuple[int, ...] | None:

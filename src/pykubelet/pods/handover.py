@@ -1,7 +1,8 @@
 """Handing a manifest to the node: where it goes in the manifests folder, and putting it there whole.
 
-A manifest keeps its file's name, so that its owner finds it again. Writing the same pods anew is an
-update; whatever would silently push out or double another pod is refused.
+A manifest keeps its file's name, so that its owner finds it again. Writing the same pods and objects anew
+is an update; whatever would silently push out or double another is refused. One that holds a secret can
+be read by its owner only.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from pathlib import Path
 
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError
-from pykubelet.pods.manifests import read_bytes, read_manifest
+from pykubelet.pods.manifests import Contents, read_bytes, read_manifest
+from pykubelet.pods.object_manifests import title
 from pykubelet.pods.static import complete_static_pod
 
 Names = frozenset[str]
-"""Pods as `namespace/name`."""
+"""What manifests hold, such as `pod default/web` and `configMap default/page`."""
+
+PUBLIC, PRIVATE = 0o644, 0o600
 
 
 class ClashError(Exception):
@@ -31,28 +35,29 @@ class Plan:
 
     target: Path
     remove: tuple[Path, ...] = ()
-    """Files whose pods the new one takes over."""
+    """Files whose contents the new one takes over."""
 
 
-def names_of(pods: Collection[Pod]) -> Names:
-    """Give the names of pods as they are written; raises ClashError when two have the same."""
-    names = [f"{pod.metadata.namespace or 'default'}/{pod.metadata.name}" for pod in pods]
+def names_of(written: Contents) -> Names:
+    """Give the names of what is in a manifest, as it is written; raises ClashError when two have the same."""
+    names = [f"pod {pod.metadata.namespace or 'default'}/{pod.metadata.name}" for pod in written.pods]
+    names += [title(found) for found in written.objects]
     for name in names:
         if names.count(name) > 1:
-            raise ClashError(f"pod {name} is in the manifest twice: rename one, or remove it")
+            raise ClashError(f"{name} is in the manifest twice: rename one, or remove it")
     return frozenset(names)
 
 
 def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | None], *, replace: bool) -> Plan:
-    """Decide what to do for a manifest with these pods; `present` is the folder, None for what is unreadable.
+    """Decide what to do for a manifest with these names; `present` is the folder, None for bad files.
 
-    Raises ClashError when another pod would be lost or doubled, unless `replace` says that it may.
+    Raises ClashError when something else would be lost or doubled, unless `replace` says that it may.
     """
     if target.name.startswith("."):
         raise ClashError(f"{target.name} is a hidden file, which the node ignores: rename it")
     old = present.get(target, frozenset())
     if not replace and (old is None or old - names):
-        holds = "something that cannot be read" if old is None else f"pod {', '.join(sorted(old - names))}"
+        holds = "something that cannot be read" if old is None else ", ".join(sorted(old - names))
         raise ClashError(
             f"{target} is there already and holds {holds}: "
             "rename your file, or say --replace to put yours in its place"
@@ -63,17 +68,15 @@ def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | Non
             continue
         same = ", ".join(sorted(others & names))
         if others - names:
-            raise ClashError(
-                f"pod {same} is already in {file}, with others: take it out there, or rename yours"
-            )
+            raise ClashError(f"{same} is already in {file}, with others: take it out there, or rename yours")
         if not replace:
-            raise ClashError(f"pod {same} is already in {file}: rename yours, or say --replace to move it")
+            raise ClashError(f"{same} is already in {file}: rename yours, or say --replace to move it")
         doubles.append(file)
     return Plan(target, tuple(doubles))
 
 
 def look_around(folder: Path) -> dict[Path, Names | None]:
-    """Read which pods the manifests folder holds; raises OSError when it cannot be listed."""
+    """Read what the manifests folder holds; raises OSError when it cannot be listed."""
     present: dict[Path, Names | None] = {}
     for file in folder.iterdir():
         if file.name.startswith(".") or not file.is_file():
@@ -85,14 +88,19 @@ def look_around(folder: Path) -> dict[Path, Names | None]:
     return present
 
 
-def carry_out(plan: Plan, content: bytes) -> None:
+def carry_out(plan: Plan, content: bytes, mode: int = PUBLIC) -> None:
     """Write the manifest and remove what it takes over; raises OSError."""
-    write_atomically(plan.target, content)
+    write_atomically(plan.target, content, mode)
     for file in plan.remove:
         file.unlink(missing_ok=True)
 
 
-def write_atomically(target: Path, content: bytes) -> None:
+def mode_for(written: Contents) -> int:
+    """Give the permissions of a manifest's file."""
+    return PRIVATE if written.has_secret else PUBLIC
+
+
+def write_atomically(target: Path, content: bytes, mode: int = PUBLIC) -> None:
     """Write a file so that whoever looks sees the old content or the new, never a part; raises OSError."""
     # The node ignores hidden files, so it does not see this one grow.
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -101,7 +109,7 @@ def write_atomically(target: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(mode)
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)

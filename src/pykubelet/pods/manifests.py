@@ -1,10 +1,11 @@
-"""Manifests: YAML or JSON that people write, as pods.
+"""Manifests: YAML or JSON that people write, as pods and what lies beside them.
 
-A manifest holds `Pod`s, `PodList`s, or `List`s as `kubectl get -o yaml` prints them. All documents of
-a file with `---` lines count (the reference reads only the first, and says nothing about the
-others). Fields that the agent does not know are skipped and `null` means "not written", as in the
-API; a field of the wrong type is refused with its path. What arrives here may be hostile: sizes,
-nesting and aliases are bounded by this module and by the document reader below it.
+A manifest holds `Pod`s, `PodList`s, or `List`s as `kubectl get -o yaml` prints them, and `ConfigMap`s
+and `Secret`s (`object_manifests.py`). All documents of a file with `---` lines count (the reference
+reads only the first, and says nothing about the others). Fields that the agent does not know are
+skipped and `null` means "not written", as in the API; a field of the wrong type is refused with its
+path. What arrives here may be hostile: sizes, nesting and aliases are bounded by this module and by
+the document reader below it.
 """
 
 from __future__ import annotations
@@ -13,42 +14,66 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pykubelet.api.core import Secret
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.text import quoted
 from pykubelet.config.documents import read_text_document
 from pykubelet.config.documents_yaml import yaml_documents
 from pykubelet.config.errors import ConfigError, Problem
-from pykubelet.logs import get_logger
-
-log = get_logger(__name__)
+from pykubelet.pods.object_manifests import KINDS, BadObject, LocalObject, read_object
 
 MAX_BYTES = 10 * 1024 * 1024
 
 _LISTS = ("PodList", "List")
-_NOT_RUN = ("ConfigMap", "Secret")
 _PLACED = re.compile(r"(?P<what>.*) - at `(?P<path>.*)`", re.DOTALL)
 
 
-def read_manifest(data: bytes, where: str) -> list[Pod]:
-    """Read the pods of a manifest, as they are written; `where` (a path, a URL) names it in messages.
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a manifest holds."""
 
-    Raises ConfigError with one line per problem.
+    pods: Sequence[Pod] = ()
+    objects: Sequence[LocalObject] = ()
+    unused: Sequence[str] = ()
+    """The kinds of objects that were left out, because they are of no use where the manifest is read."""
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether only few should read the manifest."""
+        return "Secret" in self.unused or any(isinstance(found, Secret) for found in self.objects)
+
+
+def read_manifest(data: bytes, where: str, *, objects: bool = True) -> Contents:
+    """Read what a manifest holds, as it is written; `where` (a path, a URL) names it in messages.
+
+    Without `objects` ConfigMaps and Secrets are only counted, whatever they hold. Raises ConfigError
+    with one line per problem.
     """
     pods: list[Pod] = []
+    found: list[LocalObject] = []
+    unused: list[str] = []
     problems: list[Problem] = []
-    for place, document in _objects(_documents(data, where), where):
+    for place, kind, document in _objects(_documents(data, where), where):
         try:
-            pods.append(from_document(Pod, _without_nulls(document)))
+            if kind == "Pod":
+                pods.append(from_document(Pod, _without_nulls(document)))
+            elif objects:
+                found.append(read_object(kind, document))
+            else:
+                unused.append(kind)
+        except BadObject as err:
+            problems += [Problem(where, f"{_name(kind, document)}{problem}") for problem in err.problems]
         except ValueError as err:
-            problems.append(Problem(where, _told(place, str(err))))
+            problems.append(Problem(where, f"{_name(kind, document)}{_told(place, str(err))}"))
     if problems:
         raise ConfigError(problems)
-    return pods
+    return Contents(pods, found, unused)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -86,26 +111,21 @@ def _documents(data: bytes, where: str) -> list[Any]:
     return documents
 
 
-def _objects(documents: list[Any], where: str) -> Iterator[tuple[str, Any]]:
-    """Give each pod's document with its place in the manifest; raises ConfigError for other kinds."""
+def _objects(documents: list[Any], where: str) -> Iterator[tuple[str, str, Any]]:
+    """Give each object's place in the manifest, its kind and its document; raises ConfigError for others."""
     for document in documents:
         kind = _kind(document, where)
-        if kind == "Pod":
-            yield "", document
-        elif kind in _LISTS:
-            items = document.get("items")
-            if not isinstance(items, list | None):
-                raise ConfigError([Problem(where, "items: must be a list of pods")])
-            for index, item in enumerate(items or []):
-                # The items of a PodList need not say again what they are.
-                if isinstance(item, dict) and kind == "PodList" and "kind" not in item:
-                    item = {**item, "kind": "Pod", "apiVersion": "v1"}
-                if (item_kind := _kind(item, where)) == "Pod":
-                    yield f"items[{index}]", item
-                else:
-                    _skip(item_kind, where)
-        else:
-            _skip(kind, where)
+        if kind not in _LISTS:
+            yield "", _usable(kind, where), document
+            continue
+        items = document.get("items")
+        if not isinstance(items, list | None):
+            raise ConfigError([Problem(where, "items: must be a list of pods")])
+        for index, item in enumerate(items or []):
+            # The items of a PodList need not say again what they are.
+            if isinstance(item, dict) and kind == "PodList" and "kind" not in item:
+                item = {**item, "kind": "Pod", "apiVersion": "v1"}
+            yield f"items[{index}]", _usable(_kind(item, where), where), item
 
 
 def _kind(document: Any, where: str) -> str:
@@ -121,10 +141,19 @@ def _kind(document: Any, where: str) -> str:
     return kind
 
 
-def _skip(kind: str, where: str) -> None:
-    if kind not in _NOT_RUN:
+def _usable(kind: str, where: str) -> str:
+    if kind != "Pod" and kind not in KINDS:
         raise ConfigError([Problem(where, f"is a {quoted(kind)}: only Pod and PodList can be run")])
-    log.info("Skipped an object in a manifest that is not a pod", path=where, kind=kind)
+    return kind
+
+
+def _name(kind: str, document: Any) -> str:
+    """Say which object a problem is about; a pod's place in the manifest is enough."""
+    if kind == "Pod":
+        return ""
+    meta = document.get("metadata")
+    name = meta.get("name") if isinstance(meta, dict) else None
+    return f"{kind} {quoted(name)}: " if isinstance(name, str) and name else f"{kind}: "
 
 
 def _without_nulls(value: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykubelet.api.pod import Container, KeySelector, NamedRef, Pod
-from pykubelet.api.volume import AsWritten, Volume
+from pykubelet.api.volume import Volume
 from pykubelet.api.volume_files import Projection
 
 Reference = tuple[str, str]
@@ -75,8 +75,9 @@ def secret_names(pod: Pod) -> set[str]:
         if volume.secret is not None:
             names.add(volume.secret.secret_name)
         names.add(_text(volume.azure_file, "secretName"))
-        names.add(_text((volume.csi or {}).get("nodePublishSecretRef"), "name"))
-        names |= {_text((written or {}).get("secretRef"), "name") for _, written in _with_logins(volume)}
+        if volume.csi is not None and volume.csi.node_publish_secret_ref is not None:
+            names.add(volume.csi.node_publish_secret_ref.name)
+        names |= {secret for _, secret in _logins(volume)}
         names |= {source.secret.name for source in _projected(volume) if source.secret is not None}
     return names - {""}
 
@@ -120,22 +121,24 @@ def _of_volume(path: str, volume: Volume) -> Iterator[Reference]:
         for kind in source.kinds:
             if kind in _PROJECTED_KINDS:
                 yield f"{path}.projected.sources[{index}].{kind}", _PROJECTED_KINDS[kind]
-    for kind, written in _with_logins(volume):
-        if written is not None and written.get("secretRef"):
-            yield f"{path}.{kind}.secretRef", "secrets"
+    for kind, _ in _logins(volume):
+        yield f"{path}.{kind}.secretRef", "secrets"
 
 
-def _with_logins(volume: Volume) -> tuple[tuple[str, AsWritten | None], ...]:
-    """Old kinds of network volumes, which may name a secret to log in with."""
-    return (
+def _logins(volume: Volume) -> Iterator[tuple[str, str]]:
+    """Give the secrets to log in with that old kinds of network volumes name, each with the kind."""
+    for kind, typed in (("flexVolume", volume.flex_volume), ("iscsi", volume.iscsi)):
+        if typed is not None and typed.secret_ref is not None:
+            yield kind, typed.secret_ref.name
+    for kind, written in (
         ("cephfs", volume.cephfs),
         ("cinder", volume.cinder),
-        ("flexVolume", volume.flex_volume),
-        ("iscsi", volume.iscsi),
         ("rbd", volume.rbd),
         ("scaleIO", volume.scale_io),
         ("storageos", volume.storageos),
-    )
+    ):
+        if written is not None and written.get("secretRef"):
+            yield kind, _text(written["secretRef"], "name")
 
 
 def _projected(volume: Volume) -> list[Projection]:

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -24,9 +25,13 @@ import msgspec
 from pykubelet.api.pod import Pod, Toleration
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.logs import get_logger
 from pykubelet.pods.defaults import apply_defaults
-from pykubelet.pods.manifests import read_manifest
+from pykubelet.pods.manifests import Contents, read_manifest
+from pykubelet.pods.object_manifests import LOCAL_KINDS
 from pykubelet.pods.validate import validate_pod
+
+log = get_logger(__name__)
 
 Source = Literal["file", "http", "api"]
 
@@ -48,14 +53,36 @@ def static_pods(
     now: int,
     served: frozenset[str] = frozenset(),
 ) -> list[Pod]:
-    """Make the pods of a manifest's bytes: read, completed and checked.
+    """Make the pods of a manifest's bytes, and nothing of what lies beside them; see `static_contents`."""
+    given = static_contents(
+        data, source=source, origin=origin, node_name=node_name, now=now, served=served, objects=False
+    )
+    if given.unused:
+        kinds = sorted(set(given.unused))
+        log.info("Skipped objects in a manifest that are not pods", path=origin, kinds=kinds)
+    return list(given.pods)
+
+
+def static_contents(
+    data: bytes,
+    *,
+    source: Literal["file", "http"],
+    origin: str,
+    node_name: str,
+    now: int,
+    served: frozenset[str] = frozenset(),
+    objects: bool | None = None,
+) -> Contents:
+    """Make what a manifest's bytes hold: read, completed and checked.
 
     `origin` is the file's path or the URL, `now` nanoseconds since the epoch, and `served` the
-    kinds of API objects that pods may refer to here (`validate_pod` knows them). Raises
-    ConfigError with every problem of every pod: a manifest is taken whole or not at all.
+    kinds of API objects that pods may refer to here (`validate_pod` knows them). ConfigMaps and
+    Secrets are read where they are served, unless `objects` says otherwise. Raises ConfigError with every
+    problem of everything in it: a manifest is taken whole or not at all.
     """
     pods, problems = [], []
-    for written in read_manifest(data, origin):
+    given = read_manifest(data, origin, objects=served >= LOCAL_KINDS if objects is None else objects)
+    for written in given.pods:
         if not written.metadata.name:
             problems.append(Problem(origin, "metadata.name: must be set"))
             continue
@@ -67,7 +94,7 @@ def static_pods(
         ]
     if problems:
         raise ConfigError(problems)
-    return pods
+    return replace(given, pods=pods)
 
 
 def complete_static_pod(

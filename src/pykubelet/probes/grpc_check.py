@@ -7,9 +7,10 @@ the question.
 
 from __future__ import annotations
 
-import grpc
+import asyncio
 
 from pykubelet.api.pod import GRPCAction
+from pykubelet.cri.connection import Connection, Status
 from pykubelet.probes.outcome import Outcome, Target, join_host_port, resolve_host, resolve_port
 
 CHECK_METHOD = "/grpc.health.v1.Health/Check"
@@ -17,29 +18,36 @@ CHECK_METHOD = "/grpc.health.v1.Health/Check"
 _SERVING = 1
 _NAMES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _ANSWER_LIMIT = 4096
-_NOT_CONNECTED = "failed to connect to all addresses"
 
 
 async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: str) -> Outcome:
     """Ask the health service; anything but SERVING is a failure. Raises BadTarget."""
-    host = resolve_host("", target)
-    address = join_host_port(host, resolve_port(action.port, target.container))
-    options = [
-        ("grpc.primary_user_agent", agent),
-        ("grpc.use_local_subchannel_pool", 1),  # or channels would share a connection
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),
-        ("grpc.max_receive_message_length", _ANSWER_LIMIT),
-    ]
-    request = encode_request(action.service or "")
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        try:
-            answer: bytes = await channel.unary_unary(CHECK_METHOD)(request, timeout=timeout)
-        except grpc.aio.AioRpcError as err:
-            connected = channel.get_state() == grpc.ChannelConnectivity.READY
-            return Outcome("failure", _describe(err, address, timeout, connected))
+    host, port = resolve_host("", target), resolve_port(action.port, target.container)
+    address = join_host_port(host, port)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
     try:
-        status = decode_status(answer)
+        async with asyncio.timeout_at(end):
+            _, connection = await loop.create_connection(
+                lambda: Connection(address, _ANSWER_LIMIT), host, port
+            )
+    except TimeoutError:
+        return Outcome("failure", _not_within(address, timeout))
+    except OSError as err:
+        return Outcome("failure", f'error: failed to connect service at "{address}": {err.strerror or err}')
+    try:
+        if not await connection.greeted(end - loop.time()):
+            return Outcome("failure", _not_within(address, timeout))
+        call = connection.call(
+            CHECK_METHOD, encode_request(action.service or ""), [("user-agent", agent)], end - loop.time()
+        )
+        answer = await call.answer()
+        if call.status is None or call.status.code != "OK":
+            return Outcome("failure", _describe(call.status or Status("UNKNOWN"), timeout))
+    finally:
+        connection.close(Status("CANCELLED"))
+    try:
+        status = decode_status(answer or b"")
     except ValueError as err:
         return Outcome("failure", f"error: health rpc probe failed: {err}")
     if status != _SERVING:
@@ -81,23 +89,23 @@ def decode_status(message: bytes) -> int:
     return status
 
 
-def _describe(err: grpc.aio.AioRpcError, address: str, timeout: float, connected: bool) -> str:
-    details = err.details() or ""
-    match err.code():
-        case grpc.StatusCode.UNIMPLEMENTED:
+def _not_within(address: str, timeout: float) -> str:
+    within = f'timeout: failed to connect service "{address}" within {timeout:g}s'
+    return within + ": context deadline exceeded"
+
+
+def _describe(status: Status, timeout: float) -> str:
+    match status.code:
+        case "UNIMPLEMENTED":
             return (
                 "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): "
-                + details
+                + status.message
             )
-        case grpc.StatusCode.DEADLINE_EXCEEDED if not connected:
-            within = f'timeout: failed to connect service "{address}" within {timeout:g}s'
-            return within + ": context deadline exceeded"
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
+        case "DEADLINE_EXCEEDED":
             return f"timeout: health rpc did not complete within {timeout:g}s"
-        case grpc.StatusCode.UNAVAILABLE if _NOT_CONNECTED in details:
-            return f'error: failed to connect service at "{address}": {details}'
         case code:
-            return f"error: health rpc probe failed: rpc error: code = {_spell(code.name)} desc = {details}"
+            text = f"rpc error: code = {_spell(code)} desc = {status.message}"
+            return f"error: health rpc probe failed: {text}"
 
 
 def _spell(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from urllib.parse import urljoin
 
@@ -60,11 +60,17 @@ async def http_check(action: HTTPGetAction, target: Target, timeout: float, tls:
         return Outcome("failure", str(err))
 
 
-async def lifecycle_get(action: HTTPGetAction, container: Container, address: str) -> str | None:
+async def lifecycle_get(
+    action: HTTPGetAction,
+    container: Container,
+    address: str,
+    fell_back: Callable[[], None] = lambda: None,
+) -> str | None:
     """Make the request of a container's hook to its pod; any answer will do. The caller bounds the time.
 
     Gives why there was none. A server that speaks plain HTTP where TLS was asked for is asked again
-    without, and without credentials, as authors have come to rely on.
+    without, and without credentials, as authors have come to rely on; `fell_back` is called when that
+    worked.
     """
     tls = unverified_tls()
     headers = _headers(action)
@@ -77,6 +83,7 @@ async def lifecycle_get(action: HTTPGetAction, container: Container, address: st
                 raise
             public = [(name, value) for name, value in headers if name.lower() != "authorization"]
             await follow(replace(url, scheme="http"), public, "lifecycle", tls, None)
+            fell_back()
     except (BadTarget, GetFailed) as err:
         return str(err)
     return None

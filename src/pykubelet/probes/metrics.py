@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from pykubelet.metrics import SECONDS
 from pykubelet.probes.kinds import Kind
-
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Labels(NamedTuple):
@@ -39,7 +38,7 @@ class ProbeMetrics:
             "prober_probe_duration_seconds",
             "How long probes took that were answered well.",
             ["probe_type", "container", "pod", "namespace"],
-            buckets=_BUCKETS,
+            buckets=SECONDS,
             registry=registry,
         )
 

@@ -20,6 +20,7 @@ from pykubelet.host.cgroups import CgroupMode, Cgroups
 from pykubelet.logs import get_logger
 from pykubelet.resources.cgroup_names import CgroupName, driver_path
 from pykubelet.resources.cgroup_values import CgroupValues, Write, v1_writes, v2_writes
+from pykubelet.resources.metrics import CgroupMetrics
 
 log = get_logger(__name__)
 
@@ -40,7 +41,10 @@ class CgroupError(OSError):
 class CgroupFiles:
     """The cgroups of one machine, by name."""
 
-    def __init__(self, cgroups: Cgroups, driver: str = "cgroupfs") -> None:
+    def __init__(
+        self, cgroups: Cgroups, driver: str = "cgroupfs", metrics: CgroupMetrics | None = None
+    ) -> None:
+        self._metrics = metrics or CgroupMetrics()
         self._cgroups = cgroups
         self._unified = cgroups.unified
         self._driver = driver
@@ -57,17 +61,22 @@ class CgroupFiles:
 
     def make(self, name: CgroupName, values: CgroupValues) -> None:
         """Make a cgroup, and those above it, and set it; raises CgroupError."""
-        try:
-            self._make(name)
-        except OSError as err:
-            raise CgroupError(err.errno, f"cannot make cgroup {self._path(name)}: {err}") from err
-        self.write(name, values)
+        with self._metrics.timed("create"):
+            try:
+                self._make(name)
+            except OSError as err:
+                raise CgroupError(err.errno, f"cannot make cgroup {self._path(name)}: {err}") from err
+            self._write(name, values)
 
     def write(self, name: CgroupName, values: CgroupValues) -> None:
         """Set a cgroup that exists; raises CgroupError with the file that refused its value.
 
         Limits of controllers that the machine does not have are left out.
         """
+        with self._metrics.timed("update"):
+            self._write(name, values)
+
+    def _write(self, name: CgroupName, values: CgroupValues) -> None:
         path = self._path(name)
         for write in v2_writes(values) if self._unified else v1_writes(values):
             if write.controller in self._cgroups.mounts:

@@ -35,6 +35,7 @@ from pykubelet.resources.cgroup_names import (
 )
 from pykubelet.resources.cgroup_values import CgroupValues, PodPolicy, node_values, pod_values
 from pykubelet.resources.in_force import resources_in_force
+from pykubelet.resources.metrics import CgroupMetrics
 from pykubelet.resources.qos import QOSClass, qos_class
 from pykubelet.resources.qos_cgroups import TIERS, Demand, TierPolicy, demand_of, tier_values
 
@@ -53,6 +54,7 @@ class PodCgroups:
         cgroups: Cgroups,
         capacity: Resources,
         page_sizes: tuple[str, ...] = (),
+        metrics: CgroupMetrics | None = None,
     ) -> None:
         """Take the node's settings, its cgroups, its capacity (`read_capacity`) and its huge page sizes."""
         pod_level = gates.enabled("PodLevelResources")
@@ -64,7 +66,8 @@ class PodCgroups:
         self._enabled = config.cgroups_per_qos
         self._driver = config.cgroup_driver
         self._root = (*parse_path(config.cgroup_root), ALL_PODS)
-        self._files = CgroupFiles(cgroups, self._driver)
+        self._metrics = metrics or CgroupMetrics()
+        self._files = CgroupFiles(cgroups, self._driver, self._metrics)
         self._policy = PodPolicy(
             quota=config.cpu_cfs_quota,
             period=config.cpu_cfs_quota_period // 1000,
@@ -135,8 +138,9 @@ class PodCgroups:
         """
         if not self._enabled:
             return
-        for qos in TIERS:
-            await self._files.remove(self._name(qos, uid))
+        with self._metrics.timed("destroy"):
+            for qos in TIERS:
+                await self._files.remove(self._name(qos, uid))
         self._made.discard(uid)
         self._weigh(uid, None)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pykubelet.api.pod import Container, HTTPGetAction, LifecycleHandler, Pod
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
+from pykubelet.runtime.metrics import StartMetrics
 
 
 class HookError(Exception):
@@ -24,7 +25,10 @@ PodIP = Callable[[str], str]
 class HookRunner:
     """Runs hooks; the caller bounds the time."""
 
-    def __init__(self, cri: Cri, http_get: HTTPGet, pod_ip: PodIP) -> None:
+    def __init__(
+        self, cri: Cri, http_get: HTTPGet, pod_ip: PodIP, metrics: StartMetrics | None = None
+    ) -> None:
+        self._metrics = metrics or StartMetrics()
         self._cri = cri
         self._http_get = http_get
         self._pod_ip = pod_ip
@@ -40,7 +44,11 @@ class HookRunner:
             if problem := await self._http_get(hook.http_get, container, address):
                 raise HookError(problem)
         elif hook.sleep is not None:
-            await asyncio.sleep(hook.sleep.seconds)
+            try:
+                await asyncio.sleep(hook.sleep.seconds)
+            except asyncio.CancelledError:
+                self._metrics.sleep_cut_short()
+                raise
         else:
             raise HookError("the hook names no action that this agent knows (exec, httpGet, sleep)")
 

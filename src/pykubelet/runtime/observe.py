@@ -70,6 +70,12 @@ class Observer:
             containers=_newest_first(seen_containers),
         )
 
+    async def new_sandbox(self, sandbox_id: str) -> ObservedSandbox:
+        """Look at a sandbox that was just made; the next look at its pod need not ask again."""
+        found = observed_sandbox((await self._cri.runtime.pod_sandbox_status(sandbox_id)).status)
+        self._sandboxes[sandbox_id] = found
+        return found
+
     async def all_pods(self) -> dict[str, ObservedPod]:
         """Every pod that the runtime knows, as lists tell: states and identities, no details."""
         sandboxes, containers = await asyncio.gather(

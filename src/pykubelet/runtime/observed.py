@@ -86,6 +86,11 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(container for container in self.containers if container.phase == "running")
 
     @property
+    def is_alive(self) -> bool:
+        """Whether anything of the pod runs, be it only its sandbox."""
+        return any(sandbox.ready for sandbox in self.sandboxes) or bool(self.running)
+
+    @property
     def ips(self) -> tuple[str, ...]:
         """Addresses of the newest sandbox, if it is ready."""
         return self.sandboxes[0].ips if self.sandboxes and self.sandboxes[0].ready else ()

@@ -35,11 +35,13 @@ from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.mounts import sub_path
 from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_dir
+from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem, ServicesUnknown
 from pykubelet.runtime.removal import is_starting, remove_container
 from pykubelet.runtime.sandbox_config import make_sandbox_config
+from pykubelet.runtime.volume_facts import block_volumes, wanted_images
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.mounted import MountedVolume
 
@@ -92,6 +94,7 @@ class Starter:
     def __init__(
         self,
         cri: Cri,
+        observer: Observer,
         node: NodeFacts,
         dirs: PodDirs,
         images: ImagePuller,
@@ -107,6 +110,7 @@ class Starter:
         services: Callable[[Pod], Mapping[str, str] | None] = no_services,
     ) -> None:
         self._cri = cri
+        self._observer = observer
         self._node = node
         self._dirs = dirs
         self._images = images
@@ -145,13 +149,11 @@ class Starter:
         try:
             sandbox_id = await self._cri.runtime.run_pod_sandbox(config, handler)
             self._on_created(pod.uid, sandbox_id)
-            network = (await self._cri.runtime.pod_sandbox_status(sandbox_id)).status.network
+            return sandbox_id, (await self._observer.new_sandbox(sandbox_id)).ips
         except CriError as err:
             message = f"Failed to create pod sandbox: {err.rpc_text}"
             self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
             raise
-        ips = (network.ip, *(extra.ip for extra in network.additional_ips)) if network.ip else ()
-        return sandbox_id, ips
 
     async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
         """Have the container's image; raises StartError after the event."""
@@ -175,7 +177,7 @@ class Starter:
     ) -> str:
         """Create and start one container; gives its id. Raises StartError."""
         attempt = await self._attempt(pod, container, observed.latest(container.name))
-        config = await self._config(pod, container, image, attempt, setting, ips, observed)
+        config = await self._config(pod, container, image, attempt, setting, ips, observed, sandbox)
         try:
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
@@ -201,6 +203,7 @@ class Starter:
         setting: PodSetting,
         ips: Sequence[str],
         observed: ObservedPod,
+        sandbox: pb.PodSandboxConfig,
     ) -> pb.ContainerConfig:
         hosts, termination = "", ""
         try:
@@ -231,6 +234,11 @@ class Starter:
                 secret=sources.secret,
                 env_file=sources.file,
             )
+            facts = replace(
+                facts,
+                block_volumes=block_volumes(setting.volumes),
+                image_volumes=await self._image_volumes(pod, container, setting, sandbox),
+            )
             facts = replace(facts, sub_paths=await self._parts_of_volumes(pod, container, facts))
             return make_container_config(pod, container, facts)
         except (ConfigProblem, VolumeError, OSError) as err:
@@ -241,14 +249,39 @@ class Starter:
     async def _parts_of_volumes(
         self, pod: Pod, container: Container, facts: ContainerFacts
     ) -> dict[int, str]:
-        partial = [mount for mount in container.volume_mounts if mount.sub_path or mount.sub_path_expr]
+        partial = [
+            (index, mount)
+            for index, mount in enumerate(container.volume_mounts)
+            if (mount.sub_path or mount.sub_path_expr) and mount.name not in facts.image_volumes
+        ]
         if not partial:
             return {}
         env = container_env(pod, container, facts)
-        paths = {index: sub_path(mount, env) for index, mount in enumerate(container.volume_mounts)}
+        paths = {index: sub_path(mount, env) for index, mount in partial}
         return await self._sub_paths(
             pod, container, facts.volumes, {i: path for i, path in paths.items() if path}
         )
+
+    async def _image_volumes(
+        self, pod: Pod, container: Container, setting: PodSetting, sandbox: pb.PodSandboxConfig
+    ) -> dict[str, pb.ImageSpec]:
+        """Have the images of a container's volumes, by the volumes' names; raises StartError."""
+        images = wanted_images(pod, container, setting.volumes)
+        if not images:
+            return {}
+        secrets = await pull_secrets(pod, self._objects, self._journal)
+        found = {}
+        for name, (image, policy) in images.items():
+            try:
+                present = await self._images.ensure_image(
+                    pod, image, policy, sandbox, secrets, where=field_of(pod, container.name)
+                )
+            except ImageError as err:
+                message = f"volume {name}: {err.message}"
+                self._event(pod, container, "Warning", "Failed", f"Error: {message}")
+                raise StartError(err.reason, message, err.retry_after) from err
+            found[name] = pb.ImageSpec(image=present.id, user_specified_image=image)
+        return found
 
     async def post_start(self, pod: Pod, container: Container, container_id: str) -> None:
         """Run a container's postStart hook, if it has one; a failure kills it and raises StartError."""

@@ -1,5 +1,7 @@
 """Connections of clients: accepted one by one, begun with the TLS of the moment, and never too many.
 
+Over TLS a client says what it wants to speak: HTTP/2 (`http2`), or HTTP/1.1, which is aiohttp's.
+
 Strangers can open connections, too, so there is a bound: at the bound, whoever has been idle longest (or
 has not finished the TLS handshake) makes room for the new one, and connections with a request under way
 are left alone. A client that does not finish its handshake, or sends nothing, is closed after a while.
@@ -14,13 +16,18 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from pykubelet.logs import get_logger
+from pykubelet.server.nameless import nameless
 from pykubelet.server.scopes import own_scope
-from pykubelet.server.tls import NoCertificate
+from pykubelet.server.tls import HTTP2, NoCertificate
 from pykubelet.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from pykubelet.server.http2 import Http2
 
 log = get_logger(__name__)
 
@@ -46,27 +53,34 @@ Context = Callable[[], ssl.SSLContext]
 @asynccontextmanager
 async def app_runner(app: web.Application) -> AsyncIterator[web.Server]:
     """Make the server of an application; leaving ends what is under way, with two seconds of grace."""
-    # What clients do wrong is answered, not logged; what handlers do wrong is logged by whoever calls them.
-    silent = logging.Logger("silent", logging.CRITICAL + 1)
     runner = web.AppRunner(
         app,
-        access_log=None,
         handle_signals=False,
         keepalive_timeout=IDLE_SECONDS,
         shutdown_timeout=_SHUTDOWN_SECONDS,
         lingering_time=1.0,
-        logger=silent,
-        max_line_size=MOST_LINE_BYTES,
-        max_field_size=MOST_HEADER_BYTES,
-        max_headers=MOST_HEADERS,
         handler_cancellation=True,
+        **_handler_options(),
     )
     await runner.setup()
     assert runner.server is not None
+    nameless(runner.server)
     try:
         yield runner.server
     finally:
         await runner.cleanup()
+
+
+def _handler_options() -> dict[str, Any]:
+    """How requests are read, over whichever protocol."""
+    return {
+        "access_log": None,
+        # What clients do wrong is answered, not logged; what handlers do wrong is logged by their callers.
+        "logger": logging.Logger("silent", logging.CRITICAL + 1),
+        "max_line_size": MOST_LINE_BYTES,
+        "max_field_size": MOST_HEADER_BYTES,
+        "max_headers": MOST_HEADERS,
+    }
 
 
 @asynccontextmanager
@@ -98,6 +112,7 @@ class _Door:
         self._scope = scope
         self._most = most
         self._greeting: dict[asyncio.Task[None], None] = {}
+        self._made_http2: Http2 | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -122,8 +137,10 @@ class _Door:
             return True
         for connection in connections:
             # aiohttp has no public word for "no request is being handled".
-            if connection._current_request is None:
+            if connection._current_request is None and (transport := connection.transport) is not None:
                 connection.force_close()
+                # Whoever does not answer to a goodbye would stay for a while yet.
+                transport.abort()
                 return True
         oldest = next(iter(self._greeting), None)
         if oldest is not None:
@@ -138,10 +155,37 @@ class _Door:
                 if tls
                 else {}
             )
-            await asyncio.get_running_loop().connect_accepted_socket(self._server, client, ssl=tls, **options)
+            protocol = (lambda: _Choice(self)) if tls else self._server
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, client, ssl=tls, **options)
         except (NoCertificate, ssl.SSLError, OSError) as err:
             log.v(4).info("A connection did not come about", err=err)
             client.close()
         except BaseException:
             client.close()
             raise
+
+    def protocol_for(self, spoken: str | None) -> asyncio.Protocol:
+        """Give who speaks what was agreed on."""
+        return self._http2() if spoken == HTTP2 else self._server()
+
+    def _http2(self) -> asyncio.Protocol:
+        if self._made_http2 is None:
+            # Here because of its memory: a node may never meet a client that speaks it.
+            from pykubelet.server.http2 import Http2
+
+            self._made_http2 = Http2(self._server, idle_seconds=IDLE_SECONDS, **_handler_options())
+        return self._made_http2()
+
+
+class _Choice(asyncio.Protocol):
+    """Stands in until the handshake is done, and then leaves the connection to who speaks its protocol."""
+
+    def __init__(self, door: _Door) -> None:
+        self._door = door
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+        log.v(4).info("A client is connected", protocol=spoken, client=transport.get_extra_info("peername"))
+        protocol = self._door.protocol_for(spoken)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)

@@ -82,22 +82,20 @@ class ContainerLogs:
         with suppress(OSError, TimeoutError):
             async with aclosing(blocks):
                 async for block in blocks:
-                    text = writer.text(block, wish.streams)
-                    if left is not None:
-                        text = text[:left]
-                        left -= len(text)
-                    if text:
-                        async with asyncio.timeout(self._idle_seconds):
-                            await answer.write(text)
-                    if left == 0:
-                        return
+                    for text in writer.texts(block, wish.streams):
+                        piece = text[:left]
+                        if piece:
+                            async with asyncio.timeout(self._idle_seconds):
+                                await answer.write(piece)
+                        if left is not None and not (left := left - len(piece)):
+                            return
+                        # Sending to a quick client never waits; others must get their turn.
+                        await asyncio.sleep(0)
 
 
 async def _present(file: LogFile) -> AsyncGenerator[bytes, None]:
     for block in file.blocks(up_to=file.size):
         yield block
-        # Sending to a quick client never waits; others must get their turn.
-        await asyncio.sleep(0)
     yield file.take_rest()
 
 

@@ -1,62 +1,84 @@
-"""`/metrics` and `/metrics/probes`: the agent's numbers, as Prometheus reads them.
+"""`/metrics` and `/metrics/probes`: the agent's numbers, in the text format that Prometheus reads.
 
-Probes have a page of their own, because they have a series for each container.
+Probes have a page of their own, because they have a series for each container. The format is written
+here and not by the library, whose writer renames every counter to end in `_total` and adds the time
+at which each series began: scrapers expect neither. A metric without series is not mentioned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.samples import Sample
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _PROBES = "prober_"
 _EVERYWHERE = "process_start_time_seconds"
+_BEGAN = "_created"
+_TOTAL = "_total"
+_IN_VALUES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
     """Routes for the metrics of one registry."""
 
-    def page(wanted: Callable[[str], bool]) -> Callable[[web.Request], web.Response]:
-        def answer(request: web.Request) -> web.Response:
-            try:
-                encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
-            except (TypeError, ValueError):
-                # The library does not expect versions that are no numbers.
-                encode, content_type = choose_encoder("")
-            body: bytes = encode(_Part(registry, wanted))
-            return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
+    def page(wanted: Callable[[str], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(_: web.Request) -> web.Response:
+            chosen = (metric for metric in registry.collect() if wanted(metric.name))
+            return web.Response(body=text_format(chosen), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
 
         return answer
 
-    own = page(lambda name: not name.startswith(_PROBES))
-    probes = page(lambda name: name.startswith(_PROBES) or name == _EVERYWHERE)
-
-    async def metrics(request: web.Request) -> web.Response:
-        return own(request)
-
-    async def metrics_of_probes(request: web.Request) -> web.Response:
-        return probes(request)
-
-    return [web.get("/metrics", metrics), web.get("/metrics/probes", metrics_of_probes)]
+    return [
+        web.get("/metrics", page(lambda name: not name.startswith(_PROBES))),
+        web.get("/metrics/probes", page(lambda name: name.startswith(_PROBES) or name == _EVERYWHERE)),
+    ]
 
 
-class _Part:
-    """Some of a registry's metrics, by name."""
-
-    def __init__(self, registry: CollectorRegistry, wanted: Callable[[str], bool]) -> None:
-        self._registry = registry
-        self._wanted = wanted
-
-    def collect(self) -> Iterable[Metric]:
-        return (_undated(metric) for metric in self._registry.collect() if self._wanted(metric.name))
+def text_format(metrics: Iterable[Metric]) -> bytes:
+    """Write metrics, ordered by name."""
+    return "".join(line for metric in sorted(metrics, key=_name) for line in _lines(metric)).encode()
 
 
-def _undated(metric: Metric) -> Metric:
-    """The same without the time at which each series began, which the library adds and nobody expects."""
-    if metric.type not in ("counter", "histogram", "summary"):
-        return metric
-    part = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-    part.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-    return part
+def _lines(metric: Metric) -> Iterator[str]:
+    samples = [sample for sample in metric.samples if sample.name != metric.name + _BEGAN]
+    if not samples:
+        return
+    name = _name(metric)
+    yield f"# HELP {name} {metric.documentation.translate(_IN_HELP)}\n"
+    yield f"# TYPE {name} {metric.type}\n"
+    for sample in samples:
+        yield f"{sample.name}{_labels(sample)} {_number(sample.value)}\n"
+
+
+def _name(metric: Metric) -> str:
+    """The name of the whole; the library takes the end off those of its counters."""
+    total = metric.name + _TOTAL
+    if metric.type == "counter" and any(sample.name == total for sample in metric.samples):
+        return total
+    return str(metric.name)
+
+
+def _number(value: float) -> str:
+    """A number, as Go reads it, too."""
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
+
+
+def _labels(sample: Sample) -> str:
+    if not sample.labels:
+        return ""
+    labels = sample.labels
+    if bound := labels.get("le"):
+        # The upper bound of a bucket is a text to Prometheus, and everybody else writes 1, not 1.0.
+        labels = {**labels, "le": bound.removesuffix(".0")}
+    pairs = (f'{name}="{value.translate(_IN_VALUES)}"' for name, value in sorted(labels.items()))
+    return "{" + ",".join(pairs) + "}"

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from pykubelet.host.inotify import Inotify, Mask
 from pykubelet.server.log_lines import LogEntry, last_lines, parse_entries
 
-_BLOCK = 64 * 1024
+_BLOCK = 256 * 1024
 # A runtime writes entries of 16 KiB at most; what has no line break for so long is damage.
 _LONGEST_LINE = 1024 * 1024
 _TICK_SECONDS = 1.0
@@ -88,11 +88,12 @@ class LogFile:
         Nothing is begun behind `up_to`, for a file that grows as fast as it is read.
         """
         while (up_to is None or self._file.tell() < up_to) and (block := self._file.read(_BLOCK)):
-            lines, found, rest = block.rpartition(b"\n")
-            if not found:
-                self._rest = self._rest + rest if len(self._rest) < _LONGEST_LINE else b""
+            end = block.rfind(b"\n") + 1
+            if not end:
+                self._rest = self._rest + block if len(self._rest) < _LONGEST_LINE else b""
                 continue
-            whole, self._rest = self._rest + lines + found, rest
+            whole = b"".join((self._rest, memoryview(block)[:end]))
+            self._rest = block[end:]
             yield whole
 
     def entries(self) -> Iterator[LogEntry]:

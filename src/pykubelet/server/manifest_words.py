@@ -18,6 +18,8 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     path: str
     pods: list[ManifestPod] = []
+    objects: list[str] = []
+    """ConfigMaps and Secrets in it, such as `configMap default/page`."""
     problems: list[str] = []
     """Why the node cannot use it."""
 

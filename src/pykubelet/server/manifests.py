@@ -2,8 +2,8 @@
 
 | request | answer |
 |---|---|
-| `GET /manifests/` | `Manifests`: the files of the folder and their pods |
-| `GET /manifests/{name}` | the file as it is |
+| `GET /manifests/` | `Manifests`: the files of the folder and what they hold |
+| `GET /manifests/{name}` | the file as it is; one with a secret in it is not shown |
 | `PUT /manifests/{name}` | `Manifest`: the body is taken; `?replace=true` is `pykubelet run --replace` |
 | `DELETE /manifests/{name}` | `Manifest`: what was there |
 
@@ -26,9 +26,10 @@ from aiohttp import web
 from pykubelet.api.meta import to_json
 from pykubelet.config.errors import ConfigError
 from pykubelet.logs import get_logger
-from pykubelet.pods.handover import ClashError, carry_out, look_around, names_of, plan_handover
-from pykubelet.pods.manifests import MAX_BYTES, read_bytes, read_manifest
-from pykubelet.pods.static import static_pods
+from pykubelet.pods.handover import ClashError, carry_out, look_around, mode_for, names_of, plan_handover
+from pykubelet.pods.manifests import MAX_BYTES, Contents, read_bytes, read_manifest
+from pykubelet.pods.object_manifests import title
+from pykubelet.pods.static import static_contents
 from pykubelet.server.identity import ANONYMOUS
 from pykubelet.server.manifest_words import Manifest, ManifestPod, ManifestRefusal, Manifests
 from pykubelet.server.pipeline import USER
@@ -51,7 +52,7 @@ class _No(Exception):
 
 
 class ManifestFolder:
-    """The manifests folder of a node; `served` and `clock` are as `FileSource` has them."""
+    """The manifests folder of a node; `served` and `clock` are as `static_contents` has them."""
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class ManifestFolder:
             data = await _body(request, most_bytes)
             async with self._changing:
                 taken, is_new = await finish_in_thread(lambda: self._write(path, data, replace=replace))
-            log.info("Took a manifest", path=path, pods=[pod.uid for pod in taken.pods])
+            pods = [pod.uid for pod in taken.pods]
+            log.info("Took a manifest", path=path, pods=pods, objects=taken.objects)
             return _answer(taken, 201 if is_new else 200)
 
         async def delete(request: web.Request) -> web.Response:
@@ -115,14 +117,14 @@ class ManifestFolder:
 
     def _told(self, path: Path) -> Manifest:
         try:
-            return self._understood(path, read_bytes(path))
+            return _words(path, self._understood(path, read_bytes(path)))
         except ConfigError as err:
             return Manifest(path=str(path), problems=[problem.message for problem in err.problems])
         except OSError as err:
             return Manifest(path=str(path), problems=[f"cannot be read: {err.strerror}"])
 
-    def _understood(self, path: Path, data: bytes) -> Manifest:
-        made = static_pods(
+    def _understood(self, path: Path, data: bytes) -> Contents:
+        return static_contents(
             data,
             source="file",
             origin=str(path),
@@ -130,40 +132,40 @@ class ManifestFolder:
             now=self._clock(),
             served=self._served,
         )
-        pods = [ManifestPod(namespace=p.metadata.namespace, name=p.metadata.name, uid=p.uid) for p in made]
-        return Manifest(path=str(path), pods=pods)
 
     def _read(self, path: Path) -> bytes:
         if path.is_symlink():
             raise _No(403, f"{path} is a link: what it leads to is not shown")
         try:
-            return read_bytes(path)
+            data = read_bytes(path)
         except FileNotFoundError:
             raise _missing(path) from None
         except ConfigError as err:
             raise _No(409, str(err)) from err
         except OSError as err:
             raise _unusable(path, err) from err
+        if _may_hold_secret(data, path):
+            raise _No(403, f"{path} holds a secret: it is not shown, but can be replaced or deleted")
+        return data
 
     def _write(self, path: Path, data: bytes, *, replace: bool) -> tuple[Manifest, bool]:
         try:
             taken = self._understood(path, data)
-            written = read_manifest(data, str(path))
+            written = read_manifest(data, str(path), objects=bool(taken.objects))
         except ConfigError as err:
             problems = [problem.message for problem in err.problems]
             raise _No(422, "; ".join(problems), problems) from err
-        if not written:
+        if not taken.pods and not taken.objects:
             raise _No(422, "holds no pod", ["holds no pod"])
         try:
             is_new = not path.exists()
-            carry_out(
-                plan_handover(path, names_of(written), look_around(self._folder), replace=replace), data
-            )
+            plan = plan_handover(path, names_of(written), look_around(self._folder), replace=replace)
+            carry_out(plan, data, mode_for(written))
         except ClashError as err:
             raise _No(409, str(err)) from err
         except OSError as err:
             raise _unusable(path, err) from err
-        return taken, is_new
+        return _words(path, taken), is_new
 
     def _remove(self, path: Path) -> Manifest:
         if not path.is_symlink() and not path.is_file():
@@ -206,6 +208,18 @@ async def _body(request: web.Request, most: int) -> bytes:
     except TimeoutError:
         raise _No(408, f"the manifest did not come within {_SLOW_SECONDS:g} s") from None
     return bytes(data)
+
+
+def _words(path: Path, made: Contents) -> Manifest:
+    pods = [ManifestPod(namespace=p.metadata.namespace, name=p.metadata.name, uid=p.uid) for p in made.pods]
+    return Manifest(path=str(path), pods=pods, objects=[title(found) for found in made.objects])
+
+
+def _may_hold_secret(data: bytes, path: Path) -> bool:
+    try:
+        return read_manifest(data, str(path), objects=False).has_secret
+    except ConfigError:
+        return b"Secret" in data
 
 
 def _missing(path: Path) -> _No:

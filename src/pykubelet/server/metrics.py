@@ -12,6 +12,8 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pykubelet.metrics import SECONDS
+
 _METHODS = frozenset({"OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"})
 _PATHS = frozenset(
     {
@@ -51,6 +53,7 @@ class ServerMetrics:
             "kubelet_http_requests_duration_seconds",
             "How long requests to the agent's servers took.",
             _LABELS,
+            buckets=SECONDS,
             registry=registry,
         )
         self._inflight = Gauge(
@@ -83,6 +86,7 @@ class ServerMetrics:
             "authentication_token_cache_request_duration_seconds",
             "How long the look-up of a bearer token took.",
             ["status"],
+            buckets=SECONDS,
             registry=registry,
         )
         self._token_fetches = Counter(

@@ -61,6 +61,10 @@ _VERSIONS = {
 }
 
 
+HTTP2 = "h2"
+"""HTTP/2, as clients and servers name it when they agree on what to speak."""
+
+
 class TlsProblem(Exception):
     """The configuration asks for TLS that cannot be spoken here; one line with cause and remedy."""
 
@@ -111,7 +115,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     # A resumed session would not show the client's whole chain again; nor is one long-lived secret wanted.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([HTTP2, "http/1.1"])
     if settings.curves:
         unknown = set_key_exchanges(context, settings.curves)
         if len(unknown) == len(settings.curves):

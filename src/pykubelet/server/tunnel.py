@@ -1,9 +1,10 @@
 """Handing a client's connection on to the runtime's streaming server, byte for byte.
 
 The client asks to speak another protocol (SPDY or WebSocket); the runtime does, so its answer and all that
-follows is passed on without being looked at. Both directions wait for the slower side, so that nothing
-piles up here however much is sent. The runtime's refusals are passed on as answers, except for redirects:
-following one would carry the client's wish somewhere else (CVE-2020-8559).
+follows is passed on without being looked at. Whoever sends has to wait while the other side does not take
+it, so that nothing piles up here however much is sent; a stream on which nothing comes costs nothing. The
+runtime's refusals are passed on as answers, except for redirects: following one would carry the client's
+wish somewhere else (CVE-2020-8559).
 
 What is sent on is made here: of the client's headers only those that the protocols need, never its
 credentials.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, cast
@@ -32,7 +32,6 @@ from pykubelet.tasks import TaskScope
 log = get_logger(__name__)
 
 _PATIENCE_SECONDS = 30.0
-_GULP = 256 * 1024
 _LONGEST_HEAD = 64 * 1024
 _LONGEST_REFUSAL = 64 * 1024
 _LENGTH = re.compile(rb"\r\nContent-Length: *([0-9]{1,9})\r\n", re.IGNORECASE)
@@ -56,27 +55,47 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
         raise Refused(500, "the runtime's streaming server has an address that is none\n")
     tls = ssl.create_default_context() if where.scheme == "https" else None
     port = where.port or (443 if tls else 80)
+    reader = _Reader(limit=_LONGEST_HEAD)
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            reader, writer = await asyncio.open_connection(where.hostname, port, ssl=tls, limit=_GULP)
+            runtime, _ = await asyncio.get_running_loop().create_connection(
+                lambda: asyncio.StreamReaderProtocol(reader), where.hostname, port, ssl=tls
+            )
     except (OSError, TimeoutError) as err:
         log.error(err, "The runtime's streaming server cannot be reached", host=where.netloc)
         raise Refused(500, "the runtime's streaming server cannot be reached\n") from err
     try:
         target = where.path + (f"?{where.query}" if where.query else "")
-        writer.write(_head(request, target, where.netloc))
+        runtime.write(_head(request, target, where.netloc))
         async with asyncio.timeout(_PATIENCE_SECONDS):
             head = await reader.readuntil(b"\r\n\r\n")
         status = _status(head)
         if status != 101:
             raise await _refusal(status, head, reader)
-        await _Tunnel(request, reader, writer, idle_seconds).run(head)
+        tunnel = _Tunnel(request, runtime, idle_seconds)
+        runtime.set_protocol(tunnel)
+        await tunnel.run(head + await reader.rest(), reader.ended)
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
         log.v(2).info("The runtime's streaming server did not answer", err=err)
         raise Refused(500, "the runtime's streaming server did not answer\n") from err
     finally:
-        writer.close()
+        runtime.close()
     return _Done()
+
+
+class _Reader(asyncio.StreamReader):
+    """Reads the runtime's answer, and gives what came behind it when another takes over."""
+
+    ended = False
+    """Whether the runtime has sent everything."""
+
+    def feed_eof(self) -> None:
+        self.ended = True
+        super().feed_eof()
+
+    async def rest(self) -> bytes:
+        super().feed_eof()
+        return await self.read()
 
 
 class _Done(web.StreamResponse):
@@ -93,97 +112,90 @@ class _Done(web.StreamResponse):
         return None
 
 
-class _Tunnel:
-    def __init__(
-        self,
-        request: web.Request,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        idle_seconds: float,
-    ) -> None:
+class _Tunnel(asyncio.Protocol):
+    """The runtime's side of the connection; aiohttp takes it for the parser of what the client sends.
+
+    Bytes are handed over in the moment in which they come; there is no task in their way.
+    """
+
+    def __init__(self, request: web.Request, runtime: asyncio.Transport, idle_seconds: float) -> None:
         assert request.transport is not None
         self._client: asyncio.Transport = request.transport
         self._request = request
-        self._reader = reader
-        self._writer = writer
+        self._runtime = runtime
         self._idle_seconds = idle_seconds
         self._clock = asyncio.get_running_loop().time
         self._active = self._clock()
+        self._ended = False
+        self._news = asyncio.Event()
 
-    async def run(self, head: bytes) -> None:
-        inlet = _Inlet(self._client)
+    async def run(self, begun: bytes, ended: bool) -> None:
+        """Hand over what the runtime has said already and all that follows, until one side ends."""
+        self.data_received(begun)
+        if ended:
+            self.connection_lost(None)
         # From here on aiohttp hands over what comes instead of reading requests in it.
-        self._request.protocol.set_parser(cast(Any, inlet))
+        self._request.protocol.set_parser(cast(Any, self))
         async with TaskScope() as scope:
-            scope.start(self._up(inlet), name="tunnel-up")
-            scope.start(self._close_when_idle(), name="tunnel-idle")
-            # Inside the scope: what leaves a scope is a group, which nobody would know for a lost client.
-            with suppress(ConnectionError):
-                await self._send(head)
-                while data := await self._reader.read(_GULP):
-                    await self._send(data)
+            ways_to_end = (
+                scope.start(self._flow(), name="tunnel-flow"),
+                scope.start(self._idle(), name="tunnel-idle"),
+            )
+            await asyncio.wait(ways_to_end, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _send(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        """Hand on what the runtime says; while the client does not take it, the runtime has to wait."""
         self._active = self._clock()
         self._client.write(data)
-        await self._request.writer.drain()
+        if self._request.protocol.writing_paused:
+            self._runtime.pause_reading()
+            self._news.set()
 
-    async def _up(self, inlet: _Inlet) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The runtime has ended the stream."""
+        self._ended = True
+        self._news.set()
+
+    def pause_writing(self) -> None:
+        """The runtime does not take what the client says: the client has to wait."""
+        self._client.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The runtime takes it again."""
+        self._client.resume_reading()
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """Hand on what the client says (aiohttp calls this)."""
+        self._active = self._clock()
+        self._runtime.write(data)
+        return False, b""
+
+    def feed_eof(self) -> None:
+        """The client has gone (aiohttp calls this)."""
+        self._runtime.close()
+
+    async def _flow(self) -> None:
+        """Let the runtime go on whenever the client has taken enough; ends when it has everything."""
+        # Caught here: what leaves a scope is a group, which nobody would know for a lost client.
         with suppress(ConnectionError):
-            while data := await inlet.take():
-                self._active = self._clock()
-                self._writer.write(data)
-                await self._writer.drain()
-        self._writer.close()
+            while not self._ended:
+                await self._news.wait()
+                self._news.clear()
+                await self._request.writer.drain()
+                self._runtime.resume_reading()
+            # A connection that is being closed has seconds left, too few for a slow client.
+            self._client.set_write_buffer_limits(high=1, low=0)
+            await self._request.writer.drain()
 
-    async def _close_when_idle(self) -> None:
+    async def _idle(self) -> None:
+        """Wait until nothing has come for too long."""
         while True:
             left = self._active + self._idle_seconds - self._clock()
             if left <= 0:
                 break
             await asyncio.sleep(left)
         log.v(2).info("Closing a stream on which nothing came", seconds=self._idle_seconds)
-        self._writer.close()
-
-
-class _Inlet:
-    """What the client sends, until it is taken; when too much waits, the client has to."""
-
-    def __init__(self, client: asyncio.Transport) -> None:
-        self._client = client
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._held = False
-        self._ended = False
-        self._news = asyncio.Event()
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Take what came (aiohttp calls this)."""
-        self._chunks.append(data)
-        self._size += len(data)
-        self._news.set()
-        if self._size > _GULP and not self._held:
-            self._held = True
-            self._client.pause_reading()
-        return False, b""
-
-    def feed_eof(self) -> None:
-        """Nothing more will come (aiohttp calls this)."""
-        self._ended = True
-        self._news.set()
-
-    async def take(self) -> bytes:
-        """Give what came since; empty at the end."""
-        while not self._chunks and not self._ended:
-            self._news.clear()
-            await self._news.wait()
-        data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
-        if self._held and not self._client.is_closing():
-            self._held = False
-            self._client.resume_reading()
-        return data
+        self._runtime.abort()
 
 
 def _head(request: web.Request, target: str, host: str) -> bytes:

@@ -21,6 +21,7 @@ from aiohttp import web
 from pykubelet.cri.endpoint import MAX_PATH_BYTES
 from pykubelet.logs import get_logger
 from pykubelet.server.http import PortError
+from pykubelet.server.nameless import nameless
 
 log = get_logger(__name__)
 
@@ -40,10 +41,11 @@ async def unix_server(path: Path, routes: Iterable[web.AbstractRouteDef]) -> Asy
         app, access_log=None, handle_signals=False, keepalive_timeout=30, shutdown_timeout=_SHUTDOWN_SECONDS
     )
     await runner.setup()
+    assert runner.server is not None
+    nameless(runner.server)
     try:
         listener = _listen(path)
         identity = path.lstat()
-        assert runner.server is not None
         server = await asyncio.get_running_loop().create_unix_server(runner.server, sock=listener)
         log.info("Listening", server="control", path=str(path))
         try:

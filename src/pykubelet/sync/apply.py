@@ -28,12 +28,14 @@ from pykubelet.pods.objects import ObjectError
 from pykubelet.runtime.actions import Actions
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.kill import Killer, KillError, containers_by_name
+from pykubelet.runtime.metrics import StartMetrics
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import PodSetting, Starter, StartError
 from pykubelet.runtime.user_namespaces import UserNamespaces
+from pykubelet.runtime.volume_facts import extra_groups
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.start_gate import StartGate, Turn
 from pykubelet.sync.status_containers import StartFailure
@@ -106,6 +108,8 @@ class PodMemory:
     """Containers that have begun to wait after a crash in the last step: the next one tells of it."""
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
+    current: bool = False
+    """Whether nothing was done to the pod since it was looked at."""
     ended: set[str] = field(default_factory=set)
     """Containers and sandboxes that an event said have ended; CRI may not show it yet."""
     busy: bool = False
@@ -149,6 +153,7 @@ class Doer:
         crash_back_off: BackOff,
         user_namespaces: UserNamespaces,
         handler_of: HandlerOf,
+        metrics: StartMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cri = cri
@@ -162,6 +167,7 @@ class Doer:
         self._back_off = crash_back_off
         self._user_namespaces = user_namespaces
         self._handler_of = handler_of
+        self._metrics = metrics or StartMetrics()
         self._clock = clock
 
     async def apply(
@@ -252,16 +258,22 @@ class Doer:
         try:
             volumes = await turn.while_away(self._volumes.mount(pod)) if pod.spec.volumes else {}
         except VolumeError as err:
-            self._journal.event(pod, "Warning", "FailedMount", str(err))
+            for problem in err.problems:
+                self._journal.event(pod, "Warning", "FailedMount", problem)
             self._journal.note(pod.uid, "volumes", str(err))
-            raise StepError(str(err)) from err
+            raise StepError(str(err), err.retry_after) from err
         try:
             mappings = self._user_namespaces.of(pod)
         except (ConfigProblem, OSError) as err:
             message = f"Failed to create pod sandbox: {err}"
             self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
             raise StepError(str(err)) from err
-        return PodSetting(cgroup_parent=cgroup_parent, volumes=volumes, id_mappings=mappings)
+        return PodSetting(
+            cgroup_parent=cgroup_parent,
+            volumes=volumes,
+            id_mappings=mappings,
+            extra_groups=extra_groups(pod, volumes.values()),
+        )
 
     def _sandbox_config(self, pod: Pod, actions: Actions, setting: PodSetting) -> pb.PodSandboxConfig:
         try:
@@ -281,6 +293,13 @@ class Doer:
     ) -> _Running:
         if not actions.create_sandbox:
             return _Running(actions.sandbox_id, observed.ips, config, setting)
+        with self._metrics.sandbox(pod):
+            sandbox_id, ips = await self._new_sandbox(pod, config)
+        where = ", ".join(ips) or "the host's network"
+        self._journal.note(pod.uid, "sandbox", f"running as {sandbox_id[:13]} with {where}")
+        return _Running(sandbox_id, ips, config, setting)
+
+    async def _new_sandbox(self, pod: Pod, config: pb.PodSandboxConfig) -> tuple[str, tuple[str, ...]]:
         try:
             handler = await self._handler_of(pod)
         except ObjectError as err:
@@ -289,12 +308,9 @@ class Doer:
             )
             raise StepError(str(err)) from err
         try:
-            sandbox_id, ips = await self._starter.sandbox(pod, config, handler)
+            return await self._starter.sandbox(pod, config, handler)
         except CriError as err:
             raise StepError(str(err)) from err
-        where = ", ".join(ips) or "the host's network"
-        self._journal.note(pod.uid, "sandbox", f"running as {sandbox_id[:13]} with {where}")
-        return _Running(sandbox_id, ips, config, setting)
 
     async def _image(
         self, pod: Pod, container: Container, config: pb.PodSandboxConfig
@@ -314,6 +330,7 @@ class Doer:
         turn: Turn,
     ) -> StartError | None:
         """Start one container; gives a failure instead of raising it, so that the next ones get their try."""
+        self._metrics.container(pod, container)
         try:
             if isinstance(image, StartError):
                 raise image
@@ -323,6 +340,7 @@ class Doer:
             if container.lifecycle is not None and container.lifecycle.post_start is not None:
                 await turn.while_away(self._starter.post_start(pod, container, container_id))
         except StartError as err:
+            self._metrics.container_failed(pod, container, err.reason)
             self._journal.note(pod.uid, "start", f"{container.name}: {err.reason}: {err.message}")
             return err
         self._journal.note(pod.uid, "start", f"{container.name} started")

@@ -22,6 +22,7 @@ from pykubelet.pods.objects import PodObjects
 from pykubelet.pods.static import is_static_pod
 from pykubelet.pods.store import PodStore
 from pykubelet.sync.last_pods import LastPods
+from pykubelet.sync.metrics import StatusMetrics
 from pykubelet.sync.mirror_pods import MirrorPods, Wishes, fits
 from pykubelet.sync.status_sender import StatusSender
 from pykubelet.sync.status_store import StatusStore
@@ -65,6 +66,8 @@ class ClusterSide:
         statuses: StatusStore,
         workers: PodWorkers,
         all_reported: Callable[[], bool],
+        crowded: Callable[[], bool],
+        metrics: StatusMetrics | None = None,
     ) -> None:
         self._parts = parts
         self._emit = emit
@@ -73,7 +76,13 @@ class ClusterSide:
         self._workers = workers
         self._all_reported = all_reported
         self._source = ApiSource(parts.client, node_name, self._take, ready=parts.node_ready)
-        self._sender = StatusSender(parts.client, object_of=self._object_of, may_run=self._may_run)
+        self._sender = StatusSender(
+            parts.client,
+            object_of=self._object_of,
+            may_run=self._may_run,
+            crowded=crowded,
+            metrics=metrics,
+        )
         self._mirrors = MirrorPods(
             parts.client, store, node_name, wishes=self._wishes, node_uid=parts.node_uid
         )
@@ -146,7 +155,7 @@ class ClusterSide:
         if self._last is not None:
             self._last.answered(pods, self.unreadable)
 
-    def _status_changed(self, pod: Pod, status: PodStatus) -> None:
+    def _status_changed(self, pod: Pod, status: PodStatus, _: PodStatus | None) -> None:
         self._sender.changed(pod, status)
         if self._last is not None:
             self._last.changed(pod, status)
@@ -167,4 +176,4 @@ class ClusterSide:
         if not self._all_reported():
             return None
         static = [pod for pod in self._store.pods() if is_static_pod(pod)]
-        return Wishes(static, self._workers.names())
+        return Wishes(static, self._workers.names)

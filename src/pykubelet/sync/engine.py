@@ -24,14 +24,15 @@ from pykubelet.images.provider_config import CredentialProvider
 from pykubelet.logs import get_logger
 from pykubelet.pods.file_source import FileSource
 from pykubelet.pods.journal import Event, Journal, Note, field_of
+from pykubelet.pods.local_objects import LocalObjects
 from pykubelet.pods.mux import PodChange, PodMux
-from pykubelet.pods.objects import NoObjects, PodObjects
+from pykubelet.pods.object_manifests import LOCAL_KINDS
+from pykubelet.pods.objects import PodObjects
 from pykubelet.pods.runtime_classes import default_handler
 from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_mirror_pod, is_static_pod
 from pykubelet.pods.store import PodStore
 from pykubelet.pods.url_source import UrlSource
-from pykubelet.probes.http_check import lifecycle_get
 from pykubelet.probes.prober import Prober
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector
@@ -43,6 +44,7 @@ from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.apply import Cgroups, Doer, Volumes
 from pykubelet.sync.cluster import ClusterParts, ClusterSide
+from pykubelet.sync.engine_metrics import EngineMetrics
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pleg import Change, Pleg
 from pykubelet.sync.pod_life import Fate, PodLifeOnNode
@@ -81,6 +83,8 @@ class EngineParts:
     user_namespaces: bool
     """Whether the runtime can give pods a user namespace."""
     legacy_logs: Path | None
+    local_objects: LocalObjects
+    """The configMaps and secrets of the manifests folder; a cluster has others."""
     cluster: ClusterParts | None = None
     """None on a standalone node."""
 
@@ -90,23 +94,27 @@ class PodEngine:
 
     def __init__(self, parts: EngineParts, scope: TaskScope) -> None:
         config, cluster = parts.config, parts.cluster
-        objects: PodObjects = cluster.objects if cluster is not None else NoObjects()
+        objects: PodObjects = cluster.objects if cluster is not None else parts.local_objects
         self._parts = parts
         self._scope = scope
         self.book = Journal()
         self.statuses = StatusStore()
+        self._metrics = EngineMetrics(parts.registry, self.statuses, self.book)
         self.store = PodStore()
         self.dirs = PodDirs(parts.root_dir)
         self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
         self._mux = PodMux(time.time_ns)
         self._observer = Observer(parts.cri)
+        self._gate = StartGate()
         self.prober = Prober(
             self._exec, self._probe_event, parts.registry, host_ip=lambda: next(iter(parts.host_ips), "")
         )
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
-        hooks = HookRunner(parts.cri, lifecycle_get, self._pod_ip)
+        hooks = HookRunner(parts.cri, self._metrics.lifecycle_get, self._pod_ip, self._metrics.starts)
         killer = Killer(parts.cri, hooks, self.book)
-        self.pleg = Pleg(parts.cri, self._observer, lambda change: self.loop.runtime(change))
+        self.pleg = Pleg(
+            parts.cri, self._observer, lambda change: self.loop.runtime(change), self._metrics.pleg
+        )
         self._images = make_puller(
             parts.cri,
             config,
@@ -120,6 +128,7 @@ class PodEngine:
         )
         starter = Starter(
             parts.cri,
+            self._observer,
             parts.node,
             self.dirs,
             self._images,
@@ -128,7 +137,7 @@ class PodEngine:
             self.book,
             self.pleg.learn,
             parts.volumes.sub_paths,
-            lambda: _resolv_conf(config.resolv_conf),
+            lambda: Path(config.resolv_conf).read_text() if config.resolv_conf else None,
             parts.legacy_logs,
             objects=objects,
             services=lambda pod: (
@@ -144,10 +153,11 @@ class PodEngine:
             cgroups=parts.cgroups,
             dirs=self.dirs,
             journal=self.book,
-            gate=StartGate(),
+            gate=self._gate,
             crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
             user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
             handler_of=cluster.handler_of if cluster is not None else default_handler,
+            metrics=self._metrics.starts,
         )
         self.life = PodLifeOnNode(
             cri=parts.cri,
@@ -167,7 +177,8 @@ class PodEngine:
             is_new=self.pleg.never_saw,
             on_gone=self._pod_is_gone,
         )
-        self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds)
+        self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds, self._metrics.workers)
+        self._metrics.count_pods(self.store, self.workers, self.statuses, self.life, self.pleg)
         self.loop = SyncLoop(self, self._runtime_errors, config.sync_frequency)
         self._next_gc = 0.0
         self._departed: set[str] = set()
@@ -183,10 +194,12 @@ class PodEngine:
                 statuses=self.statuses,
                 workers=self.workers,
                 all_reported=lambda: self.all_sources_reported,
+                crowded=self.is_crowded,
+                metrics=self._metrics.statuses,
             )
             self.life.registrar = self._cluster
             self.sources_expected = True
-            objects.listen(self.workers.wake)
+        objects.listen(self.workers.wake)
 
     def start(self) -> None:
         """Start listening, probing, syncing, and the sources at last."""
@@ -197,7 +210,11 @@ class PodEngine:
         if config.static_pod_path:
             log.info("Adding static pod path", path=config.static_pod_path)
             source = FileSource(
-                Path(config.static_pod_path), config.file_check_frequency, node_name, self._emit
+                Path(config.static_pod_path),
+                config.file_check_frequency,
+                node_name,
+                self._emit,
+                serve=self._parts.local_objects.offer if self._cluster is None else None,
             )
             self._mux.expect("file")
             self._scope.start(source.run(), name="source-file")
@@ -209,6 +226,7 @@ class PodEngine:
                 config.http_check_frequency,
                 node_name,
                 self._emit,
+                served=LOCAL_KINDS if config.static_pod_path and self._cluster is None else frozenset(),
             )
             self._mux.expect("http")
             self._scope.start(url.run(), name="source-http")
@@ -220,6 +238,10 @@ class PodEngine:
     def all_sources_reported(self) -> bool:
         """Whether the set of desired pods is whole; nothing may be deleted before."""
         return self._mux.all_reported
+
+    def is_crowded(self) -> bool:
+        """Whether pods wait for others to start: what can be told later is better told later."""
+        return self._gate.is_full
 
     @property
     def has_begun(self) -> bool:
@@ -270,6 +292,7 @@ class PodEngine:
                 self._cluster.mirror_changed(pod)
                 return
             self._cluster.pod_changed(pod)
+        self._metrics.shown(change)
         if reconcile:
             self._reconcile(pod)
             return
@@ -349,6 +372,7 @@ class PodEngine:
 
     def _pod_is_gone(self, uid: str) -> None:
         self.pleg.forget(uid)
+        self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
         if self._fate_of(uid) == "leaving":
             self._departed.add(uid)
@@ -376,7 +400,7 @@ class PodEngine:
         seen = self.pleg.pods.get(uid)
         name = seen.full_name if seen is not None else ""
         log.info("Cleaning up a pod that is no longer wanted", pod=name, podUID=uid)
-        self.workers.terminate_orphan(uid, name)
+        self.workers.terminate_orphan(uid, name, alive=seen is not None and seen.is_alive)
 
     def _runtime_errors(self) -> list[str]:
         """Why no pod can be worked on now; what runs must be known before anything is started."""
@@ -420,9 +444,3 @@ class PodEngine:
         if pod is not None and pod.spec.host_network:
             return next(iter(self._parts.host_ips), "")
         return next(iter(observed.ips), "") if observed else ""
-
-
-def _resolv_conf(path: str) -> str | None:
-    if not path:
-        return None
-    return Path(path).read_text()

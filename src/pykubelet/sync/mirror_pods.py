@@ -112,8 +112,8 @@ class Wishes:
     """What mirrors are made from."""
 
     static: list[Pod]
-    leaving: set[str]
-    """Names (`namespace/name`) of pods that are no longer wanted and not gone yet."""
+    leaving: Callable[[], set[str]]
+    """Gives the names (`namespace/name`) of pods that are no longer wanted and not gone yet."""
 
 
 class MirrorPods:
@@ -174,10 +174,10 @@ class MirrorPods:
 
     async def _reconcile(self) -> float:
         """Bring the mirrors nearer to what they should be; gives in how many seconds to look again."""
-        wishes = self._wishes()
+        wishes, mirrors = self._wishes(), self._mirrors()
         if wishes is None:
             return PERIOD_SECONDS
-        todo = plan(wishes.static, self._mirrors(), wishes.leaving)
+        todo = plan(wishes.static, mirrors, wishes.leaving() if mirrors else ())
         failure: KubeError | None = None
         for mirror in todo.delete:
             try:

@@ -25,6 +25,7 @@ from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskPaused, TaskRe
 from pykubelet.logs import get_logger
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
+from pykubelet.sync.metrics import PlegMetrics
 from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -63,7 +64,10 @@ def fingerprint(pod: ObservedPod) -> Fingerprint:
 class Pleg:
     """Watches the runtime and calls `on_change`."""
 
-    def __init__(self, cri: Cri, observer: Observer, on_change: OnChange) -> None:
+    def __init__(
+        self, cri: Cri, observer: Observer, on_change: OnChange, metrics: PlegMetrics | None = None
+    ) -> None:
+        self._metrics = metrics or PlegMetrics()
         self._cri = cri
         self._observer = observer
         self._on_change = on_change
@@ -110,13 +114,20 @@ class Pleg:
 
     async def relist(self) -> None:
         """List everything and report the pods that differ from last time."""
-        pods = await self._observer.all_pods()
+        clock, last = asyncio.get_running_loop().time, self._last_relist
+        began = clock()
+        self._metrics.listing(None if last is None else began - last)
+        try:
+            pods = await self._observer.all_pods()
+        finally:
+            self._metrics.listed(clock() - began)
         seen = {uid: fingerprint(pod) for uid, pod in pods.items()}
         self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
         changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
         self.pods, self._seen = pods, seen
         self._known |= seen.keys()
-        self._last_relist = asyncio.get_running_loop().time()
+        self._last_relist = clock()
+        self._metrics.seen()
         for uid in sorted(changed):
             self._on_change(Change(uid))
 

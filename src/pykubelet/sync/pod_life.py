@@ -184,6 +184,7 @@ class PodLifeOnNode:
             return False, min((seconds for seconds in waits if seconds is not None), default=None)
         self._journal.note(pod.uid, "decide", _told(actions))
         before = observed
+        memory.current = False
         again = await self._doer.apply(pod, observed, actions, memory)
         observed = await self._look(pod.uid)
         status = self._report(pod, observed)
@@ -203,9 +204,10 @@ class PodLifeOnNode:
         try:
             await self._volumes.refresh(pod)
         except VolumeError as err:
-            self._journal.event(pod, "Warning", "FailedMount", str(err))
+            for problem in err.problems:
+                self._journal.event(pod, "Warning", "FailedMount", problem)
             self._journal.note(pod.uid, "volumes", str(err))
-            return REFRESH_SECONDS
+            return max(REFRESH_SECONDS, err.retry_after or 0.0)
         return None
 
     def probed(self, pod: Pod) -> None:
@@ -216,16 +218,18 @@ class PodLifeOnNode:
 
     async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
         """Stop everything of the pod that runs."""
-        observed = await self._look(uid)
+        memory = self._memory(uid)
+        observed = await self._picture(memory, uid)
         if pod is not None and self.registrar is not None:
             self._report(pod, observed)
         self._prober.stop_liveness_and_startup(uid)
         self._journal.note(uid, "terminate", f"stopping {len(observed.running)} running containers")
+        memory.current = False
         try:
             await self._killer.pod(pod, observed, grace)
         except KillError as err:
             raise StepError(str(err)) from err
-        self._memory(uid).stopped.update(sandbox.id for sandbox in observed.sandboxes)
+        memory.stopped.update(sandbox.id for sandbox in observed.sandboxes)
         observed = await self._look(uid)
         if observed.running:
             raise StepError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
@@ -242,7 +246,11 @@ class PodLifeOnNode:
             try:
                 fate = self._fate_of(uid)
                 await self._clear(uid, pod, fate)
-            except (OSError, VolumeError, CriError) as err:
+            except VolumeError as err:
+                if pod is not None:
+                    self._journal.event(pod, "Warning", "FailedUnMount", str(err))
+                raise StepError(f"cleaning up: {err}") from err
+            except (OSError, CriError) as err:
                 raise StepError(f"cleaning up: {err}") from err
             # It may have been deleted meanwhile: nobody else would clean up the rest.
             if fate != "wanted" or self._fate_of(uid) == "wanted":
@@ -276,9 +284,11 @@ class PodLifeOnNode:
 
     async def _remove_traces(self, uid: str, pod: Pod | None) -> None:
         """Remove what the runtime has of a pod, and its logs."""
-        observed = await self._observer.pod(uid)
+        memory = self._memory(uid)
+        observed = await self._picture(memory, uid)
+        memory.current = False
         self._starter.remove_logs(pod or restored_pod(observed))
-        stopped = self._memory(uid).stopped
+        stopped = memory.stopped
         for container in observed.containers:
             await remove_container(self._cri, container.id)
         for sandbox in observed.sandboxes:
@@ -297,6 +307,12 @@ class PodLifeOnNode:
             memory = self._memories[uid] = PodMemory(self._arrivals)
         return memory
 
+    async def _picture(self, memory: PodMemory, uid: str) -> ObservedPod:
+        """What there is of a pod to end; looks only if something was done since, or happened by itself."""
+        if memory.observed is not None and memory.current and not memory.ended:
+            return memory.observed
+        return await self._look(uid)
+
     async def _look(self, uid: str) -> ObservedPod:
         memory = self._memory(uid)
         try:
@@ -306,7 +322,7 @@ class PodLifeOnNode:
                 observed = await self._observer.pod(uid)
         except CriError as err:
             raise StepError(str(err)) from err
-        memory.observed = observed
+        memory.observed, memory.current = observed, True
         running = {c.id for c in observed.running}
         memory.restart_requested &= running
         memory.ended &= running | {sandbox.id for sandbox in observed.sandboxes if sandbox.ready}

@@ -45,6 +45,11 @@ class StartGate:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ties = itertools.count()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next pod would have to wait."""
+        return self._free <= 0
+
     @asynccontextmanager
     async def turn(self, order: int) -> AsyncIterator[Turn]:
         """Hold a turn while inside."""

@@ -23,6 +23,7 @@ Patch = dict[str, Any]
 
 _CONTAINERS = ("container_statuses", "init_container_statuses", "ephemeral_container_statuses")
 _ADDRESSES = ("host_ips", "pod_ips")
+_ACKNOWLEDGING = {"observedGeneration", "conditions", "$setElementOrder/conditions", "resources"}
 _FIELDS = {field.name: field.encode_name for field in msgspec.structs.fields(PodStatus)}
 
 
@@ -48,6 +49,17 @@ def status_patch(before: PodStatus, after: PodStatus) -> Patch:
     return patch
 
 
+def only_acknowledges(before: PodStatus, patch: Patch) -> bool:
+    """Whether a patch tells nothing but that the pod's newest version was seen."""
+    if not patch.keys() <= _ACKNOWLEDGING:
+        return False
+    old = {condition.type: to_document(condition) for condition in before.conditions}
+    return all(
+        "$patch" not in new and new["type"] in old and _without_time(old[new["type"]]) == _without_time(new)
+        for new in patch.get("conditions", ())
+    )
+
+
 def _conditions(before: Sequence[PodCondition], after: Sequence[PodCondition]) -> Patch:
     """Give the conditions that differ, each whole, and those that are to go."""
     old = {condition.type: condition for condition in before}
@@ -69,6 +81,10 @@ def _said(condition: PodCondition | None) -> tuple[object, ...] | None:
     if condition is None:
         return None
     return condition.status, condition.reason, condition.message, condition.observed_generation
+
+
+def _without_time(condition: Patch) -> tuple[object, ...]:
+    return tuple(condition.get(name) or "" for name in ("status", "reason", "message"))
 
 
 def _replaced(before: PodCondition | None, after: PodCondition) -> Patch:

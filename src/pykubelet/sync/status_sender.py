@@ -6,7 +6,8 @@ of the watched object and the answer to the last request; a difference that the 
 without taking it (a field it does not know) is not sent again until something else changes.
 
 - The statuses of a pod that is on its way are held back for a moment: a quick start is one
-  request, and a slow one still shows what it waits for. What users wait for is sent at once.
+  request, and a slow one still shows what it waits for. Longer while many pods are being started:
+  telling would take from the machine what they wait for. What users wait for is sent at once.
 - A request that fails is made again after growing pauses. While the API server is away nobody
   asks but one, and afterwards pods are told in the order in which they changed.
 - A pod that the API server no longer has, or has anew under the same name, is let be.
@@ -32,8 +33,9 @@ from pykubelet.kube.errors import Conflict, Invalid, KubeError, NotFound, Unauth
 from pykubelet.kube.resources import PODS, Resource
 from pykubelet.kube.retrying import Complaints, Pauses
 from pykubelet.logs import get_logger
+from pykubelet.sync.metrics import StatusMetrics
 from pykubelet.sync.status_merge import merged_status
-from pykubelet.sync.status_patch import Patch, status_patch
+from pykubelet.sync.status_patch import Patch, only_acknowledges, status_patch
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.tasks import TaskScope
 
@@ -41,6 +43,8 @@ log = get_logger(__name__)
 
 HOLD_SECONDS = 1.0
 """How long a status that is likely to be replaced by a better one is held back."""
+CROWDED_HOLD_SECONDS = 10.0
+"""How long it is while pods wait for each other to start, or when nobody waits to hear it."""
 SLACK_SECONDS = 0.001
 """How early a look may be: event loops wake up to a tick before the moment they were asked for."""
 AT_ONCE = 8
@@ -91,6 +95,8 @@ class _Entry:
     status: PodStatus
     due: float | None = None
     """When to look whether there is something to send; None when there is no reason to."""
+    untold: float | None = None
+    """When the first change came that the API server does not know."""
     taken: float = 0.0
     """When the look that is under way was due."""
     busy: bool = False
@@ -116,7 +122,8 @@ class StatusSender:
     """Sends statuses; all methods but the awaitable ones return at once.
 
     `object_of` gives what the API server was last seen to have of a pod: the pod itself, or the
-    mirror of a static one. `may_run` says whether something of a pod could still run.
+    mirror of a static one. `may_run` says whether something of a pod could still run, `crowded`
+    whether pods wait for each other to start.
     """
 
     def __init__(
@@ -125,11 +132,15 @@ class StatusSender:
         *,
         object_of: Callable[[str], Pod | None],
         may_run: Callable[[str], bool],
+        crowded: Callable[[], bool] = lambda: False,
+        metrics: StatusMetrics | None = None,
         clock: Callable[[], datetime] = api_now,
     ) -> None:
         self._api = api
         self._object_of = object_of
         self._may_run = may_run
+        self._crowded = crowded
+        self._metrics = metrics or StatusMetrics()
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._queue: list[tuple[float, int, str]] = []
@@ -147,6 +158,8 @@ class StatusSender:
         if entry is None:
             entry = self._entries[pod.uid] = _Entry(pod, status)
         entry.pod, entry.status = pod, status
+        if entry.untold is None:
+            entry.untold = asyncio.get_running_loop().time()
         self._schedule(entry, HOLD_SECONDS if is_passing(pod, status) else 0.0)
 
     def seen(self, uid: str) -> None:
@@ -286,8 +299,11 @@ class StatusSender:
             return None
         patch = self._patch(entry, target.status)
         if not patch or patch == entry.refused:
+            entry.untold = None
             return None
         meta, status, loop = target.metadata, entry.status, asyncio.get_running_loop()
+        if self._can_wait(entry, target.status, patch):
+            return loop.time() + HOLD_SECONDS
         body = {"metadata": {"uid": meta.uid}, "status": patch}
         log.v(3).info("Patch status for pod", pod=entry.pod.full_name, podUID=entry.pod.uid, patch=body)
         try:
@@ -304,6 +320,9 @@ class StatusSender:
             return self._failed(entry, err)
         self._complaints.succeeded(loop.time())
         entry.answer, entry.known, entry.pauses = answer, answer.uid, None
+        if entry.untold is not None:
+            self._metrics.sent(loop.time() - entry.untold)
+        entry.untold = None if entry.status is status else loop.time()
         if entry.status is not status:
             return None
         rest = self._patch(entry, answer.status)
@@ -311,6 +330,17 @@ class StatusSender:
         refused = rest.keys() <= patch.keys()
         entry.refused = rest if rest and refused else None
         return None if refused else loop.time()
+
+    def _can_wait(self, entry: _Entry, theirs: PodStatus, patch: Patch) -> bool:
+        """Whether a status may stay untold a little longer: pods start sooner, or it says next to nothing."""
+        if not is_passing(entry.pod, entry.status) or entry.waiting:
+            return False
+        now = asyncio.get_running_loop().time()
+        if entry.untold is None:
+            entry.untold = now
+        if now >= entry.untold + CROWDED_HOLD_SECONDS:
+            return False
+        return self._crowded() or only_acknowledges(theirs, patch)
 
     def _known(self, entry: _Entry) -> Pod | None:
         """What the API server has of a pod, as far as is known; None when there is nothing to tell it."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 
-Listener = Callable[[Pod, PodStatus], None]
+Listener = Callable[[Pod, PodStatus, PodStatus | None], None]
+"""Takes a pod, its new status and the one before."""
 
 
 class StatusStore:
@@ -27,11 +28,12 @@ class StatusStore:
 
     def set(self, pod: Pod, status: PodStatus) -> bool:
         """Keep a pod's status; True when it differs from the last one."""
-        if self._statuses.get(pod.uid) == status:
+        before = self._statuses.get(pod.uid)
+        if before == status:
             return False
         self._statuses[pod.uid] = status
         for listener in self._listeners:
-            listener(pod, status)
+            listener(pod, status, before)
         return True
 
     def forget(self, uid: str) -> None:

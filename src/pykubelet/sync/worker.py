@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
+from pykubelet.sync.metrics import WorkerMetrics
 
 log = get_logger(__name__)
 
@@ -37,7 +38,14 @@ class State(Enum):
 
 
 class StepError(Exception):
-    """A step could not be finished for a reason that is known and reported; it will be tried again."""
+    """A step could not be finished for a reason that is known and reported; it will be tried again.
+
+    `retry_after`: in how many seconds that makes sense, None when nobody knows.
+    """
+
+    def __init__(self, text: str, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
 
 
 class PodLife(Protocol):
@@ -72,6 +80,7 @@ class PodWorker:
         *,
         ending: bool = False,
         grace: int | None = None,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         """Take the pod, None for one that only the runtime knows; `ending` for one that shall only end."""
         self.uid = uid
@@ -87,12 +96,16 @@ class PodWorker:
         self._wake.set()
         self._step_scope: asyncio.Timeout | None = None
         self._failures = 0
+        self._metrics = metrics or WorkerMetrics()
+        self._cause = "create"
+        """Why the next step of syncing is taken, as the metrics call it."""
         self._log = log.bind(pod=self.name, podUID=uid)
 
     def update(self, pod: Pod) -> None:
         """Take a new version of the pod; ignored when the pod is on its way out."""
         if self.state is State.SYNCING:
             self.pod = pod
+            self._cause = "update" if self._cause != "create" else self._cause
             self.wake()
 
     def know(self, pod: Pod) -> None:
@@ -117,17 +130,21 @@ class PodWorker:
     async def run(self) -> None:
         """Live until the pod is gone."""
         pause: float | None = None
+        clock = asyncio.get_running_loop().time
         while self.state is not State.GONE:
             await self._sleep(pause)
+            operation, began = self._operation(), clock()
             try:
                 pause = await self._step()
                 self._failures = 0
             except StepError as err:
                 pause = self._after_failure()
+                pause = pause if err.retry_after is None else err.retry_after
                 self._log.error(err, "Error syncing pod, will be tried again", retrySeconds=pause)
             except Exception as err:  # a bug in one pod's handling must not end the others
                 pause = self._after_failure()
                 self._log.exception(err, "Unexpected error while syncing pod", retrySeconds=pause)
+            self._metrics.worked(operation, clock() - began)
         self.gone.set()
 
     async def _sleep(self, seconds: float | None) -> None:
@@ -137,6 +154,13 @@ class PodWorker:
         except TimeoutError:
             return
         self._wake.clear()
+
+    def _operation(self) -> str:
+        """What the next step is, as the metrics call it."""
+        if self.state is State.SYNCING:
+            cause, self._cause = self._cause, "sync"
+            return cause
+        return "kill" if self.state is State.TERMINATING else "terminated"
 
     def _after_failure(self) -> float:
         first, most = RETRY_SECONDS

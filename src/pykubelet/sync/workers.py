@@ -7,10 +7,14 @@ gone; if it is edited again meanwhile, only the newest counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
+from pykubelet.pods.static import is_static_pod
+from pykubelet.sync.metrics import WorkerMetrics
+from pykubelet.sync.pod_starts import first_seen
 from pykubelet.sync.worker import PodLife, PodWorker, State
 from pykubelet.tasks import TaskScope
 
@@ -20,7 +24,16 @@ log = get_logger(__name__)
 class PodWorkers:
     """Starts, wakes and forgets workers; their tasks live in `scope`."""
 
-    def __init__(self, life: PodLife, scope: TaskScope, resync_seconds: float) -> None:
+    def __init__(
+        self,
+        life: PodLife,
+        scope: TaskScope,
+        resync_seconds: float,
+        metrics: WorkerMetrics | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._metrics = metrics or WorkerMetrics()
+        self._clock = clock
         self._life = life
         self._scope = scope
         self._resync = resync_seconds
@@ -34,6 +47,10 @@ class PodWorkers:
     def get(self, uid: str) -> PodWorker | None:
         """The worker of a pod."""
         return self._workers.get(uid)
+
+    def all(self) -> list[PodWorker]:
+        """Every worker."""
+        return list(self._workers.values())
 
     def pods(self) -> list[Pod]:
         """The pods that have a worker, as their workers know them."""
@@ -87,10 +104,15 @@ class PodWorkers:
         if worker is not None:
             worker.terminate(grace)
 
-    def terminate_orphan(self, uid: str, name: str = "") -> None:
-        """Stop a pod that only the runtime or the disk knows, perhaps with its `namespace/name`."""
+    def terminate_orphan(self, uid: str, name: str = "", *, alive: bool = False) -> None:
+        """Stop a pod that only the runtime or the disk knows, perhaps with its `namespace/name`.
+
+        `alive`: whether something of it runs.
+        """
         if uid not in self._workers:
             self._start(uid, None, name)
+            if alive:
+                self._metrics.orphan()
 
     def wake(self, uid: str) -> None:
         """Something about this pod may have changed."""
@@ -114,8 +136,14 @@ class PodWorkers:
     def _start(
         self, uid: str, pod: Pod | None, name: str = "", *, ending: bool = False, grace: int | None = None
     ) -> None:
-        worker = PodWorker(uid, self._life, pod, self._resync, name, ending=ending, grace=grace)
+        worker = PodWorker(
+            uid, self._life, pod, self._resync, name, ending=ending, grace=grace, metrics=self._metrics
+        )
         self._workers[uid] = worker
+        if pod is not None and not ending:
+            seen = first_seen(pod)
+            waited = None if seen is None else max(0.0, self._clock() - seen)
+            self._metrics.started(len(pod.spec.containers), waited)
         self._scope.start(self._live(worker), name=f"pod-{uid}")
 
     async def _live(self, worker: PodWorker) -> None:
@@ -125,4 +153,6 @@ class PodWorkers:
         for name, successor in list(self._successors.items()):
             if worker.name == name or worker.uid == successor.uid:
                 del self._successors[name]
+                if worker.uid == successor.uid:
+                    self._metrics.restarted(static=is_static_pod(successor))
                 self.sync(successor)

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pykubelet.api.pod import Pod
-from pykubelet.api.volume import Volume
-from pykubelet.api.volume_files import DEFAULT_MODE, KeyToPath
+from pykubelet.api.volume_files import DEFAULT_MODE, ConfigMapVolume, KeyToPath
 from pykubelet.pods.objects import ObjectMissing, PodObjects
 from pykubelet.volumes.files import File, of_keys
-from pykubelet.volumes.kind import Surroundings
+from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.written import Writer
 
 
-class ConfigMapKind:
+class ConfigMapKind(PlainKind):
     """Gives volumes of kind configMap."""
 
     folder = "kubernetes.io~configmap"
     live = True
+    slow = False
 
     def __init__(self, given: Surroundings) -> None:
         self._objects = given.objects
         self._writer = Writer(given, self.folder, in_memory=False)
 
-    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
         """Have the files as the configMap is now."""
-        source = volume.config_map
-        assert source is not None
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, ConfigMapVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
         files = await config_map_files(
             self._objects, pod, source.name, source.items, mode, optional=source.optional is True
         )
-        return await self._writer.write(pod, volume.name, files)
+        return await self._writer.write(pod, wanted.name, files)
 
 
 async def config_map_files(

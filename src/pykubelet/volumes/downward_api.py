@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from pykubelet.api.downward import field_value, resource_value
 from pykubelet.api.pod import Pod
-from pykubelet.api.volume import Volume
-from pykubelet.api.volume_files import DEFAULT_MODE, DownwardFile
+from pykubelet.api.volume_files import DEFAULT_MODE, DownwardFile, DownwardVolume
 from pykubelet.volumes.errors import KindError, joined
 from pykubelet.volumes.files import File
-from pykubelet.volumes.kind import Surroundings
+from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.written import Writer
 
@@ -18,23 +17,24 @@ from pykubelet.volumes.written import Writer
 _TOO_LATE = ("status.podIP", "status.podIPs")
 
 
-class DownwardKind:
+class DownwardKind(PlainKind):
     """Gives volumes of kind downwardAPI."""
 
     folder = "kubernetes.io~downward-api"
     live = True
+    slow = False
 
     def __init__(self, given: Surroundings) -> None:
         self._given = given
         self._writer = Writer(given, self.folder, in_memory=True)
 
-    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
         """Have the files as the pod is now."""
-        source = volume.downward_api
-        assert source is not None
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, DownwardVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
         files = downward_files(self._given, pod, source.items, mode)
-        return await self._writer.write(pod, volume.name, files)
+        return await self._writer.write(pod, wanted.name, files)
 
 
 def downward_files(

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.volume import EmptyDir, Volume
+from pykubelet.api.volume import EmptyDir
 from pykubelet.host.mounts import mount
 from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.errors import KindError
 from pykubelet.volumes.folders import EMPTY_DIR, VolumeFolders, is_mount_point, make_folder
-from pykubelet.volumes.kind import Surroundings
+from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.ownership import give_to_group
 
@@ -32,20 +32,22 @@ class MediumError(KindError):
     """There is no such medium for this pod; the text says why."""
 
 
-class EmptyDirKind:
+class EmptyDirKind(PlainKind):
     """Gives volumes of kind emptyDir."""
 
     folder = EMPTY_DIR
     live = False
+    slow = False
 
     def __init__(self, given: Surroundings) -> None:
         self._given = given
 
-    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
         """Have the folder, and what is mounted there; in a thread, because a disk may be slow."""
-        source = volume.empty_dir or EmptyDir()
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, EmptyDir)
         folders = VolumeFolders.of(self._given.root, pod.uid)
-        path, marker = folders.volume(EMPTY_DIR, volume.name), folders.marker(volume.name)
+        path, marker = folders.volume(EMPTY_DIR, wanted.name), folders.marker(wanted.name)
         options = self._mount_options(pod, source)
         group = pod.spec.security_context.fs_group
         await finish_in_thread(lambda: make_empty_dir(path, marker, source.medium, options, group))

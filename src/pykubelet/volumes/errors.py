@@ -8,21 +8,42 @@ from collections.abc import Sequence
 class VolumeError(Exception):
     """Volumes could not be mounted or unmounted; the text is for the pod's events.
 
-    `problems` has one text per volume, each worth an event of its own.
+    `problems` has one text per volume, each worth an event of its own; `retry_after` is in how many
+    seconds a new try makes sense, None when nobody knows.
     """
 
-    def __init__(self, *problems: str) -> None:
+    def __init__(self, *problems: str, retry_after: float | None = None) -> None:
         super().__init__("; ".join(problems))
         self.problems: Sequence[str] = problems
+        self.retry_after = retry_after
 
 
 class KindError(Exception):
     """A kind's reason why it cannot give a volume; the text is for the pod's author."""
 
+    action = "MountVolume.SetUp failed"
+    """What failed, in the words that are searched for in events."""
 
-def set_up_failed(volume: str, reason: object) -> str:
+
+class NotYet(KindError):
+    """Something else must happen first; whoever says so has the pod's worker woken when it has."""
+
+
+class BadSource(KindError):
+    """The source is not what it should be, so that nothing can be mounted."""
+
+    action = "MountVolume.NewMounter initialization failed"
+
+
+class BadOptions(KindError):
+    """Mount options that mean nothing to this kind of volume."""
+
+    action = "MountVolume.MountOptionSupport check failed"
+
+
+def set_up_failed(volume: str, reason: object, action: str = KindError.action) -> str:
     """Say that a volume cannot be had, in the words that are searched for in events."""
-    return f'MountVolume.SetUp failed for volume "{volume}" : {reason}'
+    return f'{action} for volume "{volume}" : {reason}'
 
 
 def joined(reasons: Sequence[str]) -> str:

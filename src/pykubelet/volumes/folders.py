@@ -5,6 +5,7 @@ The layout and the modes are the reference's, so that a node can be handed over 
     pods/<uid>/volumes/kubernetes.io~<kind>/<volume>                    the volume itself
     pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/ready           an emptyDir was made completely
     pods/<uid>/plugins/kubernetes.io~empty-dir/wrapped_<volume>/ready   so was what holds written files
+    pods/<uid>/volumeDevices/kubernetes.io~<kind>/<volume>              a link to a block device
     pods/<uid>/volume-subpaths/<volume>/<container>/<mount>             a sub-path, bound here
 """
 
@@ -29,7 +30,7 @@ class VolumeFolders:
     @classmethod
     def of(cls, root: Path, uid: str) -> VolumeFolders:
         """Give those of a pod; raises ValueError for a uid that is no plain name."""
-        return cls(root / "pods" / _plain(uid))
+        return cls(root / "pods" / plain(uid))
 
     @property
     def volumes(self) -> Path:
@@ -48,15 +49,19 @@ class VolumeFolders:
 
     def volume(self, kind: str, volume: str) -> Path:
         """The folder that containers see; `kind` is the name of the kind's own folder."""
-        return self.volumes / _plain(kind) / _plain(volume)
+        return self.volumes / plain(kind) / plain(volume)
+
+    def device(self, kind: str, volume: str) -> Path:
+        """The link to a volume's block device (`block.py`)."""
+        return self.pod / "volumeDevices" / plain(kind) / plain(volume)
 
     def marker(self, volume: str, *, wrapped: bool = False) -> Path:
         """The mark of an emptyDir, or of the folder that another kind writes to (`wrapped`)."""
-        return self.markers / f"{'wrapped_' if wrapped else ''}{_plain(volume)}" / "ready"
+        return self.markers / f"{'wrapped_' if wrapped else ''}{plain(volume)}" / "ready"
 
     def sub_path(self, volume: str, container: str, index: int) -> Path:
         """Where the sub-path of a container's mount is bound."""
-        return self.sub_paths / _plain(volume) / _plain(container) / str(index)
+        return self.sub_paths / plain(volume) / plain(container) / str(index)
 
 
 def make_folder(path: Path, mode: int = _PRIVATE) -> None:
@@ -84,7 +89,8 @@ def is_mount_point(path: Path) -> bool:
         return False
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Give a name that is one folder's; raises ValueError for one that leads elsewhere."""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise ValueError(f"{name!r} cannot be a folder's name")
     return name

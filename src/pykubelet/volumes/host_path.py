@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from pykubelet.api.pod import Pod
-from pykubelet.api.volume import HostPath, Volume
-from pykubelet.tasks import finish_in_thread
+from pykubelet.api.volume_sources import HostPath
+from pykubelet.tasks import in_own_thread
 from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.kind import PlainKind, Wanted
 from pykubelet.volumes.mounted import MountedVolume
 
 _CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
@@ -21,26 +22,34 @@ _CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
 }
 _OR_CREATE = "OrCreate"
 
+PATIENCE = 20.0
+"""Seconds after which a path counts as one that does not answer."""
+
 
 class HostPathError(KindError):
     """The path is not what it should be; the text says what it is not."""
 
 
-class HostPathKind:
+class HostPathKind(PlainKind):
     """Gives volumes of kind hostPath."""
 
     folder = ""
     live = False
+    slow = False
 
-    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
-        """Check the path; in a thread, because there may be a dead server behind it."""
-        source = volume.host_path
-        assert source is not None
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Check the path; in a thread that may hang, because there may be a dead server behind it."""
+        source = wanted.source
+        assert isinstance(source, HostPath)
         if source.type:
-            await finish_in_thread(lambda: check_host_path(source))
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await in_own_thread(lambda: check_host_path(source), name="hostPath", patience=0)
+            except TimeoutError:
+                raise HostPathError(f"{source.path} does not answer: is a server behind it down?") from None
         else:
             check_host_path(source)
-        return MountedVolume(source.path)
+        return MountedVolume(source.path, read_only=wanted.read_only)
 
 
 def check_host_path(source: HostPath) -> None:

@@ -1,21 +1,28 @@
 """What a kind of volume is: one file with one class, and one line in `kinds.py`.
 
 A kind keeps nothing in memory about the volumes it gave: the agent may be killed at any time, and
-another one, or the same, looks at the disk and goes on.
+another one, or the same, looks at the disk and goes on. A kind of somebody else's is found by its entry
+point (`kinds.py`) and is made of the same `Surroundings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pykubelet.api.meta import Resources
+from pykubelet.api.persistent import PersistentVolume, PersistentVolumeClaim
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import Volume
+from pykubelet.kube.client import ApiClient
 from pykubelet.pods.objects import PodObjects
 from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.ownership import Tell
+
+FLEX_DRIVERS = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec"
+"""Where the drivers of FlexVolume usually are."""
 
 
 class NodeView(Protocol):
@@ -44,6 +51,44 @@ class Surroundings:
     """What all pods' memory is bounded by, in bytes."""
     pod_level: bool
     """Whether resources of the whole pod count (`PodLevelResources`)."""
+    api: ApiClient | None = None
+    """The API server; None for a node that belongs to no cluster."""
+    node_name: str = ""
+    wake: Callable[[str], None] = lambda uid: None
+    """Has a pod's worker look again at once: what a volume of the pod (by its uid) waited for is there."""
+    tell: Tell = lambda pod, kind, reason, message: None
+    """Records an event about a pod."""
+    image_volumes: bool = False
+    """Whether the runtime mounts images by itself."""
+    flex_drivers: Path = Path(FLEX_DRIVERS)
+    """The folder of the drivers of FlexVolume (`--volume-plugin-dir`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A volume that a pod wants, wherever it was found: in its spec, or behind its claim."""
+
+    pod: Pod
+    volume: Volume
+    """As the pod's spec has it: its name is the one in events and mounts."""
+    kind: str
+    """The API's name of the kind of the source: `emptyDir`, `csi`, `nfs`, `local`."""
+    source: Any
+    """The struct of that source (`api/volume.py`, `api/volume_sources.py`, `api/persistent.py`)."""
+    name: str
+    """The folder's name: the pod's own name for the volume, or the persistent volume's name."""
+    persistent: PersistentVolume | None = None
+    claim: PersistentVolumeClaim | None = None
+    read_only: bool = False
+    """Whatever a mount says, it cannot be written."""
+    block: bool = False
+    """It is wanted as a device (`volumeMode: Block`)."""
+    mount_options: tuple[str, ...] = ()
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        return self.pod.uid
 
 
 class VolumeKind(Protocol):
@@ -61,8 +106,66 @@ class VolumeKind(Protocol):
     def live(self) -> bool:
         """Whether the content follows its source: then setting up again brings it up to date."""
 
-    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
+    @property
+    def slow(self) -> bool:
+        """Whether programs, servers or devices have a say, so that it may take long, hang or cost much.
+
+        Then what is done to a volume is an operation of its own (`operations.py`): one at a time for
+        each volume, with a growing pause after a failure, and it goes on when the pod's worker has
+        given up waiting. The others are quick, and are simply done.
+        """
+
+    @property
+    def blocks(self) -> bool:
+        """Whether its volumes can be had as block devices; others are refused before."""
+
+    @property
+    def options(self) -> bool:
+        """Whether mount options mean something to it; others are refused before."""
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
         """Have a volume ready; harmless to repeat, at any time and after any interruption.
 
-        Raises KindError, ValueError, ObjectError or OSError, whose text is for the pod's author.
+        Raises KindError, ValueError, ObjectError or OSError, whose text is for the pod's author; NotYet
+        when `Surroundings.wake` will be called as soon as there is something to try again for.
         """
+
+    async def take_down(self, uid: str, name: str) -> None:
+        """Undo what `set_up` did beyond mounts and files in `pods/<uid>/volumes/<folder>/<name>`.
+
+        Called for each folder that is found on disk, also by an agent that never saw the pod; the
+        general unmounting and deleting follows. Raises as `set_up` does.
+        """
+
+    def in_use(self) -> Collection[str]:
+        """Give the names (`status.volumesInUse`) of the volumes that somebody attached and that are in use.
+
+        By what is on disk, also those of an agent before this one, and those that only the node has
+        still: nobody detaches them meanwhile. Blocks for a moment.
+        """
+
+    async def sweep(self, in_use: Collection[str]) -> None:
+        """Take down what the node has of volumes (by `Wanted.name`) that none of its pods has any more.
+
+        Staged mounts, logins and the like; called now and then. Raises as `set_up` does.
+        """
+
+
+class PlainKind:
+    """What most kinds are like: all of a volume lies in the pod's folder, and the node has nothing else."""
+
+    folder = ""
+    live = False
+    slow = True
+    blocks = False
+    options = False
+
+    async def take_down(self, uid: str, name: str) -> None:
+        """Do nothing: unmounting and deleting is all that is needed."""
+
+    def in_use(self) -> Collection[str]:
+        """Give nothing: nobody attaches these volumes."""
+        return ()
+
+    async def sweep(self, in_use: Collection[str]) -> None:
+        """Do nothing: there is nothing beyond the pods."""

@@ -1,23 +1,117 @@
-"""The kinds of volumes there are, by the name that the API gives them."""
+"""The kinds of volumes there are, by the name that the API gives them.
+
+Adding one is one file and one line here. Others' kinds come by entry points of the group
+`pykubelet.volumes`, whose names are the API's names of the kinds and whose objects are called with the
+`Surroundings`: what is installed beside the agent can give volumes of kinds that the agent refuses or does
+not know. It cannot take the place of a kind that the agent gives.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.logs import get_logger
 from pykubelet.volumes.config_map import ConfigMapKind
+from pykubelet.volumes.csi.kind import CsiKind
 from pykubelet.volumes.downward_api import DownwardKind
 from pykubelet.volumes.empty_dir import EmptyDirKind
+from pykubelet.volumes.fc import FcKind
+from pykubelet.volumes.flex import FlexKind
 from pykubelet.volumes.host_path import HostPathKind
+from pykubelet.volumes.image import ImageKind
+from pykubelet.volumes.iscsi import IscsiKind
 from pykubelet.volumes.kind import Surroundings, VolumeKind
+from pykubelet.volumes.local import LocalKind
+from pykubelet.volumes.nfs import NfsKind
 from pykubelet.volumes.projected import ProjectedKind
+from pykubelet.volumes.refused import REASONS, RefusedKind
 from pykubelet.volumes.secret import SecretKind
+
+log = get_logger(__name__)
+
+GROUP = "pykubelet.volumes"
+_PARTS = ("folder", "live", "slow", "blocks", "options", "set_up", "take_down", "in_use", "sweep")
+
+
+class EntryPoint(Protocol):
+    """Where somebody else's kind is."""
+
+    @property
+    def name(self) -> str:
+        """The API's name of the kind."""
+
+    @property
+    def value(self) -> str:
+        """The module and the object in it."""
+
+    def load(self) -> Callable[[Surroundings], VolumeKind]:
+        """Import it."""
 
 
 def make_kinds(given: Surroundings) -> dict[str, VolumeKind]:
     """Give all kinds, ready to use."""
-    return {
+    own: dict[str, VolumeKind] = {
         "configMap": ConfigMapKind(given),
+        "csi": CsiKind(given),
         "downwardAPI": DownwardKind(given),
         "emptyDir": EmptyDirKind(given),
+        "fc": FcKind(given),
+        "flexVolume": FlexKind(given),
         "hostPath": HostPathKind(),
+        "image": ImageKind(given),
+        "iscsi": IscsiKind(given),
+        "local": LocalKind(given),
+        "nfs": NfsKind(given),
         "projected": ProjectedKind(given),
         "secret": SecretKind(given),
+        **dict.fromkeys(REASONS, RefusedKind()),
     }
+    return own | others_kinds(given, own, installed_kinds())
+
+
+def installed_kinds() -> Iterable[EntryPoint]:
+    """Give the entry points of what is installed beside the agent."""
+    if not any(_mentions_us(Path(folder)) for folder in sys.path):
+        return ()
+    # Nearly always there are none, and then 0.8 MB are saved.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
+
+
+def _mentions_us(folder: Path) -> bool:
+    return any(
+        f"[{GROUP}]" in offered.read_text(errors="replace")
+        for info in ("dist-info", "egg-info")
+        for offered in folder.glob(f"*.{info}/entry_points.txt")
+    )
+
+
+def others_kinds(
+    given: Surroundings, own: Mapping[str, VolumeKind], found: Iterable[EntryPoint]
+) -> dict[str, VolumeKind]:
+    """Give the kinds of others that can be used; what is wrong with the rest is told, each by its name."""
+    kinds: dict[str, VolumeKind] = {}
+    for entry in found:
+        where = {"kind": entry.name, "entryPoint": entry.value}
+        given_already = not isinstance(own.get(entry.name), RefusedKind | None)
+        if given_already or entry.name in kinds:
+            log.error(None, "A kind of volumes is there already; the installed one is not used", **where)
+            continue
+        try:
+            kind = entry.load()(given)
+        except Exception as err:  # anything may go wrong in others' code, and the agent has to go on
+            log.error(err, "A kind of volumes that is installed cannot be used", **where)
+            continue
+        if missing := [part for part in _PARTS if not hasattr(kind, part)]:
+            log.error(None, "A kind of volumes that is installed is none", missing=missing, **where)
+            continue
+        if kind.folder and any(kind.folder == other.folder for other in (*own.values(), *kinds.values())):
+            log.error(None, "Two kinds of volumes have one folder", folder=kind.folder, **where)
+            continue
+        log.info("Using a kind of volumes that is installed", **where)
+        kinds[entry.name] = kind
+    return kinds

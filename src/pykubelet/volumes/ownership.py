@@ -1,18 +1,82 @@
-"""fsGroup: letting the group of a pod's processes at the files of a volume."""
+"""fsGroup: letting the group of a pod's processes at the files of a volume.
+
+Other pods may be writing to the same volume meanwhile. So folders are opened one from the other and
+never through a link, and what is changed is the opened file, not whatever has its name by then. The
+volume's own folder is done last: as long as it is not right, neither is the rest (`OnRootMismatch`),
+also after a walk that was cut off. What is right already is not touched.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
+from pykubelet.tasks import TaskScope, in_own_thread
 
 log = get_logger(__name__)
+
+Tell = Callable[[Pod, Literal["Normal", "Warning"], str, str], None]
+"""Records an event about a pod: its type, reason and message."""
+
+ON_ROOT_MISMATCH = "OnRootMismatch"
+IN_PROGRESS = "VolumePermissionChangeInProgress"
+"""The reason of the events about a walk that takes long."""
+FIRST_WORD = 30.0
+"""Seconds after which a walk is worth an event."""
+NEXT_WORDS = 60.0
+"""Seconds between the events that tell how far it is."""
 
 _READ = 0o440
 _WRITE = 0o220
 _ENTER = 0o110 | stat.S_ISGID
+_DEEPEST = 1000
+_NAMED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ADVICE = (
+    "is taking longer than expected, consider using OnRootMismatch - "
+    "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/"
+    "#configure-volume-permission-and-ownership-change-policy-for-pods"
+)
+
+
+async def own(pod: Pod, path: Path, tell: Tell, *, read_only: bool = False) -> None:
+    """Give a volume to the pod's fsGroup, as far as the pod's policy wants it; raises OSError.
+
+    In a thread of its own. A caller that is cancelled does not wait for the whole walk.
+    """
+    context = pod.spec.security_context
+    if context.fs_group is None:
+        return
+    walk = Walk(context.fs_group, read_only=read_only)
+    everything = context.fs_group_change_policy != ON_ROOT_MISMATCH
+
+    def work() -> OSError | None:
+        try:
+            if everything or walk.differs(path):
+                walk.give(path)
+            else:
+                log.v(3).info("Skipping permission and ownership change for volume", path=path)
+        except OSError as err:
+            return err
+        return None
+
+    async with TaskScope() as scope:
+        scope.start(_keep_telling(pod, path, walk, tell), name=f"telling of {path}")
+        walking = scope.start(in_own_thread(work, name="ownership"), name=f"owning {path}")
+        try:
+            await asyncio.wait([walking])
+        finally:
+            walk.stop = True
+    if err := walking.result():
+        raise err
 
 
 def group_mode(mode: int, *, folder: bool, read_only: bool) -> int:
@@ -21,11 +85,11 @@ def group_mode(mode: int, *, folder: bool, read_only: bool) -> int:
 
 
 def give_to_group(path: Path, group: int) -> None:
-    """Let a group read and write everything below a path, and own what will be made there."""
-    for folder, folders, files in os.walk(path, topdown=False):
-        for name in (*folders, *files):
-            _give(Path(folder, name), group)
-    _give(path, group)
+    """Let a group read and write everything below a path, and own what will be made there.
+
+    Raises OSError; what cannot be given is told and kept. Blocks.
+    """
+    Walk(group).give(path)
 
 
 def give_opened(at: int, group: int) -> None:
@@ -36,12 +100,141 @@ def give_opened(at: int, group: int) -> None:
         log.error(err, "Failed to give a volume's file to its group", group=group)
 
 
-def _give(entry: Path, group: int) -> None:
-    try:
-        os.chown(entry, -1, group, follow_symlinks=False)
-        mode = entry.lstat().st_mode
-        if not stat.S_ISLNK(mode):
-            entry.chmod(group_mode(stat.S_IMODE(mode), folder=stat.S_ISDIR(mode), read_only=False))
-    except OSError as err:
-        # Some file systems know no owners; whether that matters only the containers can tell.
-        log.error(err, "Failed to give a volume's file to its group", path=str(entry), group=group)
+@dataclass(slots=True)
+class Walk:
+    """One walk through a volume, that others may look at and stop: it stops at the next file."""
+
+    group: int
+    read_only: bool = False
+    files: int = 0
+    """How many were seen."""
+    failures: int = 0
+    """How many could not be given: some file systems know no owners."""
+    stop: bool = False
+
+    def differs(self, path: Path) -> bool:
+        """Whether a volume's own folder is not yet the group's; what is no folder always counts as such."""
+        try:
+            facts = path.lstat()
+        except OSError as err:
+            log.error(err, "Cannot see whose a volume is, so all of it is given to its group", path=path)
+            return True
+        return not stat.S_ISDIR(facts.st_mode) or not self._is_right(facts)
+
+    def give(self, path: Path) -> None:
+        """Let the group use everything below a path; raises OSError. Blocks.
+
+        What others delete meanwhile is passed over.
+        """
+        if stat.S_ISDIR(path.lstat().st_mode):
+            self._give_tree(path)
+        else:
+            self._give_named(str(path), None)
+        if self.failures:
+            log.info("Files of a volume could not be given to its group", path=path, files=self.failures)
+
+    def _give_tree(self, path: Path) -> None:
+        stack = [_Folder(str(path), None)]
+        try:
+            while stack and not self.stop:
+                folder = stack[-1]
+                entry = next(folder.entries, None)
+                if entry is None:
+                    self.files += 1
+                    self._give(folder.at, os.fstat(folder.at))
+                    stack.pop().close()
+                elif not entry.is_dir(follow_symlinks=False):
+                    self.files += 1
+                    self._give_entry(entry, folder.at)
+                elif len(stack) == _DEEPEST:
+                    raise OSError(errno.ELOOP, f"folders are nested deeper than {_DEEPEST} levels", str(path))
+                else:
+                    try:
+                        stack.append(_Folder(entry.name, folder.at))
+                    except (FileNotFoundError, NotADirectoryError):
+                        continue  # it is gone, or something else by now
+        finally:
+            for folder in stack:
+                folder.close()
+
+    def _give_entry(self, entry: os.DirEntry[str], folder: int) -> None:
+        try:
+            if not self._is_right(entry.stat(follow_symlinks=False)):
+                self._give_named(entry.name, folder)
+        except FileNotFoundError:
+            return
+
+    def _give_named(self, name: str, folder: int | None) -> None:
+        """Give what has this name now, which may be another than a moment ago."""
+        at = os.open(name, _NAMED, dir_fd=folder)
+        try:
+            facts = os.fstat(at)
+            if stat.S_ISLNK(facts.st_mode):
+                self._try(at, lambda: os.chown(name, -1, self.group, dir_fd=folder, follow_symlinks=False))
+            else:
+                self._give(at, facts)
+        finally:
+            os.close(at)
+
+    def _give(self, at: int, facts: os.stat_result) -> None:
+        if self._is_right(facts):
+            return
+        # A descriptor that only names a file cannot be changed by itself; this path is exactly that file.
+        path = _path_of(at)
+        # Changing the owner may clear bits of the mode, which are set again then.
+        mode = self._mode(facts)
+        self._try(at, lambda: os.chown(path, -1, self.group))
+        self._try(at, lambda: path.chmod(mode))
+
+    def _try(self, at: int, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except FileNotFoundError:
+            return
+        except OSError as err:
+            if not self.failures:
+                path = _path_of(at).readlink()
+                log.error(err, "Failed to give a volume's file to its group", path=path, group=self.group)
+            self.failures += 1
+
+    def _is_right(self, facts: os.stat_result) -> bool:
+        right = stat.S_ISLNK(facts.st_mode) or stat.S_IMODE(facts.st_mode) == self._mode(facts)
+        return right and facts.st_gid == self.group
+
+    def _mode(self, facts: os.stat_result) -> int:
+        folder = stat.S_ISDIR(facts.st_mode)
+        return group_mode(stat.S_IMODE(facts.st_mode), folder=folder, read_only=self.read_only)
+
+
+def _path_of(at: int) -> Path:
+    return Path(f"/proc/self/fd/{at}")
+
+
+class _Folder:
+    """An opened folder, and what is left of its entries."""
+
+    __slots__ = ("at", "entries")
+
+    def __init__(self, name: str, parent: int | None) -> None:
+        self.at = os.open(name, _FOLDER, dir_fd=parent)
+        try:
+            self.entries = os.scandir(self.at)
+        except OSError:
+            os.close(self.at)
+            raise
+
+    def close(self) -> None:
+        self.entries.close()
+        os.close(self.at)
+
+
+async def _keep_telling(pod: Pod, path: Path, walk: Walk, tell: Tell) -> None:
+    before, uid, after = str(path).partition(pod.uid)
+    shown = f"{uid}{after}" or before
+    await asyncio.sleep(FIRST_WORD)
+    log.info("Giving a volume to its pod's group takes long", pod=pod.full_name, path=path)
+    tell(pod, "Warning", IN_PROGRESS, f"Setting volume ownership for {shown} {_ADVICE}")
+    while True:
+        await asyncio.sleep(NEXT_WORDS)
+        message = f"Setting volume ownership for {shown}, processed {walk.files} files."
+        tell(pod, "Warning", IN_PROGRESS, message)

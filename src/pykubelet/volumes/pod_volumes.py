@@ -2,31 +2,59 @@
 
 Everything may be repeated, after any interruption and by an agent that never saw the pod: mounting
 looks at the disk, unmounting at the disk and the mount table. A pod's volumes are set up side by side,
-and each that cannot be had is told. How a kind of volume comes about is the kind's own business
-(`kinds.py`).
+and each that cannot be had is told. Which volume a pod wants may be said by a claim (`claims.py`); how a
+kind of volume comes about is the kind's own business (`kinds.py`).
 
-File systems may block (a dead server behind a hostPath, gigabytes to delete), so work that can is done
-in a thread; a caller that is cancelled waits for it, or the next step would race with it. One caller at
-a time acts for a pod: its worker.
+File systems may block (a dead server, gigabytes to delete), so work that can is done in a thread. What may
+hang is an operation of its own (`operations.py`): the pod's worker goes on without it, and nobody else
+notices. One caller at a time acts for a pod: its worker.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NoReturn
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.volume import Volume
-from pykubelet.pods.objects import ObjectError, PodObjects
-from pykubelet.tasks import finish_in_thread
-from pykubelet.volumes.errors import KindError, VolumeError, set_up_failed, told
-from pykubelet.volumes.folders import VolumeFolders
-from pykubelet.volumes.kind import NodeView, Surroundings
+from pykubelet.kube.client import ApiClient
+from pykubelet.logs import get_logger
+from pykubelet.pods.objects import PodObjects
+from pykubelet.tasks import TaskScope, in_own_thread
+from pykubelet.volumes.claim_rules import ClaimError, is_exclusive, used_names, volume_group
+from pykubelet.volumes.claims import Claims, ServerAway
+from pykubelet.volumes.errors import BadOptions, KindError, VolumeError, set_up_failed, told
+from pykubelet.volumes.holdings import Holding, Holdings
+from pykubelet.volumes.kind import FLEX_DRIVERS, NodeView, Surroundings, VolumeKind, Wanted
 from pykubelet.volumes.kinds import make_kinds
 from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.operations import FAILURES, Operations, StillBusy
 from pykubelet.volumes.sub_path import bind_sub_paths
-from pykubelet.volumes.take_down import needs_take_down, take_down
 from pykubelet.volumes.together import side_by_side
+from pykubelet.volumes.unmounting import PATIENCE, Unmounting
+
+log = get_logger(__name__)
+
+MOUNT_SECONDS = 123.0
+"""How long a pod's worker waits for a volume at a time; a little more than others' two minutes."""
+
+SWEEP_SECONDS = 60.0
+"""How often to look for what the node has of volumes that no pod has any more."""
+
+_SET_UP = "setting up"
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Why a volume cannot be had: `text` for the pod's author."""
+
+    text: str
+    retry_after: float | None = None
+    stage: Literal["claim", "slow", "mount"] = "mount"
+    """Whether the claim is the problem, the volume takes long, or it cannot be mounted."""
 
 
 class PodVolumes:
@@ -41,33 +69,96 @@ class PodVolumes:
         memory_limit: Callable[[Pod], int | None],
         allocatable_memory: int,
         pod_level: bool = True,
+        api: ApiClient | None = None,
+        node_name: str = "",
+        node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
+        image_volumes: bool = False,
+        flex_drivers: Path | None = None,
+        tasks: TaskScope | None = None,
     ) -> None:
         """Take the agent's root, and what volumes show or are bounded by.
 
         `memory_limit` and `allocatable_memory`: what bounds a pod's memory and all pods' (bytes);
-        `pod_level`: whether resources of the whole pod count (`PodLevelResources`).
+        `pod_level`: whether resources of the whole pod count (`PodLevelResources`); `image_volumes`:
+        whether the runtime mounts images; `flex_drivers`: the folder of FlexVolume's drivers; `tasks`:
+        where work lives that goes on when its caller leaves.
         """
         self._root = root
-        self._kinds = make_kinds(
-            Surroundings(root, objects, node, memory_limit, allocatable_memory, pod_level)
+        self._tasks = tasks
+        self._listener: Callable[[str], None] = lambda uid: None
+        self._teller: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
+        self._in_use_changed: Callable[[], None] = lambda: None
+        given = Surroundings(
+            root,
+            objects,
+            node,
+            memory_limit,
+            allocatable_memory,
+            pod_level,
+            api=api,
+            node_name=node_name,
+            wake=self._wake,
+            tell=self._tell,
+            image_volumes=image_volumes,
+            flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
         )
-        self._folders = frozenset(kind.folder for kind in self._kinds.values() if kind.folder)
+        self.kinds = make_kinds(given)
+        self._claims = Claims(api, node_name, node_labels)
+        self._operations = Operations(tasks)
+        self._holdings = Holdings(root)
+        self._unmounting = Unmounting(root, self.kinds, self._operations)
+        self._excluded: set[str] = set()
+        """Pods that wait for a volume which another pod has to itself."""
+        self._sweeping = False
+        self._met_all = False
+        """Whether all pods of earlier agents were looked at."""
+
+    def listen(
+        self,
+        wake: Callable[[str], None],
+        tell: Callable[[Pod, Literal["Normal", "Warning"], str, str], None],
+    ) -> None:
+        """Call `wake` when what a pod's volumes waited for is there, and `tell` for events about pods."""
+        self._listener, self._teller = wake, tell
+
+    def listen_in_use(self, changed: Callable[[], None]) -> None:
+        """Call this whenever `in_use` may have changed."""
+        self._in_use_changed = changed
+
+    def in_use(self) -> list[str] | None:
+        """Give the attached volumes that pods use; None while pods of an earlier agent were not looked at."""
+        if not self._met_all:
+            slow = {kind.folder for kind in self.kinds.values() if kind.slow and kind.folder}
+            self._met_all = not self._holdings.unknown(slow)
+            if not self._met_all:
+                return None
+        known = {name for kind in self.kinds.values() for name in kind.in_use()}
+        return sorted(known.union(self._holdings.attached()))
+
+    def held(self, uid: str) -> list[Holding]:
+        """Give the volumes of a pod that others may have too, or that took long to have."""
+        return self._holdings.of(uid)
 
     async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
-        """Have all of the pod's volumes ready, by name.
+        """Have all volumes ready that the pod's containers use, by name.
 
         Raises VolumeError, which tells of each that is not.
         """
-        return await self._set_up(pod, pod.spec.volumes)
+        mounts, devices = used_names(pod)
+        used = mounts | devices
+        return await self._set_up(pod, [volume for volume in pod.spec.volumes if volume.name in used])
 
     async def refresh(self, pod: Pod) -> None:
         """Bring the content of the pod's live volumes up to date; nothing is written when nothing changed.
 
+        Volumes that an earlier agent mounted are set up again, which changes nothing if all is well.
         Raises VolumeError, which tells of each volume that could not be; it keeps what it had.
         """
-        live = [volume for volume in pod.spec.volumes if self._is_live(volume)]
-        if live:
-            await self._set_up(pod, live)
+        mounts, devices = used_names(pod)
+        used = mounts | devices
+        stale = [volume for volume in pod.spec.volumes if volume.name in used and self._is_stale(pod, volume)]
+        if stale:
+            await self._set_up(pod, stale, refreshing=True)
 
     async def sub_paths(
         self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
@@ -80,39 +171,161 @@ class PodVolumes:
         if not any(paths.values()):
             return {}
         root = self._root.resolve()
-        return await finish_in_thread(lambda: bind_sub_paths(root, pod, container, mounted, paths))
+        return await in_own_thread(
+            lambda: bind_sub_paths(root, pod, container, mounted, paths), name="sub-paths"
+        )
 
     async def unmount(self, uid: str) -> None:
         """Take down whatever a pod has mounted, and delete what lived with it; raises VolumeError."""
         try:
-            folders = VolumeFolders.of(self._root, uid)
-        except ValueError as err:
-            raise VolumeError(str(err)) from err
-        if needs_take_down(folders, self._folders):
-            await finish_in_thread(lambda: take_down(folders, self._folders))
+            await self._operations.end(f"{uid}/", _SET_UP, patience=PATIENCE)
+        except StillBusy as err:
+            raise VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {err}") from err
+        shared = await self._unmounting.pod(uid)
+        self._operations.forget(f"{uid}/")
+        self._holdings.drop(uid)
+        for waiting in sorted(self._excluded - {uid}):
+            self._wake(waiting)
+        self._excluded.clear()
+        if shared:
+            self._in_use_changed()
+            if self._tasks is not None and not self._sweeping:
+                self._tasks.start(self.sweep(), name="volumes-sweep")
 
-    def _is_live(self, volume: Volume) -> bool:
-        return any(kind in self._kinds and self._kinds[kind].live for kind in volume.kinds)
+    async def run(self) -> NoReturn:
+        """Sweep now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            await self.sweep()
 
-    async def _set_up(self, pod: Pod, volumes: Sequence[Volume]) -> dict[str, MountedVolume]:
-        outcomes = await side_by_side([self._one(pod, volume) for volume in volumes])
-        if problems := [outcome for outcome in outcomes if isinstance(outcome, str)]:
-            raise VolumeError(*problems)
-        return {
-            volume.name: outcome
-            for volume, outcome in zip(volumes, outcomes, strict=True)
-            if isinstance(outcome, MountedVolume)
-        }
-
-    async def _one(self, pod: Pod, volume: Volume) -> MountedVolume | str:
-        """Have one volume; gives the problem instead of raising it, so that the others get their try."""
-        kinds = volume.kinds
+    async def sweep(self) -> None:
+        """Take down what the node has of volumes that no pod has any more; failures are only told."""
+        if self._sweeping:
+            return
+        self._sweeping = True
         try:
-            if len(kinds) != 1 or kinds[0] not in self._kinds:
-                what = " and ".join(kinds) or "none that is known"
-                raise KindError(f"its kind is {what}; supported are {', '.join(self._kinds)}")
-            return await self._kinds[kinds[0]].set_up(pod, volume)
-        except (KindError, ObjectError, ValueError) as err:
-            return set_up_failed(volume.name, err)
-        except OSError as err:
-            return set_up_failed(volume.name, told(err))
+            for name, kind in self.kinds.items():
+                try:
+                    await kind.sweep(self._holdings.names)
+                except FAILURES as err:
+                    log.error(err, "Could not take down volumes that no pod uses any more", kind=name)
+        finally:
+            self._sweeping = False
+
+    def _wake(self, uid: str) -> None:
+        self._operations.forget(f"{uid}/")
+        self._listener(uid)
+
+    def _tell(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        if self._teller is not None:
+            self._teller(pod, kind, reason, message)
+
+    def _is_stale(self, pod: Pod, volume: Volume) -> bool:
+        if volume.persistent_volume_claim is None and volume.ephemeral is None:
+            kind = next((self.kinds[kind] for kind in volume.kinds if kind in self.kinds), None)
+            return kind is not None and (kind.live or (kind.slow and self._is_new(pod, volume)))
+        held = self._holdings.get(pod.uid, volume.name)
+        return held is None or held.mounted is None or self.kinds[held.wanted.kind].live
+
+    def _is_new(self, pod: Pod, volume: Volume) -> bool:
+        held = self._holdings.get(pod.uid, volume.name)
+        return held is None or held.mounted is None
+
+    async def _set_up(
+        self, pod: Pod, volumes: Sequence[Volume], *, refreshing: bool = False
+    ) -> dict[str, MountedVolume]:
+        outcomes = await side_by_side([self._one(pod, volume, refreshing) for volume in volumes])
+        problems, mounted = {}, {}
+        for volume, outcome in zip(volumes, outcomes, strict=True):
+            if isinstance(outcome, _Problem):
+                problems[volume.name] = outcome
+            elif outcome is not None:
+                mounted[volume.name] = outcome
+        if problems:
+            raise _told_together(problems)
+        return mounted
+
+    async def _one(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | _Problem | None:
+        """Have one volume; gives the problem instead of raising it, so that the others get their try.
+
+        None is for a volume that can wait: the pod runs with it, and only the API server is away.
+        """
+        name = volume.name
+        try:
+            wanted = await self._wanted(pod, volume)
+            name = wanted.name
+            kind = self.kinds.get(wanted.kind)
+            if kind is None:
+                raise KindError(f"its kind is {wanted.kind}; supported are {', '.join(self.kinds)}")
+            if wanted.block and not kind.blocks:
+                raise KindError(f"volumes of kind {wanted.kind} cannot be had as block devices")
+            if wanted.mount_options and not kind.options:
+                raise BadOptions("mount options are not supported for this volume type")
+            if not kind.slow and wanted.persistent is None:
+                return await kind.set_up(wanted)
+            return await self._held(kind, wanted)
+        except ServerAway as err:
+            return None if refreshing else _Problem(str(err), stage="claim")
+        except ClaimError as err:
+            return _Problem(str(err), stage="claim")
+        except StillBusy:
+            return _Problem("context deadline exceeded", stage="slow")
+        except FAILURES as err:
+            action = err.action if isinstance(err, KindError) else KindError.action
+            reason = told(err) if isinstance(err, OSError) else err
+            left = self._operations.pause_left(f"{pod.uid}/{name}", _SET_UP)
+            return _Problem(set_up_failed(name, reason, action), left or None)
+
+    async def _wanted(self, pod: Pod, volume: Volume) -> Wanted:
+        sources = volume.sources
+        if len(sources) != 1:
+            what = " and ".join(kind for kind, _ in sources) or "none that is known"
+            raise KindError(f"its kind is {what}; supported are {', '.join(self.kinds)}")
+        ((kind, source),) = sources
+        if kind not in ("persistentVolumeClaim", "ephemeral"):
+            return Wanted(pod, volume, kind, source, volume.name)
+        try:
+            return await self._claims.wanted(pod, volume)
+        except ServerAway:
+            held = self._holdings.get(pod.uid, volume.name)
+            if held is None or held.mounted is None:
+                raise
+            return held.wanted
+
+    async def _held(self, kind: VolumeKind, wanted: Wanted) -> MountedVolume:
+        """Have a volume that others may have too, or that takes long."""
+        persistent = wanted.persistent
+        if persistent is not None and is_exclusive(persistent) and self._holdings.others(wanted):
+            self._excluded.add(wanted.uid)
+            raise KindError(
+                "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+            )
+        holding = self._holdings.hold(wanted)
+        if kind.slow:
+            key = f"{wanted.uid}/{wanted.name}"
+            mounted = await self._operations.run(
+                key, _SET_UP, lambda: kind.set_up(wanted), patience=MOUNT_SECONDS
+            )
+        else:
+            mounted = await kind.set_up(wanted)
+        mounted = replace(mounted, group=volume_group(persistent), name=wanted.name)
+        changed = holding.mounted is None or holding.mounted.attached != mounted.attached
+        holding.mounted = mounted
+        if changed and mounted.attached:
+            self._in_use_changed()
+        return mounted
+
+
+def _told_together(problems: Mapping[str, _Problem]) -> VolumeError:
+    """Make one error of all volumes' problems: one text for each, and one for all that never came so far."""
+    texts = [problem.text for problem in problems.values() if problem.stage == "mount"]
+    claims = sorted(name for name, problem in problems.items() if problem.stage == "claim")
+    if waiting := {name: problem for name, problem in problems.items() if problem.stage != "mount"}:
+        reasons = "; ".join(dict.fromkeys(problem.text for problem in waiting.values()))
+        texts.append(
+            f"Unable to attach or mount volumes: unmounted volumes=[{' '.join(sorted(problems))}], "
+            f"unattached volumes=[], failed to process volumes=[{' '.join(claims)}]: {reasons}"
+        )
+    pauses = [problem.retry_after for problem in problems.values()]
+    known = [pause for pause in pauses if pause is not None]
+    return VolumeError(*texts, retry_after=min(known) if len(known) == len(pauses) else None)

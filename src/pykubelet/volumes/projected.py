@@ -7,12 +7,12 @@ certificates and its namespace. Sources are asked for side by side; what is miss
 from __future__ import annotations
 
 from pykubelet.api.pod import Pod
-from pykubelet.api.volume import Volume
 from pykubelet.api.volume_files import (
     DEFAULT_MODE,
     DEFAULT_TOKEN_SECONDS,
     ProjectedToken,
     ProjectedTrustBundle,
+    ProjectedVolume,
     Projection,
 )
 from pykubelet.pods.objects import ObjectError, ObjectMissing
@@ -20,7 +20,7 @@ from pykubelet.volumes.config_map import config_map_files
 from pykubelet.volumes.downward_api import downward_files
 from pykubelet.volumes.errors import KindError, joined
 from pykubelet.volumes.files import File
-from pykubelet.volumes.kind import Surroundings
+from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.secret import secret_files
 from pykubelet.volumes.together import side_by_side
@@ -29,20 +29,21 @@ from pykubelet.volumes.written import Writer, fs_user
 _PRIVATE = 0o600
 
 
-class ProjectedKind:
+class ProjectedKind(PlainKind):
     """Gives volumes of kind projected."""
 
     folder = "kubernetes.io~projected"
     live = True
+    slow = False
 
     def __init__(self, given: Surroundings) -> None:
         self._given = given
         self._writer = Writer(given, self.folder, in_memory=True)
 
-    async def set_up(self, pod: Pod, volume: Volume) -> MountedVolume:
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
         """Have the files as their sources are now."""
-        source = volume.projected
-        assert source is not None
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, ProjectedVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
         collected = await side_by_side([self._collected(pod, part, mode) for part in source.sources])
         files: dict[str, File] = {}
@@ -54,7 +55,7 @@ class ProjectedKind:
                 files |= part
         if problems:
             raise KindError(joined(problems))
-        return await self._writer.write(pod, volume.name, files)
+        return await self._writer.write(pod, wanted.name, files)
 
     async def _collected(self, pod: Pod, source: Projection, mode: int) -> dict[str, File] | str:
         """Give the files of one source, or why there are none."""

@@ -3,7 +3,8 @@
 Containers write to volumes while we look, so a path that was checked may be another one when it is
 used. Links are therefore resolved once, the result must lie inside of the volume, and then each step
 is taken from the folder before it without following links; what is bound is the opened file itself
-and no path any more.
+and no path any more. (`openat2` would take all steps at once, but does not promise more than that, and
+calling it from Python takes longer than the steps.)
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ log = get_logger(__name__)
 _MS_BIND = 4096
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINK = frozenset((errno.EINVAL, errno.ENOENT, errno.ENOTDIR))
+_MOST_LINKS = 40
+"""As in the kernel."""
 
 
 class OutsideError(OSError):
@@ -56,7 +60,7 @@ def bind_sub_paths(
         if path.startswith("/") or ".." in path.split("/"):
             raise VolumeError(f"subPath `{path}` must be a relative path without '..'")
         try:
-            target = folders.sub_path(name, container.name, index)
+            target = folders.sub_path(mounted[name].name or name, container.name, index)
             with opened_inside(Path(mounted[name].path), path) as source:
                 bind(source, target, mounts)
         except (OSError, ValueError) as err:
@@ -81,22 +85,57 @@ def opened_inside(volume: Path, sub_path: str, *, make: bool = True) -> Iterator
     Folders that are not there are made, with the mode of the volume's own, unless told not to. Raises
     OSError, of which OutsideError when the path, or a link in it, leads elsewhere.
     """
-    base = Path(os.path.realpath(volume, strict=True))
-    inside = Path(os.path.realpath(volume / sub_path))
+    base = Path(resolved(str(volume)))
+    inside = Path(resolved(f"{volume}/{sub_path}"))
     if not inside.is_relative_to(base):
-        raise OutsideError(errno.EXDEV, "leads out of the volume", str(volume / sub_path))
+        raise OutsideError(errno.EXDEV, "leads out of the volume", f"{volume}/{sub_path}")
     at = os.open(base, _STEP)
     try:
         mode = stat.S_IMODE(os.fstat(at).st_mode)
         for part in inside.relative_to(base).parts:
-            step = _step(at, part, mode) if make else os.open(part, _STEP, dir_fd=at)
+            try:
+                step = _step(at, part)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                step = _make(at, part, mode)
             os.close(at)
             at = step
-            if stat.S_ISLNK(os.fstat(at).st_mode):
-                raise OutsideError(errno.ELOOP, "has become a link", str(volume / sub_path))
         yield at
     finally:
         os.close(at)
+
+
+def resolved(path: str) -> str:
+    """Give an absolute path without links, `.` and `..`; what is not there is taken by its name.
+
+    Raises OSError for more links than the kernel would follow, too: who writes to a volume could
+    keep us busy, and Python's own way ends in a RecursionError.
+    """
+    absolute = path if path.startswith("/") else f"{Path.cwd()}/{path}"
+    done, rest, links = "", absolute.split("/")[::-1], 0
+    while rest:
+        part = rest.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            done = done.rpartition("/")[0]
+            continue
+        try:
+            # A path and not steps, because links may lead elsewhere and back; nothing is opened yet.
+            target = str(Path(f"{done}/{part}").readlink())
+        except OSError as err:
+            if err.errno not in _NO_LINK:
+                raise
+            done = f"{done}/{part}"
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OutsideError(errno.ELOOP, "has too many links", path)
+        if target.startswith("/"):
+            done = ""
+        rest += target.split("/")[::-1]
+    return done or "/"
 
 
 def bind(source: int, target: Path, mounts: list[Mount]) -> None:
@@ -131,14 +170,26 @@ def _make_place(target: Path, *, folder: bool) -> None:
         target.touch(mode=0o640)
 
 
-def _step(at: int, part: str, mode: int) -> int:
+def _step(at: int, part: str) -> int:
     try:
-        return os.open(part, _STEP, dir_fd=at)
-    except FileNotFoundError:
+        # Asking for a folder makes an automounter mount it.
+        return os.open(part, _STEP | os.O_DIRECTORY, dir_fd=at)
+    except NotADirectoryError:
+        step = os.open(part, _STEP, dir_fd=at)
+    if stat.S_ISLNK(os.fstat(step).st_mode):
+        os.close(step)
+        raise OutsideError(errno.ELOOP, "has become a link", part)
+    return step
+
+
+def _make(at: int, part: str, mode: int) -> int:
+    try:
         os.mkdir(part, mode, dir_fd=at)
+    except FileExistsError:
+        return _step(at, part)  # somebody was quicker
     made = os.open(part, _MADE, dir_fd=at)
     try:
-        os.fchmod(made, mode)
+        os.fchmod(made, mode)  # mkdir's mode is cut by the umask
     except OSError:
         os.close(made)
         raise

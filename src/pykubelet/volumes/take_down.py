@@ -7,37 +7,86 @@ something is mounted in it, so that no one else's files go with it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import errno
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from pykubelet.host.mounts import plan_unmounts, read_mounts, remove_tree, unmount
-from pykubelet.volumes.errors import VolumeError, told
+from pykubelet.logs import get_logger
+from pykubelet.volumes.block import DEVICES, mapped_devices, unmap_device
 from pykubelet.volumes.folders import VolumeFolders
 
-
-def needs_take_down(folders: VolumeFolders, kinds: Collection[str]) -> bool:
-    """Whether anything of a pod's volumes is there; `kinds` are the folders of the kinds that count."""
-    if folders.sub_paths.exists() or folders.markers.exists():
-        return True
-    return bool(_kind_folders(folders, kinds))
+log = get_logger(__name__)
 
 
-def take_down(folders: VolumeFolders, kinds: Collection[str]) -> None:
-    """Unmount and delete a pod's volumes of these kinds, and its sub-paths; raises VolumeError. Blocks."""
-    try:
-        # The mount table knows real paths only.
-        real = VolumeFolders(folders.pod.resolve())
+class TakeDown:
+    """One try to take away a pod's volumes of some kinds (by their folders); it blocks, and may hang.
+
+    With `detach`, mounts that somebody still uses vanish from the pod's folder too: they end when
+    their last user does.
+    """
+
+    def __init__(self, root: Path, uid: str, kinds: Collection[str], *, detach: bool = False) -> None:
+        """Take a pod; raises ValueError for a uid that is no plain name."""
+        self._root = root
+        self._uid = uid
+        self._folders = VolumeFolders.of(root, uid)
+        self._kinds = kinds
+        self._detach = detach
+        self.at: Path | None = None
+        """The mount point that is being unmounted: where it hangs, if it does."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything of the pod's volumes is there."""
+        folders = self._folders
+        if any(path.exists() for path in (folders.sub_paths, folders.markers, folders.pod / DEVICES)):
+            return True
+        return bool(_kind_folders(folders, self._kinds)) or any(mapped_devices(self._root, self._uid))
+
+    def volumes(self) -> Iterator[tuple[str, str]]:
+        """Give the volumes that are there, each as its kind's folder and its name; reads only names."""
+        for folder in _kind_folders(self._folders, self._kinds):
+            yield from ((folder.name, path.name) for path in sorted(folder.iterdir()))
+        yield from mapped_devices(self._root, self._uid)
+
+    def sub_paths(self) -> None:
+        """Unmount and delete the parts of volumes that containers had; raises OSError."""
+        real = self._real()
+        self._remove((real.sub_paths,), real)
+
+    def everything(self) -> None:
+        """Unmount and delete all that is left; raises OSError."""
+        real = self._real()
+        remove_tree(real.markers)
+        for kind, name in mapped_devices(self._root, self._uid):
+            unmap_device(self._root, kind, self._uid, name)
+        folders = (real.sub_paths, *_kind_folders(real, self._kinds), real.pod / DEVICES)
+        self._remove(folders, real)
+
+    def _real(self) -> VolumeFolders:
+        """The mount table knows real paths only."""
+        return VolumeFolders(self._folders.pod.parent.resolve() / self._folders.pod.name)
+
+    def _remove(self, folders: Iterable[Path], real: VolumeFolders) -> None:
         mounts = read_mounts(real.pod)
-        remove_tree(real.markers, mounts)
-        everything = (real.sub_paths, *_kind_folders(real, kinds))
-        if points := [point for folder in everything for point in plan_unmounts(mounts, folder)]:
+        if points := [point for folder in folders for point in plan_unmounts(mounts, folder)]:
             for point in points:
-                unmount(point)
+                self.at = point
+                self._unmount(point)
+            self.at = None
             mounts = read_mounts(real.pod)
-        for folder in everything:
+        for folder in folders:
             remove_tree(folder, mounts)
-    except OSError as err:
-        raise VolumeError(f"UnmountVolume.TearDown failed for pod {folders.pod.name} : {told(err)}") from err
+
+    def _unmount(self, point: Path) -> None:
+        try:
+            unmount(point)
+        except OSError as err:
+            if err.errno != errno.EBUSY or not self._detach:
+                raise
+            log.warning("Detaching a volume that somebody still uses", path=point, podUID=self._uid)
+            unmount(point, detach=True)
 
 
 def _kind_folders(folders: VolumeFolders, kinds: Collection[str]) -> list[Path]:

@@ -8,7 +8,6 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 _FILE = Path(os.environ["PYKUBELET_TEST_CLOCK"])
 _time, _time_ns = time.time, time.time_ns
@@ -29,10 +28,6 @@ time.time = lambda: _time() + _ahead()
 time.time_ns = lambda: _time_ns() + _ahead() * 1_000_000_000
 
 # After the above, so that whatever is imported sees the same clock.
-import grpc.aio._utils  # noqa: E402
-
 import pykubelet.api.meta  # noqa: E402
 
 pykubelet.api.meta.now = _shifted_now
-# gRPC hands moments of the wall clock to a library whose clock is still the machine's.
-grpc.aio._utils.time = SimpleNamespace(time=_time)

@@ -1,0 +1,382 @@
+"""HTTP/2 connections: many requests at once on one connection, each a stream of its own.
+
+`h2` knows the protocol; here is what a server adds to it. Streams take turns in sending, one frame each, as
+far as the client and the connection take it, and a client that does not take what is sent is not listened
+to either. All that a client can make grow is bounded: streams (of a connection and of all together), the
+size of a request's fields, unread bodies, unsent answers, and frames for nothing (`http2_frames`).
+
+aiohttp's server keeps the list of connections, to make room and to stop: a connection over HTTP/2 stands
+there like any other, idle when nobody works on a request of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from aiohttp import web
+from aiohttp.tcp_helpers import tcp_keepalive
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import H2Error
+
+from pykubelet.logs import get_logger
+from pykubelet.server.http2_frames import GOAWAY, LONGEST_FRAME, PREFACE, BadFrames, Budget, Frames, TooBusy
+from pykubelet.server.http2_heads import Malformed, NotHere, RequestHead, request_head
+from pykubelet.server.http2_stream import Stream
+from pykubelet.server.http2_wire import MOST_STREAMS, WINDOW, goodbye, make_wire
+
+if TYPE_CHECKING:
+    from pykubelet.server.http2 import Http2
+
+log = get_logger(__name__)
+
+_TABLE_BYTES = 4096
+_MUCH = 128 * 1024
+_GULP = 128 * 1024
+_BRIEFLY = 0.1
+# Points of the budget: what a request costs that is taken back at once, and what an answer is worth.
+_IN_VAIN = 20
+_ANSWERED = 4
+
+
+class Http2Connection(asyncio.Protocol):
+    """A connection."""
+
+    # What aiohttp's server looks at; see `_current_request`.
+    _task_handler = None
+
+    def __init__(self, shared: Http2) -> None:
+        self.transport: asyncio.Transport | None = None
+        """None when it is over."""
+        self.streams: dict[int, Stream] = {}
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._budget = Budget(self._loop.time)
+        self._frames = Frames(self._budget)
+        self._wire = make_wire()
+        self._ready: dict[Stream, None] = {}
+        self._out: list[bytes | memoryview] = []
+        self._at_work = 0
+        self._paused = False
+        self._leaving = False
+        self._pumping: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._active = self._loop.time()
+        self._untold = 0
+        self._over = asyncio.Event()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody works on a request."""
+        return self._at_work == 0
+
+    @property
+    def _current_request(self) -> object | None:
+        """Something when it is not idle: so does aiohttp's own connection say it."""
+        return None if self.idle else self
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin: say what this side wants."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=_MUCH)
+        tcp_keepalive(self.transport)
+        self._shared.server.connection_made(cast(web.RequestHandler, self), self.transport)
+        self._shared.come(self)
+        self._timer = self._loop.call_later(self._shared.idle_seconds, self._check_idle)
+        self._wire.initiate_connection()
+        self._wire.receive_data(PREFACE)
+        self._pump()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Take what is left apart."""
+        self._shared.server.connection_lost(cast(web.RequestHandler, self), exc)
+        self._end()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what the client sends."""
+        try:
+            for frame in self._frames.feed(data):
+                if self.transport is None:
+                    return
+                if frame.kind == GOAWAY:
+                    # It wants nothing more than what it has asked for; h2 would end that, too.
+                    self._leaving = True
+                    continue
+                for event in self._wire.receive_data(frame.data):
+                    self._take(event)
+        except (BadFrames, H2Error) as err:
+            self._fail(err)
+        self._pump()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read; it could make us answer without end otherwise."""
+        self._paused = True
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self.transport is not None:
+            self.transport.resume_reading()
+            self._pump()
+
+    # What the server calls.
+
+    def close(self) -> None:
+        """Begin nothing new, and close when everything is done."""
+        if self.transport is not None and not self._leaving:
+            self._flush()
+            self.transport.write(goodbye(self._wire.highest_inbound_stream_id))
+            self._leaving = True
+            self._pump()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        """End: with `timeout` seconds for what is under way."""
+        self.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._over.wait()
+        handlers = [stream.handler for stream in self.streams.values() if stream.handler is not None]
+        await asyncio.gather(*(handler.shutdown(_BRIEFLY) for handler in handlers))
+        self._pump()
+        self.force_close()
+
+    def force_close(self) -> None:
+        """End at once."""
+        if (transport := self.transport) is not None:
+            if not self._leaving:
+                self._flush()
+                transport.write(goodbye(self._wire.highest_inbound_stream_id))
+            self._end()
+            transport.close()
+
+    # What streams call.
+
+    def extra_info(self, name: str, default: Any) -> Any:
+        """Tell of the connection."""
+        return default if self.transport is None else self.transport.get_extra_info(name, default)
+
+    def go_on(self, stream: Stream) -> None:
+        """Let the client send its body."""
+        self._wire.send_headers(stream.number, [(b":status", b"100")])
+        self._pump_soon()
+
+    def has_news(self, stream: Stream) -> None:
+        """Send something of the stream, soon."""
+        self._ready[stream] = None
+        self._pump_soon()
+
+    def taken(self, stream: Stream, size: int) -> None:
+        """Let the client send so much more on the stream."""
+        self._wire.increment_flow_control_window(size, stream.number)
+        self._pump_soon()
+
+    def cut(self, stream: Stream) -> None:
+        """End a stream in its midst."""
+        self._reset(stream.number, ErrorCodes.INTERNAL_ERROR)
+        self._drop(stream)
+        stream.lose()
+
+    def handler_left(self, stream: Stream) -> None:
+        """Count who works."""
+        self._at_work -= 1
+        self._active = self._loop.time()
+
+    # Reading.
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case RequestReceived():
+                self._begin(event)
+            case DataReceived(stream_id=number, data=data, flow_controlled_length=size):
+                self._budget.moved(size)
+                self._allow(size)
+                if (stream := self.streams.get(number)) is not None:
+                    stream.receive(data, size)
+            case StreamEnded(stream_id=number):
+                if (stream := self.streams.get(number)) is not None:
+                    stream.all_asked()
+            case StreamReset(stream_id=number):
+                if (stream := self.streams.get(number)) is not None:
+                    self._budget.spend(1 if stream.begun else _IN_VAIN)
+                    self._drop(stream)
+                    stream.lose()
+            case WindowUpdated(stream_id=number):
+                waiting = [self.streams.get(number)] if number else self.streams.values()
+                self._ready |= dict.fromkeys(stream for stream in waiting if stream is not None)
+            case RemoteSettingsChanged():
+                # A client with a large table could have us fill it.
+                if self._wire.encoder.header_table_size > _TABLE_BYTES:
+                    self._wire.encoder.header_table_size = _TABLE_BYTES
+                self._ready |= dict.fromkeys(self.streams.values())
+
+    def _begin(self, event: RequestReceived) -> None:
+        number, ended = event.stream_id, event.stream_ended is not None
+        if self._leaving or len(self.streams) >= MOST_STREAMS or not self._shared.has_room():
+            self._reset(number, ErrorCodes.REFUSED_STREAM)
+            return
+        if self.transport is None:
+            # Its own answers that nobody takes had to go.
+            return
+        try:
+            head, refusal = request_head(event.headers, ended=ended), ""
+        except NotHere as err:
+            head, refusal = RequestHead(b"", chunked=False, headless=False), str(err)
+        except Malformed as err:
+            log.v(4).info("A request over HTTP/2 is none", err=err)
+            self._budget.spend(_IN_VAIN)
+            self._reset(number, ErrorCodes.PROTOCOL_ERROR)
+            return
+        stream = Stream(self, number, chunked=head.chunked, headless=head.headless)
+        self.streams[number] = stream
+        self._shared.open += 1
+        if refusal:
+            stream.answer(400, [("Content-Type", "text/plain; charset=utf-8")])
+            stream.write(refusal.encode() + b"\n")
+            stream.complete()
+        else:
+            self._at_work += 1
+            stream.begin(self._shared.streams(), head.data)
+
+    def _allow(self, size: int) -> None:
+        """Let the client send on; how much of one stream waits here is that stream's affair."""
+        self._untold += size
+        if self._untold > WINDOW // 2:
+            self._wire.increment_flow_control_window(self._untold)
+            self._untold = 0
+
+    # Sending.
+
+    def _pump_soon(self) -> None:
+        if self._pumping is None and self.transport is not None:
+            self._pumping = self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Send what can be sent now."""
+        if self._pumping is not None:
+            self._pumping.cancel()
+            self._pumping = None
+        try:
+            self._send_in_turns()
+        except H2Error as err:
+            self._fail(err)
+        self._flush()
+        if self._leaving and not self.streams and self.transport is not None:
+            self.force_close()
+
+    def _send_in_turns(self) -> None:
+        size = 0
+        while self._ready and not self._paused and self.transport is not None:
+            stream = next(iter(self._ready))
+            del self._ready[stream]
+            if not stream.over:
+                size += self._send_some(stream)
+            if size >= _GULP:
+                size = 0
+                self._flush()
+
+    def _flush(self) -> None:
+        self._out.append(self._wire.data_to_send())
+        data = b"".join(self._out)
+        self._out.clear()
+        if data and self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def _send_some(self, stream: Stream) -> int:
+        number, size = stream.number, 0
+        if stream.head is not None:
+            last = stream.ended and not stream.size
+            self._wire.send_headers(number, stream.head, end_stream=last)
+            stream.head = None
+            if last:
+                self._sent(stream)
+                return 0
+        if stream.size:
+            most = min(self._wire.room(number), LONGEST_FRAME)
+            if most <= 0:
+                return 0
+            data = stream.take(most)
+            size = len(data)
+            last = stream.ended and not stream.size
+            self._budget.moved(size)
+            self._active = self._loop.time()
+            if last:
+                self._wire.send_data(number, data, end_stream=True)
+                self._sent(stream)
+                return size
+            self._out += self._wire.more(number, data)
+            if stream.size or stream.ended or stream.broken:
+                self._ready[stream] = None
+        elif stream.ended:
+            self._wire.end_stream(number)
+            self._sent(stream)
+        elif stream.broken:
+            self.cut(stream)
+        return size
+
+    def _sent(self, stream: Stream) -> None:
+        """An answer is complete and on its way; what is still to come of its request is not wanted."""
+        if not stream.asked:
+            self._reset(stream.number, ErrorCodes.NO_ERROR)
+        self._drop(stream)
+        stream.over = True
+        self._budget.earn(_ANSWERED)
+
+    def _drop(self, stream: Stream) -> None:
+        self._ready.pop(stream, None)
+        if self.streams.pop(stream.number, None) is not None:
+            self._shared.open -= 1
+
+    def _reset(self, number: int, code: ErrorCodes) -> None:
+        self._wire.reset_stream(number, code)
+        self._pump_soon()
+
+    # Ending.
+
+    def _check_idle(self) -> None:
+        """Close when nothing was asked for, and no answer taken, for long."""
+        left = self._active + self._shared.idle_seconds - self._loop.time()
+        if not self.idle or left > 0:
+            wait = left if self.idle else self._shared.idle_seconds
+            self._timer = self._loop.call_later(wait, self._check_idle)
+        else:
+            self.force_close()
+
+    def _fail(self, err: Exception) -> None:
+        """The client has broken the rules (h2 has said so to it already) or spent its budget."""
+        log.v(4).info("A connection over HTTP/2 is ended", err=err)
+        if self.transport is None:
+            return
+        if isinstance(err, BadFrames):
+            code = ErrorCodes.ENHANCE_YOUR_CALM if isinstance(err, TooBusy) else ErrorCodes.PROTOCOL_ERROR
+            self._wire.close_connection(code)
+        self._flush()
+        self._leaving = True
+        self.force_close()
+
+    def _end(self) -> None:
+        """Let go of everything."""
+        self.transport = None
+        self._over.set()
+        self._shared.leave(self)
+        for handle in (self._timer, self._pumping):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._pumping = None
+        for stream in list(self.streams.values()):
+            self._drop(stream)
+            stream.lose()
+        self._ready.clear()

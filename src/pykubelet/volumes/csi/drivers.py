@@ -1,0 +1,164 @@
+"""The drivers that have registered on this node.
+
+A driver may be replaced by one of the same name with a higher version, never by an equal or lower one:
+two that claim the same name must not take turns. Pods that need a driver which is not there wait, and
+are woken when it registers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pykubelet.host.plugin_calls import PluginError
+from pykubelet.host.plugin_registration import Plugin, RegistrationRefused
+from pykubelet.logs import get_logger
+from pykubelet.volumes.csi.names import KIND
+from pykubelet.volumes.csi.volume_use import NodeFacts
+from pykubelet.volumes.csi.waiting import Waiting
+from pykubelet.volumes.errors import NotYet
+
+if TYPE_CHECKING:
+    from pykubelet.volumes.csi.node_client import NodeClient
+
+log = get_logger(__name__)
+
+PLUGIN_TYPE = "CSIPlugin"
+
+Version = tuple[int, ...]
+
+_VERSION = re.compile(r"v?((?:0|[1-9][0-9]*)(?:\.[0-9]+)+)", re.ASCII)
+
+
+class DriverNode:
+    """Where it is told what drivers this node has; this one tells nobody, as in standalone mode."""
+
+    async def install(self, driver: str, facts: NodeFacts) -> None:
+        """Tell of a driver; raises RegistrationRefused."""
+
+    async def uninstall(self, driver: str) -> None:
+        """Tell that a driver is gone; raises nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    plugin: Plugin
+    """The very registration, because one driver may register by several sockets."""
+    version: Version
+    client: NodeClient
+
+
+class Drivers:
+    """Takes drivers that register into service (a PluginHandler), and gives their clients."""
+
+    def __init__(self, node: DriverNode, wake: Callable[[str], None]) -> None:
+        self._node = node
+        self._drivers: dict[str, _Driver] = {}
+        self._beginning: set[str] = set()
+        self._waiting = Waiting(wake)
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all registered drivers."""
+        return frozenset(self._drivers)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this when drivers have come or gone."""
+        self._listeners.append(listener)
+
+    def client(self, name: str) -> NodeClient | None:
+        """Give the client of a driver, if it is registered."""
+        driver = self._drivers.get(name)
+        return driver.client if driver is not None else None
+
+    def needed(self, name: str, uid: str) -> NodeClient:
+        """Give the client of a driver that a pod needs.
+
+        Raises NotYet when it is not registered; then the pod is woken when it is.
+        """
+        client = self.client(name)
+        if client is None:
+            self._waiting.note(name, uid)
+            raise NotYet(f"driver name {name} not found in the list of registered CSI drivers")
+        return client
+
+    def forget(self, uid: str) -> None:
+        """Take note that a pod needs no driver any more."""
+        self._waiting.forget(uid)
+
+    # As a PluginHandler
+
+    def validate(self, plugin: Plugin) -> None:
+        """Refuse a driver whose versions do not fit, or whose name is taken."""
+        try:
+            self._version(plugin)
+        except RegistrationRefused as err:
+            raise RegistrationRefused(
+                f"validation failed for CSI Driver {plugin.name} at endpoint {plugin.endpoint}: {err}"
+            ) from err
+
+    async def register(self, plugin: Plugin) -> None:
+        """Ask the driver about this node, tell the cluster, and wake who waits for the driver."""
+        # Here and not above: see the module's words on memory.
+        from pykubelet.volumes.csi.node_client import NodeClient
+
+        version = self._version(plugin)
+        if plugin.name in self._beginning:
+            raise RegistrationRefused(
+                f'{KIND}: CSI driver "{plugin.name}" failed. '
+                "Another driver with the same name is being registered"
+            )
+        self._beginning.add(plugin.name)
+        try:
+            client = NodeClient(plugin.endpoint)
+            facts = await client.info()
+            await self._node.install(plugin.name, facts)
+        except PluginError as err:
+            raise RegistrationRefused(str(err)) from err
+        finally:
+            self._beginning.discard(plugin.name)
+        self._drivers[plugin.name] = _Driver(plugin, version, client)
+        log.info("CSI driver is ready", driver=plugin.name, endpoint=plugin.endpoint, nodeID=facts.node_id)
+        self._changed()
+        self._waiting.there([plugin.name])
+
+    async def deregister(self, plugin: Plugin) -> None:
+        """Do without a driver, unless another registration has, or is about to have, its name."""
+        driver = self._drivers.get(plugin.name)
+        if driver is not None and driver.plugin is not plugin:
+            return
+        self._drivers.pop(plugin.name, None)
+        self._changed()
+        if plugin.name not in self._beginning:
+            await self._node.uninstall(plugin.name)
+
+    def _version(self, plugin: Plugin) -> Version:
+        what = f'CSI driver "{plugin.name}" failed.'
+        version = best_version(plugin.versions)
+        if version is None:
+            raise RegistrationRefused(
+                f"{KIND}: {what} None of the versions specified {list(plugin.versions)} are supported; "
+                "CSI 1.x is"
+            )
+        known = self._drivers.get(plugin.name)
+        if known is not None and known.version >= version:
+            raise RegistrationRefused(
+                f"{KIND}: {what} Another driver with the same name is already registered with a "
+                f'higher supported version: "{".".join(map(str, known.version))}"'
+            )
+        return version
+
+    def _changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+def best_version(versions: Iterable[str]) -> Version | None:
+    """Give the highest version 1.x that a driver speaks; None when it speaks none."""
+    found = [
+        tuple(map(int, match[1].split("."))) for text in versions if (match := _VERSION.match(text.strip()))
+    ]
+    return max((version for version in found if version[0] == 1), default=None)

@@ -1,0 +1,208 @@
+"""CSI volumes as files: staged once for the node, published for each pod, and the reverse.
+
+What must be known to undo it is on disk before a driver is asked for anything. A driver that says that
+it failed has left nothing behind; one that says nothing, or that it does not know, is asked again, or
+asked to undo it when the pod is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pykubelet.api.storage import CsiDriverSpec
+from pykubelet.host.mounts import read_mounts
+from pykubelet.logs import get_logger
+from pykubelet.tasks import finish_in_thread
+from pykubelet.volumes.csi.names import KIND, MOUNT_GROUP, STAGE_UNSTAGE, unique_name
+from pykubelet.volumes.csi.parts import DriverFailed, Parts, asking
+from pykubelet.volumes.csi.places import DATA_FILE
+from pykubelet.volumes.csi.selinux import has_selinux, mount_label
+from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
+from pykubelet.volumes.csi.volume_data import VolumeData, drop_place, read_data, write_data
+from pykubelet.volumes.csi.volume_use import Context, VolumeUse
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.folders import make_folder
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.ownership import Tell, own
+
+if TYPE_CHECKING:
+    from pykubelet.volumes.csi.node_client import NodeClient
+
+log = get_logger(__name__)
+
+
+class FileVolumes:
+    """Gives CSI volumes as files."""
+
+    def __init__(self, parts: Parts, tell: Tell) -> None:
+        self._parts = parts
+        self._tell = tell
+
+    async def set_up(
+        self, volume: CsiVolume, spec: CsiDriverSpec | None, *, again: bool = False
+    ) -> MountedVolume:
+        """Have a volume published for a pod; `again`: it is, and the driver wants to be asked once more."""
+        parts, wanted = self._parts, volume.wanted
+        client = parts.drivers.needed(volume.driver, wanted.uid)
+        published: dict[str, str] = {}
+        if must_attach(volume, spec):
+            published = await parts.attachments.publish_context(volume.driver, volume.handle, wanted.uid)
+        with asking(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
+            abilities = await client.abilities()
+        group = wanted.pod.spec.security_context.fs_group
+        label = mount_label(volume, spec)
+        use = volume.use(group=group if MOUNT_GROUP in abilities else None, label=label)
+        context = await parts.teller.for_publishing(
+            volume, published, spec, standalone=parts.objects.standalone
+        )
+        path = parts.places.published(wanted.uid, wanted.name)
+        async with parts.locks(volume.unique_name):
+            staged = ""
+            if not volume.ephemeral and STAGE_UNSTAGE in abilities:
+                staged = await self._stage(volume, client, use, published, label)
+            await self._publish(volume, client, path, staged, use, context, label, again=again)
+        if not again and MOUNT_GROUP not in abilities and agent_owns(volume, spec, group):
+            try:
+                await own(wanted.pod, path, self._tell)
+            except OSError as err:
+                raise KindError(f"applyFSGroup failed for vol {volume.handle}: {err}") from err
+        return MountedVolume(
+            str(path),
+            read_only=volume.read_only,
+            relabel=not label and has_selinux() and _has_labels(path),
+            attached=volume.unique_name if must_attach(volume, spec) else "",
+        )
+
+    async def take_down(self, uid: str, name: str) -> None:
+        """Have the driver undo what it published for a pod; raises NotYet while the driver is away."""
+        place, file = self._parts.places.published(uid, name), self._parts.places.data(uid, name)
+        data = read_data(file)
+        if data is None:
+            return
+        client = self._parts.drivers.needed(data.driver_name, uid)
+        with asking(f"{KIND}: Unmounter.TearDownAt failed: "):
+            await client.unpublish(data.volume_handle, str(place))
+        await finish_in_thread(lambda: drop_place(place, file))
+
+    async def sweep(self, in_use: Collection[str]) -> None:
+        """Have volumes unstaged that no pod has; raises KindError for those that could not be."""
+        problems = []
+        for place in await finish_in_thread(lambda: list(self._parts.places.all_staged())):
+            file = place.parent / DATA_FILE
+            data = read_data(file)
+            if data is None or data.spec_vol_id in in_use:
+                continue
+            async with self._parts.locks(unique_name(data.driver_name, data.volume_handle)):
+                if not await finish_in_thread(partial(self._is_published, data)):
+                    try:
+                        await self._unstage(data, place, file)
+                    except KindError as err:
+                        problems.append(str(err))
+        if problems:
+            raise KindError("; ".join(problems))
+
+    async def _stage(
+        self,
+        volume: CsiVolume,
+        client: NodeClient,
+        use: VolumeUse,
+        published: dict[str, str],
+        label: str,
+    ) -> str:
+        place = self._parts.places.staged(volume.driver, volume.handle)
+        file = place.parent / DATA_FILE
+        if volume.unique_name in self._parts.staged and file.exists():
+            return str(place)
+        context = await self._parts.teller.for_staging(volume, published)
+        data = VolumeData(
+            volume_handle=volume.handle,
+            driver_name=volume.driver,
+            spec_vol_id=volume.wanted.name,
+            se_linux_mount_context=label,
+        )
+
+        def prepare() -> bool:
+            known = read_data(file) is not None
+            write_data(file, data)
+            make_folder(place)
+            return known
+
+        known = await finish_in_thread(prepare)
+        try:
+            with asking(action="MountVolume.MountDevice failed"):
+                await client.stage(volume.handle, str(place), use, context)
+        except DriverFailed as err:
+            if err.is_final and not known:
+                await self._clean(place, file)
+            raise
+        self._parts.staged.add(volume.unique_name)
+        return str(place)
+
+    async def _publish(
+        self,
+        volume: CsiVolume,
+        client: NodeClient,
+        path: Path,
+        staged: str,
+        use: VolumeUse,
+        context: Context,
+        label: str,
+        *,
+        again: bool,
+    ) -> None:
+        wanted = volume.wanted
+        file = self._parts.places.data(wanted.uid, wanted.name)
+        data = self._parts.data_of(volume, label)
+
+        def prepare() -> bool:
+            known = read_data(file) is not None
+            write_data(file, data)
+            return known
+
+        known = await finish_in_thread(prepare)
+        try:
+            with asking():
+                await client.publish(
+                    volume.handle, str(path), staged, use, context, read_only=volume.read_only
+                )
+        except DriverFailed as err:
+            # What a pod already sees must not be taken from under it.
+            if err.is_final and not known and not again:
+                await self._clean(path, file)
+            raise
+
+    async def _unstage(self, data: VolumeData, place: Path, file: Path) -> None:
+        client = self._parts.drivers.client(data.driver_name)
+        if client is None:
+            log.v(2).info(
+                "A volume stays staged until its driver is back", driver=data.driver_name, path=place
+            )
+            return
+        with asking(f"{KIND}: attacher.UnmountDevice failed: "):
+            if STAGE_UNSTAGE in await client.abilities():
+                await client.unstage(data.volume_handle, str(place))
+        self._parts.staged.discard(unique_name(data.driver_name, data.volume_handle))
+        await finish_in_thread(lambda: drop_place(place, file))
+        log.v(2).info("A volume is not staged any more", driver=data.driver_name, path=place)
+
+    def _is_published(self, data: VolumeData) -> bool:
+        """Whether a pod has a volume, by what is on disk."""
+        return any(
+            (found.driver_name, found.volume_handle) == (data.driver_name, data.volume_handle)
+            for file in self._parts.places.all_data()
+            if (found := read_data(file)) is not None
+        )
+
+    async def _clean(self, place: Path, file: Path) -> None:
+        try:
+            await finish_in_thread(lambda: drop_place(place, file))
+        except (KindError, OSError) as err:
+            log.error(err, "Failed to remove the place of a volume that could not be had", path=place)
+
+
+def _has_labels(path: Path) -> bool:
+    """Whether the file system that is mounted here has SELinux labels."""
+    return any("seclabel" in mount.options for mount in read_mounts(path) if mount.point == path)

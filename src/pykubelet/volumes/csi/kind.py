@@ -1,0 +1,242 @@
+"""csi: volumes that drivers give, asked over the sockets that they register.
+
+The kind, which pods' volumes go through, and what it lives on: the registration of drivers, what the
+cluster says about them and is told about them. `run` keeps all that going.
+
+What was given is on disk (`volume_data.py`): an agent that never saw a pod takes its volumes down. What
+is kept in memory only saves asking twice: after a restart, drivers are asked once more for what they have
+given already, which every driver must be fine with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.storage import CsiDriverSpec
+from pykubelet.host.plugin_calls import PluginError
+from pykubelet.host.plugin_registration import PluginHandler
+from pykubelet.logs import get_logger
+from pykubelet.tasks import TaskScope
+from pykubelet.volumes.csi.attachments import Attachments, NoRoom
+from pykubelet.volumes.csi.devices import DeviceVolumes
+from pykubelet.volumes.csi.driver_objects import DriverObjects
+from pykubelet.volumes.csi.drivers import PLUGIN_TYPE, DriverNode, Drivers
+from pykubelet.volumes.csi.expanding import Expanding, TellOf
+from pykubelet.volumes.csi.files import FileVolumes
+from pykubelet.volumes.csi.limits import Limits
+from pykubelet.volumes.csi.names import EPHEMERAL, FOLDER, GET_STATS, unique_name
+from pykubelet.volumes.csi.node_info import NodeInfo
+from pykubelet.volumes.csi.parts import Parts
+from pykubelet.volumes.csi.places import Places
+from pykubelet.volumes.csi.telling_drivers import Teller
+from pykubelet.volumes.csi.volume import CsiVolume, check_mode
+from pykubelet.volumes.csi.volume_data import read_data
+from pykubelet.volumes.csi.volume_use import DriverUsage
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.kind import Surroundings, Wanted
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.usage import Usage
+
+log = get_logger(__name__)
+
+ABNORMAL = "VolumeConditionAbnormal"
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A volume that a pod has."""
+
+    volume: CsiVolume
+    mounted: MountedVolume
+    path: Path
+
+
+class CsiKind:
+    """Gives volumes of kind csi, inline and persistent; `run` must run for drivers to be found."""
+
+    folder = FOLDER
+    live = True
+    """Drivers may want to be asked again, and volumes grow."""
+    slow = True
+    blocks = True
+    options = True
+
+    def __init__(self, given: Surroundings, clock: Callable[[], float] = time.time) -> None:
+        """Take what kinds are made of; `clock` gives seconds since 1970."""
+        api = given.api
+        self._info = NodeInfo(api, given.node_name) if api is not None else None
+        self.drivers = Drivers(self._info or DriverNode(), given.wake)
+        self.attachments = Attachments(api, given.node_name, given.wake)
+        self._objects = DriverObjects(api)
+        self.drivers.listen(self._objects.want)
+        self._parts = Parts(
+            Places(given.root.resolve()),
+            given.node_name,
+            self.drivers,
+            self._objects,
+            self.attachments,
+            Teller(api, given.objects),
+        )
+        self._files = FileVolumes(self._parts, given.tell)
+        self._devices = DeviceVolumes(self._parts)
+        self._expanding = Expanding(self._parts, api, given.tell, clock)
+        self._limits = Limits(self.drivers, self._objects, self._info) if self._info is not None else None
+        self._tell = given.tell
+        self._health = False
+        self._clock = clock
+        self._given: dict[tuple[str, str], _Given] = {}
+
+    @property
+    def handlers(self) -> Mapping[str, PluginHandler]:
+        """What is done with plugins that register as CSI drivers: for `PluginRegistration`."""
+        return {PLUGIN_TYPE: self.drivers}
+
+    @property
+    def problem(self) -> str:
+        """Why the node is not ready for pods yet; empty when it is."""
+        waits = self._info is not None and not self._info.ready.is_set()
+        return "CSINode is not yet initialized" if waits else ""
+
+    def listen(self, tell_of: TellOf, *, health: bool = False) -> None:
+        """Have events recorded about objects other than pods.
+
+        `health`: volumes that are not well, in their drivers' eyes, become events (`CSIVolumeHealth`).
+        """
+        self._expanding.tell_of, self._health = tell_of, health
+
+    async def run(self) -> None:
+        """Tell the cluster of this node's drivers, and hear of the cluster's, until cancelled."""
+        async with TaskScope() as scope:
+            scope.start(self._objects.run(), name="csi-driver-objects")
+            if self._limits is not None:
+                scope.start(self._limits.run(), name="csi-limits")
+            if self._info is not None:
+                await self._info.initialize()
+            await asyncio.get_running_loop().create_future()
+
+    # As a VolumeKind
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have a volume ready, or do what its driver wants done again and again."""
+        volume = CsiVolume.of(wanted)
+        found = await self._objects.get(volume.driver)
+        spec = found.spec if found is not None else None
+        key = (wanted.uid, wanted.name)
+        given = self._given.get(key)
+        if given is not None and self._is_there(wanted):
+            if spec is not None and spec.requires_republish and not wanted.block:
+                await self._files.set_up(volume, spec, again=True)
+            await self._expanding.expand(volume, given.path, mounting=False)
+            return given.mounted
+        if not self._objects.standalone:
+            check_mode(volume, spec)
+        mounted = await self._first(volume, spec)
+        path = Path(mounted.path or mounted.device)
+        await self._expanding.expand(volume, path, mounting=True)
+        self._given[key] = _Given(volume, mounted, path)
+        return mounted
+
+    async def take_down(self, uid: str, name: str) -> None:
+        """Have the driver undo what it gave to a pod."""
+        self._given.pop((uid, name), None)
+        await self._files.take_down(uid, name)
+        await self._devices.take_down(uid, name)
+        if not any(pod == uid for pod, _ in self._given):
+            self.drivers.forget(uid)
+            self.attachments.forget(uid)
+
+    async def sweep(self, in_use: Collection[str]) -> None:
+        """Have drivers undo what they did for the node, for volumes that no pod has."""
+        problems = []
+        for volumes in (self._files, self._devices):
+            try:
+                await volumes.sweep(in_use)
+            except KindError as err:
+                problems.append(str(err))
+        self._expanding.keep({given.volume.unique_name for given in self._given.values()})
+        if problems:
+            raise KindError("; ".join(problems))
+
+    # For others
+
+    def in_use(self) -> frozenset[str]:
+        """Give the names (`status.volumesInUse`) of all volumes that drivers have given or staged here.
+
+        By what is on disk, so also those of an agent before this one; without those that are never
+        attached. Blocks for a moment.
+        """
+        places = self._parts.places
+        files = [
+            *places.all_data(),
+            *(place.parent / "vol_data.json" for place in places.all_staged()),
+            *(device.data for device in places.all_devices()),
+        ]
+        found = [data for file in files if (data := read_data(file)) is not None]
+        return frozenset(
+            unique_name(data.driver_name, data.volume_handle)
+            for data in found
+            if data.volume_lifecycle_mode != EPHEMERAL and self._is_attached(data.driver_name)
+        )
+
+    def _is_attached(self, driver: str) -> bool:
+        found = self._objects.known(driver)
+        return found is None or found.spec.attach_required is not False
+
+    async def usage(self, pod: Pod) -> dict[str, Usage]:
+        """Ask drivers how full a pod's volumes are, by the pod's names for them; raises nothing.
+
+        Those that drivers do not tell of are missing.
+        """
+        found = {}
+        for (uid, _), given in list(self._given.items()):
+            client = self.drivers.client(given.volume.driver)
+            if uid != pod.uid or client is None:
+                continue
+            name = given.volume.wanted.volume.name
+            try:
+                if GET_STATS in await client.abilities():
+                    usage = await client.usage(given.volume.handle, str(given.path))
+                    found[name] = as_usage(usage, self._clock())
+                    self._tell_health(pod, name, usage)
+            except PluginError as err:
+                log.v(2).info("Could not measure a volume", volume=given.volume.unique_name, err=err)
+        return found
+
+    def _tell_health(self, pod: Pod, name: str, usage: DriverUsage) -> None:
+        if self._health and usage.abnormal:
+            self._tell(pod, "Warning", ABNORMAL, f"Volume {name}: {usage.message}")
+
+    def _is_there(self, wanted: Wanted) -> bool:
+        """Whether a volume that was given is still known on disk; asks no file system but the agent's own."""
+        places = self._parts.places
+        if wanted.block:
+            return places.device_link(wanted.uid, wanted.name).is_symlink()
+        return places.data(wanted.uid, wanted.name).exists()
+
+    async def _first(self, volume: CsiVolume, spec: CsiDriverSpec | None) -> MountedVolume:
+        try:
+            if volume.wanted.block:
+                return await self._devices.set_up(volume, spec)
+            return await self._files.set_up(volume, spec)
+        except NoRoom:
+            if self._limits is not None and self._limits.period(volume.driver):
+                await self._limits.refresh(volume.driver)
+            raise
+
+
+def as_usage(found: DriverUsage, moment: float) -> Usage:
+    """Give a driver's numbers as everybody else's are."""
+    return Usage(
+        capacity=found.capacity,
+        available=found.available,
+        used=found.used,
+        inodes=found.inodes,
+        inodes_free=found.inodes_free,
+        inodes_used=found.inodes_used,
+        moment=moment,
+    )

@@ -1,0 +1,43 @@
+"""Names that the agent, the controllers and drivers must make alike, each by itself."""
+
+from __future__ import annotations
+
+import hashlib
+
+KIND = "kubernetes.io/csi"
+FOLDER = "kubernetes.io~csi"
+"""The folder of this kind in a pod's `volumes`."""
+
+STAGE_UNSTAGE = "STAGE_UNSTAGE_VOLUME"
+GET_STATS = "GET_VOLUME_STATS"
+EXPAND = "EXPAND_VOLUME"
+CONDITION = "VOLUME_CONDITION"
+SINGLE_NODE_MULTI_WRITER = "SINGLE_NODE_MULTI_WRITER"
+MOUNT_GROUP = "VOLUME_MOUNT_GROUP"
+
+EPHEMERAL = "Ephemeral"
+PERSISTENT = "Persistent"
+
+
+def attachment_name(handle: str, driver: str, node: str) -> str:
+    """Give the name of the VolumeAttachment of a volume and a node."""
+    return f"csi-{_digest(f'{handle}{driver}{node}')}"
+
+
+def inline_handle(uid: str, volume: str) -> str:
+    """Give the handle by which a driver knows a volume that lives with its pod."""
+    return f"csi-{_digest(f'{uid}{volume}')}"
+
+
+def unique_name(driver: str, handle: str) -> str:
+    """Give the name of a volume in the node's `volumesInUse` and `volumesAttached`."""
+    return f"{KIND}/{driver}^{handle}"
+
+
+def staged_folder(handle: str) -> str:
+    """Give the name of the folder in which a volume is staged."""
+    return _digest(handle)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

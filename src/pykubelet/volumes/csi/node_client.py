@@ -1,0 +1,153 @@
+"""The Node service of a driver, as typed methods: every call ends within two minutes.
+
+This is the only module that knows protobuf; it is imported when the first driver registers, because the
+messages' classes take memory that most nodes need not spend.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from pykubelet.host.plugin_calls import PluginError, call_plugin
+from pykubelet.volumes.csi import csi_pb2 as pb
+from pykubelet.volumes.csi.names import CONDITION, SINGLE_NODE_MULTI_WRITER
+from pykubelet.volumes.csi.volume_use import Context, DriverUsage, NodeFacts, VolumeUse
+
+TIMEOUT_SECONDS = 120.0
+
+Answer = TypeVar("Answer", bound=Message)
+
+_Mode = pb.VolumeCapability.AccessMode.Mode
+_MODES = {
+    "ReadWriteOnce": _Mode.SINGLE_NODE_WRITER,
+    "ReadOnlyMany": _Mode.MULTI_NODE_READER_ONLY,
+    "ReadWriteMany": _Mode.MULTI_NODE_MULTI_WRITER,
+    "ReadWriteOncePod": _Mode.SINGLE_NODE_WRITER,
+}
+# For drivers that can tell several pods on one node from a single pod.
+_EXACT_MODES = _MODES | {
+    "ReadWriteOnce": _Mode.SINGLE_NODE_MULTI_WRITER,
+    "ReadWriteOncePod": _Mode.SINGLE_NODE_SINGLE_WRITER,
+}
+
+
+class NodeClient:
+    """Calls one driver; what the driver can do is asked once, because it cannot change while it runs."""
+
+    def __init__(self, endpoint: str, timeout: float = TIMEOUT_SECONDS) -> None:
+        self.endpoint = endpoint
+        self._timeout = timeout
+        self._abilities: frozenset[str] | None = None
+
+    async def info(self) -> NodeFacts:
+        """Ask what the driver calls this node; all methods raise PluginError."""
+        answer = await self._call("NodeGetInfo", pb.NodeGetInfoRequest(), pb.NodeGetInfoResponse)
+        return NodeFacts(
+            answer.node_id, answer.max_volumes_per_node, dict(answer.accessible_topology.segments)
+        )
+
+    async def abilities(self) -> frozenset[str]:
+        """Ask what the driver can do, by the protocol's names."""
+        if self._abilities is None:
+            answer = await self._call(
+                "NodeGetCapabilities", pb.NodeGetCapabilitiesRequest(), pb.NodeGetCapabilitiesResponse
+            )
+            names = pb.NodeServiceCapability.RPC.Type
+            known = set(names.values())
+            self._abilities = frozenset(
+                names.Name(ability.rpc.type) for ability in answer.capabilities if ability.rpc.type in known
+            )
+        return self._abilities
+
+    async def stage(self, handle: str, path: str, use: VolumeUse, context: Context) -> None:
+        """Have a volume ready for all pods of this node."""
+        request = pb.NodeStageVolumeRequest(
+            volume_id=handle,
+            staging_target_path=path,
+            volume_capability=await self._capability(use),
+            publish_context=context.published,
+            volume_context=context.attributes,
+            secrets=context.secrets,
+        )
+        await self._call("NodeStageVolume", request, pb.NodeStageVolumeResponse)
+
+    async def unstage(self, handle: str, path: str) -> None:
+        """Undo `stage`; harmless to repeat."""
+        request = pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=path)
+        await self._call("NodeUnstageVolume", request, pb.NodeUnstageVolumeResponse)
+
+    async def publish(
+        self, handle: str, path: str, staged: str, use: VolumeUse, context: Context, *, read_only: bool
+    ) -> None:
+        """Show a volume at a path for one pod; `staged` is where it was staged, if it was."""
+        request = pb.NodePublishVolumeRequest(
+            volume_id=handle,
+            target_path=path,
+            staging_target_path=staged,
+            volume_capability=await self._capability(use),
+            readonly=read_only,
+            publish_context=context.published,
+            volume_context=context.attributes,
+            secrets=context.secrets,
+        )
+        await self._call("NodePublishVolume", request, pb.NodePublishVolumeResponse)
+
+    async def unpublish(self, handle: str, path: str) -> None:
+        """Undo `publish`; harmless to repeat."""
+        request = pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=path)
+        await self._call("NodeUnpublishVolume", request, pb.NodeUnpublishVolumeResponse)
+
+    async def expand(
+        self, handle: str, path: str, staged: str, use: VolumeUse, secrets: dict[str, str], size: int
+    ) -> None:
+        """Let a volume, and its file system, have at least `size` bytes."""
+        request = pb.NodeExpandVolumeRequest(
+            volume_id=handle,
+            volume_path=path,
+            staging_target_path=staged,
+            capacity_range=pb.CapacityRange(required_bytes=size),
+            volume_capability=await self._capability(use),
+            secrets=secrets,
+        )
+        await self._call("NodeExpandVolume", request, pb.NodeExpandVolumeResponse)
+
+    async def usage(self, handle: str, path: str) -> DriverUsage:
+        """Ask how full a volume is, and whether it is well if the driver knows."""
+        request = pb.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=path)
+        answer = await self._call("NodeGetVolumeStats", request, pb.NodeGetVolumeStatsResponse)
+        knows_health = CONDITION in await self.abilities()
+        if not knows_health and not answer.usage:
+            raise PluginError("Internal", "failed to get usage from response. usage is nil")
+        by_unit = {usage.unit: usage for usage in answer.usage}
+        space = by_unit.get(pb.VolumeUsage.BYTES, pb.VolumeUsage())
+        inodes = by_unit.get(pb.VolumeUsage.INODES, pb.VolumeUsage())
+        return DriverUsage(
+            capacity=space.total,
+            available=space.available,
+            used=space.used,
+            inodes=inodes.total,
+            inodes_free=inodes.available,
+            inodes_used=inodes.used,
+            abnormal=answer.volume_condition.abnormal if knows_health else None,
+            message=answer.volume_condition.message if knows_health else "",
+        )
+
+    async def _capability(self, use: VolumeUse) -> pb.VolumeCapability:
+        exact = SINGLE_NODE_MULTI_WRITER in await self.abilities()
+        mode = (_EXACT_MODES if exact else _MODES).get(use.access_mode, _Mode.UNKNOWN)
+        access = pb.VolumeCapability.AccessMode(mode=mode)
+        if use.block:
+            return pb.VolumeCapability(access_mode=access, block=pb.VolumeCapability.BlockVolume())
+        mount = pb.VolumeCapability.MountVolume(
+            fs_type=use.fs_type,
+            mount_flags=use.mount_options,
+            volume_mount_group="" if use.group is None else str(use.group),
+        )
+        return pb.VolumeCapability(access_mode=access, mount=mount)
+
+    async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        return await call_plugin(
+            self.endpoint, f"/csi.v1.Node/{method}", request, answer, timeout=self._timeout
+        )

@@ -1,0 +1,148 @@
+"""A CSI volume that a pod wants, whichever way it names it, and what its driver's object says: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.storage import CsiDriverSpec
+from pykubelet.api.volume_sources import CsiInline, CsiPersistent, SecretReference
+from pykubelet.volumes.csi.names import EPHEMERAL, KIND, PERSISTENT, inline_handle, unique_name
+from pykubelet.volumes.csi.volume_use import VolumeUse
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.kind import Wanted
+
+READ_WRITE_ONCE = "ReadWriteOnce"
+_ONE_NODE = frozenset((READ_WRITE_ONCE, "ReadWriteOncePod"))
+
+NO_POLICY = "None"
+FILE_POLICY = "File"
+DEFAULT_POLICY = "ReadWriteOnceWithFSType"
+
+
+@dataclass(frozen=True, slots=True)
+class CsiVolume:
+    """What is to be known of a volume that a pod wants."""
+
+    wanted: Wanted
+    driver: str
+    handle: str
+    ephemeral: bool
+    """It lives and dies with the pod; nothing is attached or staged."""
+    fs_type: str = ""
+    access_modes: tuple[str, ...] = ()
+    read_only: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    stage_secret: SecretReference | None = None
+    publish_secret: SecretReference | None = None
+    expand_secret: SecretReference | None = None
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> CsiVolume:
+        """Read what a pod wants; raises KindError for what no driver could give."""
+        source = wanted.source
+        if isinstance(source, CsiInline):
+            secret = source.node_publish_secret_ref
+            found = cls(
+                wanted,
+                source.driver,
+                inline_handle(wanted.uid, wanted.name),
+                ephemeral=True,
+                fs_type=source.fs_type or "",
+                read_only=source.read_only is True,
+                attributes=source.volume_attributes,
+                publish_secret=secret and SecretReference(name=secret.name, namespace=_namespace(wanted.pod)),
+            )
+        elif isinstance(source, CsiPersistent) and wanted.persistent is not None:
+            found = cls(
+                wanted,
+                source.driver,
+                source.volume_handle,
+                ephemeral=False,
+                fs_type=source.fs_type,
+                access_modes=tuple(wanted.persistent.spec.access_modes),
+                read_only=wanted.read_only,
+                attributes=source.volume_attributes,
+                stage_secret=source.node_stage_secret_ref,
+                publish_secret=source.node_publish_secret_ref,
+                expand_secret=source.node_expand_secret_ref,
+            )
+        else:
+            raise KindError(f"{KIND}: volume source not found in volume.Spec")
+        if not found.driver or not found.handle:
+            raise KindError(f"{KIND}: the volume names no {'volume handle' if found.driver else 'driver'}")
+        return found
+
+    @property
+    def mode(self) -> str:
+        """The volume's way of life, as CSIDrivers name it."""
+        return EPHEMERAL if self.ephemeral else PERSISTENT
+
+    @property
+    def unique_name(self) -> str:
+        """The name of the volume in the node's status."""
+        return unique_name(self.driver, self.handle)
+
+    def use(self, *, group: int | None = None, label: str = "") -> VolumeUse:
+        """Say how the driver shall give it: `group` is for drivers that can, `label` is SELinux's."""
+        mode = self.access_modes[0] if self.access_modes else READ_WRITE_ONCE
+        if self.wanted.block:
+            return VolumeUse(mode, block=True)
+        options = self.wanted.mount_options
+        if label:
+            options = (*options, f'context="{label}"')
+        return VolumeUse(mode, fs_type=self.fs_type, mount_options=options, group=group)
+
+
+def check_mode(volume: CsiVolume, spec: CsiDriverSpec | None) -> None:
+    """Check that a driver gives volumes of this way of life; raises KindError.
+
+    `spec` is None when the driver has no object: then it gives persistent volumes only.
+    """
+    if spec is None:
+        if volume.ephemeral:
+            raise KindError(
+                f'{KIND}: mounter.SetupAt failed to check volume lifecycle mode: volume mode "{volume.mode}" '
+                f"not supported by driver {volume.driver} (no CSIDriver object)"
+            )
+        return
+    if volume.mode not in spec.volume_lifecycle_modes:
+        modes = " ".join(f'"{mode}"' for mode in spec.volume_lifecycle_modes)
+        raise KindError(
+            f'{KIND}: mounter.SetupAt failed to check volume lifecycle mode: volume mode "{volume.mode}" '
+            f"not supported by driver {volume.driver} (only supports [{modes}])"
+        )
+
+
+def must_attach(volume: CsiVolume, spec: CsiDriverSpec | None) -> bool:
+    """Whether the cluster attaches volumes of this driver to nodes; it does unless the driver says no."""
+    return not volume.ephemeral and (spec is None or spec.attach_required is not False)
+
+
+def agent_owns(volume: CsiVolume, spec: CsiDriverSpec | None, group: int | None) -> bool:
+    """Whether the agent shall give the files to the pod's group (drivers that can do it aside)."""
+    policy = (spec.fs_group_policy if spec is not None else None) or DEFAULT_POLICY
+    if group is None or policy == NO_POLICY or volume.read_only:
+        return False
+    if policy == FILE_POLICY:
+        return True
+    if not volume.fs_type:
+        return False
+    return volume.ephemeral or not _ONE_NODE.isdisjoint(volume.access_modes)
+
+
+def pod_info(volume: CsiVolume) -> dict[str, str]:
+    """Say whom a volume is for, to drivers that want to know."""
+    pod = volume.wanted.pod
+    return {
+        "csi.storage.k8s.io/pod.name": pod.metadata.name,
+        "csi.storage.k8s.io/pod.namespace": _namespace(pod),
+        "csi.storage.k8s.io/pod.uid": pod.uid,
+        "csi.storage.k8s.io/serviceAccount.name": pod.spec.service_account_name,
+        "csi.storage.k8s.io/ephemeral": "true" if volume.ephemeral else "false",
+    }
+
+
+def _namespace(pod: Pod) -> str:
+    return pod.metadata.namespace

@@ -1,0 +1,238 @@
+"""flexVolume: volumes that a program of the node's administrator makes (`flex_driver.py`).
+
+The places are the reference's, because drivers know them:
+
+    pods/<uid>/volumes/<vendor~driver>/<volume>                     what the pod sees
+    plugins/kubernetes.io/flexvolume/<vendor>/<driver>/mounts/<volume>   a device, mounted once for all pods
+
+A pod's folder tells by a link of ours which driver made a volume: `volumes/kubernetes.io~flexvolume/<volume>`
+leads to its folder. So an agent that never saw the pod knows whom to ask to take it down.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.api.volume_sources import Flex
+from pykubelet.kube.errors import KubeError
+from pykubelet.kube.resources import NODES
+from pykubelet.tasks import in_own_thread
+from pykubelet.volumes.bind import bind_folder
+from pykubelet.volumes.disks import format_and_mount
+from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes.flex_driver import FlexDriver, NotSupportedError, escaped
+from pykubelet.volumes.folders import VolumeFolders, make_folder, plain
+from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
+from pykubelet.volumes.mount_helper import MissingHelper, is_mounted, unmount_with_helper
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.named_secrets import named_secret
+from pykubelet.volumes.operations import Locks
+from pykubelet.volumes.ownership import Walk, own
+
+_PREFIX = "kubernetes.io/"
+
+
+class FlexKind(PlainKind):
+    """Gives volumes of kind flexVolume."""
+
+    folder = "kubernetes.io~flexvolume"
+
+    def __init__(self, given: Surroundings) -> None:
+        self._given = given
+        self._drivers: dict[str, FlexDriver] = {}
+        self._locks = Locks()
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have the driver make it; raises KindError, ObjectError and OSError."""
+        source = _source(wanted)
+        driver = self._driver(source.driver)
+        can = await driver.capabilities()
+        folders = VolumeFolders.of(self._given.root, wanted.uid)
+        place = folders.volume(escaped(source.driver), wanted.name)
+        read_only = _read_only(wanted)
+        _note(folders.volume(self.folder, wanted.name), place)
+        async with self._locks(f"{source.driver}/{wanted.name}"):
+            new = not is_mounted(place)
+            if new:
+                if can.attach:
+                    await self._mount_device(wanted, driver)
+                await self._mount(wanted, driver, place)
+            if can.fsgroup and not read_only:
+                await self._own(wanted, place, new=new)
+        attached = _attached_name(wanted) if can.attach and self._given.api is not None else ""
+        return MountedVolume(str(place), read_only=read_only, relabel=can.selinuxrelabel, attached=attached)
+
+    async def take_down(self, uid: str, name: str) -> None:
+        """Have the driver unmount it, and its device when no other pod has it; raises as `set_up`."""
+        note = VolumeFolders.of(self._given.root, uid).volume(self.folder, name)
+        if not note.is_symlink():
+            return
+        place = note.parent.parent / plain(note.readlink().parts[-2]) / name
+        driver = self._driver(place.parent.name.replace("~", "/"))
+        async with self._locks(f"{driver.name}/{name}"):
+            if is_mounted(place) or place.is_dir():
+                await self._undo(driver, "unmount", place)
+            if not self._others(uid, name, place.parent.name):
+                await self._unmount_device(driver, name)
+        with suppress(OSError):
+            place.parent.rmdir()  # unless there is another volume of the driver's
+
+    async def _mount_device(self, wanted: Wanted, driver: FlexDriver) -> None:
+        options = _options(wanted, {})
+        device = await self._attached(wanted, driver, options)
+        with suppress(NotSupportedError):
+            device = (await driver.call("waitforattach", device, options)).device
+        place = self._device_place(driver.name, wanted.name)
+        if is_mounted(place):
+            return
+        make_folder(place)
+        try:
+            await driver.call("mountdevice", str(place), device, options)
+        except NotSupportedError:
+            if device:
+                read_only = _read_only(wanted)
+                how = "ro" if read_only else "rw"
+                await format_and_mount(
+                    Path(device), place, _source(wanted).fs_type, [how], read_only=read_only
+                )
+
+    async def _attached(self, wanted: Wanted, driver: FlexDriver, options: str) -> str:
+        """Give the attached device: from the cluster's controllers, or by asking the driver ourselves."""
+        if self._given.api is None:
+            try:
+                return (await driver.call("attach", options, self._given.node_name)).device
+            except NotSupportedError:
+                return ""
+        name = _attached_name(wanted)
+        try:
+            node = await self._given.api.get(NODES, self._given.node_name)
+        except KubeError as err:
+            raise KindError(f"cannot see whether the volume is attached: {err}") from err
+        for attached in node.status.volumes_attached:
+            if attached.name == name:
+                return attached.device_path
+        raise KindError(f"volume {name} is not attached to node {self._given.node_name} yet")
+
+    async def _mount(self, wanted: Wanted, driver: FlexDriver, place: Path) -> None:
+        make_folder(place)
+        try:
+            options = _options(wanted, _about(wanted) | await self._secrets(wanted, driver))
+            await driver.call("mount", str(place), options)
+        except NotSupportedError:
+            device = self._device_place(driver.name, wanted.name)
+            await in_own_thread(lambda: bind_folder(device, place, 0), name="flex volume")
+        except BaseException:
+            if not is_mounted(place) and not any(place.iterdir()):
+                place.rmdir()
+            raise
+
+    async def _own(self, wanted: Wanted, place: Path, *, new: bool) -> None:
+        group = wanted.pod.spec.security_context.fs_group
+        if group is None:
+            return
+        # A walk that was cut off with the agent is made again; one that was complete need not be.
+        if new or await in_own_thread(lambda: Walk(group).differs(place), name="flex volume"):
+            await own(wanted.pod, place, self._given.tell)
+
+    async def _secrets(self, wanted: Wanted, driver: FlexDriver) -> dict[str, str]:
+        reference = _source(wanted).secret_ref
+        if reference is None or not reference.name:
+            return {}
+        secret = await named_secret(self._given, wanted, reference)
+        if secret.type != driver.name:
+            raise KindError(
+                f"couldn't get secret {reference.name} err: cannot get secret of type {driver.name}"
+            )
+        return {
+            f"{_PREFIX}secret/{key}": base64.b64encode(value).decode() for key, value in secret.data.items()
+        }
+
+    async def _unmount_device(self, driver: FlexDriver, name: str) -> None:
+        place = self._device_place(driver.name, name)
+        if not is_mounted(place) and not place.is_dir():
+            return
+        await self._undo(driver, "unmountdevice", place)
+        if self._given.api is None:
+            with suppress(NotSupportedError, MissingHelper):
+                await driver.call("detach", name, self._given.node_name)
+
+    async def _undo(self, driver: FlexDriver, command: str, place: Path) -> None:
+        """Have the driver unmount something; what it leaves is done here, so also without a driver."""
+        try:
+            await driver.capabilities()
+            await driver.call(command, str(place))
+        except (NotSupportedError, BadSource):
+            pass  # a driver may be gone by now, or not care
+        while is_mounted(place):
+            await unmount_with_helper(place)
+        if place.is_dir():
+            place.rmdir()
+
+    def _driver(self, name: str) -> FlexDriver:
+        if name not in self._drivers:
+            self._drivers[name] = FlexDriver(self._given.flex_drivers, name)
+        return self._drivers[name]
+
+    def _device_place(self, driver: str, name: str) -> Path:
+        return self._given.root / "plugins/kubernetes.io/flexvolume" / driver / "mounts" / plain(name)
+
+    def _others(self, uid: str, name: str, driver: str) -> bool:
+        """Whether another pod has a volume of this name of the same driver."""
+        notes = (self._given.root / "pods").glob(f"*/volumes/{self.folder}/{name}")
+        return any(note.parts[-4] != uid and note.readlink().parts[-2] == driver for note in notes)
+
+
+def _source(wanted: Wanted) -> Flex:
+    assert isinstance(wanted.source, Flex)
+    return wanted.source
+
+
+def _attached_name(wanted: Wanted) -> str:
+    """Give the name by which the cluster's controllers attach a volume."""
+    return f"{_source(wanted).driver}/{wanted.name}"
+
+
+def _read_only(wanted: Wanted) -> bool:
+    return wanted.read_only or (wanted.persistent is None and _source(wanted).read_only)
+
+
+def _about(wanted: Wanted) -> dict[str, str]:
+    pod = wanted.pod
+    about = {
+        "pod.name": pod.metadata.name,
+        "pod.namespace": pod.metadata.namespace,
+        "pod.uid": pod.uid,
+        "serviceAccount.name": pod.spec.service_account_name,
+    }
+    group = pod.spec.security_context.fs_group
+    if group is not None:
+        about["mounterArgs.FsGroup"] = str(group)
+    return {f"{_PREFIX}{key}": value for key, value in about.items()}
+
+
+def _options(wanted: Wanted, more: Mapping[str, str]) -> str:
+    """Give the options for the driver; what the volume says itself wins."""
+    source = _source(wanted)
+    options = {
+        f"{_PREFIX}fsType": source.fs_type,
+        f"{_PREFIX}readwrite": "ro" if _read_only(wanted) else "rw",
+        f"{_PREFIX}pvOrVolumeName": wanted.name,
+        **more,
+        **source.options,
+    }
+    return msgspec.json.encode(dict(sorted(options.items()))).decode()
+
+
+def _note(note: Path, place: Path) -> None:
+    """Have the link that tells whose a volume is."""
+    target = Path("..", place.parent.name, place.name)
+    if note.is_symlink() and note.readlink() == target:
+        return
+    make_folder(note.parent)
+    note.unlink(missing_ok=True)
+    note.symlink_to(target)

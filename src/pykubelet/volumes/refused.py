@@ -1,0 +1,54 @@
+"""Kinds of volumes that no node mounts by itself any more: removed, or handed over to a driver.
+
+Each is refused in one line that says what to use instead.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from pykubelet.volumes.errors import BadSource
+from pykubelet.volumes.kind import PlainKind, Wanted
+
+_DRIVERS = {
+    "awsElasticBlockStore": "ebs.csi.aws.com",
+    "azureDisk": "disk.csi.azure.com",
+    "azureFile": "file.csi.azure.com",
+    "cephfs": "cephfs.csi.ceph.com",
+    "cinder": "cinder.csi.openstack.org",
+    "gcePersistentDisk": "pd.csi.storage.gke.io",
+    "portworxVolume": "pxd.portworx.com",
+    "rbd": "rbd.csi.ceph.com",
+    "vsphereVolume": "csi.vsphere.vmware.com",
+}
+_GONE = ("flocker", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos")
+_GIT = (
+    "gitRepo volumes are not supported: cloning runs programs of the repository's author as root on the "
+    "node (CVE-2024-10220, CVE-2025-1767); clone into an emptyDir volume with an init container instead"
+)
+
+REASONS = {
+    **{
+        kind: f"{kind} volumes are no longer mounted by the node itself: use a persistent volume claim "
+        f"with the CSI driver {driver}"
+        for kind, driver in _DRIVERS.items()
+    },
+    **{
+        kind: f"{kind} volumes were removed from Kubernetes: use a CSI driver, nfs or local volumes instead"
+        for kind in _GONE
+    },
+    "gitRepo": _GIT,
+}
+"""Why a kind is refused, by the API's name of the kind."""
+
+
+class RefusedKind(PlainKind):
+    """Gives no volumes, and says why."""
+
+    slow = False
+    blocks = True
+    options = True
+
+    async def set_up(self, wanted: Wanted) -> NoReturn:
+        """Refuse it."""
+        raise BadSource(REASONS[wanted.kind])

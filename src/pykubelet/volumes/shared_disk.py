@@ -1,0 +1,148 @@
+"""What iscsi and fc share: a disk of a storage network, attached once for all pods of the node.
+
+    plugins/kubernetes.io/<kind>/<disk>                 the disk, mounted; notes about it lie underneath
+    plugins/kubernetes.io/<kind>/volumeDevices/<disk>   notes about a disk that pods have as a device
+
+A pod's folder has it bound from there. It is given to the pod's group before it is bound, so that what is
+bound is ready. When nothing is bound any more the disk is unmounted and detached (`sweep`): the mount
+table knows, also for an agent that never saw the pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TypeVar
+
+from pykubelet.host.mounts import MS_RDONLY, read_mounts, unmount
+from pykubelet.logs import get_logger
+from pykubelet.tasks import in_own_thread
+from pykubelet.volumes.bind import bind_folder, mount_at
+from pykubelet.volumes.block import DEVICES, global_folder, map_device
+from pykubelet.volumes.disks import format_and_mount
+from pykubelet.volumes.folders import VolumeFolders
+from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
+from pykubelet.volumes.mount_helper import is_mounted, join_options
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.operations import Locks
+from pykubelet.volumes.ownership import own
+from pykubelet.volumes.scsi import Scsi
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class SharedDiskKind(PlainKind):
+    """Gives volumes of a kind of disks; how one is found, attached and detached is the kind's own."""
+
+    blocks = True
+    options = True
+    depth = 1
+    """How many folders deep the disks lie below the kind's."""
+    notes = ""
+    """The name of the file in which the kind takes notes about a disk."""
+
+    def __init__(self, given: Surroundings, scsi: Scsi | None = None) -> None:
+        self.given = given
+        self.scsi = scsi or Scsi()
+        self._disks = given.root / "plugins" / self.folder.replace("~", "/")
+        self._locks = Locks()
+
+    def disk_name(self, wanted: Wanted) -> str:
+        """Give the disk's own path below the kind's folder; raises KindError."""
+        raise NotImplementedError
+
+    async def attach(self, wanted: Wanted, place: Path) -> Path:
+        """Have the disk here, and give its device; notes go to `place`. Raises KindError and OSError."""
+        raise NotImplementedError
+
+    async def detach(self, place: Path, device: Path | None) -> None:
+        """Undo `attach`, by the notes at `place`; `device` was mounted there. Raises as `attach` does."""
+        raise NotImplementedError
+
+    def attached_name(self, wanted: Wanted) -> str:
+        """Give the name by which the cluster's controllers know the disk as in use."""
+        raise NotImplementedError
+
+    def volume_of(self, place: Path) -> str:
+        """Give the name of the volume that was attached, by the notes at `place`; "" when there are none."""
+        raise NotImplementedError
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have the disk bound, or mapped as a device."""
+        read_only = wanted.read_only or (wanted.persistent is None and bool(wanted.source.read_only))
+        name = self.disk_name(wanted)
+        async with self._locks(name):
+            if wanted.block:
+                return await self._as_device(wanted, name, read_only=read_only)
+            place = VolumeFolders.of(self.given.root, wanted.uid).volume(self.folder, wanted.name)
+            if not is_mounted(place):
+                await self._bind(wanted, self._disks / name, place, read_only=read_only)
+        attached = self._attached_name(wanted)
+        return MountedVolume(str(place), read_only=read_only, relabel=True, attached=attached)
+
+    async def sweep(self, in_use: Collection[str]) -> None:
+        """Unmount and detach the disks that no pod has any more."""
+        for folder in (self._disks, self._disks / DEVICES):
+            for place in self._places(folder):
+                async with self._locks(str(place.relative_to(folder))):
+                    await self._release(place, as_device=folder.name == DEVICES)
+
+    async def _as_device(self, wanted: Wanted, name: str, *, read_only: bool) -> MountedVolume:
+        device = await self.attach(wanted, self._disks / DEVICES / name)
+        root, uid = self.given.root, wanted.uid
+        link = await _thread(
+            lambda: map_device(root, self.folder, uid, wanted.name, device, read_only=read_only)
+        )
+        attached = self._attached_name(wanted)
+        return MountedVolume("", read_only=read_only, device=link, attached=attached)
+
+    def _attached_name(self, wanted: Wanted) -> str:
+        return f"{self.folder.replace('~', '/')}/{self.attached_name(wanted)}" if self.given.api else ""
+
+    async def _bind(self, wanted: Wanted, disk: Path, place: Path, *, read_only: bool) -> None:
+        if not is_mounted(disk):
+            device = await self.attach(wanted, disk)
+            options = join_options(wanted.mount_options, ["ro"] if read_only else [])
+            await format_and_mount(device, disk, wanted.source.fs_type, options, read_only=read_only)
+        if not read_only:
+            await own(wanted.pod, disk, self.given.tell)
+        await _thread(lambda: bind_folder(disk, place, MS_RDONLY if read_only else 0))
+
+    async def _release(self, place: Path, *, as_device: bool) -> None:
+        if as_device:
+            volume = self.volume_of(place)
+            mapped = global_folder(self.given.root, self.folder, volume) if volume else None
+            if mapped is not None and mapped.is_dir():
+                return
+            device = None
+        else:
+            here = mount_at(place)
+            device = Path(here.source) if here is not None else None
+            if here is not None:
+                same = (here.kind, here.source)
+                if any((one.kind, one.source) == same and one.point != here.point for one in read_mounts()):
+                    return
+                await _thread(lambda: _unmount(place))
+        await self.detach(place, device)
+        (place / self.notes).unlink(missing_ok=True)
+        place.rmdir()
+        log.info("Detached a disk that no pod uses any more", path=place)
+
+    def _places(self, folder: Path) -> list[Path]:
+        pattern = "/".join("*" * self.depth)
+        return sorted(
+            place
+            for place in folder.glob(pattern)
+            if place.is_dir() and place.relative_to(folder).parts[0] != DEVICES
+        )
+
+
+def _unmount(place: Path) -> None:
+    while unmount(place):
+        continue
+
+
+async def _thread(work: Callable[[], T]) -> T:
+    return await in_own_thread(work, name="shared disk")

@@ -1,0 +1,92 @@
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pykubelet.host.loops import attach_loop, attached_loops, detach_loop, loops_of
+
+pytestmark = [
+    pytest.mark.machine,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to attach devices"),
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "disk"
+    path.write_bytes(b"begin" + bytes((1 << 20) - 5))
+    return path
+
+
+def test_a_file_as_a_device(file: Path) -> None:
+    device, at = attach_loop(file)
+    try:
+        assert loops_of(file) == [device]
+        assert (device, str(file)) in attached_loops()
+        assert os.pread(at, 5, 0) == b"begin"
+        os.pwrite(at, b"BEGIN", 0)
+        os.fsync(at)
+    finally:
+        os.close(at)
+        detach_loop(device)
+    assert loops_of(file) == []
+    assert file.read_bytes()[:5] == b"BEGIN"
+    detach_loop(device)
+
+
+def test_one_that_cannot_be_written(file: Path) -> None:
+    file.chmod(0o400)
+    device, at = attach_loop(file, read_only=True)
+    try:
+        with pytest.raises(OSError, match=r"Bad file descriptor|not permitted|Read-only"):
+            os.pwrite(at, b"BEGIN", 0)
+    finally:
+        os.close(at)
+        detach_loop(device)
+
+
+def test_until_closed(file: Path) -> None:
+    device, at = attach_loop(file, until_closed=True)
+    again = os.open(device, os.O_RDONLY)
+    os.close(at)
+    assert loops_of(file) == [device]
+    os.close(again)
+    assert loops_of(file) == []
+
+
+def test_a_killed_process_leaves_none(file: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from pykubelet.host.loops import attach_loop\n"
+        "attach_loop(Path(sys.argv[1]), until_closed=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, file], check=False)
+    assert loops_of(file) == []
+
+
+def test_what_was_deleted_is_found_still(file: Path) -> None:
+    device, at = attach_loop(file)
+    os.close(at)
+    file.unlink()
+    try:
+        assert loops_of(file) == [device]
+    finally:
+        detach_loop(device)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        attach_loop(tmp_path / "nothing")
+    assert loops_of(tmp_path / "nothing") == []
+    detach_loop("/dev/loop-of-nobody")
+
+
+def test_no_descriptors_are_left(file: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    device, at = attach_loop(file)
+    assert fcntl.fcntl(at, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    os.close(at)
+    detach_loop(device)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

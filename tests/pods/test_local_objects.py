@@ -1,0 +1,186 @@
+"""The objects of a standalone node: what pods get, and whom a change is told."""
+
+import base64
+import json
+
+import pytest
+
+from pykubelet.api.core import ConfigMap, Secret
+from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.pod import Pod
+from pykubelet.images.credentials import secrets_keyring
+from pykubelet.images.pull_secrets import pull_secrets
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.local_objects import LocalObjects
+from pykubelet.pods.manifests import read_manifest
+from pykubelet.pods.object_manifests import LocalObject
+from pykubelet.pods.objects import ObjectError, ObjectMissing, PodObjects
+from tests.pods.making import static
+
+Given = list[tuple[str, LocalObject]]
+
+
+def config_map(
+    name: str = "c", value: str = "1", namespace: str = "default", immutable: bool | None = None
+) -> ConfigMap:
+    return ConfigMap(
+        metadata=ObjectMeta(name=name, namespace=namespace), data={"key": value}, immutable=immutable
+    )
+
+
+def secret(name: str = "s", value: bytes = b"1") -> Secret:
+    return Secret(metadata=ObjectMeta(name=name, namespace="default"), data={"key": value})
+
+
+def user(name: str, *, volume: str = "", env: str = "", secret_env: str = "", pull: str = "") -> Pod:
+    container = {"name": "main", "image": "i"}
+    sources = [{"configMapRef": {"name": env}}] * bool(env) + [{"secretRef": {"name": secret_env}}] * bool(
+        secret_env
+    )
+    return static(
+        name,
+        containers=[container | {"envFrom": sources}],
+        volumes=[{"name": "v", "configMap": {"name": volume}}] if volume else [],
+        imagePullSecrets=[{"name": pull}] if pull else [],
+    )
+
+
+@pytest.fixture
+def objects() -> LocalObjects:
+    return LocalObjects()
+
+
+@pytest.fixture
+def told(objects: LocalObjects) -> list[str]:
+    heard: list[str] = []
+    objects.listen(heard.append)
+    return heard
+
+
+def test_it_is_what_pods_ask(objects: LocalObjects) -> None:
+    asked: PodObjects = objects
+    assert asked is objects
+
+
+async def test_pods_get_the_objects_of_their_namespace(objects: LocalObjects) -> None:
+    pod = static()
+    assert (
+        objects.offer([("/m/a", config_map()), ("/m/a", secret()), ("/m/a", config_map("o", "2", "other"))])
+        == []
+    )
+    assert (await objects.config_map(pod, "c")).data == {"key": "1"}
+    assert (await objects.secret(pod, "s")).data == {"key": b"1"}
+    with pytest.raises(ObjectMissing, match=r'^configmap "o" not found$'):
+        await objects.config_map(pod, "o")
+    with pytest.raises(ObjectMissing, match=r'^secret "c" not found$'):
+        await objects.secret(pod, "c")
+    pod.metadata.namespace = "other"
+    assert (await objects.config_map(pod, "o")).data == {"key": "2"}
+
+
+async def test_nothing_is_missing_before_the_first_look(objects: LocalObjects) -> None:
+    with pytest.raises(ObjectError) as err:
+        await objects.config_map(static(), "c")
+    assert not isinstance(err.value, ObjectMissing)
+    objects.offer([])
+    with pytest.raises(ObjectMissing):
+        await objects.config_map(static(), "c")
+
+
+async def test_what_only_an_api_server_has_is_refused(objects: LocalObjects) -> None:
+    pod = static()
+    pod.spec.service_account_name = "robot"
+    with pytest.raises(
+        ObjectError, match="token of service account default/robot: this node has no API server"
+    ):
+        await objects.token(pod, audience="", seconds=3600)
+    with pytest.raises(ObjectError, match="clusterTrustBundle roots: this node has no API server"):
+        await objects.trust_bundle(pod, name="roots")
+
+
+def test_users_hear_of_changes_and_nobody_else_does(objects: LocalObjects, told: list[str]) -> None:
+    by_volume, by_env = user("v", volume="c"), user("e", env="c")
+    hidden, pulling, other = user("s", secret_env="s"), user("p", pull="s"), user("o", volume="other")
+    for pod in (by_volume, by_env, hidden, pulling, other):
+        objects.register(pod)
+    first: Given = [("/m/a", config_map()), ("/m/a", secret())]
+    objects.offer(first)
+    assert set(told) == {pod.uid for pod in (by_volume, by_env, hidden, pulling)}
+    told.clear()
+    objects.offer(list(first))
+    assert told == []
+    objects.offer([("/m/b", config_map(value="2")), ("/m/a", secret())])
+    assert set(told) == {by_volume.uid, by_env.uid}
+    told.clear()
+    objects.unregister(by_env.uid)
+    objects.offer([])
+    assert set(told) == {by_volume.uid, hidden.uid, pulling.uid}
+    told.clear()
+    objects.register(user("v", volume="other"))
+    objects.unregister("nobody")
+    objects.offer([("/m/a", config_map("other"))])
+    assert len(told) == 2
+
+
+async def test_of_namesakes_the_first_file_counts(objects: LocalObjects) -> None:
+    given: Given = [
+        ("/m/a", config_map()),
+        ("/m/a", config_map(value="2")),
+        ("/m/b", config_map(value="3")),
+        ("/m/b", secret("c")),
+    ]
+    assert [str(problem) for problem in objects.offer(given)] == [
+        "/m/a: configMap default/c is already here: rename one, or remove it",
+        "/m/b: configMap default/c is already in /m/a: rename one, or remove it",
+    ]
+    assert (await objects.config_map(static(), "c")).data == {"key": "1"}
+    assert objects.offer(given[2:]) == []
+    assert (await objects.config_map(static(), "c")).data == {"key": "3"}
+
+
+async def test_an_immutable_one_stays_until_its_manifest_is_gone(
+    objects: LocalObjects, told: list[str]
+) -> None:
+    objects.offer([("/m/a", config_map(immutable=True))])
+    objects.register(user("v", volume="c"))
+    for changed in (
+        config_map(value="2", immutable=True),
+        config_map(immutable=False),
+        config_map(value="2"),
+    ):
+        for _ in range(2):
+            (problem,) = objects.offer([("/m/a", changed)])
+            assert str(problem).startswith(
+                "/m/a: configMap default/c is immutable and has changed: the old one"
+            )
+            assert await objects.config_map(static(), "c") == config_map(immutable=True)
+    assert told == []
+    assert objects.offer([("/m/a", config_map(immutable=True))]) == []
+    objects.offer([])
+    with pytest.raises(ObjectMissing):
+        await objects.config_map(static(), "c")
+    assert objects.offer([("/m/a", config_map(value="2"))]) == []
+    assert (await objects.config_map(static(), "c")).data == {"key": "2"}
+
+
+async def test_one_that_becomes_immutable_may_change_up_to_then(objects: LocalObjects) -> None:
+    objects.offer([("/m/a", config_map())])
+    assert objects.offer([("/m/a", config_map(value="2", immutable=True))]) == []
+    assert len(objects.offer([("/m/a", config_map(value="3"))])) == 1
+
+
+async def test_a_secret_of_the_folder_opens_a_registry(objects: LocalObjects) -> None:
+    login = base64.b64encode(b"robot:hunter2").decode()
+    config = {"auths": {"registry.example.com": {"auth": login}}}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "login"},
+        "type": "kubernetes.io/dockerconfigjson",
+        "stringData": {".dockerconfigjson": json.dumps(config)},
+    }
+    (given,) = read_manifest(json.dumps(document).encode(), "here").objects
+    objects.offer([("/m/login.yaml", given)])
+    found = await pull_secrets(user("web", pull="login"), objects, Journal())
+    (credentials,) = secrets_keyring(found).lookup("registry.example.com/team/app")
+    assert (credentials.username, credentials.password) == ("robot", "hunter2")

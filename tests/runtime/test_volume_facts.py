@@ -1,0 +1,70 @@
+import pytest
+
+from pykubelet.api.meta import from_document
+from pykubelet.api.pod import Pod
+from pykubelet.runtime.facts import DeviceNode
+from pykubelet.runtime.runtime_skills import can_mount_images
+from pykubelet.runtime.volume_facts import block_volumes, extra_groups, wanted_images
+from pykubelet.volumes.mounted import MountedVolume
+
+MOUNTED = {
+    "files": MountedVolume("/f", group=1234),
+    "disk": MountedVolume("", device="/pods/disk", group=99),
+    "old": MountedVolume("", device="/pods/old", read_only=True),
+    "tools": MountedVolume("", image="registry/tools:1", read_only=True),
+    "more": MountedVolume("", image="registry/more", read_only=True),
+    "unused": MountedVolume("", image="registry/unused", read_only=True),
+}
+
+
+def pod() -> Pod:
+    mounts = [{"name": name, "mountPath": f"/{name}"} for name in ("files", "tools", "more")]
+    return from_document(
+        Pod,
+        {
+            "spec": {
+                "containers": [{"name": "main", "image": "i", "volumeMounts": mounts}],
+                "securityContext": {"supplementalGroups": [99]},
+                "volumes": [
+                    {"name": "tools", "image": {"reference": "registry/tools:1", "pullPolicy": "Never"}},
+                    {"name": "more", "image": {"reference": "registry/more"}},
+                ],
+            }
+        },
+    )
+
+
+def test_devices() -> None:
+    assert block_volumes(MOUNTED) == {
+        "disk": DeviceNode("/pods/disk", "", "mrw"),
+        "old": DeviceNode("/pods/old", "", "r"),
+    }
+
+
+def test_groups() -> None:
+    assert extra_groups(pod(), MOUNTED.values()) == (1234,)
+    assert extra_groups(pod(), ()) == ()
+
+
+def test_images() -> None:
+    assert wanted_images(pod(), pod().spec.containers[0], MOUNTED) == {
+        "tools": ("registry/tools:1", "Never"),
+        "more": ("registry/more", "Always"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "can"),
+    [
+        ("containerd", "1.6.20~ds1", False),
+        ("containerd", "v2.0.5", False),
+        ("containerd", "v2.1.0-rc.1", True),
+        ("containerd", "3.0.0", True),
+        ("cri-o", "1.30.2", False),
+        ("cri-o", "1.31.0", True),
+        ("other", "0.1", True),
+        ("containerd", "unknown", True),
+    ],
+)
+def test_runtimes_that_mount_images(name: str, version: str, can: bool) -> None:
+    assert can_mount_images(name, version) is can

@@ -1,0 +1,249 @@
+"""Drivers that hang, die, answer late, refuse or register twice: everything ends well."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pykubelet.volumes.csi.kind import CsiKind
+from pykubelet.volumes.csi.volume_data import VolumeData, read_data, write_data
+from pykubelet.volumes.errors import KindError, NotYet
+from tests.csi_driver.backend import is_mounted
+from tests.csi_driver.process import DRIVER, DriverProcess
+from tests.volumes.csi.conftest import Rig, api_of, inline, make_pod, needs_root, persistent
+
+pytestmark = [pytest.mark.machine, needs_root]
+
+MakeDriver = Callable[..., DriverProcess]
+
+
+def hurry(kind: CsiKind, seconds: float = 0.5) -> None:
+    """Let calls end sooner than after two minutes."""
+    client = kind.drivers.client(DRIVER)
+    assert client is not None
+    client._timeout = seconds
+
+
+async def end(kind: CsiKind) -> None:
+    """Take everything down that may be there of pod u-1."""
+    await kind.take_down("u-1", "pv-vol-1")
+    await kind.take_down("u-1", "data")
+    await kind.sweep(())
+
+
+async def test_a_driver_that_refuses_leaves_nothing(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver()
+    rig.driver_object()
+    wanted = persistent(make_pod(), fsType="ext4")
+    async with rig.running() as kind:
+        await rig.registered()
+        driver.behave(fail={"NodeStageVolume": ["INVALID_ARGUMENT", "no such volume"]})
+        with pytest.raises(KindError, match=r"^rpc error: code = InvalidArgument desc = no such volume$"):
+            await kind.set_up(wanted)
+        assert rig.left() == []
+        driver.behave(fail={"NodePublishVolume": ["INTERNAL", "out of order"]})
+        with pytest.raises(KindError, match=r"^rpc error: code = Internal desc = out of order$"):
+            await kind.set_up(wanted)
+        assert not (rig.root / "pods/u-1/volumes/kubernetes.io~csi/pv-vol-1").exists()
+        driver.behave()
+        assert is_mounted(Path((await kind.set_up(wanted)).path))
+        # It was staged once: the refusal came after that.
+        assert driver.names().count("NodeStageVolume") == 2
+        await end(kind)
+    assert (rig.left(), driver.loops()) == ([], [])
+
+
+@pytest.mark.parametrize("call", ["NodeStageVolume", "NodePublishVolume"])
+async def test_a_driver_that_hangs(rig: Rig, make_driver: MakeDriver, call: str) -> None:
+    """Nobody knows what it did: it is asked again, or asked to undo it when the pod is gone."""
+    driver = make_driver()
+    rig.driver_object()
+    wanted = persistent(make_pod(), fsType="ext4")
+    async with rig.running() as kind:
+        await rig.registered()
+        hurry(kind)
+        driver.behave(hang=[call])
+        with pytest.raises(KindError, match="code = DeadlineExceeded"):
+            await kind.set_up(wanted)
+        assert rig.left() != [], "what must be known to undo it"
+        # Another volume of the same driver is not held up by one that waits.
+        waiting = asyncio.create_task(kind.set_up(wanted))
+        await rig.until("it waits", lambda: driver.names().count(call) >= 2)
+        driver.behave()
+        other = persistent(make_pod("u-2"), "vol-2")
+        await kind.set_up(other)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, KindError):
+            await waiting
+        await kind.take_down("u-2", "pv-vol-2")
+        await end(kind)
+    assert (rig.left(), driver.loops()) == ([], [])
+
+
+@pytest.mark.parametrize("call", ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume"])
+async def test_a_driver_that_dies_and_comes_back(rig: Rig, make_driver: MakeDriver, call: str) -> None:
+    driver = make_driver()
+    rig.driver_object()
+    wanted = persistent(make_pod(), fsType="ext4")
+    async with rig.running() as kind:
+        await rig.registered()
+        driver.behave(die=[call])
+        with pytest.raises(KindError, match="code = Unavailable"):
+            await kind.set_up(wanted)
+            await kind.take_down("u-1", "pv-vol-1")
+        driver.kill()
+        driver.behave()
+        # Its socket is still there, so it counts as registered, but nobody answers.
+        with pytest.raises(KindError, match="code = Unavailable"):
+            await kind.set_up(persistent(make_pod("u-2"), "vol-2"))
+        driver.start()
+        await rig.until("back", lambda: len(driver.calls("NotifyRegistrationStatus")) == 2)
+        await kind.set_up(wanted)
+        await end(kind)
+        await kind.take_down("u-2", "pv-vol-2")
+        await kind.sweep(())
+    assert (rig.left(), driver.loops()) == ([], [])
+
+
+async def test_a_driver_that_answers_late(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver()
+    rig.driver_object()
+    driver.behave(late={"NodeStageVolume": 0.3, "NodePublishVolume": 0.3})
+    async with rig.running() as kind:
+        await rig.registered()
+        pods = [persistent(make_pod(f"u-{n}"), fsType="ext4") for n in range(3)]
+        given = await asyncio.gather(*(kind.set_up(wanted) for wanted in pods))
+        assert all(is_mounted(Path(mounted.path)) for mounted in given)
+        assert driver.names().count("NodeStageVolume") == 1, "one at a time for what they share"
+        for wanted in pods:
+            await kind.take_down(wanted.uid, wanted.name)
+        await kind.sweep(())
+    assert (rig.left(), driver.loops()) == ([], [])
+
+
+async def test_a_driver_that_registers_twice(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver("--twice")
+    async with rig.running() as kind:
+        await rig.registered()
+        await rig.until(
+            "one is refused, one is not",
+            lambda: {call.get("plugin_registered", False) for call in _notified(driver)} == {True, False},
+        )
+        refused = next(call for call in _notified(driver) if not call.get("plugin_registered"))
+        assert "Another driver with the same name is" in refused["error"]
+        (entry,) = _csi_node(rig)["spec"]["drivers"]
+        assert entry["name"] == DRIVER
+        assert kind.drivers.names == {DRIVER}
+
+
+async def test_a_newer_driver_takes_over_and_stays(rig: Rig, make_driver: MakeDriver) -> None:
+    """The old one leaves when it has been replaced: that is not the new one's end."""
+    old = make_driver("--no-stage")
+    async with rig.running() as kind:
+        await rig.registered()
+        new = DriverProcess(rig.base / "new", rig.registry / "new", "--no-stage", "--versions=1.1.0")
+        new.start()
+        try:
+            await rig.until("taken over", lambda: _endpoint(kind) == new.socket)
+            old.stop()
+            await rig.until("the old one left", lambda: not list(rig.registry.glob("*.sock")))
+            await asyncio.sleep(0.2)
+            assert _endpoint(kind) == new.socket
+            assert [driver["name"] for driver in _csi_node(rig)["spec"]["drivers"]] == [DRIVER]
+        finally:
+            new.kill()
+
+
+async def test_a_driver_that_leaves_is_told_to_the_cluster(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver("--topology=zone.example.com/rack=r1", "--limit=7", "--node-id=this")
+    async with rig.running() as kind:
+        await rig.registered()
+        node = api_of(rig).objects[("nodes", "", "node-of-tests")]["metadata"]
+        assert node["annotations"] == {"csi.volume.kubernetes.io/nodeid": f'{{"{DRIVER}":"this"}}'}
+        assert node["labels"] == {"zone.example.com/rack": "r1"}
+        (entry,) = _csi_node(rig)["spec"]["drivers"]
+        assert entry == {
+            "name": DRIVER,
+            "nodeID": "this",
+            "topologyKeys": ["zone.example.com/rack"],
+            "allocatable": {"count": 7},
+        }
+        driver.stop()
+        await rig.until("gone", lambda: not _csi_node(rig)["spec"]["drivers"])
+        assert kind.drivers.names == frozenset()
+        node = api_of(rig).objects[("nodes", "", "node-of-tests")]["metadata"]
+        await rig.until("told", lambda: not _annotations(rig))
+
+
+async def test_no_node_id_no_driver(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver("--node-id=")
+    async with rig.running() as kind:
+        await rig.until("refused", lambda: _notified(driver))
+        assert "driverNodeID must not be empty" in _notified(driver)[0]["error"]
+        assert kind.drivers.names == frozenset()
+
+
+async def test_a_pod_is_deleted_after_its_driver_has_left(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver()
+    rig.driver_object()
+    async with rig.running() as kind:
+        await rig.registered()
+        await kind.set_up(persistent(make_pod()))
+        driver.stop()
+        await rig.until("gone", lambda: not kind.drivers.names)
+        with pytest.raises(NotYet):
+            await kind.take_down("u-1", "pv-vol-1")
+        await kind.sweep(())
+        driver.start()
+        await rig.until("woken", lambda: rig.woken == ["u-1"])
+        await end(kind)
+    assert rig.left() == []
+
+
+async def test_a_driver_that_leaves_files_behind_loses_none(rig: Rig, make_driver: MakeDriver) -> None:
+    """What a driver did not unmount, or put into a plain directory, is the volume's and not ours."""
+    driver = make_driver("--no-stage")
+    rig.driver_object()
+    async with rig.running() as kind:
+        await rig.registered()
+        path = Path((await kind.set_up(inline(make_pod()))).path)
+        await kind.take_down("u-1", "data")
+        write_data(path.parent / "vol_data.json", VolumeData("other", DRIVER))
+        path.mkdir()
+        (path / "precious").touch()
+        driver.behave()
+        with pytest.raises(KindError):
+            await kind.take_down("u-1", "data")
+        assert (path / "precious").exists()
+        (path / "precious").unlink()
+        await kind.take_down("u-1", "data")
+    assert rig.left() == []
+
+
+async def test_data_that_cannot_be_read(rig: Rig, tmp_path: Path) -> None:
+    file = tmp_path / "vol_data.json"
+    for text in ("", "{", "[]", '{"volumeHandle": 1}', "\xff"):
+        file.write_text(text, encoding="latin-1")
+        assert read_data(file) is None
+    await rig.kind.take_down("u-1", "never-there")
+
+
+def _notified(driver: DriverProcess) -> list[dict[str, str]]:
+    return driver.calls("NotifyRegistrationStatus")
+
+
+def _csi_node(rig: Rig) -> dict[str, dict[str, list[dict[str, object]]]]:
+    return api_of(rig).objects[("csinodes", "", "node-of-tests")]
+
+
+def _annotations(rig: Rig) -> dict[str, str]:
+    meta = api_of(rig).objects[("nodes", "", "node-of-tests")]["metadata"]
+    found: dict[str, str] = meta.get("annotations", {})
+    return found
+
+
+def _endpoint(kind: CsiKind) -> str:
+    client = kind.drivers.client(DRIVER)
+    return client.endpoint if client is not None else ""

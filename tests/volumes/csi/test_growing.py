@@ -1,0 +1,228 @@
+"""Volumes that grow, before and while a pod uses them, and limits that change."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.meta import from_document
+from pykubelet.api.storage import CsiDriver
+from pykubelet.host.plugin_calls import PluginError
+from pykubelet.volumes.csi.driver_objects import DriverObjects
+from pykubelet.volumes.csi.drivers import DriverNode, Drivers
+from pykubelet.volumes.csi.limits import Limits
+from pykubelet.volumes.csi.node_info import NodeInfo
+from pykubelet.volumes.csi.volume_use import NodeFacts
+from pykubelet.volumes.errors import KindError
+from tests.csi_driver.process import DRIVER, DriverProcess
+from tests.volumes.csi.conftest import NODE, Rig, StorageApi, api_of, make_pod, needs_root, persistent
+
+MakeDriver = Callable[..., DriverProcess]
+
+
+def claim(
+    rig: Rig, capacity: str = "16Mi", allocated: str = "32Mi", stage: str = "NodeResizePending"
+) -> None:
+    """Have the claim as a resizer leaves it."""
+    status: dict[str, Any] = {"phase": "Bound", "capacity": {"storage": capacity}}
+    if allocated:
+        status |= {"allocatedResources": {"storage": allocated}}
+    if stage:
+        status |= {"allocatedResourceStatuses": {"storage": stage}}
+        status |= {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}
+    spec = {"resources": {"requests": {"storage": allocated or "32Mi"}}}
+    api_of(rig).put("persistentvolumeclaims", "claim", "shop", spec=spec, status=status)
+
+
+def status(rig: Rig) -> dict[str, Any]:
+    found: dict[str, Any] = api_of(rig).objects[("persistentvolumeclaims", "shop", "claim")]["status"]
+    return found
+
+
+@pytest.mark.machine
+@needs_root
+async def test_a_volume_grows_while_its_pod_runs(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver()
+    rig.driver_object()
+    pod = make_pod()
+    async with rig.running() as kind:
+        await rig.registered()
+        mounted = await kind.set_up(persistent(pod, fsType="ext4"))
+        assert (driver.volumes / "vol-1.img").stat().st_size == 16 << 20
+        claim(rig)
+        larger = persistent(pod, fsType="ext4", size="32Mi")
+        await kind.set_up(larger)
+        assert (driver.volumes / "vol-1.img").stat().st_size == 32 << 20
+        assert status(rig) == {
+            "phase": "Bound",
+            "capacity": {"storage": "32Mi"},
+            "allocatedResources": {"storage": "32Mi"},
+            "allocatedResourceStatuses": {},
+            "conditions": [],
+        }
+        (asked,) = driver.calls("NodeExpandVolume")
+        assert asked["volume_path"] == mounted.path
+        assert asked["staging_target_path"].endswith("/globalmount")
+        assert asked["capacity_range"] == {"required_bytes": str(32 << 20)}
+        message = f'MountVolume.NodeExpandVolume succeeded for volume "pv-vol-1" {NODE}'
+        reason = "FileSystemResizeSuccessful"
+        assert rig.events == [("pod-u-1", reason, message), ("claim", reason, message)]
+        # Nobody is asked again, also when the claim that is at hand is an old one.
+        asked_before = len(api_of(rig).asked)
+        await kind.set_up(larger)
+        assert len(driver.calls("NodeExpandVolume")) == 1
+        assert len(api_of(rig).asked) == asked_before
+        await kind.take_down("u-1", "pv-vol-1")
+        await kind.sweep(())
+    assert (rig.left(), driver.loops()) == ([], [])
+
+
+@pytest.mark.machine
+@needs_root
+async def test_a_device_grows_before_its_pod_starts(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver()
+    rig.driver_object()
+    claim(rig, allocated="", stage="")
+    async with rig.running() as kind:
+        await rig.registered()
+        mounted = await kind.set_up(persistent(make_pod(), block=True, size="32Mi"))
+        with Path(mounted.device).open("rb") as device:
+            assert device.seek(0, os.SEEK_END) == 32 << 20
+        assert status(rig)["capacity"] == {"storage": "32Mi"}
+        assert "block" in driver.calls("NodeExpandVolume")[0]["volume_capability"]
+        await kind.take_down("u-1", "pv-vol-1")
+        await kind.sweep(())
+    assert (rig.left(), driver.loops()) == ([], [])
+
+
+@pytest.mark.machine
+@needs_root
+async def test_a_driver_that_does_not_let_a_volume_grow(rig: Rig, make_driver: MakeDriver) -> None:
+    driver = make_driver()
+    rig.driver_object()
+    pod = make_pod()
+    larger = persistent(pod, fsType="ext4", size="32Mi")
+    claim(rig)
+    async with rig.running() as kind:
+        await rig.registered()
+        driver.behave(fail={"NodeExpandVolume": ["OUT_OF_RANGE", "too large"]})
+        words = (
+            "Expander.NodeExpand failed to expand the volume : rpc error: code = OutOfRange desc = too large"
+        )
+        with pytest.raises(KindError, match=words):
+            await kind.set_up(larger)
+        assert status(rig)["allocatedResourceStatuses"] == {"storage": "NodeResizeInfeasible"}
+        condition = status(rig)["conditions"][-1]
+        assert (condition["type"], condition["message"]) == (
+            "NodeResizeError",
+            f"failed to expand pvc with {words}",
+        )
+        # A controller has to decide now; the pod can start.
+        await kind.set_up(larger)
+        claim(rig)
+        driver.behave(fail={"NodeExpandVolume": ["INTERNAL", "not now"]})
+        await kind.set_up(larger)
+        assert rig.events[-1][1:] == (
+            "VolumeResizeFailed",
+            'NodeExpandVolume.NodeExpandVolume failed for volume "pv-vol-1" : Expander.NodeExpand failed to '
+            "expand the volume : rpc error: code = Internal desc = not now",
+        )
+        assert status(rig)["allocatedResourceStatuses"] == {"storage": "NodeResizeInProgress"}
+        driver.behave(fail={"NodeExpandVolume": ["FAILED_PRECONDITION", "in use"]})
+        await kind.set_up(larger)
+        tries = len(driver.calls("NodeExpandVolume"))
+        driver.behave()
+        await kind.set_up(larger)
+        assert len(driver.calls("NodeExpandVolume")) == tries, "not while it is in use"
+        await kind.take_down("u-1", "pv-vol-1")
+        await kind.sweep(())
+    assert (rig.left(), driver.loops()) == ([], [])
+
+
+# Limits
+
+
+class Client:
+    """A driver that says how many volumes fit."""
+
+    def __init__(self) -> None:
+        self.limit = 5
+        self.broken = False
+        self.asked = 0
+
+    async def info(self) -> NodeFacts:
+        self.asked += 1
+        if self.broken:
+            raise PluginError("Unavailable", "away")
+        return NodeFacts("this", self.limit)
+
+
+class OneDriver(Drivers):
+    """Drivers of which one is there."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(DriverNode(), lambda uid: None)
+        self._client: Any = client
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset((DRIVER,))
+
+    def client(self, name: str) -> Any:
+        return self._client
+
+
+class Objects(DriverObjects):
+    """CSIDrivers of which one is there."""
+
+    period: int | None = None
+
+    def known(self, name: str) -> CsiDriver:
+        spec = {"nodeAllocatableUpdatePeriodSeconds": self.period} if self.period else {}
+        return from_document(CsiDriver, {"spec": spec})
+
+
+@pytest.mark.looptime
+async def test_limits_are_asked_for_at_the_drivers_period() -> None:
+    api, client, objects = StorageApi(), Client(), Objects(None)
+    limits = Limits(OneDriver(client), objects, NodeInfo(api, NODE))
+    running = asyncio.create_task(limits.run())
+
+    def told() -> Any:
+        found = api.objects.get(("csinodes", "", NODE))
+        return found["spec"]["drivers"][0]["allocatable"]["count"] if found is not None else None
+
+    await asyncio.sleep(1000)
+    assert client.asked == 0
+    objects.period = 60
+    for listener in objects._listeners:
+        listener()
+    await asyncio.sleep(61)
+    assert (client.asked, told()) == (1, 5)
+    client.limit = 3
+    await asyncio.sleep(60)
+    assert (client.asked, told()) == (2, 3)
+    client.broken = True
+    await asyncio.sleep(60)
+    assert (client.asked, told()) == (3, 3)
+    objects.period = None
+    for listener in objects._listeners:
+        listener()
+    await asyncio.sleep(1000)
+    assert client.asked == 3
+    running.cancel()
+
+
+async def test_a_csi_node_of_an_earlier_node_is_replaced() -> None:
+    api = StorageApi()
+    api.put("csinodes", NODE, "", spec={"drivers": [{"name": "old", "nodeID": "x"}]})
+    info = NodeInfo(api, NODE)
+    assert not info.ready.is_set()
+    await info.initialize()
+    assert info.ready.is_set()
+    found = api.objects[("csinodes", "", NODE)]
+    assert found["spec"]["drivers"] == []
+    assert found["metadata"]["ownerReferences"][0]["uid"] == f"uid-{NODE}"

@@ -1,0 +1,336 @@
+"""What is decided without asking anybody: names, versions, objects, growth, labels."""
+
+import base64
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.meta import ObjectMeta, from_document, to_document
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.storage import CsiDriverSpec, CsiNode, VolumeAttachment
+from pykubelet.volumes.csi.attachments import NoRoom, refusal
+from pykubelet.volumes.csi.drivers import best_version
+from pykubelet.volumes.csi.growth import GrowingClaim, Growth, decide, failed, finished, marked
+from pykubelet.volumes.csi.names import attachment_name, inline_handle, unique_name
+from pykubelet.volumes.csi.node_objects import (
+    MIGRATED,
+    MIGRATED_PLUGINS,
+    NODE_IDS,
+    TopologyCollision,
+    belongs_to,
+    blank_csi_node,
+    installed,
+    node_installed,
+    node_uninstalled,
+    uninstalled,
+)
+from pykubelet.volumes.csi.places import Places
+from pykubelet.volumes.csi.selinux import mount_label
+from pykubelet.volumes.csi.telling_drivers import token_end
+from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
+from pykubelet.volumes.csi.volume_use import NodeFacts
+from pykubelet.volumes.errors import KindError, NotYet
+from tests.sync.strategic import apply_patch
+from tests.volumes.csi.conftest import inline, make_pod, persistent
+
+
+def test_names_are_the_references() -> None:
+    """By `printf '%s' vol-1d.example.comnode-a | sha256sum`."""
+    assert attachment_name("vol-1", "d.example.com", "node-a") == (
+        "csi-7405d2fa849678a3787716b8aba5f2a410fd6098d1e9d5885e361a1b83018520"
+    )
+    assert unique_name("d.example.com", "vol-1") == "kubernetes.io/csi/d.example.com^vol-1"
+    assert inline_handle("u", "v").startswith("csi-")
+
+
+@pytest.mark.parametrize(
+    ("versions", "best"),
+    [
+        ([], None),
+        (["1.0.0"], (1, 0, 0)),
+        (["v1.2.0", "1.10.0", "1.9"], (1, 10, 0)),
+        (["0.3.0"], None),
+        (["2.0.0", "1.1.0"], (1, 1, 0)),
+        (["2.0.0"], None),
+        (["1"], None),
+        (["one", " 1.5.0-rc1 "], (1, 5, 0)),
+    ],
+)
+def test_versions(versions: list[str], best: tuple[int, ...] | None) -> None:
+    assert best_version(versions) == best
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "."])
+def test_no_driver_and_no_volume_leads_elsewhere(name: str, tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    for place in (
+        lambda: places.staged(name, "h"),
+        lambda: places.published("u", name),
+        lambda: places.published(name, "v"),
+        lambda: places.device(name),
+    ):
+        with pytest.raises(ValueError):
+            place()
+
+
+@given(st.text())
+def test_any_handle_is_a_folder(handle: str) -> None:
+    try:
+        handle.encode()
+    except UnicodeEncodeError:
+        return
+    place = Places(Path("/root")).staged("d", handle)
+    assert place.parent.parent == Path("/root/plugins/kubernetes.io/csi/d")
+
+
+# What the cluster is told
+
+FACTS = NodeFacts("this", 9, {"b": "2", "a": "1"})
+
+
+def patched(found: CsiNode, patch: dict[str, Any]) -> CsiNode:
+    return from_document(CsiNode, apply_patch(to_document(found), patch))
+
+
+def test_a_driver_comes_to_a_csi_node_and_goes() -> None:
+    blank = blank_csi_node("n", "uid-n")
+    assert to_document(blank) == {
+        "metadata": {
+            "name": "n",
+            "annotations": {MIGRATED: MIGRATED_PLUGINS},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "uid-n"}],
+        },
+        "spec": {"drivers": []},
+    }
+    one = patched(blank, installed(blank, "one", FACTS))
+    two = patched(one, installed(one, "two", NodeFacts("that")))
+    assert to_document(two)["spec"]["drivers"] == [
+        {"name": "one", "nodeID": "this", "topologyKeys": ["a", "b"], "allocatable": {"count": 9}},
+        {"name": "two", "nodeID": "that"},
+    ]
+    assert installed(two, "one", FACTS) == {}
+    assert installed(two, "two", NodeFacts("that")) == {}
+    less = patched(two, installed(two, "one", NodeFacts("this", 0, {"b": "2", "a": "1"})))
+    assert less.spec.drivers[0].allocatable is None
+    huge = patched(two, installed(two, "one", NodeFacts("this", 1 << 40)))
+    assert huge.spec.drivers[0].allocatable is not None
+    assert huge.spec.drivers[0].allocatable.count == 2**31 - 1
+    gone = patched(two, uninstalled(two, "one"))
+    assert [driver.name for driver in gone.spec.drivers] == ["two"]
+    assert uninstalled(gone, "one") == {}
+
+
+def test_a_csi_node_of_a_node_before_this_one() -> None:
+    assert belongs_to(blank_csi_node("n", "uid-n"), "n", "uid-n")
+    assert not belongs_to(blank_csi_node("n", "uid-n"), "n", "another")
+    assert not belongs_to(CsiNode(), "n", "uid-n")
+
+
+def test_a_driver_comes_to_a_node_and_goes() -> None:
+    assert node_installed(ObjectMeta(), "one", FACTS) == {
+        "metadata": {"annotations": {NODE_IDS: '{"one":"this"}'}, "labels": {"b": "2", "a": "1"}}
+    }
+    meta = ObjectMeta(annotations={NODE_IDS: '{"one":"this"}'}, labels={"a": "1", "b": "2"})
+    assert node_installed(meta, "one", FACTS) == {}
+    assert node_installed(meta, "two", NodeFacts("that")) == {
+        "metadata": {"annotations": {NODE_IDS: '{"one":"this","two":"that"}'}}
+    }
+    assert node_uninstalled(meta, "two") == {}
+    assert node_uninstalled(meta, "one") == {"metadata": {"annotations": {NODE_IDS: None}}}
+    with pytest.raises(TopologyCollision, match='driver reported "a":"3" but existing label is "a":"1"'):
+        node_installed(meta, "one", NodeFacts("this", 0, {"a": "3"}))
+    with pytest.raises(ValueError, match="failed to parse node's"):
+        node_installed(ObjectMeta(annotations={NODE_IDS: "[1]"}), "one", FACTS)
+
+
+# How a volume is had
+
+
+def spec(**fields: Any) -> CsiDriverSpec:
+    return from_document(CsiDriverSpec, fields)
+
+
+@pytest.mark.parametrize(
+    ("policy", "group", "source", "owns"),
+    [
+        ("File", 5, {}, True),
+        ("File", None, {}, False),
+        ("File", 5, {"read_only": True}, False),
+        ("None", 5, {"fsType": "ext4"}, False),
+        ("ReadWriteOnceWithFSType", 5, {"fsType": "ext4"}, True),
+        ("ReadWriteOnceWithFSType", 5, {}, False),
+        ("ReadWriteOnceWithFSType", 5, {"fsType": "ext4", "modes": ["ReadWriteMany"]}, False),
+        ("ReadWriteOnceWithFSType", 5, {"fsType": "ext4", "modes": ["ReadWriteOncePod"]}, True),
+        (None, 5, {"fsType": "ext4"}, True),
+    ],
+)
+def test_who_gives_the_files_to_the_group(
+    policy: str | None, group: int | None, source: dict[str, Any], owns: bool
+) -> None:
+    volume = CsiVolume.of(persistent(make_pod(), **source))
+    driver = spec(fsGroupPolicy=policy) if policy is not None else None
+    assert agent_owns(volume, driver, group) is owns
+
+
+def test_inline_volumes_have_a_file_system_of_their_own() -> None:
+    assert agent_owns(CsiVolume.of(inline(make_pod(), fsType="ext4")), None, 5)
+    assert not agent_owns(CsiVolume.of(inline(make_pod())), None, 5)
+    assert not agent_owns(CsiVolume.of(inline(make_pod(), fsType="ext4", readOnly=True)), None, 5)
+
+
+def test_what_is_attached() -> None:
+    volume = CsiVolume.of(persistent(make_pod()))
+    assert must_attach(volume, None)
+    assert must_attach(volume, spec())
+    assert not must_attach(volume, spec(attachRequired=False))
+    assert not must_attach(CsiVolume.of(inline(make_pod())), spec(attachRequired=True))
+
+
+def test_what_no_driver_could_give() -> None:
+    for wanted in (inline(make_pod(), driver=""), persistent(make_pod(), "")):
+        with pytest.raises(KindError):
+            CsiVolume.of(wanted)
+
+
+def test_attachments() -> None:
+    def found(**fields: Any) -> VolumeAttachment:
+        return from_document(VolumeAttachment, fields)
+
+    assert refusal(found(status={"attached": True}), "h") is None
+    going = found(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}, status={"attached": True})
+    assert isinstance(refusal(going, "h"), NotYet)
+    full = found(status={"attached": False, "attachError": {"message": "full", "errorCode": 8}})
+    assert isinstance(refusal(full, "h"), NoRoom)
+
+
+def test_the_end_of_a_token() -> None:
+    def token(claims: object) -> str:
+        return f"x.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.y"
+
+    assert token_end(token({"exp": 1767225600})) == "2026-01-01T00:00:00Z"
+    extended = {"exp": 1798761600, "kubernetes.io": {"warnafter": 1767225607}}
+    assert token_end(token(extended)) == "2026-01-01T00:00:07Z"
+    for odd in ("", "opaque", "a.b.c", token([]), token({}), token({"exp": "soon"})):
+        assert token_end(odd) is None
+
+
+def test_labels_only_where_the_machine_has_them(tmp_path: Path) -> None:
+    pod = make_pod(securityContext={"seLinuxOptions": {"level": "s0:c1,c2"}})
+    volume = CsiVolume.of(persistent(pod, modes=["ReadWriteOncePod"]))
+    fs, policies = tmp_path / "fs", tmp_path / "etc"
+    driver = spec(seLinuxMount=True)
+    assert mount_label(volume, driver, fs, policies) == ""
+    fs.mkdir()
+    (fs / "enforce").touch()
+    assert mount_label(volume, driver, fs, policies) == "", "no policy to take the label of"
+    (policies / "targeted/contexts").mkdir(parents=True)
+    (policies / "config").write_text("SELINUX=enforcing\nSELINUXTYPE=targeted\n")
+    contexts = (
+        'process = "system_u:system_r:container_t:s0"\nfile = "system_u:object_r:container_file_t:s0"\n'
+    )
+    (policies / "targeted/contexts/lxc_contexts").write_text(contexts)
+    label = "system_u:object_r:container_file_t:s0:c1,c2"
+    assert mount_label(volume, driver, fs, policies) == label
+    assert volume.use(label=label).mount_options == (f'context="{label}"',)
+    assert mount_label(volume, spec(), fs, policies) == ""
+    shared = CsiVolume.of(persistent(pod, modes=["ReadWriteOnce"]))
+    assert mount_label(shared, driver, fs, policies) == ""
+    plain = CsiVolume.of(persistent(make_pod(), modes=["ReadWriteOncePod"]))
+    assert mount_label(plain, driver, fs, policies) == ""
+    containers = [
+        {"name": name, "image": "i", "securityContext": {"seLinuxOptions": {"level": level}}}
+        for name, level in (("a", "s0:c1"), ("b", "s0:c2"))
+    ]
+    differing = CsiVolume.of(persistent(make_pod(containers=containers), modes=["ReadWriteOncePod"]))
+    assert mount_label(differing, driver, fs, policies) == ""
+
+
+# Growth
+
+
+def growing(
+    capacity: str = "1Gi",
+    allocated: str = "",
+    status: str = "",
+    modes: tuple[str, ...] = ("ReadWriteOnce",),
+    **meta: Any,
+) -> GrowingClaim:
+    document: dict[str, Any] = {
+        "metadata": {"name": "claim", "uid": "u", "resourceVersion": "7", **meta},
+        "spec": {"accessModes": list(modes), "resources": {"requests": {"storage": "2Gi"}}},
+        "status": {"capacity": {"storage": capacity}},
+    }
+    if allocated:
+        document["status"]["allocatedResources"] = {"storage": allocated}
+    if status:
+        document["status"]["allocatedResourceStatuses"] = {"storage": status}
+    return from_document(GrowingClaim, document)
+
+
+TWO = Quantity.parse("2Gi")
+SHARED = ("ReadWriteMany",)
+
+
+@pytest.mark.parametrize(
+    ("claim", "growth"),
+    [
+        (growing(), Growth(TWO, report=True, legacy=True)),
+        (growing("2Gi"), Growth(TWO, legacy=True)),
+        (growing(allocated="2Gi", status="NodeResizePending"), Growth(TWO, mark=True, report=True)),
+        (growing(allocated="2Gi", status="NodeResizeInProgress"), Growth(TWO, mark=True, report=True)),
+        (growing(allocated="2Gi", status="ControllerResizeInProgress"), Growth(None)),
+        (growing(allocated="2Gi", status="NodeResizeInfeasible"), Growth(None)),
+        (growing("2Gi", allocated="2Gi"), Growth(None, settled=True)),
+        (growing("2Gi", allocated="2Gi", modes=SHARED), Growth(TWO)),
+        (
+            growing(
+                "2Gi",
+                allocated="2Gi",
+                modes=SHARED,
+                annotations={"volume.kubernetes.io/node-expansion-not-required": "true"},
+            ),
+            Growth(None, settled=True),
+        ),
+        (growing(allocated="2Gi"), Growth(None)),
+    ],
+)
+def test_what_to_do_about_a_larger_volume(claim: GrowingClaim, growth: Growth) -> None:
+    assert decide(claim, TWO) == growth
+
+
+def test_what_a_claim_says_about_its_growth() -> None:
+    claim = growing(allocated="2Gi", status="NodeResizePending")
+    before = to_document(claim)
+    before["status"]["conditions"] = [
+        {"type": "FileSystemResizePending", "status": "True"},
+        {"type": "Other", "status": "True"},
+    ]
+    claim = from_document(GrowingClaim, before)
+    assert marked(claim) == {
+        "metadata": {"resourceVersion": "7", "uid": "u"},
+        "status": {"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}},
+    }
+    after = apply_patch(before, finished(claim, TWO))
+    assert after["status"]["capacity"] == {"storage": "2Gi"}
+    assert after["status"]["allocatedResourceStatuses"] == {}
+    assert after["status"]["conditions"] == [{"type": "Other", "status": "True"}]
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    said = failed(claim, "no", now, infeasible=True)
+    assert said == {
+        "status": {
+            "allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"},
+            "conditions": [
+                {
+                    "type": "NodeResizeError",
+                    "status": "True",
+                    "lastTransitionTime": "2026-01-02T00:00:00Z",
+                    "message": "failed to expand pvc with no",
+                }
+            ],
+        }
+    }

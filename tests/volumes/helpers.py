@@ -1,0 +1,83 @@
+"""Stand-ins for the machine's programs, found through PATH; each records how it was called."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.volumes.kind import Surroundings, Wanted
+from tests.volumes.conftest import ALLOCATABLE, Node, Shelf
+
+_RECORD = """#!{python} -S
+import json, os, sys
+with open({log!r}, "a") as log:
+    log.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
+"""
+MOUNT = """
+import subprocess
+*_, source, target = sys.argv[1:]
+server, _, path = source.rpartition(":")
+given = dict(zip(sys.argv[1:], sys.argv[2:]))
+read_only = "ro" in given.get("-o", "").split(",")
+real = "/usr/bin/mount" if os.path.exists("/usr/bin/mount") else "/bin/mount"
+if given.get("-t") != "nfs":
+    os.execv(real, sys.argv)
+subprocess.run([real, "--bind", path, target], check=True)
+if read_only:
+    subprocess.run([real, "-o", "remount,bind,ro", target], check=True)
+"""
+"""A `mount` for NFS without a server: the export is a directory of this machine, bound."""
+
+
+class StandIns:
+    """A folder of programs at the head of PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "calls"
+
+    def add(self, name: str, script: str = "") -> None:
+        """Put a program there; the script is Python, and begins after the call was recorded."""
+        path = self.folder / name
+        path.write_text(_RECORD.format(python=sys.executable, log=str(self.log)) + script)
+        path.chmod(0o755)
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """How they were called, in order."""
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    @property
+    def path(self) -> str:
+        """The PATH with them."""
+        return f"{self.folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@contextmanager
+def stand_ins(folder: Path) -> Iterator[StandIns]:
+    """Have programs of the test's own found first."""
+    folder.mkdir()
+    made = StandIns(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", made.path)
+        yield made
+
+
+def surroundings(root: Path, shelf: Shelf, **more: Any) -> Surroundings:
+    """What kinds are made of, on a node without a cluster."""
+    return Surroundings(root, shelf, Node(), lambda pod: None, ALLOCATABLE, True, node_name="n1", **more)
+
+
+def wanted(pod: Pod, **more: Any) -> Wanted:
+    """The first volume of a pod, as its spec has it."""
+    volume = pod.spec.volumes[0]
+    kind, source = volume.sources[0]
+    return Wanted(pod, volume, kind, source, more.pop("name", volume.name), **more)

@@ -1,0 +1,306 @@
+"""Claims: which are refused and in which words, and what a pod gets for one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.meta import from_document
+from pykubelet.api.node_selector import NodeSelector
+from pykubelet.api.persistent import PersistentVolume
+from pykubelet.api.pod import Pod
+from pykubelet.volumes.claim_rules import check_affinity, is_exclusive, mount_options, volume_group
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.pod_volumes import PodVolumes
+from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
+
+CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}}
+EPHEMERAL = {"name": "data", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}
+DEVICE = [{"name": "main", "image": "i", "volumeDevices": [{"name": "data", "devicePath": "/dev/x"}]}]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def labels() -> dict[str, str]:
+    return {"kubernetes.io/hostname": "node-1"}
+
+
+@pytest.fixture
+def volumes(root: Path, shelf: Shelf, server: Server, labels: dict[str, str]) -> PodVolumes:
+    return volumes_at(root, shelf, server=server, node_labels=lambda: labels)
+
+
+def bound(server: Server, path: Path, **spec: Any) -> None:
+    """Have a claim with a folder of this machine behind it."""
+    server.claim("claim", "pv-1")
+    server.volume("pv-1", "claim", **({"hostPath": {"path": str(path)}} | spec))
+
+
+async def refusal(volumes: PodVolumes, pod: Pod) -> str:
+    with pytest.raises(VolumeError) as caught:
+        await volumes.mount(pod)
+    return str(caught.value)
+
+
+async def test_a_host_path_behind_a_claim(volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+    bound(server, tmp_path)
+    mounted = (await volumes.mount(pod_with(CLAIM)))["data"]
+    assert (mounted.path, mounted.read_only) == (str(tmp_path), False)
+    read_only = {"name": "data", "persistentVolumeClaim": {"claimName": "claim", "readOnly": True}}
+    assert (await volumes.mount(pod_with(read_only)))["data"].read_only
+
+
+UNABLE = "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], "
+FAILED = f"{UNABLE}failed to process volumes=[data]: error processing PVC default/claim: "
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("claim", "reason"),
+        [
+            ({"status": {"phase": "Pending"}}, "PVC is not bound"),
+            ({"status": {"phase": "Lost"}}, "PVC is not bound"),
+            ({"spec": {"volumeName": ""}}, "PVC has empty pvc.Spec.VolumeName"),
+            ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "PVC is being deleted"),
+            (
+                {"spec": {"volumeName": "other"}},
+                'failed to fetch PV other from API server: persistentvolumes "other" not found',
+            ),
+            (
+                {"metadata": {"uid": "new"}},
+                "found PV object pv-1 but its pv.Spec.ClaimRef.UID uid-of-claim "
+                "does not point to claim.UID new",
+            ),
+        ],
+    )
+    async def test_claims(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path, claim: dict[str, Any], reason: str
+    ) -> None:
+        bound(server, tmp_path)
+        server.claim("claim", "pv-1", **claim)
+        assert await refusal(volumes, pod_with(CLAIM)) == FAILED + reason
+
+    async def test_one_that_is_missing(self, volumes: PodVolumes) -> None:
+        reason = 'failed to fetch PVC from API server: persistentvolumeclaims "claim" not found'
+        assert await refusal(volumes, pod_with(CLAIM)) == FAILED + reason
+
+    async def test_one_that_is_kept_for_its_pods(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
+        bound(server, tmp_path)
+        metadata = {
+            "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "finalizers": ["kubernetes.io/pvc-protection"],
+            "uid": "uid-of-claim",
+            "name": "claim",
+        }
+        server.claim("claim", "pv-1", metadata=metadata)
+        assert (await volumes.mount(pod_with(CLAIM))).keys() == {"data"}
+
+    async def test_a_volume_that_is_not_bound(self, volumes: PodVolumes, server: Server) -> None:
+        server.claim("claim", "pv-1")
+        server.volume("pv-1", hostPath={"path": "/"})
+        reason = (
+            "found PV object pv-1 but it has a nil pv.Spec.ClaimRef "
+            "indicating it is not yet bound to the claim"
+        )
+        assert await refusal(volumes, pod_with(CLAIM)) == FAILED + reason
+
+    async def test_files_and_devices(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+        bound(server, tmp_path, volumeMode="Block")
+        assert "volume data has volumeMode Block, but is specified in volumeMounts" in await refusal(
+            volumes, pod_with(CLAIM)
+        )
+        assert "volumes of kind hostPath cannot be had as block devices" in await refusal(
+            volumes, pod_with(CLAIM, containers=DEVICE)
+        )
+        bound(server, tmp_path, volumeMode="Filesystem")
+        assert "volume data has volumeMode Filesystem, but is specified in volumeDevices" in await refusal(
+            volumes, pod_with(CLAIM, containers=DEVICE)
+        )
+
+    async def test_mount_options_that_mean_nothing(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
+        bound(server, tmp_path, mountOptions=["hard"])
+        assert await refusal(volumes, pod_with(CLAIM)) == (
+            'MountVolume.MountOptionSupport check failed for volume "pv-1" : '
+            "mount options are not supported for this volume type"
+        )
+
+    async def test_another_node(
+        self, volumes: PodVolumes, server: Server, labels: dict[str, str], tmp_path: Path
+    ) -> None:
+        terms = [
+            {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}]}
+        ]
+        bound(server, tmp_path, nodeAffinity={"required": {"nodeSelectorTerms": terms}})
+        await volumes.mount(pod_with(CLAIM))
+        labels["kubernetes.io/hostname"] = "node-2"
+        assert await refusal(volumes, pod_with(CLAIM)) == (
+            'MountVolume.NodeAffinity check failed for volume "data" : no matching NodeSelectorTerms'
+        )
+
+    async def test_a_kind_of_old(self, volumes: PodVolumes, server: Server) -> None:
+        server.claim("claim", "pv-1")
+        server.volume("pv-1", "claim", gcePersistentDisk={"pdName": "d"})
+        assert 'for volume "pv-1" : gcePersistentDisk volumes are no longer mounted' in await refusal(
+            volumes, pod_with(CLAIM)
+        )
+
+    async def test_no_cluster(self, root: Path, shelf: Shelf) -> None:
+        said = await refusal(volumes_at(root, shelf), pod_with(CLAIM))
+        assert said.startswith(UNABLE)
+        assert 'needs the claim "claim", and this node belongs to no cluster' in said
+
+    async def test_several_at_once(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+        other = {"name": "other", "persistentVolumeClaim": {"claimName": "nothing"}}
+        bad = {"name": "bad", "hostPath": {"path": "/nowhere", "type": "File"}}
+        bound(server, tmp_path)
+        server.claim("claim")
+        with pytest.raises(VolumeError) as caught:
+            await volumes.mount(pod_with(CLAIM, other, bad))
+        first, second = caught.value.problems
+        assert first.startswith('MountVolume.SetUp failed for volume "bad"')
+        assert second == (
+            "Unable to attach or mount volumes: unmounted volumes=[bad data other], unattached volumes=[], "
+            "failed to process volumes=[data other]: error processing PVC default/claim: PVC is not bound; "
+            "error processing PVC default/nothing: failed to fetch PVC from API server: "
+            'persistentvolumeclaims "nothing" not found'
+        )
+
+
+class TestEphemeral:
+    async def test_it_must_be_the_pods_own(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u-1", "controller": True}
+        metadata = {"name": "p-data", "namespace": "default", "uid": "uid-of-p-data"}
+        server.volume("pv-1", "p-data", hostPath={"path": str(tmp_path)})
+        server.claim("p-data", "pv-1", metadata=metadata | {"ownerReferences": [owner]})
+        assert (await volumes.mount(pod_with(EPHEMERAL)))["data"].path == str(tmp_path)
+        for refs in ([], [owner | {"uid": "u-0"}], [owner | {"controller": False}]):
+            server.claim("p-data", "pv-1", metadata=metadata | {"ownerReferences": refs})
+            assert "PVC default/p-data was not created for pod default/p (pod is not owner)" in await refusal(
+                volumes, pod_with(EPHEMERAL)
+            )
+
+
+class TestOnePodOnly:
+    async def test_a_second_pod_waits_for_the_first(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
+        woken: list[str] = []
+        volumes.listen(woken.append, lambda *event: None)
+        bound(server, tmp_path, accessModes=["ReadWriteOncePod"])
+        first, second = pod_with(CLAIM), pod_with(CLAIM, metadata={"uid": "u-2", "name": "q"})
+        await volumes.mount(first)
+        await volumes.mount(first)
+        assert await refusal(volumes, second) == (
+            'MountVolume.SetUp failed for volume "pv-1" : '
+            "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+        )
+        assert woken == []
+        await volumes.unmount("u-1")
+        assert woken == ["u-2"]
+        await volumes.mount(second)
+
+    async def test_others_may_share(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+        bound(server, tmp_path, accessModes=["ReadWriteOncePod", "ReadWriteOnce"])
+        for uid in ("u-1", "u-2"):
+            await volumes.mount(pod_with(CLAIM, metadata={"uid": uid}))
+
+    async def test_what_an_earlier_agent_gave_counts(
+        self, root: Path, shelf: Shelf, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
+        bound(server, tmp_path, accessModes=["ReadWriteOncePod"])
+        later = volumes_at(root, shelf, server=server)
+        (root / "pods/u-1/volumes/kubernetes.io~csi/pv-1").mkdir(parents=True)
+        assert "already in use" in await refusal(later, pod_with(CLAIM, metadata={"uid": "u-2"}))
+        await later.mount(pod_with(CLAIM))
+
+
+class TestRefresh:
+    async def test_after_a_restart_claims_are_looked_at_once(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
+        bound(server, tmp_path)
+        await volumes.refresh(pod_with(CLAIM))
+        assert server.asked == 2
+        await volumes.refresh(pod_with(CLAIM))
+        assert server.asked == 2
+
+    async def test_pods_run_on_while_the_server_is_away(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
+        bound(server, tmp_path)
+        server.away = True
+        await volumes.refresh(pod_with(CLAIM))
+        assert "it is away" in await refusal(volumes, pod_with(CLAIM))
+        server.away = False
+        await volumes.mount(pod_with(CLAIM))
+        server.away = True
+        mounted = await volumes.mount(pod_with(CLAIM))
+        assert mounted["data"].path == str(tmp_path), "what was said of the claim still holds"
+
+
+async def test_volumes_that_nobody_uses_are_left_alone(volumes: PodVolumes) -> None:
+    pod = pod_with(CLAIM)
+    pod.spec.containers[0].volume_mounts.clear()
+    assert await volumes.mount(pod) == {}
+
+
+def persistent(metadata: dict[str, Any] | None = None, **spec: Any) -> PersistentVolume:
+    return from_document(PersistentVolume, {"metadata": metadata or {}, "spec": spec})
+
+
+def test_mount_options() -> None:
+    assert mount_options(persistent()) == ()
+    assert mount_options(persistent(mountOptions=["ro", "hard", "", "hard"])) == ("hard", "ro")
+    old = {"annotations": {"volume.beta.kubernetes.io/mount-options": "soft,bg"}}
+    assert mount_options(persistent(old, mountOptions=["hard"])) == ("bg", "soft")
+
+
+@pytest.mark.parametrize(
+    ("text", "group"), [("1234", 1234), ("", None), ("-1", None), ("x", None), ("٣", None)]
+)
+def test_groups_of_volumes(text: str, group: int | None) -> None:
+    assert volume_group(persistent({"annotations": {"pv.beta.kubernetes.io/gid": text}})) == group
+    assert volume_group(None) is None
+
+
+def test_exclusive_means_that_only() -> None:
+    assert is_exclusive(persistent(accessModes=["ReadWriteOncePod"]))
+    assert not is_exclusive(persistent(accessModes=["ReadWriteOncePod", "ReadWriteMany"]))
+    assert not is_exclusive(persistent())
+
+
+@pytest.mark.parametrize(
+    ("terms", "fits"),
+    [
+        ([], False),
+        ([{}], False),
+        ([{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}], True),
+        ([{"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["a"]}]}], False),
+        ([{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}, {}], True),
+        ([{"matchExpressions": [{"key": "zone", "operator": "DoesNotExist"}]}], False),
+        ([{"matchExpressions": [{"key": "cores", "operator": "Gt", "values": ["7"]}]}], True),
+        ([{"matchExpressions": [{"key": "cores", "operator": "Lt", "values": ["8"]}]}], False),
+        ([{"matchExpressions": [{"key": "zone", "operator": "Gt", "values": ["8"]}]}], False),
+        ([{"matchExpressions": [{"key": "none", "operator": "Gt", "values": ["8"]}]}], False),
+        ([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}], True),
+        ([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}], False),
+    ],
+)
+def test_choosing_nodes(terms: list[dict[str, Any]], fits: bool) -> None:
+    selector = from_document(NodeSelector, {"nodeSelectorTerms": terms})
+    assert selector.fits({"zone": "a", "cores": "8"}, "n1") is fits
+
+
+def test_a_selector_that_is_none() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Near"}]}]
+    found = persistent(nodeAffinity={"required": {"nodeSelectorTerms": terms}})
+    with pytest.raises(Exception, match='"Near" is not a valid'):
+        check_affinity(found, {"zone": "a"}, "n1")

@@ -1,0 +1,172 @@
+"""nfs, without a server: this machine's kernel has no NFS, so `mount` is a stand-in that binds a folder."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.persistent import PersistentVolume
+from pykubelet.host.mounts import read_mounts
+from pykubelet.volumes.errors import BadSource
+from pykubelet.volumes.folders import VolumeFolders
+from pykubelet.volumes.mount_helper import HelperError
+from pykubelet.volumes.nfs import NfsKind, nfs_source
+from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.sub_path import bind, opened_inside
+from tests.volumes.conftest import Shelf, needs_root, pod_with
+from tests.volumes.helpers import MOUNT, StandIns, stand_ins, surroundings, wanted
+
+
+def pod_of(**source: Any) -> Any:
+    return pod_with({"name": "v", "nfs": {"server": "192.0.2.9", "path": "/x"} | source})
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[StandIns]:
+    with stand_ins(tmp_path / "bin") as made:
+        yield made
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    (tmp_path / "export/sub").mkdir(parents=True)
+    (tmp_path / "export/file").write_text("exported")
+    return tmp_path / "export"
+
+
+@pytest.fixture
+def kind(root: Path, shelf: Shelf) -> NfsKind:
+    return NfsKind(surroundings(root, shelf))
+
+
+@pytest.mark.parametrize(
+    ("server", "remote"),
+    [
+        ("192.0.2.9", "192.0.2.9:/x"),
+        ("nfs.example", "nfs.example:/x"),
+        ("2001:db8::9", "[2001:db8::9]:/x"),
+        ("[2001:db8::9]", "[2001:db8::9]:/x"),
+    ],
+)
+def test_servers(server: str, remote: str) -> None:
+    assert nfs_source(wanted(pod_of(server=server)).source) == remote
+
+
+@pytest.mark.parametrize("server", ["", "-o", "--bind"])
+def test_no_servers(server: str) -> None:
+    with pytest.raises(BadSource, match="is no server"):
+        nfs_source(wanted(pod_of(server=server)).source)
+
+
+@pytest.mark.machine
+@needs_root
+class TestMounting:
+    async def test_there_and_gone(self, kind: NfsKind, root: Path, programs: StandIns, export: Path) -> None:
+        programs.add("mount", MOUNT)
+        mounted = await kind.set_up(wanted(pod_of(path=str(export))))
+        place = root / "pods/u-1/volumes/kubernetes.io~nfs/v"
+        assert (mounted.path, mounted.read_only, mounted.relabel) == (str(place), False, False)
+        assert (place / "file").read_text() == "exported"
+        (place / "new").touch()
+        assert (export / "new").exists()
+        await kind.set_up(wanted(pod_of(path=str(export))))
+        assert programs.calls == [["mount", "-t", "nfs", f"192.0.2.9:{export}", str(place)]], "once"
+        await kind.take_down("u-1", "v")
+        await kind.take_down("u-1", "v")
+        assert not self.left(root)
+
+    async def test_read_only(self, kind: NfsKind, root: Path, programs: StandIns, export: Path) -> None:
+        programs.add("mount", MOUNT)
+        mounted = await kind.set_up(wanted(pod_of(path=str(export), readOnly=True)))
+        assert mounted.read_only
+        with pytest.raises(OSError, match="Read-only"):
+            Path(mounted.path, "new").touch()
+        assert programs.calls[0][1:5] == ["-t", "nfs", "-o", "ro"]
+        await kind.take_down("u-1", "v")
+
+    async def test_options_of_a_persistent_volume(
+        self, kind: NfsKind, root: Path, programs: StandIns, export: Path
+    ) -> None:
+        """Whether it is read-only is for the claim to say, as everywhere."""
+        programs.add("mount", MOUNT)
+        volume = wanted(
+            pod_of(path=str(export), readOnly=True),
+            name="pv-1",
+            persistent=PersistentVolume(),
+            mount_options=("vers=4.1", "hard"),
+        )
+        mounted = await kind.set_up(volume)
+        assert (mounted.path, mounted.read_only) == (
+            str(root / "pods/u-1/volumes/kubernetes.io~nfs/pv-1"),
+            False,
+        )
+        assert programs.calls[0][3:5] == ["-o", "hard,vers=4.1"]
+        await kind.take_down("u-1", "pv-1")
+
+    async def test_sub_paths_go_with_it(
+        self, kind: NfsKind, root: Path, programs: StandIns, export: Path
+    ) -> None:
+        programs.add("mount", MOUNT)
+        mounted = await kind.set_up(wanted(pod_of(path=str(export))))
+        target = VolumeFolders.of(root, "u-1").sub_path("v", "main", 0)
+        with opened_inside(Path(mounted.path), "sub") as source:
+            bind(source, target, [])
+        await kind.take_down("u-1", "v")
+        assert not self.left(root)
+
+    async def test_a_server_that_refuses(self, kind: NfsKind, root: Path, programs: StandIns) -> None:
+        programs.add("mount", "sys.exit('mount.nfs: access denied by server while mounting 192.0.2.9:/x')")
+        with pytest.raises(HelperError, match=r"^mount failed: .* access denied by server while mounting"):
+            await kind.set_up(wanted(pod_of()))
+        assert not (root / "pods/u-1/volumes/kubernetes.io~nfs/v").exists()
+
+    async def test_a_mount_that_fails_after_mounting(
+        self, kind: NfsKind, root: Path, programs: StandIns, export: Path
+    ) -> None:
+        programs.add("mount", MOUNT + "sys.exit('too late')")
+        with pytest.raises(HelperError, match="too late"):
+            await kind.set_up(wanted(pod_of(path=str(export))))
+        assert not self.left(root)
+
+    async def test_in_use(self, kind: NfsKind, root: Path, programs: StandIns, export: Path) -> None:
+        programs.add("mount", MOUNT)
+        mounted = await kind.set_up(wanted(pod_of(path=str(export))))
+        with subprocess.Popen(["sleep", "60"], cwd=mounted.path) as user:
+            try:
+                await kind.take_down("u-1", "v")
+                assert self.left(root) == [Path(mounted.path)], "that is for others to wait for"
+            finally:
+                user.kill()
+        await kind.take_down("u-1", "v")
+        assert not self.left(root)
+
+    def left(self, root: Path) -> list[Path]:
+        return [one.point for one in read_mounts(root.resolve())]
+
+
+@pytest.mark.machine
+@needs_root
+async def test_a_server_that_does_not_answer_holds_up_nobody_else(
+    volumes: PodVolumes, root: Path, programs: StandIns, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    programs.add("mount", f"import time\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(volumes.mount(pod_of()))
+        async with asyncio.timeout(30):
+            while not begun.exists() or not begun.read_text():
+                await asyncio.sleep(0.02)
+        for number in range(20):
+            uid = f"u-{number + 2}"
+            await volumes.mount(pod_with({"name": "data", "emptyDir": {}}, metadata={"uid": uid}))
+            await volumes.unmount(uid)
+        assert not waiting.done()
+        waiting.cancel()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
+    await volumes.unmount("u-1")
+    assert not (root / "pods/u-1/volumes/kubernetes.io~nfs").exists()

@@ -1,0 +1,186 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from pykubelet.tasks import TaskScope
+from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.operations import FIRST_PAUSE, LONGEST_PAUSE, Locks, Operations, StillBusy
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+async def operations() -> AsyncIterator[Operations]:
+    async with TaskScope() as scope:
+        yield Operations(scope)
+
+
+class Work:
+    """Something that takes time, and may fail."""
+
+    def __init__(self, seconds: float = 0.0, error: Exception | None = None) -> None:
+        self.seconds = seconds
+        self.error = error
+        self.begun = 0
+        self.cancelled = 0
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        number = self.begun
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return number
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_who_asks_for_the_same_joins(operations: Operations) -> None:
+    work = Work(5)
+    one, other = await asyncio.gather(
+        operations.run("p/v", "up", work, patience=60), operations.run("p/v", "up", work, patience=60)
+    )
+    assert (one, other) == (1, 1)
+    assert await operations.run("p/v", "up", work, patience=60) == 2
+
+
+async def test_who_asks_for_the_opposite_waits(operations: Operations) -> None:
+    up, down = Work(5), Work(1)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(operations.run("p/v", "up", up, patience=60))
+        await asyncio.sleep(1)
+        began = now()
+        await operations.run("p/v", "down", down, patience=60)
+        assert now() - began == pytest.approx(4 + 1)
+
+
+async def test_others_do_not_wait(operations: Operations) -> None:
+    with pytest.raises(StillBusy, match="up of v is still under way"):
+        await operations.run("p/v", "up", Work(1000), patience=1)
+    began = now()
+    await operations.run("p/w", "up", Work(), patience=1)
+    assert now() == began
+
+
+async def test_it_goes_on_without_its_asker(operations: Operations) -> None:
+    work = Work(10)
+    with pytest.raises(StillBusy):
+        await operations.run("p/v", "up", work, patience=3)
+    asker = asyncio.ensure_future(operations.run("p/v", "up", work, patience=60))
+    await asyncio.sleep(1)
+    asker.cancel()
+    await asyncio.wait([asker])
+    began = now()
+    assert await operations.run("p/v", "up", work, patience=60) == 1
+    assert now() - began == pytest.approx(6)
+    assert work.begun == 1
+
+
+async def test_pauses_grow_after_failures_and_the_failure_is_told_meanwhile(operations: Operations) -> None:
+    work, waits = Work(error=KindError("no")), []
+    for _ in range(12):
+        with pytest.raises(KindError, match="no"):
+            await operations.run("p/v", "up", work, patience=60)
+        waits.append(operations.pause_left("p/v", "up"))
+        with pytest.raises(KindError, match="no"):
+            await operations.run("p/v", "up", work, patience=60)
+        await asyncio.sleep(waits[-1])
+    assert work.begun == 12, "while there is a pause nothing is tried"
+    assert waits[0] == FIRST_PAUSE
+    assert waits[:9] == [pytest.approx(min(FIRST_PAUSE * 2**n, LONGEST_PAUSE)) for n in range(9)]
+    assert waits[-1] == pytest.approx(LONGEST_PAUSE)
+    work.error = None
+    assert await operations.run("p/v", "up", work, patience=60) == 13
+    assert operations.pause_left("p/v", "up") == 0
+    work.error = OSError("broken")
+    with pytest.raises(OSError, match="broken"):
+        await operations.run("p/v", "up", work, patience=60)
+    assert operations.pause_left("p/v", "up") == FIRST_PAUSE, "it starts anew after a success"
+
+
+async def test_news_end_the_pause(operations: Operations) -> None:
+    work = Work(error=KindError("no"))
+    for uid in ("p", "q"):
+        with pytest.raises(KindError):
+            await operations.run(f"{uid}/v", "up", work, patience=60)
+    operations.forget("p/")
+    assert operations.pause_left("p/v", "up") == 0
+    assert operations.pause_left("q/v", "up") > 0
+
+
+async def test_what_waits_to_be_woken_has_no_pause(operations: Operations) -> None:
+    work = Work(error=NotYet("not attached"))
+    for _ in range(3):
+        with pytest.raises(NotYet):
+            await operations.run("p/v", "up", work, patience=60)
+    assert work.begun == 3
+
+
+async def test_without_pauses_everything_is_tried_at_once(operations: Operations) -> None:
+    work = Work(error=OSError("busy"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="busy"):
+            await operations.run("p/", "down", work, patience=60, pauses=False)
+    assert work.begun == 3
+
+
+async def test_operations_of_a_pod_can_be_ended(operations: Operations) -> None:
+    ours, others = Work(1000), Work(1000)
+    for key, work in (("p/v", ours), ("p/w", ours), ("pp/v", others)):
+        with pytest.raises(StillBusy):
+            await operations.run(key, "up", work, patience=1)
+    await operations.end("p/", "up", patience=5)
+    assert (ours.cancelled, others.cancelled) == (2, 0)
+    assert await operations.run("p/v", "down", Work(), patience=0.1) == 1
+
+
+async def test_what_does_not_end_is_told(operations: Operations) -> None:
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            await asyncio.sleep(100)
+
+    with pytest.raises(StillBusy):
+        await operations.run("p/v", "up", stubborn, patience=1)
+    with pytest.raises(StillBusy):
+        await operations.end("p/", "up", patience=5)
+    await operations.end("p/", "up", patience=200)
+
+
+async def test_one_that_is_ended_before_its_first_step(operations: Operations) -> None:
+    work = Work(5)
+    asker = asyncio.ensure_future(operations.run("p/v", "up", work, patience=60))
+    await asyncio.sleep(0)
+    await operations.end("p/", "up", patience=5)
+    with pytest.raises(StillBusy, match="given up"):
+        await asker
+    assert await operations.run("p/v", "down", Work(), patience=1) == 1
+
+
+async def test_a_bug_goes_to_who_asked_and_not_to_the_scope(operations: Operations) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await operations.run("p/v", "up", Work(error=ZeroDivisionError()), patience=1)
+    assert await operations.run("p/w", "up", Work(), patience=1) == 1
+
+
+async def test_locks() -> None:
+    locks, order = Locks(), []
+
+    async def visit(name: str, who: str) -> None:
+        async with locks(name):
+            order.append(f"{who} in")
+            await asyncio.sleep(1)
+            order.append(f"{who} out")
+
+    await asyncio.gather(visit("v", "a"), visit("v", "b"), visit("w", "c"))
+    assert order.index("a out") < order.index("b in")
+    assert order.index("c in") < order.index("a out")
+    assert locks._locks == {}

@@ -1,0 +1,35 @@
+"""Kinds that are refused: each in one line with what to use instead."""
+
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.volume import Volume
+from pykubelet.volumes.errors import BadSource
+from pykubelet.volumes.kinds import make_kinds
+from pykubelet.volumes.refused import REASONS, RefusedKind
+from tests.volumes.conftest import Shelf, pod_with
+from tests.volumes.helpers import surroundings, wanted
+
+BY_CLAIM = {"persistentVolumeClaim", "ephemeral"}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+async def test_what_to_use_instead(kind: str) -> None:
+    with pytest.raises(BadSource) as caught:
+        await RefusedKind().set_up(wanted(pod_with({"name": "v", kind: {}})))
+    text = str(caught.value)
+    assert text.startswith(f"{kind} volumes ")
+    assert "\n" not in text
+    assert "use " in text or "instead" in text
+
+
+def test_why_not_git_repositories() -> None:
+    assert "CVE-2024-10220" in REASONS["gitRepo"]
+    assert "init container" in REASONS["gitRepo"]
+
+
+def test_every_kind_of_the_api_is_given_or_refused(tmp_path: Path, shelf: Shelf) -> None:
+    known = {wire for wire in Volume.__struct_encode_fields__ if wire != "name"}
+    kinds = make_kinds(surroundings(tmp_path, shelf))
+    assert known - set(kinds) - BY_CLAIM - {"csi"} == set()

@@ -1,0 +1,388 @@
+"""iscsi and fc without a storage network: `iscsiadm` and `/sys` are stand-ins, the disk is a loop device.
+
+What is done to the disk (formatting, mounting, binding, mapping) is real.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.persistent import PersistentVolume
+from pykubelet.api.volume_sources import FibreChannel, Iscsi
+from pykubelet.host.loops import attach_loop, detach_loop, loops_of
+from pykubelet.host.mounts import read_mounts, unmount
+from pykubelet.volumes import iscsi
+from pykubelet.volumes.block import unmap_device
+from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes.fc import FcKind, fc_name
+from pykubelet.volumes.iscsi import IscsiKind, disk_of
+from pykubelet.volumes.mount_helper import HelperError
+from pykubelet.volumes.scsi import Scsi
+from tests.volumes.conftest import Shelf, needs_root, pod_with
+from tests.volumes.helpers import StandIns, stand_ins, surroundings, wanted
+
+IQN = "iqn.2026-01.com.example:disk"
+PORTAL = "192.0.2.7:3260"
+SHOWN = "iface.iscsi_ifacename = default\\niface.transport_name = tcp\\niface.mtu = <empty>\\niface.port = 7"
+
+ISCSIADM = """
+from pathlib import Path
+sys_dir, dev, device = Path({sys!r}), Path({dev!r}), {device!r}
+words = sys.argv[1:]
+def after(flag):
+    return words[words.index(flag) + 1]
+if words[:2] == ["-m", "iface"] and words[-1] == "show":
+    print("{shown}")
+elif "--login" in words or "--logout" in words:
+    portal = after("-p")
+    address, _, port = portal.rpartition(":")
+    session = sys_dir / "class/iscsi_host/host3/device/session1"
+    connection = session / "connection1:0/iscsi_connection/connection1:0"
+    link = dev / "disk/by-path" / f"ip-{{portal}}-iscsi-{{after('-T')}}-lun-4"
+    if "--login" in words:
+        if portal in os.environ.get("DEAD_PORTALS", "").split():
+            sys.exit("login failed")
+        connection.mkdir(parents=True, exist_ok=True)
+        for name in ("", "persistent_"):
+            (connection / f"{{name}}address").write_text(address + "\\n")
+            (connection / f"{{name}}port").write_text(port + "\\n")
+        (session / "iscsi_session/session1").mkdir(parents=True, exist_ok=True)
+        (session / "iscsi_session/session1/targetname").write_text(after("-T") + "\\n")
+        block = session / "target3:0:0/3:0:0:4/block/sdz"
+        block.mkdir(parents=True, exist_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(device)
+    else:
+        link.unlink(missing_ok=True)
+        import shutil
+        shutil.rmtree(session, ignore_errors=True)
+"""
+
+
+@pytest.fixture
+def scsi(tmp_path: Path) -> Scsi:
+    scsi = Scsi(tmp_path / "sys", tmp_path / "dev")
+    for folder in ("class/scsi_host/host3", "block/sdz/device"):
+        (scsi.sys / folder).mkdir(parents=True)
+    for file in ("class/scsi_host/host3/scan", "block/sdz/device/delete"):
+        (scsi.sys / file).touch()
+    (scsi.dev / "disk/by-path").mkdir(parents=True)
+    (scsi.dev / "disk/by-id").mkdir(parents=True)
+    return scsi
+
+
+@pytest.fixture
+def disk(tmp_path: Path, root: Path) -> Iterator[Path]:
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    device, lock = attach_loop(image)
+    os.close(lock)
+    yield Path(device)
+    for one in reversed(read_mounts(tmp_path)):
+        for loop in loops_of(one.point):
+            detach_loop(loop)
+        unmount(one.point, detach=True)
+    detach_loop(device)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, scsi: Scsi, disk: Path) -> Iterator[StandIns]:
+    with stand_ins(tmp_path / "bin") as made:
+        made.add(
+            "iscsiadm",
+            ISCSIADM.format(sys=str(scsi.sys), dev=str(scsi.dev), device=str(disk), shown=SHOWN),
+        )
+        yield made
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("source", "name", "portals"),
+        [
+            (Iscsi("192.0.2.7", IQN, 4), f"iface-default/{PORTAL}-{IQN}-lun-4", [PORTAL]),
+            (
+                Iscsi("192.0.2.7:1", IQN, 0, portals=["192.0.2.8"], iscsi_interface="ib"),
+                f"iface-ib/192.0.2.7:1-{IQN}-lun-0",
+                ["192.0.2.7:1", "192.0.2.8:3260"],
+            ),
+            (
+                Iscsi("192.0.2.7", IQN, 4, initiator_name="iqn.me"),
+                f"iface-{PORTAL}:v/{PORTAL}-{IQN}-lun-4",
+                [PORTAL],
+            ),
+        ],
+    )
+    def test_iscsi(self, source: Iscsi, name: str, portals: list[str]) -> None:
+        disk = disk_of(source, "v")
+        assert (disk.name, disk.portals) == (name, portals)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            Iscsi("192.0.2.7", "../../etc", 0),
+            Iscsi("a/b", IQN, 0),
+            Iscsi("192.0.2.7", IQN, 0, iscsi_interface=""),
+            Iscsi("192.0.2.7", "--logout", 0),
+            Iscsi("192.0.2.7", IQN, 0, initiator_name="a/../b"),
+        ],
+    )
+    def test_no_iscsi(self, source: Iscsi) -> None:
+        with pytest.raises(BadSource, match="cannot be part of an iSCSI disk's address"):
+            disk_of(source, "v")
+
+    @pytest.mark.parametrize(
+        ("source", "name"),
+        [
+            (FibreChannel(["50a", "50b"], 2), "50a-50b-lun-2"),
+            (FibreChannel(wwids=["36 x", "y"]), "36_x-y"),
+            (FibreChannel(["50a"], wwids=["36"]), "36"),
+        ],
+    )
+    def test_fc(self, source: FibreChannel, name: str) -> None:
+        assert fc_name(source) == name
+
+    @pytest.mark.parametrize("source", [FibreChannel(), FibreChannel(["a"]), FibreChannel(wwids=["a/b"])])
+    def test_no_fc(self, source: FibreChannel) -> None:
+        with pytest.raises(BadSource):
+            fc_name(source)
+
+
+def iscsi_pod(uid: str = "u-1", **source: Any) -> Any:
+    return pod_with(
+        {"name": "v", "iscsi": {"targetPortal": "192.0.2.7", "iqn": IQN, "lun": 4} | source},
+        metadata={"uid": uid},
+        securityContext={"fsGroup": 2345},
+    )
+
+
+@pytest.mark.machine
+@needs_root
+class TestIscsi:
+    @pytest.fixture
+    def kind(self, root: Path, shelf: Shelf, scsi: Scsi) -> IscsiKind:
+        return IscsiKind(surroundings(root, shelf), scsi)
+
+    async def test_one_disk_for_all_pods(
+        self, kind: IscsiKind, root: Path, scsi: Scsi, programs: StandIns
+    ) -> None:
+        one = await kind.set_up(wanted(iscsi_pod()))
+        two = await kind.set_up(wanted(iscsi_pod("u-2", readOnly=True)))
+        assert one.path == str(root / "pods/u-1/volumes/kubernetes.io~iscsi/v")
+        assert (one.read_only, two.read_only, one.relabel) == (False, True, True)
+        Path(one.path, "file").write_text("shared")
+        assert Path(two.path, "file").read_text() == "shared"
+        with pytest.raises(OSError, match="Read-only"):
+            Path(two.path, "new").touch()
+        assert Path(one.path).stat().st_gid == 2345
+        assert [call[1:] for call in programs.calls] == [
+            ["-m", "iface", "-I", "default", "-o", "show"],
+            ["-m", "discoverydb", "-t", "sendtargets", "-p", PORTAL, "-I", "default", "-o", "new"],
+            ["-m", "discoverydb", "-t", "sendtargets", "-p", PORTAL, "-I", "default", "--discover"],
+            [
+                *("-m", "node", "-p", PORTAL, "-T", IQN, "-I", "default", "-o", "update"),
+                *("-n", "node.session.scan", "-v", "manual"),
+            ],
+            ["-m", "node", "-p", PORTAL, "-T", IQN, "-I", "default", "--login"],
+            ["-m", "node", "-p", PORTAL, "-T", IQN, "-o", "update", "-n", "node.startup", "-v", "manual"],
+        ]
+        assert (scsi.sys / "class/scsi_host/host3/scan").read_text() == "0 0 4"
+        await kind.sweep([])
+        assert Path(one.path, "file").exists(), "the mount table says that it is in use"
+        unmount(Path(one.path))
+        await kind.sweep([])
+        assert Path(two.path, "file").exists()
+
+    async def test_it_is_detached_when_nobody_has_it(
+        self, kind: IscsiKind, root: Path, shelf: Shelf, scsi: Scsi, programs: StandIns
+    ) -> None:
+        """By another agent, which never saw the pod."""
+        mounted = await kind.set_up(wanted(iscsi_pod()))
+        disk = root / f"plugins/kubernetes.io/iscsi/iface-default/{PORTAL}-{IQN}-lun-4"
+        assert disk.is_dir()
+        unmount(Path(mounted.path))
+        assert json.loads(_underneath(disk)) == {
+            "VolName": "v",
+            "Portals": [PORTAL],
+            "Iqn": IQN,
+            "Lun": "4",
+            "InitIface": "default",
+            "Iface": "default",
+            "InitiatorName": "",
+        }
+        count = len(programs.calls)
+        await IscsiKind(surroundings(root, shelf), scsi).sweep([])
+        assert not disk.exists()
+        assert not read_mounts(root)
+        node = ["-m", "node", "-p", PORTAL, "-T", IQN]
+        assert [call[1:] for call in programs.calls[count:]] == [
+            [*node, "--logout", "-I", "default"],
+            [*node, "-o", "delete", "-I", "default"],
+        ]
+        assert (scsi.sys / "block/sdz/device/delete").read_text() == "1"
+
+    async def test_another_disk_of_the_target_keeps_the_login(
+        self, kind: IscsiKind, root: Path, programs: StandIns
+    ) -> None:
+        mounted = await kind.set_up(wanted(iscsi_pod()))
+        other = root / f"plugins/kubernetes.io/iscsi/volumeDevices/iface-default/{PORTAL}-{IQN}-lun-5"
+        other.mkdir(parents=True)
+        unmount(Path(mounted.path))
+        count = len(programs.calls)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(IscsiKind, "volume_of", lambda self, place: "busy")
+            (root / "plugins/kubernetes.io~iscsi/volumeDevices/busy").mkdir(parents=True)
+            await kind.sweep([])
+        assert len(programs.calls) == count
+        assert not read_mounts(root)
+
+    async def test_as_a_device(self, kind: IscsiKind, root: Path, programs: StandIns, disk: Path) -> None:
+        volume = wanted(iscsi_pod(), name="pv-1", persistent=PersistentVolume(), block=True)
+        mounted = await kind.set_up(volume)
+        assert mounted.path == ""
+        assert Path(mounted.device).resolve() == disk
+        await kind.sweep([])
+        assert not [call for call in programs.calls if "--logout" in call]
+        unmap_device(root, kind.folder, "u-1", "pv-1")
+        await kind.sweep([])
+        assert [call for call in programs.calls if "--logout" in call]
+        assert not list((root / "plugins/kubernetes.io/iscsi/volumeDevices").glob("iface-*/*"))
+
+    async def test_secrets_are_set_and_not_told(
+        self, kind: IscsiKind, shelf: Shelf, programs: StandIns
+    ) -> None:
+        shelf.secrets["s"] = {
+            "discovery.sendtargets.auth.username": b"me",
+            "node.session.auth.password": b"hush",
+        }
+        pod = iscsi_pod(chapAuthDiscovery=True, chapAuthSession=True, secretRef={"name": "s"})
+        mounted = await kind.set_up(wanted(pod))
+        set_to = [call[-3:] for call in programs.calls if "-n" in call]
+        assert set_to == [
+            ["discovery.sendtargets.auth.authmethod", "-v", "CHAP"],
+            ["discovery.sendtargets.auth.username", "-v", "me"],
+            ["node.session.scan", "-v", "manual"],
+            ["node.session.auth.authmethod", "-v", "CHAP"],
+            ["node.session.auth.password", "-v", "hush"],
+            ["node.startup", "-v", "manual"],
+        ]
+        unmount(Path(mounted.path))
+
+    async def test_an_interface_of_its_own(self, kind: IscsiKind, programs: StandIns) -> None:
+        mounted = await kind.set_up(wanted(iscsi_pod(initiatorName="iqn.2026-01.com.example:me")))
+        own = f"{PORTAL}:v"
+        assert [call[3:] for call in programs.calls if call[2] == "iface"] == [
+            ["-I", "default", "-o", "show"],
+            ["-I", own, "-o", "new"],
+            ["-I", own, "-o", "update", "-n", "iface.initiatorname", "-v", "iqn.2026-01.com.example:me"],
+            ["-I", own, "-o", "update", "-n", "iface.port", "-v", "7"],
+            ["-I", own, "-o", "update", "-n", "iface.transport_name", "-v", "tcp"],
+        ]
+        unmount(Path(mounted.path))
+        await kind.sweep([])
+        assert programs.calls[-1][1:] == ["-m", "iface", "-I", own, "-o", "delete"]
+
+    async def test_a_dead_portal_of_two(
+        self, kind: IscsiKind, programs: StandIns, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DEAD_PORTALS", "192.0.2.8:3260")
+        monkeypatch.setattr(iscsi, "MULTIPATH_SECONDS", 0.1)
+        mounted = await kind.set_up(wanted(iscsi_pod(portals=["192.0.2.8"])))
+        assert len([call for call in programs.calls if "--login" in call]) == 1 + iscsi.MOST_TRIES
+        unmount(Path(mounted.path))
+
+    async def test_no_way_to_the_target(
+        self, kind: IscsiKind, root: Path, programs: StandIns, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DEAD_PORTALS", PORTAL)
+        with pytest.raises(KindError, match=r"failed to get any path for iscsi disk, .* login failed"):
+            await kind.set_up(wanted(iscsi_pod()))
+        await kind.sweep([])
+        assert not list((root / "plugins/kubernetes.io/iscsi").glob("iface-*/*"))
+
+    async def test_no_device_in_time(
+        self, kind: IscsiKind, programs: StandIns, scsi: Scsi, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(iscsi, "DEVICE_SECONDS", 0.1)
+        with pytest.raises(KindError, match=r"Timed out waiting for device at path .*-lun-5 after 0.1s"):
+            await kind.set_up(wanted(iscsi_pod(lun=5)))
+        await kind.sweep([])
+
+    async def test_no_iscsiadm(self, kind: IscsiKind, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pykubelet.volumes.mount_helper.search_path", lambda: "/nowhere")
+        with pytest.raises(HelperError, match="install the package open-iscsi"):
+            await kind.set_up(wanted(iscsi_pod()))
+
+
+@pytest.mark.machine
+@needs_root
+class TestFibreChannel:
+    @pytest.fixture
+    def kind(self, root: Path, shelf: Shelf, scsi: Scsi) -> FcKind:
+        return FcKind(surroundings(root, shelf), scsi)
+
+    def pod(self, **source: Any) -> Any:
+        return pod_with({"name": "v", "fc": source or {"targetWWNs": ["50a"], "lun": 2}})
+
+    async def test_there_and_gone(
+        self, kind: FcKind, root: Path, scsi: Scsi, disk: Path, programs: StandIns
+    ) -> None:
+        (scsi.dev / "disk/by-path/pci-0000:00:01-fc-0x50a-lun-2").symlink_to(disk)
+        (scsi.dev / "disk/by-path/pci-0000:00:01-fc-0x50a-lun-21").symlink_to("/dev/null")
+        delete = scsi.sys / "block" / disk.name / "device/delete"
+        delete.parent.mkdir(parents=True)
+        delete.touch()
+        programs.add("blockdev")
+        mounted = await kind.set_up(wanted(self.pod()))
+        assert mounted.path == str(root / "pods/u-1/volumes/kubernetes.io~fc/v")
+        Path(mounted.path, "file").write_text("kept")
+        await kind.sweep([])
+        assert Path(mounted.path, "file").exists()
+        unmount(Path(mounted.path))
+        await kind.sweep([])
+        assert not (root / "plugins/kubernetes.io/fc/50a-lun-2").exists()
+        assert programs.calls == [["blockdev", "--flushbufs", str(disk)]]
+        assert delete.read_text() == "1"
+        assert (scsi.sys / "class/scsi_host/host3/scan").read_text() == "- - -"
+
+    async def test_several_paths_to_one_disk(
+        self, kind: FcKind, scsi: Scsi, disk: Path, programs: StandIns
+    ) -> None:
+        """The device on top is found, used, and taken apart."""
+        for name in ("sda", "sdb"):
+            (scsi.dev / name).touch()
+            (scsi.sys / "block/dm-0/slaves" / name).mkdir(parents=True)
+            (scsi.sys / "block" / name / "device").mkdir(parents=True)
+            (scsi.sys / "block" / name / "device/delete").touch()
+        (scsi.dev / "dm-0").touch()
+        (scsi.dev / "disk/by-id/scsi-36_x").symlink_to(scsi.dev / "sda")
+        volume = wanted(self.pod(wwids=["36 x"]))
+        place = kind.given.root / "plugins/kubernetes.io/fc/36_x"
+        device = await kind.attach(volume, place)
+        assert device == scsi.dev / "dm-0"
+        programs.add("multipath")
+        programs.add("blockdev")
+        await kind.detach(place, device)
+        assert programs.calls == [
+            ["multipath", "-f", str(scsi.dev / "dm-0")],
+            ["blockdev", "--flushbufs", str(scsi.dev / "sda")],
+            ["blockdev", "--flushbufs", str(scsi.dev / "sdb")],
+        ]
+        assert [(scsi.sys / f"block/{name}/device/delete").read_text() for name in ("sda", "sdb")] == [
+            "1",
+            "1",
+        ]
+
+    async def test_none(self, kind: FcKind, scsi: Scsi) -> None:
+        with pytest.raises(KindError, match="no fc disk found"):
+            await kind.set_up(wanted(self.pod()))
+
+
+def _underneath(place: Path) -> str:
+    """What a mount hides."""
+    unmount(place)
+    return (place / "iscsi.json").read_text()

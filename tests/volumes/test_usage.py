@@ -1,0 +1,230 @@
+"""When volumes are measured, and what is said about them."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.volumes import usage as usage_module
+from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.usage import Usage, VolumeUsage, has_others, measure, own_volumes
+from pykubelet.volumes.usage_count import Interrupted, Pace, file_system
+from tests.volumes.conftest import Shelf, needs_root, pod_with
+from tests.volumes.test_usage_count import count, du
+
+PERIOD = 60.0
+DISK = {"name": "disk", "emptyDir": {}}
+SOME = Usage(capacity=6, available=5, used=4, inodes=3, inodes_free=2, inodes_used=1, moment=0)
+
+
+def pod(uid: str = "u-1", *volumes: dict[str, Any]) -> Pod:
+    return pod_with(*(volumes or (DISK,)), metadata={"uid": uid})
+
+
+@asynccontextmanager
+async def running(usage: VolumeUsage) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(usage.run())
+    try:
+        yield
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@needs_root
+async def test_each_kind_is_measured_as_it_is(root: Path, volumes: PodVolumes, shelf: Shelf) -> None:
+    shelf.config_maps["c"] = {"a": "x" * 10_000, "b": "y"}
+    shelf.secrets["s"] = {"password": b"z" * 5000}
+    sources = [{"configMap": {"name": "c"}}, {"secret": {"name": "s"}}]
+    labels = {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}
+    wanted = pod_with(
+        DISK,
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}},
+        {"name": "config", "configMap": {"name": "c"}},
+        {"name": "hidden", "secret": {"secretName": "s"}},
+        {"name": "both", "projected": {"sources": sources}},
+        {"name": "about", "downwardAPI": {"items": [labels]}},
+        {"name": "host", "hostPath": {"path": "/tmp"}},
+    )
+    mounted = await volumes.mount(wanted)
+    try:
+        (Path(mounted["disk"].path) / "file").write_bytes(os.urandom(100_000))
+        (Path(mounted["memory"].path) / "file").write_bytes(os.urandom(1 << 20))
+        found = measure(root, wanted, Pace(threading.Event()), lambda: 7.0)
+        assert found is not None
+        assert found.keys() == {"disk", "memory", "config", "hidden", "both", "about"}
+        for name, usage in found.items():
+            path = Path(mounted[name].path)
+            assert (usage.used, usage.inodes_used) == (du(path).used, du(path).inodes), name
+            assert usage.moment == 7.0
+            around = file_system(path)
+            assert (usage.capacity, usage.inodes) == (around.capacity, around.inodes)
+        assert found["memory"].capacity == 4 << 20
+        assert found["memory"].available == (4 << 20) - found["memory"].used
+        assert found["disk"].capacity == file_system(root).capacity
+        # Nothing that was measured is in the way of the pod's end.
+    finally:
+        await volumes.unmount(wanted.uid)
+    assert measure(root, wanted, Pace(threading.Event())) == {}
+
+
+async def test_a_volume_that_cannot_be_measured_is_left_out(
+    root: Path, volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = pod("u-1", DISK, {"name": "other", "emptyDir": {}})
+    mounted = await volumes.mount(wanted)
+    for name in ("disk", "other"):
+        (Path(mounted[name].path) / "file").touch()
+
+    def failing(path: Path, pace: Pace) -> Any:
+        if path.name == "disk":
+            raise OSError(5, "Input/output error")
+        return count(path)
+
+    monkeypatch.setattr(usage_module, "tally", failing)
+    found = measure(root, wanted, Pace(threading.Event()))
+    assert found is not None
+    assert found.keys() == {"other"}
+
+
+def test_whose_volumes_are_measured_where(root: Path) -> None:
+    mixed = pod("u-1", DISK, {"name": "share", "nfs": {"server": "s", "path": "/"}})
+    assert list(own_volumes(root, mixed)) == ["disk"]
+    assert has_others(mixed)
+    assert not has_others(pod("u-1", DISK, {"name": "host", "hostPath": {"path": "/"}}))
+    assert own_volumes(root, pod("../u")) == {}
+
+
+class Measured:
+    """Stands in for the measuring, and notes when it was done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.moments: dict[str, list[float]] = {}
+        self._loop = asyncio.get_running_loop()
+        monkeypatch.setattr(usage_module, "measure", self)
+        # The loop's time would pass while a thread works.
+        monkeypatch.setattr(self._loop, "run_in_executor", self._at_once)
+
+    def _at_once(self, _: object, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        done = self._loop.create_future()
+        done.set_result(work())
+        return done
+
+    def __call__(self, root: Path, pod: Pod, pace: Pace, clock: object) -> dict[str, Usage]:
+        moments = self.moments.setdefault(pod.uid, [])
+        moments.append(self._loop.time())
+        return {"disk": replace(SOME, used=len(moments))}
+
+
+@pytest.mark.looptime
+async def test_each_pod_is_measured_once_in_one_to_two_periods(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Measured(monkeypatch)
+    chances = iter([0.5, 0.25, *[0.0, 1.0] * 100])
+    usage = VolumeUsage(root, lambda: [pod("a"), pod("b")], PERIOD, chance=lambda: next(chances))
+    async with running(usage):
+        assert usage.of("a") == {}
+        await asyncio.sleep(PERIOD * 20)
+        assert measured.moments["b"][0] == pytest.approx(15, abs=0.1)
+        assert measured.moments["a"][0] == pytest.approx(30, abs=0.1)
+        for moments in measured.moments.values():
+            pauses = [after - before for before, after in pairwise(moments)]
+            assert len(pauses) > 8
+            assert all(PERIOD * 0.99 <= pause <= PERIOD * 2.01 for pause in pauses)
+        assert usage.of("a")["disk"].used == len(measured.moments["a"])
+
+
+@pytest.mark.looptime
+async def test_pods_come_and_go_and_those_without_volumes_cost_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Measured(monkeypatch)
+    bare, on_host = pod_with(metadata={"uid": "bare"}), pod("host", {"name": "h", "hostPath": {"path": "/"}})
+    pods = [bare, on_host]
+    looks = 0
+
+    def known() -> list[Pod]:
+        nonlocal looks
+        looks += 1
+        return pods
+
+    usage = VolumeUsage(root, known, PERIOD)
+    async with running(usage):
+        await asyncio.sleep(PERIOD * 10)
+        assert measured.moments == {}
+        assert looks <= 12
+        pods = [bare, pod("a")]
+        await asyncio.sleep(PERIOD * 2.1)
+        assert list(usage.of("a")) == ["disk"]
+        pods = [bare]
+        await asyncio.sleep(PERIOD * 1.1)
+        assert usage.of("a") == {}
+        often = len(measured.moments["a"])
+        await asyncio.sleep(PERIOD * 5)
+        assert len(measured.moments["a"]) == often
+
+
+@pytest.mark.looptime
+async def test_it_can_be_turned_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured(monkeypatch)
+    await VolumeUsage(root, lambda: [pod("a")], 0).run()
+    assert measured.moments == {}
+
+
+@pytest.mark.looptime
+async def test_a_server_that_never_answers_holds_up_nobody(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Measured(monkeypatch)
+    asked: list[str] = []
+    back = asyncio.Event()
+
+    async def others(pod: Pod) -> Mapping[str, Usage]:
+        asked.append(pod.uid)
+        if pod.uid == "hung":
+            await back.wait()
+        return {"share": SOME}
+
+    share = {"name": "share", "nfs": {"server": "s", "path": "/"}}
+    pods = [pod("hung", DISK, share), pod("good", DISK, share), pod("plain")]
+    usage = VolumeUsage(root, lambda: pods, PERIOD, others=others)
+    async with running(usage):
+        await asyncio.sleep(PERIOD * 10)
+        assert all(len(measured.moments[uid]) >= 4 for uid in ("hung", "good", "plain"))
+        assert usage.of("good").keys() == {"disk", "share"}
+        assert usage.of("hung").keys() == {"disk"}
+        assert (asked.count("hung"), asked.count("plain")) == (1, 0)
+        assert asked.count("good") >= 4
+        back.set()
+        await asyncio.sleep(1)
+        assert usage.of("hung").keys() == {"disk", "share"}
+        await asyncio.sleep(PERIOD * 3)
+        assert asked.count("hung") > 1
+
+
+async def test_a_long_walk_ends_with_the_agent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(root: Path, pod: Pod, pace: Pace, clock: object) -> None:
+        begun.set()
+        try:
+            while True:
+                pace.step()
+        except Interrupted:
+            ended.set()
+
+    monkeypatch.setattr(usage_module, "measure", endless)
+    usage = VolumeUsage(root, lambda: [pod("a")], 0.01)
+    async with running(usage):
+        assert await asyncio.to_thread(begun.wait, 30)
+    assert await asyncio.to_thread(ended.wait, 30)

@@ -1,0 +1,219 @@
+"""Counting: the same as `du` says, whatever lies there and whoever changes it meanwhile."""
+
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pykubelet.host.mounts import mount, unmount
+from pykubelet.volumes import usage_count
+from pykubelet.volumes.usage_count import Interrupted, Pace, Tally, file_system, tally
+from tests.volumes.conftest import needs_root
+
+MIB = 1 << 20
+
+
+def du(path: Path) -> Tally:
+    """Count with the machine's own program."""
+    bytes_, inodes = (
+        int(
+            subprocess.run(["du", "-sx", *more, str(path)], capture_output=True, check=True).stdout.split()[0]
+        )
+        for more in (["--block-size=1"], ["--inodes"])
+    )
+    return Tally(bytes_, inodes)
+
+
+def count(path: Path) -> Tally:
+    return tally(path, Pace(threading.Event()))
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "tmpfs"
+    path.mkdir()
+    mount("tmpfs", path, "tmpfs", "size=8m")
+    try:
+        yield path
+    finally:
+        unmount(path, detach=True)
+
+
+def fill(path: Path) -> None:
+    (path / "plain").write_bytes(os.urandom(300_000))
+    (path / "empty").touch()
+    with (path / "sparse").open("wb") as sparse:
+        sparse.truncate(500 * MIB)
+        sparse.seek(100 * MIB)
+        sparse.write(b"x" * 5000)
+    (path / "a" / "b" / "c").mkdir(parents=True)
+    (path / "a" / "b" / "linked").write_bytes(os.urandom(200_000))
+    for name in ("one", "two", "a/three"):
+        (path / name).hardlink_to(path / "a" / "b" / "linked")
+    (path / "out").symlink_to("/usr")
+    (path / "long").symlink_to("x" * 200)
+    os.mkfifo(path / "pipe")
+
+
+def test_the_same_as_du(tmp_path: Path) -> None:
+    fill(tmp_path)
+    found = count(tmp_path)
+    assert found == du(tmp_path)
+    assert 500_000 < found.used < 2 * MIB
+
+
+@needs_root
+def test_the_same_as_du_in_memory_where_the_file_system_knows_it_too(tmpfs: Path) -> None:
+    fill(tmpfs)
+    assert count(tmpfs) == du(tmpfs)
+    asked = file_system(tmpfs)
+    assert asked.capacity == 8 * MIB
+    assert asked.used == count(tmpfs).used
+    assert asked.inodes_used == count(tmpfs).inodes + 3, "in memory each further name takes an inode"
+
+
+@needs_root
+def test_other_file_systems_inside_do_not_count(tmp_path: Path, tmpfs: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"x" * 10_000)
+    (tmpfs / "much").write_bytes(b"x" * 5 * MIB)
+    assert count(tmp_path).used < MIB
+    # `du` counts the folder that is mounted over as well; here it is somebody else's altogether.
+    assert count(tmp_path) == Tally(du(tmp_path).used, 2)
+
+
+names = st.text("abc", min_size=1, max_size=2)
+steps = st.tuples(
+    st.sampled_from(["file", "folder", "link", "symlink"]), st.lists(names, min_size=1, max_size=4)
+)
+
+
+@given(st.lists(steps, max_size=25))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_tree_is_counted_as_du_does(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[str, list[str]]]
+) -> None:
+    top = tmp_path_factory.mktemp("tree")
+    files = []
+    for kind, parts in plan:
+        path = top.joinpath(*parts)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            match kind:
+                case "file":
+                    path.write_bytes(b"x" * len(parts) * 3000)
+                    files.append(path)
+                case "folder":
+                    path.mkdir()
+                case "link" if files:
+                    path.hardlink_to(files[0])
+                case "symlink":
+                    path.symlink_to("..")
+        except OSError:
+            continue
+    assert count(top) == du(top)
+
+
+def test_a_chain_of_folders_without_end_needs_few_open_files(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(3000):  # longer than any path may be
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        assert count(tmp_path).inodes == 3001
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+
+
+def test_too_deep_and_too_wide_is_refused_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_count, "MOST_OPEN", 3)
+    path = tmp_path
+    for _ in range(6):
+        (path / "a").mkdir()
+        (path / "b").mkdir()
+        (path / "a" / "x").mkdir()
+        (path / "b" / "x").mkdir()
+        path /= "a"
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="folders inside of each other"):
+        count(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        count(tmp_path / "gone")
+    (tmp_path / "link").symlink_to("/usr")
+    with pytest.raises(OSError):
+        count(tmp_path / "link")
+
+
+def test_links_planted_during_a_walk_lead_nowhere(tmp_path: Path) -> None:
+    """Someone swaps folders for links to the machine's own files, as fast as they can."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    for n in range(50):
+        (outside / f"many{n}").mkdir(parents=True)
+    for n in range(20):
+        (inside / f"d{n}" / "e").mkdir(parents=True)
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for n in range(20):
+                (inside / f"d{n}").rename(inside / "away")
+                (inside / f"d{n}").symlink_to(outside)
+                (inside / f"d{n}").unlink()
+                (inside / "away").rename(inside / f"d{n}")
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        # The folder itself, each entry twice if it moves at the worst moment; never fifty more.
+        assert all(count(inside).inodes <= 1 + 2 * 20 * 2 + 2 for _ in range(200))
+    finally:
+        stop.set()
+        swapper.join()
+
+
+def test_a_walk_rests_and_can_be_ended(tmp_path: Path) -> None:
+    for n in range(1000):
+        (tmp_path / f"f{n}").touch()
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += usage_count.WORK_SECONDS * 2
+        return now
+
+    rests = Rests()
+    assert tally(tmp_path, Pace(rests, clock)).inodes == 1001
+    assert rests.given
+    assert all(seconds >= usage_count.WORK_SECONDS * usage_count.REST_FACTOR for seconds in rests.given)
+    rests.set()
+    with pytest.raises(Interrupted):
+        tally(tmp_path, Pace(rests, clock))
+
+
+class Rests(threading.Event):
+    """Notes how long somebody wanted to wait, and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.given.append(timeout or 0)
+        return self.is_set()
