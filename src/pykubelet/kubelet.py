@@ -40,7 +40,6 @@ from pykubelet.host import (
     rlimits,
     swap,
 )
-from pykubelet.host.plugin_registration import PluginRegistration
 from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
@@ -51,7 +50,6 @@ from pykubelet.node.settings import node_settings
 from pykubelet.pods.local_objects import LocalObjects
 from pykubelet.resources.capacity import read_capacity
 from pykubelet.resources.cgroup_files import CgroupError
-from pykubelet.resources.cgroup_values import memory_limit
 from pykubelet.resources.huge_pages import read_page_sizes
 from pykubelet.resources.metrics import CgroupMetrics
 from pykubelet.resources.pod_cgroups import PodCgroups
@@ -60,20 +58,17 @@ from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.runtime_skills import can_mount_images
 from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 from pykubelet.server.configz import configz_document
 from pykubelet.server.health import Check
 from pykubelet.server.metrics_agent import AgentFacts
 from pykubelet.serving import ServingParts, serving
+from pykubelet.storage import make_volumes, start_volumes
 from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
-from pykubelet.volumes.csi.kind import CsiKind
-from pykubelet.volumes.pod_volumes import PodVolumes
 from pykubelet.volumes.usage import VolumeUsage
-from pykubelet.volumes.usage_others import OtherUsage
 
 log = get_logger(__name__)
 
@@ -329,20 +324,8 @@ class Kubelet:
             ignore_eviction=self.flags.experimental_allocatable_ignore_eviction,
         )
         local_objects = LocalObjects()
-        volumes = PodVolumes(
-            root,
-            objects=cluster.objects if cluster is not None else local_objects,
-            node=node,
-            memory_limit=memory_limit,
-            allocatable_memory=int(node.allocatable["memory"]),
-            pod_level=node.pod_level,
-            api=cluster.clients.objects if cluster is not None else None,
-            node_name=identity.name,
-            node_labels=cluster.node_labels if cluster is not None else lambda: None,
-            image_volumes=await _mounts_images(cri),
-            flex_drivers=Path(self.config.volume_plugin_dir),
-            tasks=tasks,
-        )
+        settings = self._settings(identity)
+        volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks)
         parts = EngineParts(
             config=self.config,
             node_name=identity.name,
@@ -364,23 +347,8 @@ class Kubelet:
             cluster=cluster.parts() if cluster is not None else None,
         )
         engine = PodEngine(parts, tasks)
-        volumes.listen(engine.workers.wake, engine.book.event)
-        if cluster is not None:
-            cluster.use_volumes(volumes)
+        self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks)
         engine.start()
-        tasks.start(volumes.run(), name="volumes")
-        csi = volumes.kinds.get("csi")
-        if isinstance(csi, CsiKind):
-            tasks.start(csi.run(), name="csi")
-            plugins = PluginRegistration(root / "plugins_registry", csi.handlers)
-            tasks.start(plugins.run(), name="plugins")
-        self.volume_usage = VolumeUsage(
-            root,
-            engine.store.pods,
-            self.config.volume_stats_agg_period.seconds,
-            others=OtherUsage(volumes.held, volumes.kinds).of_pod,
-        )
-        tasks.start(self.volume_usage.run(), name="volume-usage")
         return engine
 
     def _servers(
@@ -440,12 +408,6 @@ async def _has_user_namespaces(cri: Cri) -> bool:
     """Whether the runtime's default handler can give pods a user namespace."""
     handlers = (await cri.runtime.status()).runtime_handlers
     return any(handler.features.user_namespaces for handler in handlers if not handler.name)
-
-
-async def _mounts_images(cri: Cri) -> bool:
-    """Whether the runtime can mount images; one that cannot would show an empty folder, and say nothing."""
-    runtime = await cri.runtime.version()
-    return can_mount_images(runtime.runtime_name, runtime.runtime_version)
 
 
 def _first_reason(checks: dict[str, Check]) -> str | None:

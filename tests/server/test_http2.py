@@ -4,6 +4,7 @@ import asyncio
 import gc
 import gzip
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -205,6 +206,12 @@ def alive(kind: type) -> int:
     return sum(isinstance(found, kind) for found in gc.get_objects())
 
 
+def standing() -> list[Http2Connection]:
+    """The server's side of the connections that stand."""
+    found = [found for found in gc.get_objects() if isinstance(found, Http2Connection)]
+    return [connection for connection in found if connection.transport is not None]
+
+
 async def test_what_a_handler_sees_of_a_request(site: Site) -> None:
     async with site.talking() as talk:
         headers = [
@@ -367,6 +374,8 @@ async def test_what_http2_does_not_have(start: Start, header: tuple[str, str]) -
         answer = await talk.ask("/exec/default/web/main?output=1", "POST", headers=[header])
         assert (answer.status, answer.ended) == (400, True)
         assert header[0] in answer.text.lower()
+        answer = await talk.ask("/healthz", "HEAD", headers=[header])
+        assert (answer.status, answer.text, answer.ended) == (400, "", True)
         assert (await talk.ask("/healthz", headers=[("te", "trailers")])).status == 200
     assert node.runtime.asked == []
 
@@ -424,13 +433,19 @@ async def test_a_client_that_does_not_read_is_not_read_either(start: Start) -> N
     write_long_log(node)
     context = client_context(node.authority, node.clients["admin"]["pair"])
     context.set_alpn_protocols(["h2"])
-    _, writer = await asyncio.open_connection("localhost", node.port, ssl=context, limit=1024)
+    little = socket.socket()
+    # So that the log does not fit between the two.
+    little.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+    little.connect(("127.0.0.1", node.port))
+    _, writer = await asyncio.open_connection(
+        sock=little, ssl=context, server_hostname="localhost", limit=1024
+    )
     try:
         client = Client(asyncio.StreamReader(), writer, window=2**31 - 1, takes=False)
         client.wire.increment_flow_control_window(2**30)
         client.begin("/containerLogs/default/web/main")
-        await eventually(lambda: any(c._paused for c in gc.get_objects() if isinstance(c, Http2Connection)))
-        [connection] = [found for found in gc.get_objects() if isinstance(found, Http2Connection)]
+        await eventually(lambda: any(connection._paused for connection in standing()))
+        [connection] = standing()
         transport = connection.transport
         assert transport is not None
         for _ in range(2000):
@@ -518,11 +533,11 @@ async def test_answers_that_nobody_takes_make_room(site: Site, monkeypatch: pyte
 
 
 async def test_idle_connections_are_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.5)
     async with site.talking() as silent, site.talking() as busy, site.talking(window=0) as stuck:
-        assert (await silent.ask("/echo")).status == 200
         number = busy.begin("/slow")
         stuck.begin("/echo")
+        await eventually(lambda: site.slow.at_work == 1)
         for talk in (silent, stuck):
             await talk.until(lambda talk=talk: talk.closed)
             assert talk.goodbye == ErrorCodes.NO_ERROR
@@ -594,7 +609,7 @@ async def test_settings_of_the_client_are_followed(site: Site) -> None:
         talk.flush()
         for _ in range(20):
             assert (await talk.ask("/echo", headers=[("x", "y" * 500)])).status == 200
-        [connection] = [found for found in gc.get_objects() if isinstance(found, Http2Connection)]
+        [connection] = standing()
         # However much the client would remember for us.
         assert connection._wire.encoder.header_table_size == 4096
 

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pykubelet.server.log_files import LogFile, follow
@@ -91,11 +92,90 @@ def test_each_stream_gets_its_own_text_with_pieces_joined(entries: list[LogEntry
         )
 
 
-@given(logs, st.booleans())
-def test_the_short_way_to_a_text_gives_the_same(entries: list[LogEntry], damaged: bool) -> None:
-    lines = b"".join(written(entry) for entry in entries) + (b"damaged\n" if damaged else b"")
-    assert b"".join(LineWriter().texts(lines)) == b"".join(text for _, text in LineWriter().write(entries))
-    assert b"".join(LineWriter().texts(lines, ("stderr",))) == said(entries, "stderr")
+# What may stand in a log file, good and bad: the one way to a text must not see it otherwise than the other.
+stamps = st.sampled_from(
+    [STAMP, "2026-01-02T03:04:05Z", "2026-01-02T03:04:05.5+02:00", "2026-13-99T99:99:99.000Z", "2026-01-02"]
+)
+fronts = st.builds(
+    "{} {} {} ".format, stamps, st.sampled_from(["stdout", "stderr", "stdin"]), st.sampled_from("FFFFP")
+)
+odd_texts = st.sampled_from(
+    [b"", b"\r", b"x" * 20_000, f"{STAMP} stdout F ".encode(), b"F ", b"\0", b" ", b"\x85\xff"]
+)
+raw_lines = st.one_of(
+    st.builds(lambda front, text: front.encode() + text, fronts, texts | odd_texts),
+    st.sampled_from([b"", b"\r", b"damaged", b"\0" * 50, f"{STAMP} stdout F".encode(), STAMP.encode()]),
+    st.builds(lambda front, cut: front.encode()[:cut], fronts, st.integers(0, 45)),
+    st.binary(max_size=60).map(lambda line: line.replace(b"\n", b"")),
+)
+good_lines = st.integers(1, 300).map(lambda count: f"{STAMP} stdout F some text\n".encode() * count)
+files = st.tuples(
+    st.lists(st.one_of(raw_lines.map(lambda line: line + b"\n"), good_lines), max_size=12), raw_lines
+).map(lambda parts: b"".join(parts[0]) + parts[1])
+
+
+def slowly(lines: bytes, wanted: tuple[Stream, ...] = ("stdout", "stderr"), **options: Any) -> bytes:
+    """Look at each entry by itself."""
+    entries = [entry for line in lines.split(b"\n") if (entry := parse_entry(line)) is not None]
+    return b"".join(text for to, text in LineWriter(**options).write(entries) if to in wanted)
+
+
+@given(files, st.integers(1, 5))
+# A torn line and the rest of it look like one front across the line break.
+@example(f"{STAMP} stdout F a\n{STAMP[:25]}\n{STAMP[25:]} stdout F b\n".encode(), 1)
+def test_the_quick_way_to_a_text_gives_the_same(file: bytes, portions: int) -> None:
+    writer = LineWriter()
+    # As they are read: whole lines, many at a time, and what stands behind the last line break.
+    lines = [line + b"\n" for line in file.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    size = len(lines) // portions + 1
+    blocks = [b"".join(lines[at : at + size]) for at in range(0, len(lines), size)]
+    assert b"".join(text for block in blocks for text in writer.texts(block)) == slowly(file)
+
+
+@given(files, st.sampled_from([("stdout",), ("stderr",), ("stdout", "stderr")]), st.booleans())
+def test_whatever_is_wanted_comes_in_small_pieces(
+    file: bytes, wanted: tuple[Stream, ...], timestamps: bool
+) -> None:
+    since = 1767323045_000000000
+    pieces = list(LineWriter(timestamps=timestamps, since=since).texts(file, wanted))
+    assert b"".join(pieces) == slowly(file, wanted, timestamps=timestamps, since=since)
+    # A line that is longer than that by itself cannot be helped.
+    assert all(len(piece) < 100_000 for piece in pieces)
+
+
+@given(files, st.integers(0, 12) | st.none(), st.sampled_from([1000, 256 * 1024]))
+def test_the_end_of_a_file_is_read_as_it_is_written(file: bytes, tail: int | None, block: int) -> None:
+    writer = LineWriter()
+    with NamedTemporaryFile() as temporary, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pykubelet.server.log_files._BLOCK", block)
+        temporary.write(file)
+        temporary.flush()
+        with closing(LogFile(Path(temporary.name))) as log:
+            if tail is not None:
+                log.seek_last(tail)
+            blocks = [*log.blocks(up_to=log.size), log.take_rest()]
+    lines = file.split(b"\n")
+    ended = lines[-1] == b""
+    first = 0 if tail is None else max(0, len(lines) - ended - tail)
+    expected = slowly(b"\n".join(lines[first:])) if tail != 0 else b""
+    assert b"".join(text for part in blocks for text in writer.texts(part)) == expected
+
+
+def test_a_long_log_is_not_looked_at_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def looking(line: bytes) -> LogEntry | None:
+        looked_at.append(line)
+        return parse_entry(line)
+
+    monkeypatch.setattr("pykubelet.server.log_lines.parse_entry", looking)
+    good = f"{STAMP} stderr F {'x' * 60}\n".encode() * 2000
+    assert b"".join(LineWriter().texts(good)) == (b"x" * 60 + b"\n") * 2000
+    assert looked_at == []
+    # One damaged line is no reason to do so, except around it.
+    list(LineWriter().texts(good + b"damaged\n" + good))
+    assert 0 < len(looked_at) < 300
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 14), st.booleans())

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -403,39 +403,6 @@ async def test_a_client_that_takes_nothing_is_idle(opened: Callable[..., Any]) -
     door.runtime.play = flood
     async with door.connection(EXEC), asyncio.timeout(30):
         await over.wait()
-
-
-def test_a_slow_client_gets_the_end_of_what_was_said(
-    authority: Authority, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pykubelet.server.connections._CLOSE_SECONDS", 1.0)
-
-    async def scenario(opened: Callable[..., Any]) -> None:
-        door = await opened()
-        sent, ended = 0, asyncio.Event()
-
-        async def fill_and_go(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal sent
-            writer.write(UPGRADED)
-            with suppress(TimeoutError):
-                while True:
-                    writer.write(b"z" * 65536)
-                    sent += 65536
-                    async with asyncio.timeout(0.5):
-                        await writer.drain()
-            ended.set()
-
-        door.runtime.play = fill_and_go
-        async with door.connection(EXEC) as (_, reader, _):
-            await ended.wait()
-            got = 0
-            while data := await reader.read(65536):
-                got += len(data)
-                # So slow that what is in the sockets' buffers, which all are full, lasts for seconds.
-                await asyncio.sleep(len(data) / 4_000_000)
-            assert got == sent
-
-    on_uvloop(authority, pair, scenario)
 
 
 async def test_nothing_piles_up_before_a_slow_reader(opened: Callable[..., Any]) -> None:

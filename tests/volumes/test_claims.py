@@ -216,10 +216,14 @@ class TestOnePodOnly:
         self, root: Path, shelf: Shelf, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         bound(server, tmp_path, accessModes=["ReadWriteOncePod"])
+        (tmp_path / "disk").mkdir()
+        server.volume("pv-1", "claim", local={"path": f"{tmp_path}/disk"}, accessModes=["ReadWriteOncePod"])
         later = volumes_at(root, shelf, server=server)
-        (root / "pods/u-1/volumes/kubernetes.io~csi/pv-1").mkdir(parents=True)
+        (root / "pods/u-0/volumes/kubernetes.io~empty-dir/pv-1").mkdir(parents=True)
+        (root / "pods/u-1/volumes/kubernetes.io~local-volume/pv-1").mkdir(parents=True)
         assert "already in use" in await refusal(later, pod_with(CLAIM, metadata={"uid": "u-2"}))
-        await later.mount(pod_with(CLAIM))
+        await later.unmount("u-1")
+        assert not (root / "pods/u-1/volumes/kubernetes.io~local-volume").exists()
 
 
 class TestRefresh:

@@ -74,7 +74,9 @@ def volumes(
 ) -> PodVolumes:
     make = kinds.make_kinds
     monkeypatch.setattr(pod_volumes, "make_kinds", lambda given: make(given) | {"glusterfs": cloud})
-    return volumes_at(root, shelf, tasks=scope)
+    made = volumes_at(root, shelf, tasks=scope)
+    scope.start(made.run(), name="volumes")
+    return made
 
 
 async def until_called(cloud: Cloud, name: str) -> None:

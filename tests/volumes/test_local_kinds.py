@@ -258,8 +258,8 @@ class TestRefusals:
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod)
         assert str(caught.value).split("; M") == [
-            'MountVolume.NewMounter initialization failed for volume "share" : glusterfs volumes were removed '
-            "from Kubernetes: use a CSI driver, nfs or local volumes instead",
+            'MountVolume.NewMounter initialization failed for volume "share" : glusterfs volumes were '
+            "removed from Kubernetes: use a CSI driver, nfs or local volumes instead",
             'ountVolume.SetUp failed for volume "disk" : unknown storage medium "Floppy"',
             'ountVolume.SetUp failed for volume "gone" : hostPath type check failed: /nowhere is not a file',
         ]

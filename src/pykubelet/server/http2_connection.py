@@ -234,7 +234,8 @@ class Http2Connection(asyncio.Protocol):
         try:
             head, refusal = request_head(event.headers, ended=ended), ""
         except NotHere as err:
-            head, refusal = RequestHead(b"", chunked=False, headless=False), str(err)
+            headless = (b":method", b"HEAD") in event.headers
+            head, refusal = RequestHead(b"", chunked=False, headless=headless), str(err)
         except Malformed as err:
             log.v(4).info("A request over HTTP/2 is none", err=err)
             self._budget.spend(_IN_VAIN)

@@ -30,11 +30,12 @@ _SHAPE = rb"....-..-..T..:..:..[-+.:0-9Z]{1,16}+"
 _ENTRY = re.compile(
     rb"(?P<stamp>" + _SHAPE + rb") (?P<stream>stdout|stderr) (?P<tags>[^ ]*) (?P<text>(?s:.*))"
 )
-# The front of a whole line's entry; with the line break before it; and with seven lines before it, because
-# what each find costs by itself counts when there are a million of them.
+# The front of a whole line's entry; with the line break before it; and several of them with the texts in
+# between, because what each find costs by itself counts when there are a million.
 _FRONT = re.compile(_SHAPE + rb" std(?:out|err) F ")
 _NEXT_FRONT = re.compile(rb"\n" + _FRONT.pattern)
-_EIGHTH_FRONT = re.compile((_NEXT_FRONT.pattern + rb"(.*+)") * 7 + _NEXT_FRONT.pattern)
+_AT_ONCE = 8
+_FRONTS = re.compile(rb"(.*+)".join([_NEXT_FRONT.pattern] * _AT_ONCE))
 _STAMP = re.compile(r"(?P<seconds>.{19})(?:\.(?P<fraction>[0-9]+))?(?P<zone>.*)", re.ASCII)
 _NANOS = 1_000_000_000
 # Bytes of lines that are looked at one by one at a time.
@@ -146,7 +147,7 @@ class LineWriter:
         In pieces, none of which takes long to make; whoever has others waiting lets them go in between.
         """
         everything = not self._timestamps and self._since is None and all(one in streams for one in _BOTH)
-        if everything and not self._unfinished and (text := _whole_lines(lines)) is not None:
+        if everything and (text := _whole_lines(lines)) is not None:
             yield text
             return
         middle = lines.find(b"\n", len(lines) // 2) + 1
@@ -166,9 +167,12 @@ def _whole_lines(lines: bytes) -> bytes | None:
     front = _FRONT.match(lines)
     if front is None or not lines.endswith(b"\n"):
         return None
-    texts: list[bytes] = _EIGHTH_FRONT.split(lines)
-    texts[-1:] = _NEXT_FRONT.split(texts[-1])
+    texts: list[bytes] = _FRONTS.split(lines)
+    last = _NEXT_FRONT.split(texts.pop())
+    # A line without a proper front is still part of the text between two finds, with its line break.
+    between = b"".join((*texts[::_AT_ONCE], *last))
+    if between.find(b"\n") < len(between) - 1:
+        return None
+    texts += last
     texts[0] = texts[0][front.end() :]
-    # A line without a proper front is still part of the text before it, with its line break.
-    joined = b"".join(texts)
-    return b"\n".join(texts) if joined.find(b"\n") == len(joined) - 1 else None
+    return b"\n".join(texts)

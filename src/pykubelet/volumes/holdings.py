@@ -50,9 +50,21 @@ class Holdings:
         """Take note that a pod has no volumes any more."""
         self._held.pop(uid, None)
 
-    def others(self, wanted: Wanted) -> bool:
-        """Whether another pod has the same persistent volume."""
-        return any(uid != wanted.uid for uid in self._users(wanted.name))
+    def others(self, wanted: Wanted, folder: str) -> bool:
+        """Whether another pod has the same persistent volume, of the kind with this folder.
+
+        Of pods that were not met yet the disk has to tell it, where nobody knows a pod's own volume
+        from a persistent one of the same name.
+        """
+        for uid, held in self._held.items():
+            names = {holding.wanted.name for holding in held.values() if holding.wanted.persistent}
+            if uid != wanted.uid and wanted.name in names:
+                return True
+        return any(
+            uid != wanted.uid and uid not in self._held
+            for uid, kind, name in self._on_disk()
+            if (kind, name) == (folder, wanted.name)
+        )
 
     def attached(self) -> list[str]:
         """Give the names of the attached volumes that are in use."""

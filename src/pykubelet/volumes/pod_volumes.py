@@ -12,7 +12,6 @@ notices. One caller at a time acts for a pod: its worker.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from pykubelet.volumes.kinds import make_kinds
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.operations import FAILURES, Operations, StillBusy
 from pykubelet.volumes.sub_path import bind_sub_paths
+from pykubelet.volumes.sweeping import Sweeping
 from pykubelet.volumes.together import side_by_side
 from pykubelet.volumes.unmounting import PATIENCE, Unmounting
 
@@ -40,9 +40,6 @@ log = get_logger(__name__)
 
 MOUNT_SECONDS = 123.0
 """How long a pod's worker waits for a volume at a time; a little more than others' two minutes."""
-
-SWEEP_SECONDS = 60.0
-"""How often to look for what the node has of volumes that no pod has any more."""
 
 _SET_UP = "setting up"
 
@@ -84,7 +81,6 @@ class PodVolumes:
         where work lives that goes on when its caller leaves.
         """
         self._root = root
-        self._tasks = tasks
         self._listener: Callable[[str], None] = lambda uid: None
         self._teller: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
         self._in_use_changed: Callable[[], None] = lambda: None
@@ -109,7 +105,7 @@ class PodVolumes:
         self._unmounting = Unmounting(root, self.kinds, self._operations)
         self._excluded: set[str] = set()
         """Pods that wait for a volume which another pod has to itself."""
-        self._sweeping = False
+        self._sweeping = Sweeping(self.kinds, self._holdings, self._operations)
         self._met_all = False
         """Whether all pods of earlier agents were looked at."""
 
@@ -181,36 +177,23 @@ class PodVolumes:
             await self._operations.end(f"{uid}/", _SET_UP, patience=PATIENCE)
         except StillBusy as err:
             raise VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {err}") from err
-        shared = await self._unmounting.pod(uid)
+        # What was begun and left nothing in the pod's folder may have left something on the node.
+        shared = await self._unmounting.pod(uid) or bool(self._holdings.of(uid))
         self._operations.forget(f"{uid}/")
         self._holdings.drop(uid)
         for waiting in sorted(self._excluded - {uid}):
             self._wake(waiting)
         self._excluded.clear()
         if shared:
-            self._in_use_changed()
-            if self._tasks is not None and not self._sweeping:
-                self._tasks.start(self.sweep(), name="volumes-sweep")
+            self._sweeping.soon()
 
     async def run(self) -> NoReturn:
-        """Sweep now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            await self.sweep()
+        """Take down what pods shared, after the last of them has left; until cancelled."""
+        await self._sweeping.run(lambda: self._in_use_changed())
 
     async def sweep(self) -> None:
         """Take down what the node has of volumes that no pod has any more; failures are only told."""
-        if self._sweeping:
-            return
-        self._sweeping = True
-        try:
-            for name, kind in self.kinds.items():
-                try:
-                    await kind.sweep(self._holdings.names)
-                except FAILURES as err:
-                    log.error(err, "Could not take down volumes that no pod uses any more", kind=name)
-        finally:
-            self._sweeping = False
+        await self._sweeping.once()
 
     def _wake(self, uid: str) -> None:
         self._operations.forget(f"{uid}/")
@@ -295,7 +278,7 @@ class PodVolumes:
     async def _held(self, kind: VolumeKind, wanted: Wanted) -> MountedVolume:
         """Have a volume that others may have too, or that takes long."""
         persistent = wanted.persistent
-        if persistent is not None and is_exclusive(persistent) and self._holdings.others(wanted):
+        if persistent is not None and is_exclusive(persistent) and self._holdings.others(wanted, kind.folder):
             self._excluded.add(wanted.uid)
             raise KindError(
                 "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
