@@ -13,6 +13,7 @@ from bench.pods import measure_pods
 from bench.processes import cost_over
 from bench.results import Result
 from bench.streams import streams
+from bench.volumes import volumes
 from pykubelet.embedded.instance import Instance
 
 
@@ -67,12 +68,15 @@ def pods(count: int, hold_seconds: float) -> list[Result]:
     ]
 
 
+_KINDS = ("idle", "pods", "cluster", "volumes", "streams")
+
+
 def main() -> int:
     """Run the measurements and print them; non-zero when a bound is broken."""
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("--seconds", type=float, default=60, help="how long to watch the idle agent")
     parser.add_argument("--pods", type=int, default=40, help="how many pods to start at once; 0 for none")
-    parser.add_argument("--only", choices=("idle", "pods", "cluster", "streams"), help="measure only this")
+    parser.add_argument("--only", choices=_KINDS, help="measure only this")
     parser.add_argument("--reference", action="store_true", help="measure the reference kubelet, too")
     options = parser.parse_args()
     results: list[Result] = []
@@ -82,6 +86,8 @@ def main() -> int:
         results += pods(options.pods, options.seconds)
     if options.only in (None, "cluster") and options.pods:
         results += cluster(options.pods, options.seconds, reference=options.reference)
+    if options.only in (None, "volumes") and options.pods:
+        results += volumes(options.pods)
     if options.only in (None, "streams"):
         results += streams(options.seconds)
     for result in results:

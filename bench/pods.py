@@ -9,6 +9,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.floor import COMMAND, Times, connected
 from bench.node import Node
@@ -52,22 +53,72 @@ async def measure_pods(node: Node, image: str, pods: int, hold_seconds: float) -
     return AgentRun(Times(all_running, statistics.median(started), deleted), start_cpu, stop_cpu, held)
 
 
-def _write(folder: Path, image: str, pods: int) -> None:
+async def start_and_stop(node: Node, image: str, pods: int, *, with_volumes: bool) -> Times:
+    """Drop manifests, wait until all run, take them away."""
+    instance = Instance.at(node.data_dir)
+    async with await connected(instance.endpoint) as cri:
+        began = time.monotonic()
+        _write(instance.manifests, image, pods, with_volumes=with_volumes)
+        started = await _until_running(cri, pods, began)
+        await asyncio.sleep(2)
+        _check_ready(node, pods)
+        ending = time.monotonic()
+        for path in instance.manifests.iterdir():
+            path.unlink()
+        await _until_gone(cri, ending)
+        deleted = time.monotonic() - ending
+        await asyncio.sleep(2)
+    return Times(max(started), statistics.median(started), deleted)
+
+
+def _write(folder: Path, image: str, pods: int, *, with_volumes: bool = False) -> None:
     for number in range(pods):
-        document = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": f"bench-{number:03d}"},
-            "spec": {
-                "terminationGracePeriodSeconds": 2,
-                "containers": [
-                    {"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND}
-                ],
-            },
-        }
+        name = f"bench-{number:03d}"
+        pod = _pod(name, image)
+        if with_volumes:
+            _add_volumes(pod, name)
+        document = (
+            {"apiVersion": "v1", "kind": "List", "items": [*_objects(name), pod]} if with_volumes else pod
+        )
         hidden = folder / f".{number}.json"
+        hidden.touch(mode=0o600)
         hidden.write_text(json.dumps(document))
-        hidden.rename(folder / f"bench-{number:03d}.json")
+        hidden.rename(folder / f"{name}.json")
+
+
+def _pod(name: str, image: str) -> dict[str, Any]:
+    container = {"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"terminationGracePeriodSeconds": 2, "containers": [container]},
+    }
+
+
+def _objects(name: str) -> list[dict[str, Any]]:
+    data = {f"key-{number}": f"value {number} of {name}" for number in range(4)}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data},
+    ]
+
+
+def _add_volumes(pod: dict[str, Any], name: str) -> None:
+    sources = [
+        {"configMap": {"name": name, "items": [{"key": "key-0", "path": "a"}]}},
+        {"secret": {"name": name, "items": [{"key": "key-1", "path": "b"}]}},
+    ]
+    volumes: dict[str, dict[str, Any]] = {
+        "config": {"configMap": {"name": name}},
+        "secret": {"secret": {"secretName": name}},
+        "projected": {"projected": {"sources": sources}},
+        "scratch": {"emptyDir": {}},
+    }
+    pod["spec"]["volumes"] = [{"name": kind, **volume} for kind, volume in volumes.items()]
+    pod["spec"]["containers"][0]["volumeMounts"] = [
+        {"name": kind, "mountPath": f"/volumes/{kind}"} for kind in volumes
+    ]
 
 
 async def _until_running(cri: Cri, pods: int, began: float) -> list[float]:
