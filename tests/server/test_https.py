@@ -387,6 +387,17 @@ async def test_versions_ciphers_and_key_exchanges(
     assert spoken == good
 
 
+async def test_the_quicker_of_the_good_ciphers_is_chosen(start: Starter, authority: Authority) -> None:
+    node = await start()
+    context = client_context(authority)
+    # The client's own first choice is another.
+    assert context.get_ciphers()[0]["name"] == "TLS_AES_256_GCM_SHA384"
+    _, writer = await asyncio.open_connection("localhost", node.port, ssl=context)
+    chosen, _, _ = writer.get_extra_info("cipher")
+    writer.close()
+    assert chosen == "TLS_AES_128_GCM_SHA256"
+
+
 def test_tls_that_cannot_be_spoken_is_explained() -> None:
     with pytest.raises(TlsProblem, match="knows none of TLS_RSA_WITH_RC4_128_SHA"):
         server_context(TlsSettings(cipher_suites=["TLS_RSA_WITH_RC4_128_SHA"]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validate_tls import CURVES, WEAK_CIPHER_SUITES
 from pykubelet.logs import get_logger
-from pykubelet.server.openssl import request_certificates, set_key_exchanges
+from pykubelet.server.openssl import request_certificates, set_key_exchanges, set_new_ciphers
 
 log = get_logger(__name__)
 
@@ -97,6 +97,10 @@ class TlsSettings:
         )
 
 
+_NEW_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+"""Those of TLS 1.3 cannot be chosen by people; the order is that of other kubelets."""
+
+
 def server_context(settings: TlsSettings) -> ssl.SSLContext:
     """Make the TLS of a server, still without its certificate; raises TlsProblem, OpensslMissing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -112,6 +116,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
                 f"tlsCipherSuites: this machine's OpenSSL knows none of {', '.join(settings.cipher_suites)}: "
                 "choose others"
             ) from None
+    set_new_ciphers(context, _NEW_CIPHERS)
     # A resumed session would not show the client's whole chain again; nor is one long-lived secret wanted.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0

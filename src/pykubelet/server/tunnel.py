@@ -146,6 +146,8 @@ class _Tunnel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand on what the runtime says; while the client does not take it, the runtime has to wait."""
         self._active = self._clock()
+        if self._client.is_closing():
+            return
         self._client.write(data)
         if self._request.protocol.writing_paused:
             self._runtime.pause_reading()
@@ -167,7 +169,9 @@ class _Tunnel(asyncio.Protocol):
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Hand on what the client says (aiohttp calls this)."""
         self._active = self._clock()
-        self._runtime.write(data)
+        # What is said to somebody who has just gone is said to nobody.
+        if not self._runtime.is_closing():
+            self._runtime.write(data)
         return False, b""
 
     def feed_eof(self) -> None:
