@@ -385,7 +385,6 @@ TO_COME = {
     "image_manager/pulling",
     "memory_manager_state",
     "plugins",
-    "plugins_registry",
     "pod-resources",
     "pod-resources/kubelet.sock",
 }
