@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,6 +72,9 @@ from pykubelet.tasks import TaskScope
 from pykubelet.volumes.usage import VolumeUsage
 
 log = get_logger(__name__)
+
+_YOUNG_OBJECTS = 10_000
+"""After how many new objects garbage is looked for."""
 
 
 class StartError(Exception):
@@ -150,6 +154,7 @@ class Kubelet:
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
             log.info("Started kubelet", node=identity.name, pid=os.getpid())
+            _spare_the_collector()
             self._on_started()
             if self.config.run_once:
                 if problems := await run_once(engine.pods, lambda: engine.has_begun):
@@ -408,6 +413,17 @@ async def _has_user_namespaces(cri: Cri) -> bool:
     """Whether the runtime's default handler can give pods a user namespace."""
     handlers = (await cri.runtime.status()).runtime_handlers
     return any(handler.features.user_namespaces for handler in handlers if not handler.name)
+
+
+def _spare_the_collector() -> None:
+    """Let Python's garbage collector leave alone what is here to stay, and look at the rest less often.
+
+    Nearly everything is freed without it; going through all that was loaded at the start, time and again,
+    was a twentieth of the agent's work while pods start.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
 
 
 def _first_reason(checks: dict[str, Check]) -> str | None:

@@ -55,6 +55,7 @@ _LAST_STREAM = 2**30
 _STREAM_WINDOW = 32 * 1024 * 1024
 _RENEW_BYTES = 4 * 1024 * 1024
 """After how many bytes the server is told that it may send more."""
+_MOST_BLOCKS = 64
 _PREFIX = struct.Struct(">?L")
 _UNITS = (("m", 1e3), ("S", 1.0), ("M", 1 / 60), ("H", 1 / 3600))
 _MOST_DIGITS = 8
@@ -179,6 +180,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._decoder = hpack.Decoder()
+        self._known_blocks: dict[bytes, list[tuple[str, str]]] = {}
+        """Headers by how they were written, of servers that write without referring to what was before."""
         self._buffer = b""
         self._calls: dict[int, Call] = {}
         self._next = 1
@@ -259,7 +262,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce ourselves."""
         self._transport = cast(asyncio.Transport, transport)
-        greeting = {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: _STREAM_WINDOW}
+        greeting = {
+            Setting.HEADER_TABLE_SIZE: 0,
+            Setting.ENABLE_PUSH: 0,
+            Setting.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
+        }
         self._write(http2.PREFACE + http2.settings(greeting))
         self.renew_window(0, http2.MAX_WINDOW - http2.FIRST_WINDOW)
 
@@ -341,9 +348,16 @@ class Connection(asyncio.Protocol):
             self._headers = stream, flags, block
             return
         # Also of a call that nobody waits for: the decoder must see every block.
-        headers = cast(Iterable[tuple[str, str]], self._decoder.decode(block))
+        headers = self._known_blocks.get(block) or self._decoded(block)
         if call := self._calls.get(stream):
             call.received_headers(headers, last=bool(flags & http2.END_STREAM))
+
+    def _decoded(self, block: bytes) -> list[tuple[str, str]]:
+        headers = list(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
+        # Without a table the same bytes always mean the same: reading them again takes a tenth of a call.
+        if not self._decoder.header_table.dynamic_entries and len(self._known_blocks) < _MOST_BLOCKS:
+            self._known_blocks[block] = headers
+        return headers
 
     def _settings_frame(self, payload: bytes) -> None:
         for name, value in http2.read_settings(payload):

@@ -48,10 +48,17 @@ class CriMetrics:
             registry=registry,
         )
 
+        # Finding a series by its labels takes longer than counting.
+        self._series: dict[str, tuple[Counter, Histogram]] = {}
+
     def observe(self, operation: str, seconds: float, *, failed: bool) -> None:
         """Count one call that ended."""
-        self._total.labels(operation).inc()
-        self._duration.labels(operation).observe(seconds)
+        if (series := self._series.get(operation)) is None:
+            series = self._total.labels(operation), self._duration.labels(operation)
+            self._series[operation] = series
+        total, duration = series
+        total.inc()
+        duration.observe(seconds)
         if failed:
             self._errors.labels(operation).inc()
 

@@ -43,6 +43,8 @@ from pykubelet.sync.worker import StepError
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.mounted import MountedVolume
 
+MOUNT_SECONDS = 0.3
+"""How long volumes may take before others get the turn of a pod that waits for them."""
 RETRY_SECONDS = 10.0
 """When to try again to start a container that could not be started."""
 
@@ -256,7 +258,9 @@ class Doer:
             self._journal.event(pod, "Warning", "FailedToCreatePodContainer", message)
             raise StepError(message) from err
         try:
-            volumes = await turn.while_away(self._volumes.mount(pod)) if pod.spec.volumes else {}
+            volumes = {}
+            if pod.spec.volumes:
+                volumes = await turn.while_away(self._volumes.mount(pod), after=MOUNT_SECONDS)
         except VolumeError as err:
             for problem in err.problems:
                 self._journal.event(pod, "Warning", "FailedMount", problem)

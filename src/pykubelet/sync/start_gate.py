@@ -25,16 +25,38 @@ class Turn:
         self._gate = gate
         self._order = order
 
-    async def while_away(self, work: Awaitable[T]) -> T:
-        """Wait for something that takes no turn; others may have this one meanwhile."""
+    async def while_away(self, work: Awaitable[T], after: float = 0.0) -> T:
+        """Wait for something that takes no turn; others may have this one meanwhile.
+
+        `after` so many seconds only, where it is mostly over by then: if all that wait were let in at
+        once, what they do first would come before what the oldest does next.
+        """
         if isinstance(work, asyncio.Future) and work.done():
             done: T = work.result()
             return done
-        self._gate.give_back()
+        lending = _Lending(self._gate)
+        timer = asyncio.get_running_loop().call_later(after, lending.begin) if after else None
+        if timer is None:
+            lending.begin()
         try:
             return await work
         finally:
-            await self._gate.take(self._order)
+            if timer is not None:
+                timer.cancel()
+            if lending.begun:
+                await self._gate.take(self._order)
+
+
+class _Lending:
+    """Whether a turn was given to others for a while."""
+
+    def __init__(self, gate: StartGate) -> None:
+        self._gate = gate
+        self.begun = False
+
+    def begin(self) -> None:
+        self.begun = True
+        self._gate.give_back()
 
 
 class StartGate:

@@ -14,7 +14,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
 from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.atomic_write import publish
-from pykubelet.volumes.empty_dir import MEMORY, is_made, make_empty_dir, memory_options
+from pykubelet.volumes.empty_dir import MEMORY, make_empty_dir, memory_options
 from pykubelet.volumes.files import Files
 from pykubelet.volumes.folders import VolumeFolders
 from pykubelet.volumes.kind import Surroundings
@@ -24,7 +24,7 @@ from pykubelet.volumes.nested import make_mount_points, nested_mount_points
 log = get_logger(__name__)
 
 IN_PLACE = 64 << 10
-"""Bytes in memory that are compared and written without a thread: using one would take longer."""
+"""Bytes in memory that are mounted, compared and written without a thread: using one would take longer."""
 
 
 class Writer:
@@ -61,7 +61,7 @@ class Writer:
                 )
 
         small = sum(len(file.data) for file in files.values()) <= IN_PLACE
-        if self._in_memory and small and is_made(path, marker, medium):
+        if self._in_memory and small:
             work()
         else:
             await finish_in_thread(work)
