@@ -321,7 +321,8 @@ def test_a_deletion_is_finished_although_agent_and_api_server_were_away(
 
 def test_a_pod_whose_status_the_api_server_never_got_is_adopted(member: ClusterNode, namespace: str) -> None:
     plane = member.plane
-    created = member.create_pod(namespace)
+    # Nothing of it may have to be asked for: the server can be gone before that.
+    created = member.create_pod(namespace, automountServiceAccountToken=False)
     name = created["metadata"]["name"]
     member.wait("the pod to be known", lambda: member.pod(name))
     plane.kill_server()
