@@ -93,7 +93,7 @@ def cluster(count: int, hold_seconds: float, *, reference: bool) -> list[Result]
     one = statistics.mean((floors[0].one, floors[1].one))
     ratios = [
         taken.many.over(before.many.mean(after.many))
-        for taken, before, after in zip(rounds, floors, floors[1:], strict=True)
+        for taken, before, after in zip(rounds, floors[:-1], floors[1:], strict=True)
     ]
     many = Times(*(statistics.median(values) for values in zip(*map(astuple, ratios), strict=True)))
     return [
