@@ -418,8 +418,7 @@ async def _has_user_namespaces(cri: Cri) -> bool:
 def _spare_the_collector() -> None:
     """Let Python's garbage collector leave alone what is here to stay, and look at the rest less often.
 
-    Nearly everything is freed without it; going through all that was loaded at the start, time and again,
-    was a twentieth of the agent's work while pods start.
+    Nearly everything is freed without it, so there is little to find in what was loaded at the start.
     """
     gc.collect()
     gc.freeze()

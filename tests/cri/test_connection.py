@@ -234,6 +234,15 @@ async def test_resets_and_losses() -> None:
     assert not server.connection.usable
 
 
+async def test_a_call_on_a_closed_connection_ends_at_once() -> None:
+    server = Server()
+    server.connection.connection_lost(None)
+    server.wire.frames()
+    call = server.connection.call("/a.B/C", b"ask", timeout=60)
+    assert await outcome(call) == (None, Status("UNAVAILABLE", "the connection is closed"))
+    assert server.wire.frames() == []
+
+
 async def test_a_server_may_bound_how_many_calls_there_are() -> None:
     server = Server()
     server.send(http2.settings({Setting.MAX_CONCURRENT_STREAMS: 1}))

@@ -42,8 +42,6 @@ def spawn(command: Sequence[str], log: Path, *, owned: bool) -> subprocess.Popen
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if owned else []
     # The control plane talks to itself and to nodes; a proxy for the world outside is none for that.
     env = {name: value for name, value in environment().items() if not name.lower().endswith("_proxy")}
-    # On the machine of the nodes it serves, memory is cheaper than a processor busy with collecting it.
-    env.setdefault("GOGC", "400")
     try:
         with log.open("ab") as output:
             return subprocess.Popen(
