@@ -15,7 +15,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.node import NodeAddress
+from pykubelet.api.node import Node, NodeAddress
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.kubelet_flags import KubeletFlags
@@ -33,9 +33,11 @@ from pykubelet.kube.client import ApiClient
 from pykubelet.kube.clients import Clients, Limits, make_clients
 from pykubelet.kube.event_recorder import EventRecorder, node_reference
 from pykubelet.kube.metrics import RestMetrics
+from pykubelet.kube.resources import NODES
 from pykubelet.kube.rotation_client import ClientCertificateRotation
 from pykubelet.kube.transport import Transport
 from pykubelet.logs import get_logger
+from pykubelet.node.informer import KnownNode
 from pykubelet.node.metrics import NodeStartup
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.runtime_health import RuntimeHealth
@@ -104,6 +106,8 @@ class Cluster:
             self._node_event,
             startup,
         )
+        self._read: tuple[KnownNode | None, Node | None] = (None, None)
+        """The node as it came, and as it was read: only its changes are read."""
         self._volumes: PodVolumes | None = None
         self._services = Services(clients.objects)
         self._classes = RuntimeClasses(clients.objects, tasks)
@@ -155,6 +159,21 @@ class Cluster:
         """The node's labels in the API server; None while they are not known."""
         node = self.reporter.informer.node
         return node.metadata.labels if node is not None else None
+
+    def node(self) -> Node | None:
+        """The node as the API server was last seen to have it; None while it is not known."""
+        known = self.reporter.informer.node
+        if known is not self._read[0]:
+            try:
+                self._read = known, known.whole() if known is not None else None
+            except ValueError as err:
+                log.error(err, "Could not read the node's object", node=self._settings.node_name)
+                self._read = known, None
+        return self._read[1]
+
+    async def fetch_node(self) -> Node:
+        """Ask the API server for the node; raises KubeError."""
+        return await self.clients.objects.get(NODES, self._settings.node_name)
 
     def review_client(self) -> ApiClient:
         """Give a client to ask with about the senders of requests: they must not wait for pods' objects."""

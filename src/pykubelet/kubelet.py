@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from pykubelet.config.validate import validate_machine
 from pykubelet.cri.connect import Cri, connect
 from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
-from pykubelet.cri.runtime_pb2 import SYSTEMD
+from pykubelet.cri.runtime_pb2 import SYSTEMD, StatusResponse
 from pykubelet.host import (
     HostError,
     addresses,
@@ -41,11 +42,13 @@ from pykubelet.host import (
     rlimits,
     swap,
 )
+from pykubelet.host.machine import architecture
 from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
 from pykubelet.node.addresses import host_ips
+from pykubelet.node.own_node import own_node
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import node_settings
 from pykubelet.pods.local_objects import LocalObjects
@@ -54,6 +57,7 @@ from pykubelet.resources.cgroup_files import CgroupError
 from pykubelet.resources.huge_pages import read_page_sizes
 from pykubelet.resources.metrics import CgroupMetrics
 from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
@@ -65,6 +69,7 @@ from pykubelet.server.health import Check
 from pykubelet.server.metrics_agent import AgentFacts
 from pykubelet.serving import ServingParts, serving
 from pykubelet.storage import make_volumes, start_volumes
+from pykubelet.sync.admitting import AdmissionParts
 from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
@@ -331,6 +336,7 @@ class Kubelet:
         local_objects = LocalObjects()
         settings = self._settings(identity)
         volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks)
+        runtime = await cri.runtime.status()
         parts = EngineParts(
             config=self.config,
             node_name=identity.name,
@@ -347,7 +353,8 @@ class Kubelet:
             collector=self._collector(cri),
             legacy_logs=self._legacy_logs(),
             id_space=self._id_space(),
-            user_namespaces=await _has_user_namespaces(cri),
+            user_namespaces=_has_user_namespaces(runtime),
+            admission=self._admission(identity, node, runtime, cluster),
             local_objects=local_objects,
             cluster=cluster.parts() if cluster is not None else None,
         )
@@ -355,6 +362,16 @@ class Kubelet:
         self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks)
         engine.start()
         return engine
+
+    def _admission(
+        self, identity: NodeIdentity, node: NodeFacts, runtime: StatusResponse, cluster: Cluster | None
+    ) -> AdmissionParts:
+        settings = node_settings(self.flags, self.config, self.gates, identity.name)
+        own = own_node(settings, architecture(), node.allocatable, runtime)
+        parts = AdmissionParts(own=own, gates=self.gates, allowed_sysctls=self.config.allowed_unsafe_sysctls)
+        if cluster is None:
+            return parts
+        return dataclasses.replace(parts, known=cluster.node, fetch=cluster.fetch_node)
 
     def _servers(
         self,
@@ -409,10 +426,9 @@ class Kubelet:
         return Path(LEGACY_LOG_DIR) if logs == Path("/var/log/pods") else logs.parent / "containers"
 
 
-async def _has_user_namespaces(cri: Cri) -> bool:
+def _has_user_namespaces(runtime: StatusResponse) -> bool:
     """Whether the runtime's default handler can give pods a user namespace."""
-    handlers = (await cri.runtime.status()).runtime_handlers
-    return any(handler.features.user_namespaces for handler in handlers if not handler.name)
+    return any(one.features.user_namespaces for one in runtime.runtime_handlers if not one.name)
 
 
 def _spare_the_collector() -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.meta import Resources
+from pykubelet.api.names import is_extended_resource
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.node.amounts import DeviceAmounts, is_extended, next_amounts
+from pykubelet.node.amounts import DeviceAmounts, next_amounts
 from pykubelet.resources.capacity import allocatable, machine_amounts, pod_capacity
 from tests.node.making import amounts, settings
 
@@ -36,7 +37,7 @@ def one(name: str, text: str) -> Resources:
     ],
 )
 def test_extended(resource: str, extended: bool) -> None:
-    assert is_extended(resource) == extended
+    assert is_extended_resource(resource) == extended
 
 
 class TestNext:

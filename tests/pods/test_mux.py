@@ -122,6 +122,13 @@ def test_sources_do_not_remove_each_others_pods(mux: PodMux) -> None:
     assert set(mux.pods()) == {"b"}
 
 
+def test_of_pods_that_come_together_the_oldest_is_first(mux: PodMux) -> None:
+    pods = [make(uid) for uid in ("young", "static", "old")]
+    pods[0].metadata.creation_timestamp = datetime(2024, 1, 2, tzinfo=UTC)
+    pods[2].metadata.creation_timestamp = datetime(2024, 1, 1, tzinfo=UTC)
+    assert told(mux.set("api", pods)) == [("ADD", "static"), ("ADD", "old"), ("ADD", "young")]
+
+
 def test_names_of_different_sources_may_be_the_same(mux: PodMux) -> None:
     # A mirror pod has its static pod's name.
     mux.set("file", [make("a", "web")])

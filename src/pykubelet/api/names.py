@@ -51,6 +51,12 @@ def qualified_name_problem(name: str) -> str | None:
     )
 
 
+def is_extended_resource(name: str) -> bool:
+    """Whether a resource is of somebody's own making, such as `example.com/dongle`."""
+    own = "/" not in name or "kubernetes.io/" in name or name.startswith("requests.")
+    return not own and qualified_name_problem(f"requests.{name}") is None
+
+
 def label_value_problem(value: str) -> str | None:
     """Say what is wrong with the value of a label or a taint; it may be empty."""
     if not value or (len(value) <= 63 and _QUALIFIED.fullmatch(value)):

@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import field
 
 from pykubelet.api.meta import IntOrString, ObjectMeta, ObjectStruct, Resources
+from pykubelet.api.node_selector import NodeSelector
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.volume import Volume
 from pykubelet.api.volume_files import ObjectFieldSelector as ObjectFieldSelector
@@ -339,6 +340,18 @@ class Toleration(ObjectStruct):
     toleration_seconds: int | None = None
 
 
+class NodeAffinity(ObjectStruct):
+    """Nodes that the pod must be on; what it would merely like is the scheduler's."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+
+
+class Affinity(ObjectStruct):
+    """Where the pod belongs; beside which pods is the scheduler's."""
+
+    node_affinity: NodeAffinity | None = None
+
+
 class PodOS(ObjectStruct):
     """The operating system that the pod is for."""
 
@@ -383,6 +396,7 @@ class PodSpec(ObjectStruct):
     subdomain: str = ""
     set_hostname_as_fqdn: bool | None = None
     scheduler_name: str = ""
+    affinity: Affinity | None = None
     tolerations: list[Toleration] = []
     host_aliases: list[HostAlias] = []
     priority_class_name: str = ""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pykubelet.api.meta import Resources
-from pykubelet.api.names import qualified_name_problem
+from pykubelet.api.names import is_extended_resource
 from pykubelet.api.quantity import Quantity
 from pykubelet.node.settings import NodeSettings
 from pykubelet.resources.capacity import allocatable
@@ -27,12 +27,6 @@ class DeviceAmounts:
     removed: Sequence[str] = ()
 
 
-def is_extended(resource: str) -> bool:
-    """Whether a resource is of somebody's own making, such as `example.com/dongle`."""
-    own = "/" not in resource or "kubernetes.io/" in resource or resource.startswith("requests.")
-    return not own and qualified_name_problem(f"requests.{resource}") is None
-
-
 def next_amounts(
     old_capacity: Resources,
     old_allocatable: Resources,
@@ -43,7 +37,11 @@ def next_amounts(
     """Give capacity and allocatable as they are now."""
     capacity = {**old_capacity, **machine, **devices.capacity, **dict.fromkeys(devices.removed, NOTHING)}
     left = allocatable(capacity, settings.config, ignore_eviction=settings.ignore_eviction)
-    kept = {name: old for name, old in old_allocatable.items() if not is_extended(name) or name in capacity}
+    kept = {
+        name: old
+        for name, old in old_allocatable.items()
+        if not is_extended_resource(name) or name in capacity
+    }
     return capacity, {**kept, **left, **devices.allocatable}
 
 

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 import msgspec
 
 from pykubelet.api.meta import ObjectMeta, Resources
+from pykubelet.api.names import is_extended_resource
 from pykubelet.api.node import Node, NodeSpec, Taint
 from pykubelet.kube.client import PatchKind
 from pykubelet.kube.errors import AlreadyExists, Forbidden, KubeError, NotFound
 from pykubelet.kube.resources import NODES, Resource
 from pykubelet.kube.retrying import Complaints
 from pykubelet.logs import get_logger
-from pykubelet.node.amounts import NOTHING, is_extended
+from pykubelet.node.amounts import NOTHING
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import node_patch
 from pykubelet.resources.qos import HUGE_PAGES_PREFIX
@@ -202,7 +203,7 @@ def _corrected(existing: Resources, capacity: Resources, ours: Resources, reset:
         for name, amount in existing.items()
         if not name.startswith(HUGE_PAGES_PREFIX) or name in pages
     }
-    zeroed = dict.fromkeys(filter(is_extended, capacity), NOTHING) if reset else {}
+    zeroed = dict.fromkeys(filter(is_extended_resource, capacity), NOTHING) if reset else {}
     return {**kept, **pages, **zeroed}
 
 

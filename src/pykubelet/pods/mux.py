@@ -116,7 +116,7 @@ class PodMux:
             if before.get(uid) is not after.get(uid)
             for change in self._settle(uid, source, before.get(uid))
         ]
-        changes.sort(key=lambda change: _ORDER.index(change.op))
+        changes.sort(key=_turn)
         return changes
 
     def _settle(self, uid: str, source: str, before: _Taken | None) -> list[PodChange]:
@@ -164,6 +164,12 @@ def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCIL
     if _wish(before) != _wish(after):
         return "DELETE" if after.metadata.deletion_timestamp is not None else "UPDATE"
     return "RECONCILE" if before.status != after.status else None
+
+
+def _turn(change: PodChange) -> tuple[int, float]:
+    """Where a change comes: by what it is, and of pods that come the oldest first: it has the older right."""
+    created = change.pod.metadata.creation_timestamp
+    return _ORDER.index(change.op), created.timestamp() if created is not None else 0.0
 
 
 def _wish(pod: Pod) -> tuple[object, ...]:

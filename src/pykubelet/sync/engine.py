@@ -22,17 +22,14 @@ from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
 from pykubelet.images.provider_config import CredentialProvider
 from pykubelet.logs import get_logger
-from pykubelet.pods.file_source import FileSource
 from pykubelet.pods.journal import Event, Journal, Note, field_of
 from pykubelet.pods.local_objects import LocalObjects
 from pykubelet.pods.mux import PodChange, PodMux
-from pykubelet.pods.object_manifests import LOCAL_KINDS
 from pykubelet.pods.objects import PodObjects
 from pykubelet.pods.runtime_classes import default_handler
 from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_mirror_pod, is_static_pod
 from pykubelet.pods.store import PodStore
-from pykubelet.pods.url_source import UrlSource
 from pykubelet.probes.prober import Prober
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector
@@ -42,6 +39,7 @@ from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
+from pykubelet.sync.admitting import AdmissionParts, Admitting
 from pykubelet.sync.apply import Cgroups, Doer, Volumes
 from pykubelet.sync.cluster import ClusterParts, ClusterSide
 from pykubelet.sync.engine_metrics import EngineMetrics
@@ -49,6 +47,7 @@ from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pleg import Change, Pleg
 from pykubelet.sync.pod_life import Fate, PodLifeOnNode
 from pykubelet.sync.pulling import make_puller
+from pykubelet.sync.sources import start_sources
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.status import says_more
 from pykubelet.sync.status_phase import TERMINAL
@@ -83,6 +82,7 @@ class EngineParts:
     user_namespaces: bool
     """Whether the runtime can give pods a user namespace."""
     legacy_logs: Path | None
+    admission: AdmissionParts
     local_objects: LocalObjects
     """The configMaps and secrets of the manifests folder; a cluster has others."""
     cluster: ClusterParts | None = None
@@ -178,6 +178,18 @@ class PodEngine:
             on_gone=self._pod_is_gone,
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds, self._metrics.workers)
+        self._admitting = Admitting(
+            parts.admission,
+            scope,
+            parts.registry,
+            store=self.store,
+            workers=self.workers,
+            statuses=self.statuses,
+            journal=self.book,
+            in_runtime=lambda: self.pleg.pods,
+            wanted=self._mux.pods,
+            start=self._start_pod,
+        )
         self._metrics.count_pods(self.store, self.workers, self.statuses, self.life, self.pleg)
         self.loop = SyncLoop(self, self._runtime_errors, config.sync_frequency)
         self._next_gc = 0.0
@@ -206,30 +218,14 @@ class PodEngine:
         self._scope.start(self.pleg.run(), name="pleg")
         self._scope.start(self.prober.run(), name="prober")
         self._scope.start(self.loop.run(), name="sync-loop")
-        config, node_name = self._parts.config, self._parts.node_name
-        if config.static_pod_path:
-            log.info("Adding static pod path", path=config.static_pod_path)
-            source = FileSource(
-                Path(config.static_pod_path),
-                config.file_check_frequency,
-                node_name,
-                self._emit,
-                serve=self._parts.local_objects.offer if self._cluster is None else None,
-            )
-            self._mux.expect("file")
-            self._scope.start(source.run(), name="source-file")
-        if config.static_pod_url:
-            log.info("Adding pod URL", url=config.static_pod_url)
-            url = UrlSource(
-                config.static_pod_url,
-                config.static_pod_url_header,
-                config.http_check_frequency,
-                node_name,
-                self._emit,
-                served=LOCAL_KINDS if config.static_pod_path and self._cluster is None else frozenset(),
-            )
-            self._mux.expect("http")
-            self._scope.start(url.run(), name="source-http")
+        start_sources(
+            self._parts.config,
+            self._parts.node_name,
+            self._mux,
+            self._emit,
+            self._scope,
+            objects=self._parts.local_objects if self._cluster is None else None,
+        )
         if self._cluster is not None:
             self._mux.expect("api")
             self._cluster.start(self._scope)
@@ -299,9 +295,12 @@ class PodEngine:
         self.book.note(pod.uid, "source", f"{change.op} from {change.source}")
         if change.op == "REMOVE":
             self._remove(pod)
-        elif is_static_pod(pod) or self._shall_run(change):
-            self._end_namesakes(pod)
-            self.workers.sync(pod)
+        elif (is_static_pod(pod) or self._shall_run(change)) and self._admitting.may_start(pod):
+            self._start_pod(pod)
+
+    def _start_pod(self, pod: Pod) -> None:
+        self._end_namesakes(pod)
+        self.workers.sync(pod)
 
     def _shall_run(self, change: PodChange) -> bool:
         """Whether an API server's pod is to be synced; sees to one that is on its way out, or was."""
@@ -374,6 +373,7 @@ class PodEngine:
         self.pleg.forget(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
+        self._admitting.forget(uid)
         if self._fate_of(uid) == "leaving":
             self._departed.add(uid)
         if self._cluster is not None:

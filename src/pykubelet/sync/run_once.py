@@ -45,9 +45,8 @@ def failed(pods: Sequence[Pod]) -> list[str]:
             for status in (*pod.status.init_container_statuses, *pod.status.container_statuses)
             if status.state.waiting is not None
         ]
-        problems.append(
-            f"{pod.full_name} is {pod.status.phase or 'unknown'} ({'; '.join(reasons) or 'no details'})"
-        )
+        details = "; ".join(reasons) or pod.status.message or "no details"
+        problems.append(f"{pod.full_name} is {pod.status.phase or 'unknown'} ({details})")
     return problems
 
 

@@ -27,6 +27,8 @@ from pykubelet.sync.status_phase import TERMINAL, phase_of
 
 OWNED = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
 """Conditions that only the agent writes; all others are kept as they are."""
+SHARED = ("DisruptionTarget",)
+"""Conditions that the node and others write: the node's only when the pod ends by it."""
 
 
 def compute_status(view: PodView, now: datetime) -> PodStatus:
@@ -90,6 +92,8 @@ def _conditions(
 ) -> list[PodCondition]:
     pod = view.pod
     foreign = [condition for condition in pod.status.conditions if condition.type not in OWNED]
+    known = {condition.type for condition in foreign}
+    foreign += [c for c in view.previous.conditions if c.type in SHARED and c.type not in known]
     containers = _containers_ready(pod, statuses, phase)
     ready = containers
     if containers[0] == "True" and (missing := _gates_missing(pod, foreign)):

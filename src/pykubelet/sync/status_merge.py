@@ -18,11 +18,9 @@ import msgspec
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerState, ContainerStatus, PodCondition, PodStatus
 from pykubelet.runtime.restart import restarts_after_exit
-from pykubelet.sync.status import OWNED
+from pykubelet.sync.status import OWNED, SHARED
 from pykubelet.sync.status_phase import TERMINAL
 
-SHARED = ("DisruptionTarget",)
-"""Conditions that the node and others write: the node's only when the pod ends by it."""
 MESSAGE_BYTES = 12 * 1024
 """How much all of a pod's containers together may say about their ends."""
 

@@ -1,0 +1,91 @@
+"""What a link of the chain is asked, and what it may answer.
+
+A link is one reason to refuse a pod: one small file, one class with `admit`. It decides from the attempt
+alone (and from what it was made of), at once and without waiting; it may be asked again about the same pod
+and must then answer as if it had not been asked before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pykubelet.api.node import Node
+from pykubelet.api.pod import Pod
+from pykubelet.config.gates import FeatureGates
+
+Amounts = Mapping[str, int]
+"""Amounts of resources: thousandths of cpus, bytes, or pieces."""
+
+UNEXPECTED = "UnexpectedAdmissionError"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A pod that wants to run here."""
+
+    pod: Pod
+    node: Node
+    """This node: its name, labels, taints, and in its status what it has to give and can do."""
+    others: Sequence[Pod] = ()
+    """The pods that were admitted and have not ended."""
+    running: bool = False
+    """Whether an earlier agent admitted the pod, and it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a pod may not run here: a word that people can look up, and a sentence."""
+
+    reason: str
+    message: str
+    stale: bool = False
+    """Whether only the node's labels speak against the pod, which may have changed just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """The pod may run once these have made room."""
+
+    victims: Sequence[Pod]
+    resource: str
+    """What there is too little of; of several the first."""
+
+
+Answer = Refusal | Preempt | None
+
+
+class Link(Protocol):
+    """One reason to refuse pods."""
+
+    for_running: bool
+    """Whether it is asked about pods that already run, too: what runs is not stopped because rules changed,
+    but whoever hands something out must know who has it."""
+
+    def admit(self, attempt: Attempt) -> Answer:
+        """Say whether the pod may run; None when nothing speaks against it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the links are made of: facts about this node and its settings."""
+
+    requests_of: Callable[[Pod], Amounts]
+    """What a pod is promised as a whole."""
+    class_of: Callable[[Pod], str]
+    """A pod's QoS class."""
+    gates: FeatureGates = field(default_factory=FeatureGates)
+    allowed_sysctls: Sequence[str] = ()
+    """`allowedUnsafeSysctls`: names, or beginnings of names and `*`."""
+    kernel: str = ""
+    """The kernel's release, such as `6.1.0-13-amd64`."""
+    apparmor: bool = False
+    """Whether the kernel enforces AppArmor profiles."""
+    pressure: Link | None = None
+    """Refuses pods while the node is short of something (`Evicted`)."""
+    allocation: Link | None = None
+    """Gives cpus, memory and devices to the pod's containers; refuses what cannot be given."""
+    shutdown: Link | None = None
+    """Refuses pods while the machine is shutting down (`NodeShutdown`)."""

@@ -1,0 +1,139 @@
+"""Who decides on which NUMA nodes a pod's CPUs, memory and devices are taken, and refuses what does not fit.
+
+It keeps nothing: what was given out is known to those who gave it, and they get the chosen nodes
+with the order to give. A pod that is asked about again gets the same answer, because providers hint at
+what a container already has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pykubelet.api.pod import Pod
+from pykubelet.config.validate_managers import FEWEST_NUMA_NODES
+from pykubelet.logs import get_logger
+from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, HintProvider, PolicyError
+from pykubelet.resources.hints_merge import Numa, Policy, admits, merge
+from pykubelet.resources.memory_nodes import MemoryNode
+
+Scope = Literal["container", "pod"]
+
+UNEXPECTED = "UnexpectedAdmissionError"
+TOPOLOGY_AFFINITY = "TopologyAffinityError"
+
+_PREFER_CLOSEST = "prefer-closest-numa-nodes"
+_MOST_NODES = "max-allowable-numa-nodes"
+_TRUE = ("1", "t", "T", "true", "TRUE", "True")
+_MISALIGNED = "Resources cannot be allocated with Topology locality"
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a pod may not run, in the words of its status."""
+
+    reason: str
+    message: str
+
+
+class TopologyManager:
+    """The topology policy of one node."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        scope: Scope,
+        options: Mapping[str, str],
+        nodes: Sequence[MemoryNode],
+        providers: Sequence[HintProvider],
+    ) -> None:
+        """Take checked configuration, the machine's NUMA nodes, and who gives out what.
+
+        Providers allocate in their order. Raises PolicyError when the machine is not one for the policy.
+        """
+        self.policy = policy
+        self.scope = scope
+        self._providers = providers
+        self._one_at_a_time = asyncio.Lock()
+        self._machine = Numa(frozenset())
+        if policy != "none":
+            self._machine = numa_of(nodes, options)
+
+    @property
+    def aligns(self) -> bool:
+        """Whether a pod that is admitted certainly has everything from one NUMA node."""
+        return self.policy == "single-numa-node"
+
+    async def admit(self, pod: Pod) -> Refusal | None:
+        """Give each of the pod's containers what it asks for, or say why the pod may not run.
+
+        It waits only where a provider does, and for pods that came before. After a refusal some
+        containers may have something: the providers get it back when they next hear which pods there are.
+        """
+        # Hints are good only until somebody else is given something.
+        async with self._one_at_a_time:
+            return await self._admit(pod)
+
+    async def _admit(self, pod: Pod) -> Refusal | None:
+        together = self._for_pod(pod) if self.policy != "none" and self.scope == "pod" else None
+        if together is not None and not admits(self.policy, together):
+            return Refusal(TOPOLOGY_AFFINITY, _MISALIGNED)
+        for container in (*pod.spec.init_containers, *pod.spec.containers):
+            chosen = together
+            if chosen is None:
+                hints = (
+                    [] if self.policy == "none" else [each.hints(pod, container) for each in self._providers]
+                )
+                chosen = merge(self.policy, self._machine, hints)
+            log.v(4).info(
+                "Topology affinity", pod=pod.full_name, container=container.name, hint=_text(chosen)
+            )
+            if not admits(self.policy, chosen):
+                return Refusal(TOPOLOGY_AFFINITY, _MISALIGNED)
+            try:
+                for provider in self._providers:
+                    if (waiting := provider.allocate(pod, container, chosen)) is not None:
+                        await waiting
+            except AllocationError as err:
+                return refusal_of(err)
+        return None
+
+    def _for_pod(self, pod: Pod) -> Hint:
+        return merge(self.policy, self._machine, [each.pod_hints(pod) for each in self._providers])
+
+
+def refusal_of(err: AllocationError) -> Refusal:
+    """Say it as the reference does, which wraps what it has no name for."""
+    if err.reason is not None:
+        return Refusal(err.reason, str(err))
+    return Refusal(UNEXPECTED, f"Allocate failed due to {err}, which is unexpected")
+
+
+def numa_of(nodes: Sequence[MemoryNode], options: Mapping[str, str]) -> Numa:
+    """Give what merging needs to know of the machine, under the policy's options; raises PolicyError."""
+    most = int(options.get(_MOST_NODES, FEWEST_NUMA_NODES))
+    if len(nodes) > most:
+        raise PolicyError(
+            f"this machine has {len(nodes)} NUMA nodes, more than topologyManagerPolicy can handle "
+            f"({most}): raise {_MOST_NODES} in topologyManagerPolicyOptions, or set the policy to none"
+        )
+    names = frozenset(node.number for node in nodes)
+    if options.get(_PREFER_CLOSEST) not in _TRUE:
+        return Numa(names)
+    distances = {node.number: dict(node.distances) for node in nodes}
+    if any(not names <= known.keys() for known in distances.values()):
+        raise PolicyError(
+            f"{_PREFER_CLOSEST} needs the distances between NUMA nodes, which this machine does not tell "
+            "(/sys/devices/system/node/node*/distance): remove it from topologyManagerPolicyOptions"
+        )
+    return Numa(names, distances)
+
+
+def _text(hint: Hint) -> str:
+    if hint == ANYWHERE or hint.nodes is None:
+        return "any"
+    return f"{sorted(hint.nodes)}{' preferred' if hint.preferred else ''}"

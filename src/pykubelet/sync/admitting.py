@@ -1,0 +1,312 @@
+"""Where pods come in: each new one is judged before anything of it starts, one after the other.
+
+Most are judged at once. Some have to wait: for those who make room for them, or for the node's newest
+labels when those that are known speak against them. Whoever comes meanwhile waits behind them, so that
+nobody takes the room that was made for another. The pods that count as there are those that were admitted
+and have not ended, and those that run since an earlier agent although their source has not been worked off
+yet: what runs is never refused for want of room, and never crowded out by what comes.
+
+A refused pod is Failed with the reason, and nothing of it is ever started. One of the API server stays
+refused after a restart of the agent, by its status there; a static one is judged anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from pykubelet.admission.apparmor import apparmor_is_enabled
+from pykubelet.admission.chain import make_chain
+from pykubelet.admission.fit import as_amounts
+from pykubelet.admission.link import Amounts, Answer, Attempt, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.metrics import AdmissionMetrics
+from pykubelet.api.meta import now as api_now
+from pykubelet.api.node import Node
+from pykubelet.api.pod import Pod, PodSpec
+from pykubelet.config.gates import FeatureGates
+from pykubelet.kube.errors import KubeError
+from pykubelet.logs import get_logger
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.static import is_static_pod
+from pykubelet.pods.store import PodStore
+from pykubelet.resources.qos import pod_requests, qos_class
+from pykubelet.runtime.observed import ObservedPod
+from pykubelet.sync.status_phase import TERMINAL
+from pykubelet.sync.status_refused import (
+    PREEMPTED,
+    PREEMPTING,
+    preempted_status,
+    refused_status,
+    was_refused,
+)
+from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import State
+from pykubelet.sync.workers import PodWorkers
+from pykubelet.tasks import TaskScope
+
+log = get_logger(__name__)
+
+FETCH_SECONDS = 10.0
+"""How long the API server is waited for when the known labels of the node speak against a pod."""
+LEAST_PATIENCE_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionParts:
+    """What pods are judged by."""
+
+    own: Node
+    """This node as the agent knows it: name, labels, taints, what it has to give and can do."""
+    known: Callable[[], Node | None] = lambda: None
+    """The node as the API server was last seen to have it."""
+    fetch: Callable[[], Awaitable[Node]] | None = None
+    """Asks the API server for the node; raises KubeError. None on a standalone node."""
+    allowed_sysctls: Sequence[str] = ()
+    gates: FeatureGates
+    pressure: Link | None = None
+    allocation: Link | None = None
+    shutdown: Link | None = None
+
+
+class Admitting:
+    """Judges new pods; `may_start` is asked before each is handed to its worker."""
+
+    def __init__(
+        self,
+        parts: AdmissionParts,
+        scope: TaskScope,
+        registry: CollectorRegistry | None,
+        *,
+        store: PodStore,
+        workers: PodWorkers,
+        statuses: StatusStore,
+        journal: Journal,
+        in_runtime: Callable[[], Mapping[str, ObservedPod]],
+        wanted: Callable[[], Mapping[str, Pod]],
+        start: Callable[[Pod], None],
+    ) -> None:
+        """Take where pods are; `wanted` also gives those that were not handed on yet, `start` begins one."""
+        self._parts = parts
+        self._scope = scope
+        self._store = store
+        self._workers = workers
+        self._statuses = statuses
+        self._journal = journal
+        self._in_runtime = in_runtime
+        self._wanted = wanted
+        self._start = start
+        self._metrics = AdmissionMetrics(registry)
+        self._requests = _Requests(pod_level=parts.gates.enabled("PodLevelResources"))
+        self.chain = make_chain(
+            Surroundings(
+                requests_of=self._requests,
+                class_of=qos_class,
+                gates=parts.gates,
+                allowed_sysctls=parts.allowed_sysctls,
+                kernel=os.uname().release,
+                apparmor=apparmor_is_enabled(),
+                pressure=parts.pressure,
+                allocation=parts.allocation,
+                shutdown=parts.shutdown,
+            )
+        )
+        self._queue: dict[str, Pod] = {}
+        """Pods that wait to be judged, the first of them until it has been."""
+
+    def may_start(self, pod: Pod) -> bool:
+        """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
+        worker = self._workers.get(pod.uid)
+        if (worker is not None and worker.state is State.SYNCING) or self._workers.is_reborn(pod.uid):
+            return True
+        if worker is None:
+            status = self._statuses.get(pod.uid)
+            if status is not None and status.phase in TERMINAL:
+                return False
+            if pod.status.phase in TERMINAL:
+                return not self._stays_refused(pod)
+        waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
+        answer = self._ask(pod, self._node()) if not waits else None
+        if waits or isinstance(answer, Preempt) or self._may_be_stale(answer):
+            if not self._queue:
+                self._scope.start(self._work_off(), name="admission")
+            self._queue[pod.uid] = pod
+            return False
+        return self._settle(pod, answer)
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone."""
+        self._requests.forget(uid)
+
+    def _stays_refused(self, pod: Pod) -> bool:
+        """Whether an earlier agent refused this pod, and nothing of it is here to be cleaned up."""
+        if not was_refused(pod.status) or self._runs(pod.uid):
+            return False
+        self._statuses.set(pod, pod.status)
+        self._journal.note(pod.uid, "admission", f"was refused before: {pod.status.reason}")
+        return True
+
+    # Judging
+
+    def _ask(self, pod: Pod, node: Node) -> Answer:
+        # What still runs of an earlier life of the pod is on its way out.
+        running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
+        attempt = Attempt(pod=pod, node=node, others=self._others(pod), running=running)
+        return self.chain.admit(attempt)
+
+    def _settle(self, pod: Pod, answer: Answer) -> bool:
+        if isinstance(answer, Refusal):
+            self._refuse(pod, answer)
+            return False
+        self._journal.note(pod.uid, "admission", "admitted")
+        return True
+
+    def _refuse(self, pod: Pod, refusal: Refusal) -> None:
+        log.info(
+            "Pod admission denied",
+            pod=pod.full_name,
+            podUID=pod.uid,
+            reason=refusal.reason,
+            message=refusal.message,
+        )
+        self._journal.note(pod.uid, "admission", f"refused: {refusal.reason}")
+        self._journal.event(pod, "Warning", refusal.reason, refusal.message)
+        self._statuses.set(pod, refused_status(pod, refusal, api_now()))
+        self._metrics.refused(refusal.reason)
+        if self._runs(pod.uid):
+            self._workers.end(pod)
+
+    def _node(self) -> Node:
+        return present_node(self._parts.own, self._parts.known())
+
+    def _runs(self, uid: str) -> bool:
+        seen = self._in_runtime().get(uid)
+        return seen is not None and seen.is_alive
+
+    def _others(self, pod: Pod) -> list[Pod]:
+        found = [other for other in self._store.pods() if other.uid != pod.uid and self._is_there(other.uid)]
+        coming = [
+            uid
+            for uid, seen in self._in_runtime().items()
+            if uid != pod.uid and seen.is_alive and self._store.get(uid) is None
+        ]
+        if coming:
+            wanted = self._wanted()
+            found += [wanted[uid] for uid in coming if uid in wanted and self._workers.get(uid) is None]
+        return found
+
+    def _is_there(self, uid: str) -> bool:
+        worker = self._workers.get(uid)
+        if worker is None:
+            return self._workers.is_reborn(uid)
+        return worker.state in (State.SYNCING, State.TERMINATING)
+
+    # Waiting
+
+    def _may_be_stale(self, answer: Answer) -> bool:
+        return isinstance(answer, Refusal) and answer.stale and self._parts.fetch is not None
+
+    async def _work_off(self) -> None:
+        """Judge the pods that wait, in their order."""
+        while self._queue:
+            uid, pod = next(iter(self._queue.items()))
+            answer: Answer = None
+            if self._is_wanted(uid):
+                answer = self._ask(pod, self._node())
+                if self._may_be_stale(answer):
+                    answer = self._ask(pod, await self._newest_node())
+                if isinstance(answer, Preempt):
+                    await self._make_room(pod, answer)
+            pod = self._queue.pop(uid)
+            # It may have gone meanwhile.
+            if self._is_wanted(uid) and self._settle(pod, answer):
+                self._start(pod)
+
+    def _is_wanted(self, uid: str) -> bool:
+        pod = self._store.get(uid)
+        return pod is not None and (pod.metadata.deletion_timestamp is None or is_static_pod(pod))
+
+    async def _newest_node(self) -> Node:
+        assert self._parts.fetch is not None
+        try:
+            async with asyncio.timeout(FETCH_SECONDS):
+                return present_node(self._parts.own, await self._parts.fetch())
+        except (KubeError, TimeoutError) as err:
+            log.error(err, "Failed to fetch the node; pods are judged by what is known of it")
+            return self._node()
+
+    async def _make_room(self, pod: Pod, room: Preempt) -> None:
+        """End pods, and wait until they have ended, but not for ever."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        for victim in room.victims:
+            self._preempt(victim, pod, room.resource)
+        for victim in room.victims:
+            grace = victim.spec.termination_grace_period_seconds or 0
+            patience = max(grace + grace // 2, LEAST_PATIENCE_SECONDS)
+            worker = self._workers.get(victim.uid)
+            try:
+                async with asyncio.timeout_at(began + patience):
+                    if worker is not None:
+                        await worker.gone.wait()
+            except TimeoutError:
+                self._journal.event(
+                    victim,
+                    "Warning",
+                    "ExceededGracePeriod",
+                    "Container runtime did not kill the pod within specified grace period.",
+                )
+                continue
+            self._metrics.preempted(room.resource)
+            log.info("Pod evicted successfully", pod=victim.full_name, podUID=victim.uid)
+
+    def _preempt(self, victim: Pod, pod: Pod, resource: str) -> None:
+        log.v(2).info(
+            "Preempting pod to free up resources",
+            pod=victim.full_name,
+            podUID=victim.uid,
+            insufficientResource=resource,
+            requestingPod=pod.full_name,
+        )
+        self._journal.note(victim.uid, "admission", f"makes room for {pod.full_name}: too little {resource}")
+        self._journal.event(victim, "Warning", PREEMPTING, PREEMPTED)
+        status = self._statuses.get(victim.uid) or victim.status
+        self._statuses.set(victim, preempted_status(victim, status, api_now()))
+        self._workers.terminate(victim.uid)
+
+
+def present_node(own: Node, known: Node | None) -> Node:
+    """Give the node that pods are judged by: the cluster's word on its labels, taints and extra resources.
+
+    Of what the machine has, this agent knows more, and it knows it first.
+    """
+    if known is None:
+        return own
+    status = msgspec.structs.replace(
+        own.status,
+        allocatable={**known.status.allocatable, **own.status.allocatable},
+        features=known.status.features or own.status.features,
+    )
+    return Node(metadata=known.metadata, spec=known.spec, status=status)
+
+
+class _Requests:
+    """What pods are promised, computed once for each version of a pod: every newcomer adds up all others."""
+
+    def __init__(self, *, pod_level: bool) -> None:
+        self._pod_level = pod_level
+        self._known: dict[str, tuple[PodSpec, Amounts]] = {}
+
+    def __call__(self, pod: Pod) -> Amounts:
+        known = self._known.get(pod.uid)
+        if known is None or known[0] is not pod.spec:
+            known = pod.spec, as_amounts(pod_requests(pod, pod_level=self._pod_level))
+            self._known[pod.uid] = known
+        return known[1]
+
+    def forget(self, uid: str) -> None:
+        self._known.pop(uid, None)

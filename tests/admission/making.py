@@ -1,0 +1,72 @@
+"""Pods, nodes and surroundings for tests of admission, in a few words."""
+
+from typing import Any
+
+import msgspec
+
+from pykubelet.admission.fit import as_amounts
+from pykubelet.admission.link import Amounts, Attempt, Surroundings
+from pykubelet.api.meta import Resources
+from pykubelet.api.node import Node
+from pykubelet.api.pod import Pod
+from pykubelet.api.quantity import Quantity
+from pykubelet.config.gates import FeatureGates
+from pykubelet.kube.resources import read_object
+from pykubelet.resources.qos import pod_requests, qos_class
+
+
+def resources(**texts: str) -> Resources:
+    return {name.replace("_", "-"): Quantity.parse(text) for name, text in texts.items()}
+
+
+def pod(name: str = "web", *, source: str = "api", meta: dict[str, Any] | None = None, **spec: Any) -> Pod:
+    """A pod as its manifest says; without containers it has one that asks for nothing."""
+    annotations = {"kubernetes.io/config.source": source, **(meta or {}).pop("annotations", {})}
+    document = {
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "uid": name,
+            "annotations": annotations,
+            **(meta or {}),
+        },
+        "spec": {"containers": [{"name": "main"}], "nodeName": "n1", **spec},
+        "status": {"phase": "Pending"},
+    }
+    return read_object(Pod, msgspec.json.encode(document))
+
+
+def asking(name: str = "web", /, *, limits: bool = False, priority: int | None = None, **texts: str) -> Pod:
+    """A pod that asks for this; names have `_` for `-`, and `dongle` is an extended resource."""
+    wanted = {_name(key): text for key, text in texts.items()}
+    amounts = {"requests": wanted, **({"limits": wanted} if limits else {})}
+    return pod(name, containers=[{"name": "main", "resources": amounts}], priority=priority)
+
+
+def node(labels: dict[str, str] | None = None, **texts: str) -> Node:
+    """A node of two cpus, unless told otherwise."""
+    amounts = {"cpu": "2", "memory": "1Gi", "ephemeral_storage": "10Gi", "pods": "3", **texts}
+    document = {
+        "metadata": {"name": "n1", "labels": {"kubernetes.io/os": "linux", **(labels or {})}},
+        "status": {"allocatable": {_name(key): text for key, text in amounts.items()}},
+    }
+    return read_object(Node, msgspec.json.encode(document))
+
+
+def requests_of(one: Pod) -> Amounts:
+    return as_amounts(pod_requests(one))
+
+
+def surroundings(gates: dict[str, bool] | None = None, **facts: Any) -> Surroundings:
+    facts = {"kernel": "6.1.0-13-amd64", **facts}
+    return Surroundings(
+        requests_of=requests_of, class_of=qos_class, gates=FeatureGates(overrides=gates or {}), **facts
+    )
+
+
+def attempt(one: Pod, *others: Pod, at: Node | None = None, running: bool = False) -> Attempt:
+    return Attempt(pod=one, node=at or node(), others=others, running=running)
+
+
+def _name(key: str) -> str:
+    return "example.com/dongle" if key == "dongle" else key.replace("_", "-")

@@ -1,0 +1,155 @@
+"""The chain: its order, what is asked of pods that run, and links that others install."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pykubelet.admission.chain import Chain, make_chain, others_links
+from pykubelet.admission.link import Answer, Attempt, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.metrics import AdmissionMetrics
+from tests.admission.making import attempt, pod, surroundings
+
+
+class Saying:
+    """A link with one answer."""
+
+    def __init__(self, answer: Answer, *, for_running: bool = False) -> None:
+        self.for_running = for_running
+        self.asked = 0
+        self._answer = answer
+
+    def admit(self, attempt: Attempt) -> Answer:
+        self.asked += 1
+        return self._answer
+
+
+class Failing:
+    for_running = False
+
+    def admit(self, attempt: Attempt) -> Answer:
+        raise RuntimeError("lost")
+
+
+def test_the_first_refusal_counts() -> None:
+    first, second = Refusal("First", "one"), Refusal("Second", "two")
+    last = Saying(second)
+    assert Chain([Saying(None), Saying(first), last]).admit(attempt(pod())) == first
+    assert not last.asked
+
+
+def test_nobody_makes_room_for_a_pod_that_is_refused() -> None:
+    room = Preempt([pod("victim")], "cpu")
+    refusal = Refusal("No", "never")
+    assert Chain([Saying(room), Saying(refusal)]).admit(attempt(pod())) == refusal
+    assert Chain([Saying(room), Saying(None)]).admit(attempt(pod())) == room
+
+
+def test_pods_that_run_are_shown_only_to_who_hands_something_out() -> None:
+    refusal = Refusal("No", "never")
+    giver = Saying(None, for_running=True)
+    chain = Chain([Saying(refusal), giver])
+    assert chain.admit(attempt(pod(), running=True)) is None
+    assert giver.asked == 1
+    assert chain.admit(attempt(pod())) == refusal
+
+
+def test_a_link_that_fails_keeps_the_pod_away() -> None:
+    answer = Chain([Failing()]).admit(attempt(pod()))
+    assert answer == Refusal("UnexpectedAdmissionError", "Failing failed: lost")
+
+
+def test_the_order_of_the_links() -> None:
+    pressure, allocation, shutdown = (Saying(None) for _ in range(3))
+    chain = make_chain(surroundings(pressure=pressure, allocation=allocation, shutdown=shutdown))
+    names = [type(link).__name__ for link in chain.links]
+    assert names == [
+        "Saying",
+        "Sysctls",
+        "Saying",
+        "OperatingSystem",
+        "SupplementalGroups",
+        "Predicates",
+        "AppArmor",
+        "PodLevelResources",
+        "DeclaredFeatures",
+        "Saying",
+    ]
+    assert (chain.links[0], chain.links[2], chain.links[-1]) == (pressure, allocation, shutdown)
+    assert chain.admit(attempt(pod())) is None
+    assert [one.asked for one in (pressure, allocation, shutdown)] == [1, 1, 1]
+
+
+@dataclass
+class Entry:
+    name: str
+    made: Callable[[Surroundings], Link]
+    value: str = "their.module:Link"
+
+    def load(self) -> Callable[[Surroundings], Link]:
+        return self.made
+
+
+def test_links_of_others_are_asked_in_the_order_of_their_names() -> None:
+    first, second = Saying(None), Saying(None)
+    entries = [Entry("b", lambda _: second), Entry("a", lambda _: first)]
+    assert others_links(surroundings(), entries) == [first, second]
+
+
+def broken(_: Surroundings) -> Link:
+    raise OSError("no such socket")
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [(broken, "no such socket"), (lambda _: object(), "is no link: it has no for_running and no admit")],
+)
+def test_a_link_of_others_that_cannot_be_used_keeps_pods_away(
+    made: Callable[[Surroundings], Link], problem: str
+) -> None:
+    chain = Chain(others_links(surroundings(), [Entry("mine", made)]))
+    refusal = chain.admit(attempt(pod()))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "UnexpectedAdmissionError"
+    assert refusal.message.startswith("the admission link mine (their.module:Link) cannot be used: ")
+    assert problem in refusal.message
+    # What runs stays.
+    assert chain.admit(attempt(pod(), running=True)) is None
+
+
+def test_an_installed_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "never-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: never\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[pykubelet.admission]\nnever = never_link:Never\n")
+    (tmp_path / "never_link.py").write_text(
+        "from pykubelet.admission.link import Refusal\n"
+        "class Never:\n"
+        "    for_running = False\n"
+        "    def __init__(self, given): ...\n"
+        "    def admit(self, attempt): return Refusal('Never', attempt.pod.full_name)\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert make_chain(surroundings()).admit(attempt(pod())) == Refusal("Never", "ns/web")
+
+
+@pytest.mark.parametrize(
+    ("reason", "label"),
+    [
+        ("OutOfcpu", "OutOfcpu"),
+        ("OutOfexample.com/dongle", "OutOfExtendedResources"),
+        ("SysctlForbidden", "SysctlForbidden"),
+        ("NodeAffinity", "Other"),
+        ("Anything", "Other"),
+    ],
+)
+def test_metrics(reason: str, label: str) -> None:
+    registry = CollectorRegistry()
+    metrics = AdmissionMetrics(registry)
+    metrics.refused(reason)
+    metrics.preempted("cpu")
+    assert registry.get_sample_value("kubelet_admission_rejections_total", {"reason": label}) == 1
+    assert registry.get_sample_value("kubelet_preemptions", {"preemption_signal": "cpu"}) == 1

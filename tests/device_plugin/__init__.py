@@ -1,0 +1,1 @@
+"""A device plugin for tests: a process of its own, with devices that are /dev/null by other names."""

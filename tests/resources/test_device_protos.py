@@ -1,0 +1,41 @@
+"""The messages of device plugins and of the pod-resources API are the protocol's, number by number."""
+
+import pytest
+
+from pykubelet.resources import device_plugin_pb2, pod_resources_pb2
+from tests.cri.test_proto import DATA, kind_of, read_table
+
+TABLES = {
+    "deviceplugin.txt": device_plugin_pb2.DESCRIPTOR,
+    "podresources.txt": pod_resources_pb2.DESCRIPTOR,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_messages(name: str) -> None:
+    facts, file = read_table(DATA / name), TABLES[name]
+    package = f"{file.package}."
+    assert {message.full_name for message in file.message_types_by_name.values()} == set(facts.messages)
+    for message in file.message_types_by_name.values():
+        assert {
+            field.name: (field.number, kind_of(field).replace(package, "")) for field in message.fields
+        } == {
+            field: (number, kind.removeprefix("optional "))
+            for field, (number, kind) in facts.messages[message.full_name].items()
+        }, message.full_name
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_services(name: str) -> None:
+    facts, file = read_table(DATA / name), TABLES[name]
+    assert {
+        service.full_name: {
+            method.name: (method.input_type.name, method.server_streaming, method.output_type.name)
+            for method in service.methods
+        }
+        for service in file.services_by_name.values()
+    } == facts.services
+
+
+def test_a_share_may_be_absent() -> None:
+    assert not pod_resources_pb2.ClaimResource().HasField("share_id")
