@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pykubelet.host.mounts import (
     Mount,
+    has_mounts_inside,
     mount,
     mounts_below,
     parse_mountinfo,
@@ -115,6 +116,41 @@ def test_never_deletes_through_a_mount(tmp_path: Path) -> None:
     remove_tree(tree)
     assert not tree.exists()
     assert (precious / "file").read_text() == "kept"
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("files", [0, 300], ids=["few files", "many files"])
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_finds_mounts_inside(tmp_path: Path, what: str, files: int) -> None:
+    """Also a mounted file, and one of the same file system, whose device number tells nothing."""
+    tree, precious = tmp_path / "tree", tmp_path / "precious"
+    tree.mkdir()
+    for number in range(files):
+        (tree / str(number)).touch()
+    point = tree / "a" / "b"
+    for path in (point, precious):
+        if what == "folder":
+            path.mkdir(parents=True)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+    assert not has_mounts_inside(tree)
+    subprocess.run(["mount", "--bind", str(precious), str(point)], check=True)
+    try:
+        assert has_mounts_inside(tree)
+        assert has_mounts_inside(tree / "a")
+        assert not has_mounts_inside(point), "what is mounted on the place itself is not inside"
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+    assert not has_mounts_inside(tree)
+
+
+def test_nothing_is_mounted_in_what_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/proc")
+    for name in ("file", "link", "gone"):
+        assert not has_mounts_inside(tmp_path / name)
+    assert not has_mounts_inside(tmp_path)
 
 
 def test_removes_files_links_and_what_is_gone(tmp_path: Path) -> None:

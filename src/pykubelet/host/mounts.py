@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pykubelet.host.one_mount import TooManyEntries, is_mounted_inside
+
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 MNT_FORCE = 1
@@ -79,6 +81,15 @@ def plan_unmounts(mounts: Iterable[Mount], directory: Path) -> list[Path]:
     return [mount.point for mount in reversed(mounts_below(mounts, directory))]
 
 
+def has_mounts_inside(path: Path) -> bool:
+    """Whether something is mounted strictly below a path; costs little where there are few files."""
+    try:
+        return is_mounted_inside(path)
+    except TooManyEntries:
+        real = _real(path)
+        return bool(mounts_below(read_mounts(real), real))
+
+
 def unmount(point: Path, *, detach: bool = False) -> bool:
     """Unmount one point; with `detach` also a busy one, which then vanishes when its last user ends.
 
@@ -100,8 +111,7 @@ def remove_tree(path: Path, mounts: Iterable[Mount] | None = None) -> None:
     would go on into somebody else's files, and before anything is deleted. `mounts` is the mount
     table, or its part below some parent, if it was just read.
     """
-    real = path.parent.resolve() / path.name
-    if mounts_below(read_mounts(real) if mounts is None else mounts, real):
+    if mounts_below(mounts, _real(path)) if mounts is not None else has_mounts_inside(path):
         raise OSError(errno.EBUSY, "something is mounted inside", str(path))
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, onerror=_unless_gone)
@@ -117,6 +127,11 @@ def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(point))
+
+
+def _real(path: Path) -> Path:
+    """Give the path as the mount table knows it."""
+    return path.parent.resolve() / path.name
 
 
 def _unless_gone(

@@ -19,6 +19,7 @@ from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.rate import TokenBucket
 from pykubelet.kube.resources import Resource
 from pykubelet.kube.transport import Answer, Chunks, Transport
+from pykubelet.kube.turns import Turns
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
@@ -26,7 +27,7 @@ log = get_logger(__name__)
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 MOST_RETRIES = 10
 AT_ONCE = 12
-"""How many requests of a client may be under way: each takes a connection, and new ones are costly."""
+"""How many requests of a client may be under way, when the server is slow to answer."""
 LONGEST_WAIT_SECONDS = 30.0
 """A longer Retry-After is the caller's to obey."""
 # Servers begin to answer a watch at once; some proxies only with its first event.
@@ -75,7 +76,7 @@ class Caller:
         self._timeout = timeout
         self._retries = retries
         self._metrics = metrics
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._at_once = Turns(AT_ONCE)
 
     async def call(self, request: Request) -> bytes:
         """Give the body of a good answer; raises a KubeError otherwise."""

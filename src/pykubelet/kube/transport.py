@@ -32,12 +32,13 @@ from pykubelet.kube.proxy import is_socks, proxy_from_environment, proxy_problem
 from pykubelet.kube.proxy_socks import SocksConnector
 from pykubelet.kube.reaching import FAILURES, explain
 from pykubelet.kube.resolver import SharedResolver
+from pykubelet.kube.turns import KEPT_SECONDS
 
 USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{architecture()}) pykubelet"
 CONNECT_SECONDS = 30.0
 # Less than the API server's own 90 s and than what load balancers commonly allow, so that a
 # connection is rarely closed by the other side just when it is used.
-_KEEP_SECONDS = 30.0
+_KEEP_SECONDS = KEPT_SECONDS
 # A peer that is gone is noticed after 15 + 3 x 10 seconds without traffic.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -60,6 +60,7 @@ class _Taken:
 
     given: Pod
     pod: Pod
+    name: str
 
 
 class PodMux:
@@ -108,7 +109,20 @@ class PodMux:
 
     def _take(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         before = self._reported.get(source, {})
-        after = {pod.uid: self._taken(source, before.get(pod.uid), pod) for pod in _distinct(source, pods)}
+        after: dict[str, _Taken] = {}
+        names: set[str] = set()
+        for pod in pods:
+            uid = pod.metadata.uid
+            taken = before.get(uid)
+            if taken is None or taken.given is not pod:
+                taken = self._taken(source, taken, pod)
+            if taken.name in names or uid in after:
+                log.warning(
+                    "Ignored a pod whose name or uid is taken", pod=taken.name, podUID=uid, source=source
+                )
+                continue
+            names.add(taken.name)
+            after[uid] = taken
         self._reported[source] = after
         changes = [
             change
@@ -140,8 +154,6 @@ class PodMux:
 
     def _taken(self, source: str, before: _Taken | None, pod: Pod) -> _Taken:
         """Give the pod with the annotations that are ours, or the known one when nothing differs."""
-        if before is not None and before.given is pod:
-            return before
         given = pod.metadata.annotations
         if before is not None:
             seen = before.pod.metadata.annotations[SEEN_ANNOTATION]
@@ -154,7 +166,7 @@ class PodMux:
             pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations)
         )
         same = before is not None and difference(before.pod, merged) is None
-        return _Taken(pod, before.pod if same and before is not None else merged)
+        return _Taken(pod, before.pod if same and before is not None else merged, pod.full_name)
 
 
 def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCILE"] | None:
@@ -178,16 +190,3 @@ def _wish(pod: Pod) -> tuple[object, ...]:
     # The generation counts too: it may stand for a field that is not known here, and is reported back.
     life = meta.generation, meta.deletion_timestamp, meta.deletion_grace_period_seconds
     return pod.spec, meta.labels, annotations, life
-
-
-def _distinct(source: str, pods: Iterable[Pod]) -> Iterable[Pod]:
-    """Leave out pods whose name or uid an earlier one of the same source has."""
-    taken: set[str] = set()
-    for pod in pods:
-        if taken.isdisjoint((pod.full_name, pod.uid)):
-            taken.update((pod.full_name, pod.uid))
-            yield pod
-        else:
-            log.warning(
-                "Ignored a pod whose name or uid is taken", pod=pod.full_name, podUID=pod.uid, source=source
-            )

@@ -74,12 +74,14 @@ class PodDirs:
         path = self.pod(uid)
         if not path.exists():
             return
-        # The mount table knows real paths only.
-        real = path.parent.resolve() / path.name
-        mounts = read_mounts(real)
-        if mounted := plan_unmounts(mounts, real):
-            raise OSError(f"{path} is kept: {mounted[0]} is still mounted")
-        remove_tree(path, mounts)
+        try:
+            remove_tree(path)
+        except OSError as err:
+            # The mount table knows real paths only.
+            real = path.parent.resolve() / path.name
+            if mounted := plan_unmounts(read_mounts(real), real):
+                raise OSError(f"{path} is kept: {mounted[0]} is still mounted") from err
+            raise
 
 
 def _make(path: Path) -> None:

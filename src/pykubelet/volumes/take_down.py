@@ -75,9 +75,9 @@ class TakeDown:
                 self.at = point
                 self._unmount(point)
             self.at = None
-            mounts = read_mounts(real.pod)
         for folder in folders:
-            remove_tree(folder, mounts)
+            # Asked anew: what was unmounted may have hidden another mount.
+            remove_tree(folder, None if points else mounts)
 
     def _unmount(self, point: Path) -> None:
         try:

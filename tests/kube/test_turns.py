@@ -1,0 +1,85 @@
+"""Few connections while the API server is quick, more while it is slow, never more than allowed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pykubelet.kube.turns import Turns
+
+pytestmark = pytest.mark.looptime
+
+
+class _Server:
+    """Takes its time for each request, and counts how many are there at once."""
+
+    def __init__(self, turns: Turns, seconds: float) -> None:
+        self._turns = turns
+        self.seconds = seconds
+        self.now = self.most = 0
+        self.order: list[int] = []
+
+    async def ask(self, number: int = 0) -> None:
+        async with self._turns:
+            self.order.append(number)
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                await asyncio.sleep(self.seconds)
+            finally:
+                self.now -= 1
+
+    async def ask_many(self, count: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                group.create_task(self.ask(number))
+
+
+async def test_a_quick_server_needs_one() -> None:
+    server = _Server(Turns(12), 0.004)
+    await server.ask_many(40)
+    assert server.most == 1
+    assert server.order == list(range(40))
+
+
+async def test_a_slow_server_gets_as_many_as_allowed() -> None:
+    loop = asyncio.get_running_loop()
+    server = _Server(Turns(12), 0.2)
+    began = loop.time()
+    await server.ask_many(120)
+    assert server.most == 12
+    assert loop.time() - began < 2.4, "ten rounds of twelve, and a moment to get there"
+
+
+async def test_what_was_allowed_is_forgotten_after_silence() -> None:
+    turns = Turns(12)
+    server = _Server(turns, 0.2)
+    await server.ask_many(40)
+    server.seconds, server.most = 0.004, 0
+    await server.ask_many(20)
+    assert server.most == 12, "the connections are there"
+    await asyncio.sleep(31)
+    server.most = 0
+    await server.ask_many(20)
+    assert server.most == 1
+
+
+async def test_whoever_is_cancelled_takes_no_turn_with_him() -> None:
+    turns = Turns(1)
+    server = _Server(turns, 1.0)
+    first, second, third = (asyncio.ensure_future(server.ask(number)) for number in range(3))
+    await asyncio.sleep(0.5)
+    second.cancel()
+    await asyncio.gather(first, second, third, return_exceptions=True)
+    assert server.order == [0, 2]
+    # Cancelled in the very moment in which the turn was given.
+    first, second, third = (asyncio.ensure_future(server.ask(number)) for number in range(3))
+    await asyncio.sleep(0.5)
+    first.cancel()
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(first, second, third, return_exceptions=True)
+    async with asyncio.timeout(5):
+        await server.ask(9)
+    assert server.order[-2:] == [2, 9]
