@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.host.http_answer import HEAD_LIMIT, ResponseReader, WireError
 from pykubelet.probes.http_client import parse_url, request_target
-from pykubelet.probes.http_wire import HEAD_LIMIT, ResponseReader, WireError, write_request
+from pykubelet.probes.http_wire import write_request
 from pykubelet.probes.outcome import OUTPUT_LIMIT
 
 
 def read(data: bytes, *cuts: int, ended: bool = True) -> ResponseReader:
-    reader = ResponseReader()
+    reader = ResponseReader(OUTPUT_LIMIT)
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for begin, end in itertools.pairwise(edges):
         reader.feed(data[begin:end])
@@ -48,6 +49,26 @@ def test_an_answer_reads_the_same_however_it_arrives(
 ) -> None:
     reader = read(data, *cuts)
     assert (reader.status, bytes(reader.body), reader.done) == (status, body, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "reusable"),
+    [
+        (HEAD + b"Content-Length: 5\r\n\r\nhello", True),
+        (HEAD + b"Content-Length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"abc"), True),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nTrailer: x\r\n\r\n", True),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", False),
+        (HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n", False),
+        (HEAD + b"Content-Length: 5\r\n\r\nhello and more", False),
+        (HEAD + b"\r\nuntil the end", False),
+        (HEAD + b"Content-Length: 20000\r\n\r\n" + b"x" * 20000, False),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", False),
+    ],
+)
+def test_a_connection_is_used_again_only_after_a_whole_answer(data: bytes, reusable: bool) -> None:
+    assert read(data).reusable is reusable
 
 
 @pytest.mark.parametrize(

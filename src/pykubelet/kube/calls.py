@@ -18,7 +18,7 @@ from pykubelet.kube.errors import ApiError, NoCredentials, TimedOut, api_error, 
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.rate import TokenBucket
 from pykubelet.kube.resources import Resource
-from pykubelet.kube.transport import Answer, Chunks, Transport
+from pykubelet.kube.transport import Chunks, Transport, Whole
 from pykubelet.kube.turns import Turns
 from pykubelet.logs import get_logger
 
@@ -86,12 +86,12 @@ class Caller:
             # Before the clock runs: a plugin may take its time.
             credentials = await self._transport.credentials.current()
             async with self._at_once:
-                answer, body = await self._ask(request, credentials)
+                answer = await self._ask(request, credentials)
             if self._metrics is not None:
-                self._metrics.received(request.method, self._transport.host, len(body))
+                self._metrics.received(request.method, self._transport.host, len(answer.body))
             if 200 <= answer.code < 300:
-                return body
-            error = self._refusal(request, answer, body)
+                return answer.body
+            error = self._refusal(request, answer)
             if error.code == 401 and not renewed:
                 renewed = True
                 try:
@@ -107,19 +107,18 @@ class Caller:
             log.v(4).info("The API server wants to be asked later", seconds=wait, request=str(request))
             await asyncio.sleep(wait)
 
-    async def _ask(self, request: Request, credentials: Credentials) -> tuple[Answer, bytes]:
-        deadline = asyncio.get_running_loop().time() + self._timeout
+    async def _ask(self, request: Request, credentials: Credentials) -> Whole:
         try:
-            async with self._transport.ask(
+            return await self._transport.fetch(
                 credentials,
                 request.method,
                 request.path,
                 params=request.params,
                 body=request.body,
                 content_type=request.content_type,
-                deadline=deadline,
-            ) as answer:
-                return answer, await answer.read(MAX_ANSWER_BYTES, deadline)
+                deadline=asyncio.get_running_loop().time() + self._timeout,
+                max_bytes=MAX_ANSWER_BYTES,
+            )
         except TimedOut as err:
             raise TimedOut(err.server, f"{request}: {err.why} ({self._timeout:g} s)") from None
 
@@ -136,7 +135,8 @@ class Caller:
             if answer.code == 200:
                 yield Chunks(answer, begin + seconds)
                 return
-            error = self._refusal(request, answer, await answer.read(MAX_ANSWER_BYTES, deadline))
+            body = await answer.read(MAX_ANSWER_BYTES, deadline)
+            error = self._refusal(request, Whole(answer.code, answer.headers, body))
         if error.code == 401:
             await self._transport.credentials.renewed(credentials)
         raise error
@@ -148,9 +148,9 @@ class Caller:
         if waited > 1:
             log.v(2).info("Waited for the agent's own limit", seconds=round(waited, 3), request=str(request))
 
-    def _refusal(self, request: Request, answer: Answer, body: bytes) -> ApiError:
-        retry_after = _seconds(answer.headers.get("Retry-After", ""))
-        error = api_error(answer.code, body, request=str(request), retry_after=retry_after)
+    def _refusal(self, request: Request, answer: Whole) -> ApiError:
+        retry_after = _seconds(answer.headers.get("retry-after", ""))
+        error = api_error(answer.code, answer.body, request=str(request), retry_after=retry_after)
         resource = request.resource
         if answer.code == 403:
             plural = f"{resource.plural}/{request.subresource}" if request.subresource else resource.plural

@@ -143,6 +143,12 @@ class ApiClient:
             options["preconditions"] = {"uid": uid}
         await self._caller.call(Request("delete", "DELETE", resource, namespace, name, body=to_json(options)))
 
+    async def delete_all(self, resource: Resource[Any], namespace: str = "", *, params: Params = ()) -> None:
+        """Delete all objects that `params` select, of one namespace or of all."""
+        options = to_json({"apiVersion": "v1", "kind": "DeleteOptions"})
+        request = Request("deletecollection", "DELETE", resource, namespace, params=params, body=options)
+        await self._caller.call(request)
+
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
         """List objects as the server wrote them, each to be read by its own."""
         request = Request("list", "GET", resource, namespace, params=params)

@@ -6,16 +6,19 @@ named the same whatever the agent was about to do.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from pykubelet.host.http_answer import WireError
 from pykubelet.kube.access import Access
 from pykubelet.kube.errors import BadAnswer, KubeError, TimedOut, TlsError, Unreachable
+from pykubelet.kube.kept import HungUp, Interrupted, NoConnectionInTime
 from pykubelet.kube.tls import explain_tls
 
-FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+FAILURES = (aiohttp.ClientError, OSError, TimeoutError, WireError)
 """What asking over the network can throw."""
 
 
@@ -36,18 +39,21 @@ def explain(err: BaseException, access: Access, certificate_problem: str = "") -
         return Unreachable(server, f"the proxy cannot be reached: {_words(err.os_error)}")
     if isinstance(err, aiohttp.ClientConnectorDNSError):
         return Unreachable(server, f"the name {err.host} cannot be resolved: {_words(err.os_error)}")
-    if isinstance(err, aiohttp.ConnectionTimeoutError):
+    if isinstance(err, socket.gaierror):
+        return Unreachable(server, f"the name {urlsplit(server).hostname} cannot be resolved: {_words(err)}")
+    if isinstance(err, aiohttp.ConnectionTimeoutError | NoConnectionInTime):
         return TimedOut(server, "no connection could be made in time")
     if isinstance(err, TimeoutError):
         return TimedOut(server, "there was no answer in time")
     if isinstance(err, aiohttp.ClientConnectorError):
         return Unreachable(server, _words(err.os_error))
-    if isinstance(err, aiohttp.ClientPayloadError):
+    if isinstance(err, aiohttp.ClientPayloadError | Interrupted):
         return Unreachable(server, "the connection broke in the middle of an answer")
-    if isinstance(err, aiohttp.ServerDisconnectedError):
+    if isinstance(err, aiohttp.ServerDisconnectedError | HungUp):
         return Unreachable(server, f"the connection was closed without an answer{hint}")
-    if isinstance(err, aiohttp.ClientResponseError):
-        return BadAnswer(f"{server} does not answer as an API server does: {err.message}")
+    if isinstance(err, aiohttp.ClientResponseError | WireError):
+        words = err.message if isinstance(err, aiohttp.ClientResponseError) else err
+        return BadAnswer(f"{server} does not answer as an API server does: {words}")
     if isinstance(err, OSError):
         # A server that does not want our certificate may hang up before its reason gets through.
         return Unreachable(server, _words(err) + hint)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-_Found = list[tuple[Any, ...]]
+AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
+"""An address as `socket.getaddrinfo` gives it."""
+_Found = Sequence[AddressInfo]
 
 
 class SharedResolver(AbstractResolver):
@@ -26,15 +29,7 @@ class SharedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Give the addresses of a host; raises OSError."""
-        key = (host, port, family)
-        pending = self._pending.get(key)
-        if pending is None:
-            ask = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
-            pending = asyncio.get_running_loop().run_in_executor(None, ask)
-            self._pending[key] = pending
-            pending.add_done_callback(partial(self._done, key))
-        found = await asyncio.shield(pending)
+        """Give the addresses of a host as the HTTP library wants them; raises OSError."""
         return [
             ResolveResult(
                 hostname=host,
@@ -44,8 +39,21 @@ class SharedResolver(AbstractResolver):
                 proto=protocol,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
-            for kind, _, protocol, _, address in found
+            for kind, _, protocol, _, address in await self.addresses(host, port, family)
         ]
+
+    async def addresses(
+        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> Sequence[AddressInfo]:
+        """Give the addresses of a host; raises OSError."""
+        key = (host, port, family)
+        pending = self._pending.get(key)
+        if pending is None:
+            ask = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+            pending = asyncio.get_running_loop().run_in_executor(None, ask)
+            self._pending[key] = pending
+            pending.add_done_callback(partial(self._done, key))
+        return await asyncio.shield(pending)
 
     async def close(self) -> None:
         """There is nothing to close; a look-up under way ends by itself."""

@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from pykubelet.kube.access import Access
 from pykubelet.kube.clock_check import ClockCheck
 from pykubelet.kube.credentials import Credentials, CredentialSource
 from pykubelet.kube.errors import BadAnswer, KubeconfigError, Superseded, Unreachable
+from pykubelet.kube.kept import Connections
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.proxy import is_socks, proxy_from_environment, proxy_problem
 from pykubelet.kube.proxy_socks import SocksConnector
@@ -49,6 +51,15 @@ _SOCKET_OPTIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An answer with all of its body; `headers` are by their names in lower case."""
+
+    code: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class Answer:
     """The beginning of an answer; its body is read as a whole or as it comes.
 
@@ -59,7 +70,7 @@ class Answer:
         self, response: aiohttp.ClientResponse, failed: Callable[[BaseException], Exception]
     ) -> None:
         self.code = response.status
-        self.headers = response.headers
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
         self._response = response
         self._failed = failed
 
@@ -134,6 +145,45 @@ class Transport:
     ) -> None:
         await self.close_all()
 
+    async def fetch(
+        self,
+        credentials: Credentials,
+        method: str,
+        path: str,
+        *,
+        params: Sequence[tuple[str, str]] = (),
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        deadline: float,
+        max_bytes: int,
+    ) -> Whole:
+        """Send a request and give its whole answer; raises Unreachable, TimedOut and BadAnswer.
+
+        `deadline` is the loop's time at which all of it must be there.
+        """
+        if method == "GET" or self._proxy:
+            async with self.ask(
+                credentials,
+                method,
+                path,
+                params=params,
+                body=body,
+                content_type=content_type,
+                deadline=deadline,
+            ) as answer:
+                return Whole(answer.code, answer.headers, await answer.read(max_bytes, deadline))
+        headers = self._request_headers(credentials, body, content_type)
+        async with self._using(credentials) as pool:
+            begin = time.monotonic()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    got = await pool.kept.ask(method, path, params, headers, body, max_bytes)
+            except FAILURES as err:
+                self._failed(method, begin, body)
+                raise self._explain(err) from err
+            self._heard(method, got.status, got.headers.get("date", ""), begin, body)
+            return Whole(got.status, got.headers, bytes(got.body))
+
     @asynccontextmanager
     async def ask(
         self,
@@ -152,14 +202,8 @@ class Transport:
         `deadline` is the loop's time at which the answer must have begun. A stream is ended when the
         certificates change.
         """
-        headers: list[tuple[str, str]] = [*self._headers.items(), *credentials.headers]
-        if body is not None:
-            headers.append(("Content-Type", content_type))
-        pool = self._pool(credentials.context)
-        async with pool.using():
-            await self._retire_outdated()
-            if pool.closed:
-                raise Unreachable(self.access.server, "all connections were closed meanwhile")
+        headers = self._request_headers(credentials, body, content_type)
+        async with self._using(credentials) as pool:
             begin = time.monotonic()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -175,12 +219,9 @@ class Transport:
                         allow_redirects=False,
                     )
             except FAILURES as err:
-                self._count(method, "<error>", begin, body)
-                self._reachable = False
+                self._failed(method, begin, body)
                 raise self._explain(err) from err
-            self._count(method, str(response.status), begin, body)
-            self._answered(response.status)
-            self._clock_check.heard(response.headers.get("Date", ""), time.monotonic())
+            self._heard(method, response.status, response.headers.get("Date", ""), begin, body)
             pool.open[response] = stream
             try:
                 if stream and pool.retired:
@@ -208,9 +249,35 @@ class Transport:
             except TimeoutError:
                 return
 
+    def _request_headers(
+        self, credentials: Credentials, body: bytes | None, content_type: str
+    ) -> list[tuple[str, str]]:
+        headers = [*self._headers.items(), *credentials.headers]
+        if body is not None:
+            headers.append(("Content-Type", content_type))
+        return headers
+
+    @asynccontextmanager
+    async def _using(self, credentials: Credentials) -> AsyncIterator[_Pool]:
+        pool = self._pool(credentials.context)
+        async with pool.using():
+            await self._retire_outdated()
+            if pool.closed:
+                raise Unreachable(self.access.server, "all connections were closed meanwhile")
+            yield pool
+
     def _pool(self, context: ssl.SSLContext | None) -> _Pool:
         if not self._pools or self._pools[-1].context is not context:
-            self._pools.append(_Pool(context, self._connector()))
+            kept = Connections(
+                self.access.server,
+                context,
+                self.access.tls_server_name,
+                resolve=self._resolver.addresses,
+                new_socket=_new_socket,
+                keep_seconds=_KEEP_SECONDS,
+                connect_seconds=CONNECT_SECONDS,
+            )
+            self._pools.append(_Pool(context, self._connector(), kept))
         return self._pools[-1]
 
     def _connector(self) -> aiohttp.BaseConnector:
@@ -232,7 +299,13 @@ class Transport:
                 await pool.retire()
             self._pools = [pool for pool in self._pools if not pool.closed]
 
-    def _answered(self, code: int) -> None:
+    def _failed(self, method: str, begin: float, body: bytes | None) -> None:
+        self._count(method, "<error>", begin, body)
+        self._reachable = False
+
+    def _heard(self, method: str, code: int, date: str, begin: float, body: bytes | None) -> None:
+        self._count(method, str(code), begin, body)
+        self._clock_check.heard(date, time.monotonic())
         if not self._reachable and code < 500:
             self._reachable = True
             self._recovery.set()
@@ -252,8 +325,11 @@ class Transport:
 class _Pool:
     """Connections that were made with the same certificates."""
 
-    def __init__(self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector) -> None:
+    def __init__(
+        self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector, kept: Connections
+    ) -> None:
         self.context = context
+        self.kept = kept
         self.open: dict[aiohttp.ClientResponse, bool] = {}
         """The answers being read, and whether they are streams."""
         self._users = 0
@@ -291,6 +367,7 @@ class _Pool:
         # The library wakes those who wait for an answer to begin, not those who read one.
         for response in tuple(self.open):
             response.close()
+        self.kept.close()
         await self.session.close()
 
 

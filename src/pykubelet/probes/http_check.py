@@ -15,6 +15,7 @@ from urllib.parse import urljoin
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.api.pod import Container, HTTPGetAction
+from pykubelet.host.http_answer import WireError
 from pykubelet.probes.http_client import (
     Answer,
     DialError,
@@ -24,7 +25,6 @@ from pykubelet.probes.http_client import (
     request_target,
     unverified_tls,
 )
-from pykubelet.probes.http_wire import WireError
 from pykubelet.probes.outcome import BadTarget, Outcome, Target, resolve_host, resolve_port
 from pykubelet.probes.tcp_check import dial_failure
 

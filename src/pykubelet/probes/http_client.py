@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote, urlsplit
 
-from pykubelet.probes.http_wire import ResponseReader, WireError, write_request
-from pykubelet.probes.outcome import join_host_port
+from pykubelet.host.http_answer import ResponseReader, WireError
+from pykubelet.probes.http_wire import write_request
+from pykubelet.probes.outcome import OUTPUT_LIMIT, join_host_port
 
 _HANG_UP_SECONDS = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -145,7 +146,7 @@ class _Exchange(asyncio.Protocol):
     """Writes the request, feeds the reader, and is over with the answer or the connection."""
 
     def __init__(self, request: bytes, over: asyncio.Future[None]) -> None:
-        self.reader = ResponseReader()
+        self.reader = ResponseReader(OUTPUT_LIMIT)
         self.over = over
         self.failure: OSError | WireError | None = None
         self._request = request

@@ -1,0 +1,235 @@
+"""Connections that are kept for writing, against servers that answer, hang up, babble or break off."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from pykubelet.host.http_answer import ResponseReader, WireError
+from pykubelet.kube.errors import BadAnswer
+from pykubelet.kube.kept import Connections, HungUp, Interrupted, NoConnectionInTime
+from pykubelet.kube.resolver import AddressInfo, SharedResolver
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nDate: now\r\n\r\nhi"
+
+
+def new_socket(address: AddressInfo) -> socket.socket:
+    return socket.socket(address[0], address[1], address[2])
+
+
+class _Server:
+    """Does with each connection what the script says, and remembers requests."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self.url = ""
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self._script(reader, writer)
+        writer.close()
+
+    async def take(self, reader: asyncio.StreamReader) -> bytes:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = next(
+            int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length")
+        )
+        request = head + await reader.readexactly(size)
+        self.requests.append(request)
+        return request
+
+
+@asynccontextmanager
+async def serving(script: Callable[[_Server], Script]) -> AsyncIterator[_Server]:
+    def unset(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> Awaitable[None]:
+        raise AssertionError
+
+    server = _Server(unset)
+    server._script = script(server)
+    listening = await asyncio.start_server(server._serve, "127.0.0.1", 0)
+    async with listening:
+        server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/prefix"
+        yield server
+
+
+@asynccontextmanager
+async def connected(server: _Server, keep: float = 30.0) -> AsyncIterator[Connections]:
+    connections = Connections(
+        server.url,
+        None,
+        "",
+        resolve=SharedResolver().addresses,
+        new_socket=new_socket,
+        keep_seconds=keep,
+        connect_seconds=5,
+    )
+    try:
+        yield connections
+    finally:
+        connections.close()
+
+
+def answering(answer: bytes, times: int = 1000) -> Callable[[_Server], Script]:
+    def made(server: _Server) -> Script:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for _ in range(times):
+                await server.take(reader)
+                writer.write(answer)
+
+        return script
+
+    return made
+
+
+async def ask(connections: Connections, method: str = "PATCH", limit: int = 1000) -> ResponseReader:
+    async with asyncio.timeout(10):
+        return await connections.ask(
+            method, "/api/v1/x", [("fieldManager", "a b&c")], [("Accept", "application/json")], b"{}", limit
+        )
+
+
+async def test_one_connection_serves_many_requests() -> None:
+    async with serving(answering(OK)) as server, connected(server) as connections:
+        for _ in range(3):
+            answer = await ask(connections)
+            assert (answer.status, bytes(answer.body), answer.headers["date"]) == (200, b"hi", "now")
+        assert server.connections == 1
+        lines = server.requests[0].split(b"\r\n")
+        assert lines[0] == b"PATCH /prefix/api/v1/x?fieldManager=a+b%26c HTTP/1.1"
+        assert b"Host: " + server.url.split("/")[2].encode() in lines
+        assert lines[-1] == b"{}"
+
+
+async def test_requests_at_once_have_connections_of_their_own() -> None:
+    async with serving(answering(OK)) as server, connected(server) as connections:
+        await asyncio.gather(*(ask(connections) for _ in range(4)))
+        assert server.connections == 4
+        await ask(connections)
+        assert server.connections == 4
+
+
+async def test_one_that_was_not_used_for_long_is_not_trusted() -> None:
+    async with serving(answering(OK)) as server, connected(server, keep=-1) as connections:
+        await ask(connections)
+        await ask(connections)
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(("method", "repeated"), [("PUT", True), ("DELETE", True), ("PATCH", False)])
+async def test_a_kept_connection_that_the_server_closes(method: str, repeated: bool) -> None:
+    """The server takes the second request on a connection and hangs up: who knows what it did with it."""
+
+    def made(server: _Server) -> Script:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.take(reader)
+            writer.write(OK)
+            if server.connections == 1:
+                await server.take(reader)
+            else:
+                await reader.read()
+
+        return script
+
+    async with serving(made) as server, connected(server) as connections:
+        await ask(connections, method)
+        if repeated:
+            assert (await ask(connections, method)).status == 200
+            assert server.connections == 2
+        else:
+            with pytest.raises(HungUp):
+                await ask(connections, method)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", HungUp),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nhalf", Interrupted),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", Interrupted),
+        (b"SSH-2.0-OpenSSH_9\r\n", WireError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1500\r\n\r\n" + b"x" * 1500, BadAnswer),
+    ],
+)
+async def test_answers_that_are_none(answer: bytes, error: type[Exception]) -> None:
+    async with serving(answering(answer, times=1)) as server, connected(server) as connections:
+        with pytest.raises(error):
+            await ask(connections, "PUT")
+        assert server.connections == 1, "a fresh connection is no reason to try again"
+
+
+async def test_words_after_an_answer_are_not_taken_for_the_next() -> None:
+    async with (
+        serving(answering(OK + b"HTTP/1.1 500 Lie\r\n\r\n")) as server,
+        connected(server) as connections,
+    ):
+        for _ in range(2):
+            assert (await ask(connections)).status == 200
+        assert server.connections == 2
+
+
+async def test_who_gives_up_takes_the_connection_along() -> None:
+    """Else the late answer would be taken for that of the next request."""
+    late = asyncio.Event()
+
+    def made(server: _Server) -> Script:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.take(reader)
+            if server.connections == 1:
+                await late.wait()
+            writer.write(OK)
+            await reader.read()
+
+        return script
+
+    async with serving(made) as server, connected(server) as connections:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ask(connections)
+        late.set()
+        assert (await ask(connections)).status == 200
+        assert server.connections == 2
+
+
+async def test_closing_ends_what_waits() -> None:
+    def made(server: _Server) -> Script:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await server.take(reader)
+            await reader.read()
+
+        return script
+
+    async with serving(made) as server, connected(server) as connections:
+        waiting = asyncio.ensure_future(ask(connections))
+        async with asyncio.timeout(10):
+            while not server.requests:
+                await asyncio.sleep(0.01)
+        connections.close()
+        with pytest.raises(HungUp):
+            await waiting
+
+
+async def test_no_connection_in_time() -> None:
+    async def never(host: str, port: int) -> list[AddressInfo]:
+        await asyncio.sleep(60)
+        return []
+
+    connections = Connections(
+        "https://elsewhere.example",
+        None,
+        "",
+        resolve=never,
+        new_socket=new_socket,
+        keep_seconds=30,
+        connect_seconds=0.05,
+    )
+    with pytest.raises(NoConnectionInTime):
+        await ask(connections)
