@@ -17,7 +17,7 @@ run: setup ## start a node: the agent with its own container runtime
 
 test: ## run the whole test suite (as root: it runs real containers)
 	@scripts/setup --test
-	$(PY)/pytest -q
+	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 check: setup ## formatting, lint, types, layers
 	$(PY)/ruff format --check .
