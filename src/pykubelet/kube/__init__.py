@@ -5,7 +5,8 @@ From the kubeconfig to an answer:
     kubeconfig.py     a file becomes an `Access`: one server, one user (access.py), perhaps a proxy
     credentials.py    tokens and certificates as they are now: files, plugins (exec_plugin.py), TLS (tls.py)
     transport.py      connections, kept and watched, perhaps through a proxy; failures in words (reaching.py)
-    calls.py          one request: its turn (rate.py), its retries, its refusal (errors.py)
+    kept.py           the connections for writing, without the HTTP library
+    calls.py          one request: its turn (rate.py, turns.py), its retries, its refusal (errors.py)
     client.py         typed verbs on resources (resources.py); the agent's three are in clients.py
 
 and what is built on it:
