@@ -22,6 +22,7 @@ from pykubelet.embedded.needs import inspect_machine
 from pykubelet.embedded.state import OUTSIDE, load
 from pykubelet.embedded.teardown import down
 from pykubelet.host.iptables import shared_chains_present
+from pykubelet.host.kernel import KERNEL_DEFAULTS
 
 # How long an example takes says something of the machine's load, nothing of the code.
 settings.register_profile("unhurried", deadline=None)
@@ -44,7 +45,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return Path(__file__).parent / "cluster" in item.path.parents
 
     items.sort(key=needs_plane)
-    if items and needs_plane(items[-1]) and not needs_plane(items[0]) and not config.option.collectonly:
+    mixed = bool(items) and needs_plane(items[-1]) and not needs_plane(items[0])
+    # Of several processes that share the tests, the first builds.
+    first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+    if mixed and first and not config.option.collectonly:
         config.stash[_building] = subprocess.Popen(
             ["nice", "-n", "19", sys.executable, "-c", _BUILD],
             stdin=subprocess.DEVNULL,
@@ -85,7 +89,7 @@ def why_no_machine() -> str:
 
 
 @contextmanager
-def runtime_process(data_dir: Path) -> Iterator[RunningRuntime]:
+def runtime_process(data_dir: Path, cgroup_driver: str = "cgroupfs") -> Iterator[RunningRuntime]:
     """Run a private runtime in a process of its own, which ends with this block or with this process."""
     command = [
         "setpriv",
@@ -96,6 +100,7 @@ def runtime_process(data_dir: Path) -> Iterator[RunningRuntime]:
         "-m",
         "pykubelet.embedded",
         str(data_dir),
+        cgroup_driver,
     ]
     with (
         tempfile.TemporaryFile("w+") as said,
@@ -115,6 +120,17 @@ def runtime_process(data_dir: Path) -> Iterator[RunningRuntime]:
         finally:
             process.terminate()
             process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_settings() -> Iterator[None]:
+    """Take back what agents set of this machine's kernel."""
+    paths = [Path("/proc/sys", name) for name in KERNEL_DEFAULTS]
+    before = {path: path.read_text() for path in paths if path.exists()}
+    yield
+    for path, text in before.items():
+        if path.read_text() != text:
+            path.write_text(text)
 
 
 @pytest.fixture

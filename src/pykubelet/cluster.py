@@ -7,7 +7,7 @@ it: pods that run keep running, static pods start, and everything is told when t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ from pykubelet.kube.resources import NODES
 from pykubelet.kube.rotation_client import ClientCertificateRotation
 from pykubelet.kube.transport import Transport
 from pykubelet.logs import get_logger
+from pykubelet.node.amounts import DeviceAmounts
 from pykubelet.node.informer import KnownNode
 from pykubelet.node.metrics import NodeStartup
 from pykubelet.node.reporter import NodeReporter
@@ -102,13 +103,20 @@ class Cluster:
             replace(
                 node_sources(cri, flags, config, health, runtime_state.refresh),
                 volumes_in_use=self._volumes_in_use,
+                volumes_reported=self._volumes_reported,
+                problems=self._problems,
+                devices=lambda: self.devices(),
             ),
-            self._node_event,
+            self.node_event,
             startup,
         )
         self._read: tuple[KnownNode | None, Node | None] = (None, None)
         """The node as it came, and as it was read: only its changes are read."""
         self._volumes: PodVolumes | None = None
+        self.devices: Callable[[], DeviceAmounts] = DeviceAmounts
+        """How many devices the node has to give."""
+        self.is_crowded: Callable[[], bool] = lambda: False
+        """Whether events should wait: pods are being started."""
         self._services = Services(clients.objects)
         self._classes = RuntimeClasses(clients.objects, tasks)
         self._objects = ClusterObjects(
@@ -139,7 +147,7 @@ class Cluster:
     def start(self, engine: PodEngine) -> None:
         """Begin to watch and to report; what happens to pods becomes events."""
         engine.book.listen(self.recorder.pod_event)
-        self._tasks.start(self.recorder.run(engine.is_crowded), name="events")
+        self.is_crowded = engine.is_crowded
         self._tasks.start(self._services.run(), name="services")
         self._tasks.start(self.reporter.run(), name="node")
 
@@ -150,9 +158,9 @@ class Cluster:
         csi = volumes.kinds.get("csi")
         if isinstance(csi, CsiKind):
             health = self._settings.gates.enabled("CSIVolumeHealth")
-            csi.listen(self.recorder.record, health=health)
+            csi.listen(self.recorder.record, health=health, ready=self.reporter.wake)
             self.reporter.informer.listen(
-                lambda node: csi.attachments.node_changed(bytes(node.status)) if node is not None else None
+                lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
             )
 
     def node_labels(self) -> Mapping[str, str] | None:
@@ -193,11 +201,20 @@ class Cluster:
             metrics=CertificateMetrics(self._registry, "server"),
         )
 
-    def _node_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+    def node_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        """Tell of something that happens to the node."""
         self.recorder.record(self._about, kind, reason, message)
 
     def _volumes_in_use(self) -> list[str] | None:
         return self._volumes.in_use() if self._volumes is not None else None
+
+    def _volumes_reported(self, names: list[str]) -> None:
+        if self._volumes is not None:
+            self._volumes.reported(names)
+
+    def _problems(self) -> list[str]:
+        csi = self._volumes.kinds.get("csi") if self._volumes is not None else None
+        return [csi.problem] if isinstance(csi, CsiKind) and csi.problem else []
 
     def _node_uid(self) -> str:
         node = self.reporter.informer.node
@@ -242,6 +259,7 @@ async def join_cluster(
         startup = NodeStartup(registry, started=started.timestamp())
         cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state, startup)
         log.info("Joining the cluster", server=access.server, node=settings.node_name)
+        tasks.start(cluster.recorder.run(lambda: cluster.is_crowded()), name="events")
         try:
             yield cluster
         finally:

@@ -20,28 +20,15 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pykubelet import KUBERNETES_VERSION, __version__
-from pykubelet.api import cpuset
+from pykubelet.allotting import make_allotment, start_allotment
+from pykubelet.claiming import claim_plugins, make_claims, start_claims
 from pykubelet.cluster import AgentSettings, Cluster, join_cluster
-from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import Loaded
-from pykubelet.config.validate import validate_machine
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.errors import CriError, Unimplemented
 from pykubelet.cri.metrics import CriMetrics
-from pykubelet.cri.runtime_pb2 import SYSTEMD, StatusResponse
-from pykubelet.host import (
-    HostError,
-    addresses,
-    cgroups,
-    hostname,
-    kernel,
-    lockfile,
-    notify,
-    oom,
-    propagation,
-    rlimits,
-    swap,
-)
+from pykubelet.cri.runtime_pb2 import StatusResponse
+from pykubelet.devices import NodeDevices
+from pykubelet.host import HostError, addresses, cgroups, hostname, lockfile, notify
 from pykubelet.host.machine import architecture
 from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.kube.errors import KubeconfigError
@@ -51,39 +38,42 @@ from pykubelet.node.addresses import host_ips
 from pykubelet.node.own_node import own_node
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import node_settings
+from pykubelet.plugins import start_plugins
 from pykubelet.pods.local_objects import LocalObjects
-from pykubelet.resources.capacity import read_capacity
-from pykubelet.resources.cgroup_files import CgroupError
-from pykubelet.resources.huge_pages import read_page_sizes
-from pykubelet.resources.metrics import CgroupMetrics
-from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.preparing import (
+    StartError,
+    adjust_process,
+    check_machine,
+    find_id_space,
+    open_books,
+    prepare_cgroups,
+    prepare_root,
+    take_cgroup_driver,
+)
+from pykubelet.resources.node_cgroups import no_record
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
 from pykubelet.runtime.node_facts import gather_node_facts
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 from pykubelet.server.configz import configz_document
 from pykubelet.server.health import Check
 from pykubelet.server.metrics_agent import AgentFacts
 from pykubelet.serving import ServingParts, serving
-from pykubelet.storage import make_volumes, start_volumes
+from pykubelet.storage import make_volumes, start_volumes, volume_plugins
 from pykubelet.sync.admitting import AdmissionParts
+from pykubelet.sync.allotment import Allotment
+from pykubelet.sync.claims_side import NO_CLAIMS
 from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
+from pykubelet.tuning import set_kernel_defaults, start_daemon_cgroups, start_util_chains
 from pykubelet.volumes.usage import VolumeUsage
 
 log = get_logger(__name__)
 
 _YOUNG_OBJECTS = 10_000
 """After how many new objects garbage is looked for."""
-
-
-class StartError(Exception):
-    """The agent cannot start here; the text is one line with the cause and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,10 @@ class NodeIdentity:
 class Kubelet:
     """One node agent; several can live in one process."""
 
-    def __init__(self, loaded: Loaded, on_started: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, loaded: Loaded, on_started: Callable[[], None] = lambda: None, *, tunes_kernel: bool = True
+    ) -> None:
+        """Take the settings; `tunes_kernel`: whether the machine is a node's alone, and set up as such."""
         self.flags = loaded.flags
         self.config = loaded.config
         self.gates = loaded.gates
@@ -107,6 +100,7 @@ class Kubelet:
         self._given = loaded.given
         self._started = datetime.now(UTC)
         self._on_started = on_started
+        self._tunes_kernel = tunes_kernel
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
         self.volume_usage: VolumeUsage | None = None
@@ -131,21 +125,30 @@ class Kubelet:
                 log.info("Standalone mode, no API client")
             identity = await self._identify()
             self.registry.register(AgentFacts(identity.name, self.gates))
-            self._check_machine()
-            self._adjust_process()
+            check_machine(self.config)
+            adjust_process(self.config)
+            if self._tunes_kernel and not self.config.protect_kernel_defaults:
+                set_kernel_defaults()
             cri = await self._connect_runtime(stack)
-            await self._take_cgroup_driver(cri)
+            await take_cgroup_driver(cri, self.config, self.gates)
             if self._stop.is_set():
                 return
             health = RuntimeHealth(cri.runtime.status)
             runtime_state = RuntimeState(health.status)
+            # What the node has is read from its disk when it joins.
+            prepare_root(Path(self.flags.root_dir), stack)
             cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
             if self._stop.is_set():
                 return
-            self._prepare_root(stack)
+            devices = NodeDevices(Path(self.flags.root_dir), self.gates, self.registry)
+            # They outlive the engine: a pod whose plugin is being asked must not be refused because we stop.
+            await devices.serve(stack)
             tasks = await stack.enter_async_context(TaskScope())
             tasks.start(runtime_state.run(), name="runtime-state")
-            engine = await self._start_engine(tasks, cri, identity, runtime_state, cluster)
+            start_util_chains(self.config, tasks)
+            start_daemon_cgroups(self.config, tasks)
+            engine = await self._start_engine(stack, tasks, cri, identity, runtime_state, cluster, devices)
+            runtime_state.on_ready = engine.workers.wake_all
             health.add_check("PLEG", engine.pleg.health)
             if cluster is not None:
                 cluster.start(engine)
@@ -225,37 +228,6 @@ class Kubelet:
         log.info("Node identity", nodeName=name, nodeIPs=ips)
         return NodeIdentity(name, ips)
 
-    def _check_machine(self) -> None:
-        found = cgroups.detect_cgroups()
-        log.info("Cgroups", mode=found.mode.value, driver=self.config.cgroup_driver)
-        online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
-        if problems := validate_machine(self.config, cgroup_v2=found.unified, online_cpus=online):
-            raise ConfigError(problems)
-        if not found.unified:
-            log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
-        differing = kernel.kernel_default_differences()
-        if differing and self.config.protect_kernel_defaults:
-            wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
-            raise StartError(
-                f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {wanted}`"
-            )
-        problem = swap.swap_problem(swap.swap_areas())
-        if problem and self.config.fail_swap_on:
-            raise StartError(problem)
-
-    def _adjust_process(self) -> None:
-        try:
-            oom.set_oom_score(self.config.oom_score_adj)
-        except OSError as err:
-            log.warning(
-                "Could not set the OOM score; going on without", score=self.config.oom_score_adj, err=err
-            )
-        limit = rlimits.raise_open_files(self.config.max_open_files)
-        if not limit.reached:
-            log.warning(
-                "Could not raise the open files limit as far as asked", asked=limit.wanted, limit=limit.soft
-            )
-
     async def _connect_runtime(self, stack: contextlib.AsyncExitStack) -> Cri:
         endpoint = self.config.container_runtime_endpoint
         image_endpoint = self.config.image_service_endpoint or endpoint
@@ -276,55 +248,19 @@ class Kubelet:
         )
         return cri
 
-    async def _take_cgroup_driver(self, cri: Cri) -> None:
-        """Use the runtime's cgroup driver where it tells: two opinions would strand pods."""
-        if not self.gates.enabled("KubeletCgroupDriverFromCRI"):
-            return
-        try:
-            answer = await cri.runtime.runtime_config()
-        except Unimplemented:
-            log.info("The runtime does not tell its cgroup driver; using the configured one")
-            return
-        except CriError as err:
-            log.error(err, "Could not ask the runtime for its cgroup driver; using the configured one")
-            return
-        driver = "systemd" if answer.linux.cgroup_driver == SYSTEMD else "cgroupfs"
-        if driver != self.config.cgroup_driver:
-            log.info("Using the runtime's cgroup driver", driver=driver, configured=self.config.cgroup_driver)
-            self.config.cgroup_driver = driver
-
-    def _prepare_root(self, stack: contextlib.AsyncExitStack) -> None:
-        """Have the root directory, with mounts that containers can share."""
-        root = Path(self.flags.root_dir)
-        root.mkdir(mode=0o750, parents=True, exist_ok=True)
-
-        def take_back() -> None:
-            # Containers that still run keep what they share.
-            if not PodDirs(root).uids():
-                propagation.unshare_mounts(root)
-
-        try:
-            if propagation.share_mounts(root):
-                log.v(2).info("Bind-mounted the root directory with shared mount propagation", path=root)
-                stack.callback(take_back)
-        except OSError as err:
-            log.warning("Volumes with mountPropagation cannot work here", path=root, err=err)
-
     async def _start_engine(
         self,
+        stack: contextlib.AsyncExitStack,
         tasks: TaskScope,
         cri: Cri,
         identity: NodeIdentity,
         runtime_state: RuntimeState,
         cluster: Cluster | None,
+        devices: NodeDevices,
     ) -> PodEngine:
         root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
-        metrics = CgroupMetrics(self.registry, unified=found.unified)
-        pod_cgroups = PodCgroups(self.config, self.gates, found, read_capacity(), read_page_sizes(), metrics)
-        try:
-            await pod_cgroups.setup()
-        except CgroupError as err:
-            raise StartError(str(err)) from err
+        record = cluster.node_event if cluster is not None else no_record
+        pod_cgroups = await prepare_cgroups(self.config, self.gates, root, self.registry, record)
         node = gather_node_facts(
             self.config,
             self.gates,
@@ -335,7 +271,11 @@ class Kubelet:
         )
         local_objects = LocalObjects()
         settings = self._settings(identity)
-        volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks)
+        allotment = make_allotment(settings, self.registry, devices.manager)
+        if self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"):
+            pod_cgroups.leave_unbound(allotment.has_exclusive)
+        volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks, self.registry)
+        claims = devices.claims = make_claims(settings, self.registry, cluster, tasks)
         runtime = await cri.runtime.status()
         parts = EngineParts(
             config=self.config,
@@ -350,25 +290,51 @@ class Kubelet:
             cgroups=pod_cgroups,
             registry=self.registry,
             runtime_errors=runtime_state.errors,
+            network_errors=runtime_state.network_errors,
             collector=self._collector(cri),
             legacy_logs=self._legacy_logs(),
-            id_space=self._id_space(),
+            id_space=find_id_space(self.config),
             user_namespaces=_has_user_namespaces(runtime),
-            admission=self._admission(identity, node, runtime, cluster),
+            admission=dataclasses.replace(
+                self._admission(identity, node, runtime, cluster, allotment),
+                devices=devices.manager.allocatable_for,
+            ),
+            allotment=allotment,
+            devices=devices.side,
+            claims=claims or NO_CLAIMS,
+            books=open_books(root),
             local_objects=local_objects,
             cluster=cluster.parts() if cluster is not None else None,
         )
         engine = PodEngine(parts, tasks)
-        self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks)
+        self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks, self.registry)
+        start_allotment(allotment, settings, cri, engine, tasks)
+        devices.know(engine, cluster)
+        if claims is not None:
+            start_claims(claims, cri, engine, devices.active, tasks)
+        rooms = (volume_plugins(volumes), devices.handlers, claim_plugins(claims))
+        start_plugins(root, self.registry, tasks, *rooms)
+        await devices.answer(stack, self.registry, allotment)
         engine.start()
         return engine
 
     def _admission(
-        self, identity: NodeIdentity, node: NodeFacts, runtime: StatusResponse, cluster: Cluster | None
+        self,
+        identity: NodeIdentity,
+        node: NodeFacts,
+        runtime: StatusResponse,
+        cluster: Cluster | None,
+        allotment: Allotment,
     ) -> AdmissionParts:
         settings = node_settings(self.flags, self.config, self.gates, identity.name)
         own = own_node(settings, architecture(), node.allocatable, runtime)
-        parts = AdmissionParts(own=own, gates=self.gates, allowed_sysctls=self.config.allowed_unsafe_sysctls)
+        parts = AdmissionParts(
+            own=own,
+            gates=self.gates,
+            allowed_sysctls=self.config.allowed_unsafe_sysctls,
+            allocation=allotment,
+            released=allotment.forget,
+        )
         if cluster is None:
             return parts
         return dataclasses.replace(parts, known=cluster.node, fetch=cluster.fetch_node)
@@ -402,16 +368,6 @@ class Kubelet:
             max_containers=flags.maximum_dead_containers,
         )
         return GarbageCollector(cri, self.config.pod_logs_dir, self._legacy_logs(), policy)
-
-    def _id_space(self) -> IdSpace:
-        settings = self.config.user_namespaces
-        try:
-            space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
-        except ConfigProblem as err:
-            raise StartError(str(err)) from err
-        if problem := space.problem(self.config.max_pods):
-            raise StartError(f"{problem}: see /etc/subuid and /etc/subgid")
-        return space
 
     def _credential_providers(self) -> list[CredentialProvider]:
         config, folder = (

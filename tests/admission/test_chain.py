@@ -1,5 +1,6 @@
 """The chain: its order, what is asked of pods that run, and links that others install."""
 
+import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.admission.chain import Chain, make_chain, others_links
-from pykubelet.admission.link import Answer, Attempt, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.link import Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
 from pykubelet.admission.metrics import AdmissionMetrics
 from tests.admission.making import attempt, pod, surroundings
 
@@ -60,6 +61,55 @@ def test_pods_that_run_are_shown_only_to_who_hands_something_out() -> None:
 def test_a_link_that_fails_keeps_the_pod_away() -> None:
     answer = Chain([Failing()]).admit(attempt(pod()))
     assert answer == Refusal("UnexpectedAdmissionError", "Failing failed: lost")
+
+
+class Waiting:
+    """A link that answers only after a while."""
+
+    for_running = True
+
+    def __init__(self, answer: Answer, err: Exception | None = None) -> None:
+        self.waited = 0
+        self._answer = answer
+        self._err = err
+
+    def admit(self, attempt: Attempt) -> Later:
+        return Later(self._wait)
+
+    async def _wait(self) -> Answer:
+        self.waited += 1
+        await asyncio.sleep(0)
+        if self._err is not None:
+            raise self._err
+        return self._answer
+
+
+async def test_links_that_wait_are_waited_for_in_their_order() -> None:
+    first, second, last = Waiting(None), Waiting(None), Saying(Refusal("Last", "told last"))
+    answer = Chain([Saying(None), first, second, last]).admit(attempt(pod()))
+    assert isinstance(answer, Later)
+    # Nothing was given out, and nobody behind was asked.
+    assert (first.waited, second.waited, last.asked) == (0, 0, 0)
+    assert await answer.answer() == Refusal("Last", "told last")
+    assert (first.waited, second.waited, last.asked) == (1, 1, 1)
+
+
+async def test_what_was_waited_for_may_be_a_refusal_or_fail() -> None:
+    room, behind = Preempt([pod("victim")], "cpu"), Waiting(None)
+    for link, expected in (
+        (Waiting(None), room),
+        (Waiting(Refusal("Busy", "all taken")), Refusal("Busy", "all taken")),
+        (Waiting(None, RuntimeError("lost")), Refusal("UnexpectedAdmissionError", "Waiting failed: lost")),
+    ):
+        answer = Chain([Saying(room), link, behind]).admit(attempt(pod()))
+        assert isinstance(answer, Later)
+        assert await answer.answer() == expected
+    assert behind.waited == 1
+
+
+def test_nobody_is_waited_for_when_the_pod_is_refused_before() -> None:
+    refusal = Refusal("No", "never")
+    assert Chain([Saying(refusal), Waiting(None)]).admit(attempt(pod())) == refusal
 
 
 def test_the_order_of_the_links() -> None:

@@ -157,6 +157,7 @@ class Process:
                     "--fail-swap-on=false",
                     "--cgroups-per-qos=false",
                     "--enforce-node-allocatable=",
+                    "--make-iptables-util-chains=false",
                     "-v=2",
                     *argv,
                 ],
@@ -236,6 +237,7 @@ def test_a_taken_port_names_the_holder(private_runtime, tmp_path: Path) -> None:
             "--fail-swap-on=false",
             "--cgroups-per-qos=false",
             "--enforce-node-allocatable=",
+            "--make-iptables-util-chains=false",
             "--read-only-port=0",
         )
     assert done.returncode == 1

@@ -55,7 +55,7 @@ class ClusterNode(Node):
     def hand_to(self, program: Path | None) -> None:
         """Have another program be the agent from the next start on: the reference kubelet, or ours (None)."""
         assert self.process is None
-        self._command = [str(program or BIN / "kubelet"), *self._command[1:]]
+        self.command = [str(program or BIN / "kubelet"), *self.command[1:]]
         self.reference = program is not None
         self.log = self.log.with_name(f"agent-{unique('handed')}.log")
 

@@ -36,13 +36,14 @@ _GROUPS = {
     "node.k8s.io/v1": "runtimeclass",
     "policy/v1": "poddisruptionbudget",
     "rbac.authorization.k8s.io/v1": "role rolebinding clusterrole clusterrolebinding",
+    "resource.k8s.io/v1": "deviceclass resourceclaim resourceclaimtemplate resourceslice",
     "scheduling.k8s.io/v1": "priorityclass",
     "storage.k8s.io/v1": "storageclass csinode csidriver volumeattachment",
 }
 _GROUP_OF = {kind: group for group, kinds in _GROUPS.items() for kind in kinds.split()}
 _CLUSTER_WIDE = (
     "node namespace persistentvolume certificatesigningrequest runtimeclass clusterrole clusterrolebinding "
-    "priorityclass storageclass csinode csidriver volumeattachment"
+    "priorityclass storageclass csinode csidriver volumeattachment deviceclass resourceslice"
 )
 
 

@@ -296,3 +296,76 @@ def test_a_pod_waits_for_a_driver_that_comes_later(rig: Rig, node: ClusterNode) 
     node.wait("an event that says so", told, SECONDS)
     rig.driver.start()
     node.wait_pod_ready(pod, SECONDS)
+
+
+def in_use(node: ClusterNode) -> list[str]:
+    return (node.node_object() or {})["status"].get("volumesInUse") or []
+
+
+def test_pods_leave_although_their_driver_never_comes_back(rig: Rig, node: ClusterNode) -> None:
+    """Nobody may detach the volumes meanwhile; an agent that dies owes the same as before."""
+    rig.driver_object(attachRequired=True)
+    pods, handles = [], []
+    with attaching(node.plane):
+        for block in (False, True):
+            name, handle = rig.claim(block=block, fsType="" if block else "ext4")
+            handles.append(handle)
+            pods.append(rig.pod({"persistentVolumeClaim": {"claimName": name}}, device=block))
+        for pod in pods:
+            node.wait_pod_ready(pod, SECONDS)
+    used = sorted(unique_name(DRIVER, handle) for handle in handles)
+    attachments = [attachment_name(handle, DRIVER, node.name) for handle in handles]
+    node.wait("the volumes to be in use", lambda: in_use(node) == used, SECONDS)
+    rig.driver.kill()
+    for pod in pods:
+        node.plane.delete("pod", pod["metadata"]["name"], rig.namespace)
+    for pod in pods:
+        node.delete_pod(pod, SECONDS)
+        assert read_mounts(node.root / "pods" / pod["metadata"]["uid"]) == []
+
+    def told(pod: Document) -> bool:
+        events = node.plane.events(rig.namespace, pod["metadata"]["name"])
+        return any(
+            event["reason"] == "UnpublishedWithoutDriver" and DRIVER in event["message"] for event in events
+        )
+
+    node.wait("events that say so", lambda: all(map(told, pods)), SECONDS)
+    node.restart()
+    node.wait_registered()
+    assert in_use(node) == used
+    for attachment in attachments:
+        assert "deletionTimestamp" not in node.plane.get("volumeattachment", attachment)["metadata"]
+    rig.driver.start()
+    node.wait("nothing to be left", lambda: not rig.left(), SECONDS)
+    last = rig.driver.names()[-4:]
+    assert sorted(last) == ["NodeUnpublishVolume"] * 2 + ["NodeUnstageVolume"] * 2
+    node.wait("the volumes not to be in use", lambda: in_use(node) == [], SECONDS)
+    assert not (node.root / "pykubelet").exists()
+    for attachment in attachments:
+        node.plane.wait_gone("volumeattachment", attachment, seconds=SECONDS)
+
+
+def test_a_volume_is_reported_before_it_is_mounted(rig: Rig, node: ClusterNode) -> None:
+    rig.driver_object(attachRequired=True)
+    name, handle = rig.claim()
+    pod = rig.pod({"persistentVolumeClaim": {"claimName": name}})
+    # It is attached only now, so nothing can have been mounted.
+    node.wait("the volume to be in use", lambda: in_use(node) == [unique_name(DRIVER, handle)], SECONDS)
+    assert rig.driver.names() == []
+    with attaching(node.plane):
+        node.wait_pod_ready(pod, SECONDS)
+
+
+def test_a_node_is_ready_when_it_has_its_csi_node(node: ClusterNode) -> None:
+    """Whoever finds a node ready finds its CSINode; and a restart does not make a ready node unready."""
+    plane = node.plane
+    since = _ready(plane.get("node", node.name))["lastTransitionTime"]
+    node.restart()
+    node.wait_registered()
+    assert _ready(plane.get("node", node.name))["lastTransitionTime"] == since
+    assert plane.get("csinode", node.name)
+
+
+def _ready(node: Document) -> Document:
+    (found,) = (condition for condition in node["status"]["conditions"] if condition["type"] == "Ready")
+    return dict(found)

@@ -134,6 +134,9 @@ def replay(plane: Plane, runtime: RunningRuntime) -> Iterator[Replay]:
             "mirror-pod": plane.wait_for("pod", f"static-web-{NODE}", "kube-system", is_ready, 90),
         }
         names = _names(objects["mirror-pod"], pods)
+        # Those of ours are written some moments later, for many pods together.
+        books = [node.root / name for name in ("allocated_pods_state", "actuated_pods_state")]
+        node.wait("what pods have to be written", lambda: all(book.exists() for book in books), 60)
         cgroups, files = _cgroups(node, names), _files(node, names)
         for stem in STEMS[1:]:
             pods += _create(node, stem, folder)
@@ -375,18 +378,11 @@ def test_the_cgroups(replay: Replay) -> None:
 
 
 TO_COME = {
-    "actuated_pods_state",
-    "allocated_pods_state",
     "checkpoints",
-    "cpu_manager_state",
-    "dra_manager_state",
     "image_manager",
     "image_manager/pulled",
     "image_manager/pulling",
-    "memory_manager_state",
     "plugins",
-    "pod-resources",
-    "pod-resources/kubelet.sock",
 }
 """What is there for features that we do not have yet; whoever adds one takes its name away."""
 
@@ -397,7 +393,9 @@ def test_the_root_directory(replay: Replay) -> None:
         assert replay.files == theirs
         return
     assert {path.removeprefix("ROOT/") for path, _, _ in theirs - replay.files} == TO_COME
-    assert replay.files - theirs == {("ROOT/pykubelet.sock", "socket", "0o600")}
+    # The reference has its device plugins in one place, wherever its root directory is.
+    ours = {row for row in replay.files - theirs if not row[0].startswith("ROOT/device-plugins")}
+    assert ours == {("ROOT/pykubelet.sock", "socket", "0o600")}
 
 
 ASKING = ("List", "PodSandboxStatus", "ContainerStatus")

@@ -72,7 +72,7 @@ class Plugin:
             )
             given.mounts.add(container_path="/plugin", host_path=str(self.folder / "data"), read_only=True)
             for one in ids:
-                given.devices.add(container_path=f"/dev/{one}", host_path="/dev/null", permissions="rw")
+                given.devices.add(container_path=f"/dev/{one}", host_path=self.node_of(one), permissions="rw")
                 if self.args.cdi:
                     given.cdi_devices.add(name=f"example.com/dongle={one}")
         return answer
@@ -93,6 +93,11 @@ class Plugin:
                 told = now
                 yield now
             await asyncio.sleep(LOOK_SECONDS)
+
+    def node_of(self, device: str) -> str:
+        """The device's node: one that the test has made, or /dev/null."""
+        made = self.folder / "nodes" / device
+        return str(made) if made.exists() else "/dev/null"
 
     # Serving
 

@@ -66,7 +66,7 @@ class Node:
         self.log = instance.data_dir.parent / f"agent-{os.urandom(2).hex()}.log"
         self.truth = Truth(instance.endpoint)
         self.process: subprocess.Popen[bytes] | None = None
-        self._command = command
+        self.command = command
         self._healthz, self._read_only = ports
         self._env = {**os.environ, **(env or {})}
 
@@ -77,7 +77,7 @@ class Node:
         assert self.process is None
         with self.log.open("ab") as output:
             # An agent must not outlive the tests.
-            command = ["setpriv", "--pdeathsig", "TERM", "--", *self._command]
+            command = ["setpriv", "--pdeathsig", "TERM", "--", *self.command]
             self.process = subprocess.Popen(command, stdout=output, stderr=output, env=self._env)
         if wait:
             self.wait("the agent to be healthy", self.is_healthy, 60)

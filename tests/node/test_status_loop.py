@@ -100,6 +100,27 @@ class TestRhythm:
             assert it.api.conditions()["Ready"] == "True"
             assert it.recorded.reasons == ["NodeReady"]
 
+    async def test_storage_comes_a_moment_late(self) -> None:
+        """A new node waits for it; a node that is ready already is not made unready by a restart."""
+        problems = ["CSINode is not yet initialized"]
+        it = Reporting(problems=lambda: problems)
+        await it.runtime.health.status()
+        await it.register()
+        ready = it.api.node["status"]["conditions"][-1]
+        assert (ready["status"], ready["message"]) == ("False", "CSINode is not yet initialized")
+        async with it.running():
+            await asyncio.sleep(0.5)
+            assert it.patch_times() == []
+            problems.clear()
+            await asyncio.sleep(0.2)
+            assert it.api.conditions()["Ready"] == "True"
+        problems.append("CSINode is not yet initialized")
+        async with it.running():
+            await asyncio.sleep(0.8)
+            assert it.api.conditions()["Ready"] == "True"
+            await asyncio.sleep(0.4)
+            assert it.api.conditions()["Ready"] == "False", "it takes longer than a moment"
+
     async def test_network_comes_late(self) -> None:
         """Looked for ten times a second, and told at once."""
         it = Reporting()

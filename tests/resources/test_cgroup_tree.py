@@ -18,7 +18,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host import cgroup_tree
+from pykubelet.host import cgroup_tree, systemd
 from pykubelet.host.cgroups import CgroupMode, Cgroups, detect_cgroups
 from pykubelet.pods.defaults import apply_defaults
 from pykubelet.resources import cgroup_files
@@ -309,7 +309,10 @@ class TestRefusals:
             ({"kube_reserved": {"memory": "1Ti"}}, "1Ti of memory is reserved but the machine has only"),
         ],
     )
-    async def test_settings(self, config: dict[str, Any], message: str) -> None:
+    async def test_settings(
+        self, config: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(systemd, "is_running", lambda: False)
         with pytest.raises(CgroupError, match=message):
             await pods_in("/pyk-test-never-made", **config).setup()
         assert cgroup_tree.find_trees("pyk-test-never-made") == []

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import Container
 from pykubelet.resources import device_plugin_pb2 as pb
 from pykubelet.resources.device_choice import ChoiceError, choose, is_served, reusable
-from pykubelet.resources.device_grants import DeviceGrants, DeviceNode, HostMount, grants_of
+from pykubelet.resources.device_grants import grants_of
 from pykubelet.resources.device_hints import device_hints
 from pykubelet.resources.device_plugin import read_devices
 from pykubelet.resources.device_table import Device, DeviceTable, Holder, Holding, Resource
+from pykubelet.resources.grants import DeviceGrants, DeviceNode, HostMount
 from pykubelet.resources.hints import Hint
 from tests.resources.making import pod_of
 
@@ -227,6 +228,10 @@ def test_what_a_container_gets() -> None:
     )
     assert clashes == ["environment variable A", "device /dev/y"]
     assert grants_of({}) == (DeviceGrants(), [])
+    assert grants.and_cdi(()) is grants
+    more = grants.and_cdi(("b=1", "b=1", *grants.cdi_devices))
+    assert more.cdi_devices == (*grants.cdi_devices, "b=1")
+    assert (more.env, more.devices, more.mounts) == (grants.env, grants.devices, grants.mounts)
 
 
 def test_lists_that_lie_are_read_as_far_as_they_make_sense() -> None:

@@ -12,12 +12,13 @@ import grpc.aio
 import pytest
 
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import ExtendedRequestMapping, ExtendedResourceClaimStatus
 from pykubelet.cri.grpc_server import Streaming, Unary, serving
 from pykubelet.host.plugin_registration import Plugin, PluginRegistration
 from pykubelet.resources import device_manager, device_plugin, device_plugins
 from pykubelet.resources import device_plugin_pb2 as pb
-from pykubelet.resources.device_grants import DeviceNode
 from pykubelet.resources.device_manager import DeviceManager
+from pykubelet.resources.grants import DeviceNode
 from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, PolicyError
 from pykubelet.tasks import TaskScope
 from tests.device_plugin.process import RESOURCE, plugin_process
@@ -36,8 +37,8 @@ class Pods:
     def active(self) -> set[str] | None:
         return self.uids
 
-    def was_running(self, uid: str, container: str) -> bool:
-        return (uid, container) in self.running
+    def running_before(self, uid: str) -> set[str]:
+        return {container for one, container in self.running if one == uid}
 
 
 class Node:
@@ -69,7 +70,8 @@ class Node:
         if self.pods.uids is not None:
             self.pods.uids.add(pod.metadata.uid)
         for container in (*pod.spec.init_containers, *pod.spec.containers):
-            await self.manager.allocate(pod, container, chosen)
+            if (waiting := self.manager.allocate(pod, container, chosen)) is not None:
+                await waiting
 
     def ids(self, pod: Pod, container: str = "c0") -> str:
         held = self.manager.held(pod.metadata.uid, container)
@@ -333,35 +335,72 @@ async def test_a_list_that_ends_is_the_end_of_the_plugin(tmp_path: Path) -> None
 
 async def test_allocations_outlive_the_agent(tmp_path: Path) -> None:
     pod, late, gone = wanting(1), wanting(1), wanting(1)
-    with plugin_in(tmp_path, *TWO, "--device=d3") as plugin:
+    some = {"limits": {RESOURCE: "1"}}
+    staged = pod_of(some, init=[some])
+    with plugin_in(tmp_path, *TWO, "--device=d3", "--device=d4") as plugin:
         async with node_in(tmp_path) as node:
-            await node.offers(3)
-            for one in (gone, pod):
+            await node.offers(4)
+            for one in (gone, pod, staged):
                 await node.admit(one)
             given = node.ids(pod)
         plugin.kill()
         async with node_in(tmp_path) as node:
             node.pods.uids = None  # its sources have not been heard
-            node.pods.running = {(pod.metadata.uid, "c0")}
+            node.pods.running = {(pod.metadata.uid, "c0"), (staged.metadata.uid, "c0")}
             assert node.numbers() == (0, 0)
             assert {name: int(one) for name, one in node.manager.at_least(pod.metadata.uid).items()} == {
-                RESOURCE: 2
+                RESOURCE: 3
             }
             assert node.manager.at_least(late.metadata.uid) == {}
             await node.admit(pod)  # it runs, so it has all that it needs
+            await node.admit(staged)  # so does this, although one of its containers has ended long ago
             with pytest.raises(AllocationError, match="no healthy devices present"):
                 await node.admit(late)
             assert node.ids(pod) == given
             plugin.start()
-            await node.offers(3)
-            node.pods.uids = {pod.metadata.uid}
+            await node.offers(4)
+            node.pods.uids = {pod.metadata.uid, staged.metadata.uid}
             await node.admit(pod)
             await node.admit(late)
             assert node.ids(pod) == given
             assert node.ids(late) == "d1"
             grants = await node.manager.grants(pod, pod.spec.containers[0])
             assert grants.env["TEST_DEVICES"] == given
-            assert len(plugin.calls("Allocate")) == 3
+            assert len(plugin.calls("Allocate")) == 5
+
+
+async def test_what_a_pod_is_counted_against(tmp_path: Path) -> None:
+    def counted(pod: Pod) -> dict[str, int]:
+        return {name: int(one) for name, one in node.manager.allocatable_for(pod.metadata.uid).items()}
+
+    async with node_in(tmp_path) as node:
+        with plugin_in(tmp_path, *TWO) as plugin:
+            await node.offers(2)
+            pod, other = wanting(1), wanting(1)
+            await node.admit(pod)
+            plugin.behave(devices={"d1": "Unhealthy", "d2": "Healthy"})
+            await node.offers(2, 1)
+            # One that holds nothing may have what can be had; the others have what they have.
+            assert (counted(other), counted(pod)) == ({RESOURCE: 1}, {RESOURCE: 1})
+            await node.admit(other)
+            assert (counted(other), counted(wanting(1))) == ({RESOURCE: 2}, {RESOURCE: 1})
+            node.manager.forget(other.metadata.uid)
+            assert (node.ids(other), node.manager.holders) == ("", {pod.metadata.uid})
+
+
+async def test_a_claims_device_is_not_asked_of_a_plugin(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        with plugin_in(tmp_path, *TWO) as plugin:
+            await node.offers(2)
+            pod = pod_of({"limits": {RESOURCE: "1"}}, {"limits": {RESOURCE: "1"}})
+            mapping = ExtendedRequestMapping(container_name="c0", resource_name=RESOURCE, request_name="r")
+            pod.status.extended_resource_claim_status = ExtendedResourceClaimStatus(
+                request_mappings=[mapping]
+            )
+            await node.admit(pod)
+            assert (node.ids(pod, "c0"), node.ids(pod, "c1")) == ("", "d1")
+            assert not (await node.manager.grants(pod, pod.spec.containers[0])).devices
+            assert len(plugin.calls("Allocate")) == 1
 
 
 async def test_a_plugin_registers_again_with_the_next_agent(tmp_path: Path) -> None:

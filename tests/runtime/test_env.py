@@ -18,9 +18,10 @@ from pykubelet.api.pod import (
 )
 from pykubelet.config.gates import FeatureGates
 from pykubelet.pods.service_env import ClusterService, ServicePort, service_env
+from pykubelet.resources.grants import DeviceGrants
 from pykubelet.runtime.env import container_env
 from pykubelet.runtime.env_file import value_in_env_file
-from pykubelet.runtime.facts import ContainerFacts, DeviceGrants, MountedVolume, NodeFacts
+from pykubelet.runtime.facts import ContainerFacts, MountedVolume, NodeFacts
 from pykubelet.runtime.problems import ConfigProblem, MissingSource
 from tests.runtime.making import amounts, make_container, make_facts, make_pod
 

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.api.fnv import fnv1a_32
 from pykubelet.runtime.gojson import to_go_json
-from pykubelet.runtime.hashing import container_hash, fnv1a_32
+from pykubelet.runtime.hashing import container_hash
 from tests.runtime.making import make_container
 
 

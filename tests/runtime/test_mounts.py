@@ -6,11 +6,9 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import VolumeDevice, VolumeMount
 from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.resources.grants import DeviceGrants, DeviceNode, HostMount
 from pykubelet.runtime.facts import (
     ContainerFacts,
-    DeviceGrants,
-    DeviceNode,
-    HostMount,
     IdMappings,
     IdRange,
     MountedVolume,

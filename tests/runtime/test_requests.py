@@ -14,8 +14,9 @@ from pykubelet.api.pod import (
 )
 from pykubelet.config.gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.resources.grants import DeviceGrants
 from pykubelet.runtime.container_config import make_container_config
-from pykubelet.runtime.facts import ContainerFacts, DeviceGrants, NodeFacts, SandboxFacts
+from pykubelet.runtime.facts import ContainerFacts, NodeFacts, SandboxFacts
 from pykubelet.runtime.problems import ConfigProblem, InvalidHostname, RootNotAllowed
 from pykubelet.runtime.sandbox_config import make_sandbox_config
 from tests.runtime.making import make_container, make_pod

@@ -2,7 +2,7 @@ import pytest
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.runtime.facts import DeviceNode
+from pykubelet.resources.grants import DeviceNode
 from pykubelet.runtime.runtime_skills import can_mount_images
 from pykubelet.runtime.volume_facts import block_volumes, extra_groups, wanted_images
 from pykubelet.volumes.mounted import MountedVolume

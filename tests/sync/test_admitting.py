@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.link import Answer, Attempt, Link, Refusal
+from pykubelet.admission.link import Answer, Attempt, Later, Link, Refusal
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
@@ -310,6 +310,114 @@ async def test_a_pod_that_goes_while_it_waits_is_not_started(how: str) -> None:
         await asyncio.sleep(1)
         assert node.life.started == ["victim"]
         assert node.come(asking("next", cpu="2"))
+
+
+class Slow:
+    """Gives devices, which takes a second, to those who ask for dongles; refuses the pod `greedy`."""
+
+    for_running = True
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self.apart = apart
+        self.given: list[str] = []
+        self.released: list[str] = []
+
+    def admit(self, attempt: Attempt) -> Answer | Later:
+        one = attempt.pod
+        if not any("dongle" in name for name in one.spec.containers[0].resources.requests):
+            return None
+        return Later(lambda: self._give(one.uid), apart=self.apart)
+
+    async def _give(self, uid: str) -> Answer:
+        await asyncio.sleep(1)
+        self.given.append(uid)
+        return Refusal("UnexpectedAdmissionError", "no dongle left") if uid == "greedy" else None
+
+
+@pytest.mark.looptime
+async def test_pods_wait_for_devices_and_others_behind_them() -> None:
+    slow = Slow()
+    async with here(allocation=slow, released=slow.released.append, own=node(pods="9")) as desk:
+        assert desk.come(pod("before"))
+        assert not desk.come(asking("first", dongle="1"))
+        assert not desk.come(asking("greedy", dongle="9"))
+        assert not desk.come(pod("behind"))
+        # What runs does not wait for anybody.
+        old = pod("old")
+        desk.run_since_before(old)
+        assert desk.come(old)
+        await settle()
+        assert desk.life.started == ["before", "old"]
+        await asyncio.sleep(1.5)
+        assert desk.life.started == ["before", "old", "first"]
+        await asyncio.sleep(1)
+        assert desk.life.started == ["before", "old", "first", "behind"]
+        assert slow.given == ["first", "greedy"]
+        assert desk.phase("greedy") == ("Failed", "UnexpectedAdmissionError")
+        assert slow.released == ["greedy"]
+        # And then everything is as before.
+        assert desk.come(pod("after"))
+
+
+@pytest.mark.looptime
+async def test_pods_that_wait_apart_hold_up_nobody_and_keep_their_room() -> None:
+    slow = Slow(apart=True)
+    small = node(pods="9", cpu="3", dongle="9")
+    async with here(allocation=slow, released=slow.released.append, own=small) as desk:
+        first = asking("first", cpu="2", dongle="1")
+        assert not desk.come(first)
+        assert not desk.come(asking("greedy", dongle="9"))
+        assert desk.come(pod("beside"))
+        # The room of who waits is taken, and a newer version of it is no second pod.
+        assert not desk.come(first, "UPDATE")
+        assert not desk.come(asking("big", cpu="2"))
+        assert desk.phase("big") == ("Failed", "OutOfcpu")
+        await asyncio.sleep(1.5)
+        assert desk.life.started == ["beside", "first"]
+        assert slow.given == ["first", "greedy"]
+        assert desk.phase("greedy") == ("Failed", "UnexpectedAdmissionError")
+        assert slow.released == ["big", "greedy"]
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_waited_apart_may_still_need_others_to_go() -> None:
+    slow = Slow(apart=True)
+    async with here(allocation=slow, own=node(pods="9", cpu="2", dongle="9")) as desk:
+        assert desk.come(asking("victim", cpu="2"))
+        await settle()
+        assert not desk.come(asking("critical", cpu="2", dongle="1", priority=SYSTEM))
+        desk.life.may_end.set()
+        await asyncio.sleep(5)
+        assert desk.phase("victim") == ("Failed", "Preempting")
+        assert desk.life.started == ["victim", "critical"]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("apart", [False, True])
+async def test_what_was_given_to_a_pod_that_goes_meanwhile_is_taken_back(apart: bool) -> None:
+    slow = Slow(apart=apart)
+    async with here(allocation=slow, released=slow.released.append) as desk:
+        gone = asking("gone", dongle="1")
+        assert not desk.come(gone)
+        await settle()
+        desk.store.apply(PodChange("REMOVE", gone, "api"))
+        await asyncio.sleep(2)
+        assert (slow.given, slow.released, desk.life.started) == (["gone"], ["gone"], [])
+
+
+async def test_a_pod_that_is_refused_while_it_runs_keeps_what_it_has_until_its_end() -> None:
+    class Never(Slow):
+        def admit(self, attempt: Attempt) -> Answer:
+            return Refusal("Never", "not this one")
+
+    never = Never()
+    async with here(allocation=never, released=never.released.append) as desk:
+        one = pod()
+        desk.run_since_before(one)
+        assert not desk.come(one)
+        assert never.released == []
+        desk.life.may_end.set()
+        await settle()
 
 
 @pytest.mark.looptime

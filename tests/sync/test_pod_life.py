@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pykubelet.admission.link import Refusal
+from pykubelet.api.pod import Pod
 from pykubelet.pods.journal import Journal
 from pykubelet.pods.objects import NoObjects
 from pykubelet.probes.prober import Prober
@@ -14,6 +16,7 @@ from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, Observ
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.pod_life import PodLifeOnNode
 from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import PodRefused
 from tests.sync.making import make_pod
 
 POD = make_pod(init=("init",))
@@ -37,20 +40,33 @@ def seen(*containers: tuple[str, ContainerPhase]) -> ObservedPod:
     return ObservedPod(uid=POD.uid, name="web", namespace="default", sandboxes=(BOX,), containers=found)
 
 
-def life(*looks: ObservedPod, again: float | None = None) -> PodLifeOnNode:
-    """A life whose looks at the runtime show this, one after the other; doing always works."""
+def life(
+    *looks: ObservedPod,
+    again: float | None = None,
+    failure: Exception | None = None,
+    refused: list[tuple[Pod, Refusal]] | None = None,
+) -> PodLifeOnNode:
+    """A life whose looks at the runtime show this, one after the other; doing works, or fails."""
     script = list(looks)
 
     async def look(_: str) -> ObservedPod:
         return script.pop(0)
 
     async def apply(*_: object) -> float | None:
+        if failure is not None:
+            raise failure
         return again
+
+    def refuse(pod: Pod, refusal: Refusal) -> None:
+        assert refused is not None
+        refused.append((pod, refusal))
 
     async def nothing(*_: object) -> Any:
         return None
 
-    parts: Any = SimpleNamespace(pod=look, apply=apply, refresh=nothing, in_force=lambda _: None)
+    parts: Any = SimpleNamespace(
+        pod=look, apply=apply, refresh=nothing, exists=lambda _: True, in_force=lambda *_: None
+    )
     return PodLifeOnNode(
         cri=parts,
         observer=parts,
@@ -68,6 +84,7 @@ def life(*looks: ObservedPod, again: float | None = None) -> PodLifeOnNode:
         fate_of=lambda _: "wanted",
         is_new=lambda _: False,
         on_gone=lambda _: None,
+        refuse=refuse,
     )
 
 
@@ -91,3 +108,10 @@ async def test_what_was_started_and_runs_needs_nothing() -> None:
     subject = life(seen(), running)
     assert await subject.sync(POD) == (False, None)
     assert subject.take(Change(POD.uid, "init-id", "ended"))
+
+
+async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:
+    refused: list[tuple[Pod, Refusal]] = []
+    subject = life(seen(), failure=PodRefused("NoRoom", "it does not fit"), refused=refused)
+    assert await subject.sync(POD) == (True, None)
+    assert refused == [(POD, Refusal("NoRoom", "it does not fit"))]

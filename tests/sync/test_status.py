@@ -10,7 +10,7 @@ import yaml
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
-from pykubelet.api.pod_status import PodStatus
+from pykubelet.api.pod_status import PodStatus, ResourceHealth, ResourceStatus
 from pykubelet.pods.defaults import apply_defaults
 from pykubelet.probes.kinds import Health
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
@@ -130,6 +130,22 @@ def test_a_pod_without_its_image_as_recorded() -> None:
     failures = {"main": StartFailure("ErrImageNeverPull", message)}
     status = compute_status(view(given_pod("lifecycle", "no-image"), observed(), failures=failures), NOW)
     assert plain(status) == recorded("lifecycle", "no-image")
+
+
+def test_containers_show_how_their_devices_are_for_as_long_as_they_have_them() -> None:
+    pod = given_pod("lifecycle", "lifecycle")
+    lost = ResourceStatus(
+        name="example.com/dongle", resources=[ResourceHealth(resource_id="d1", health="Unhealthy")]
+    )
+    # Init containers do not tell.
+    has = {"main": [lost], "first": [lost]}
+    status = compute_status(view(pod, observed(container("main")), device_health=has), NOW)
+    assert plain(status)["containerStatuses"][0]["allocatedResourcesStatus"] == [
+        {"name": "example.com/dongle", "resources": [{"resourceID": "d1", "health": "Unhealthy"}]}
+    ]
+    assert not any("allocatedResourcesStatus" in one for one in plain(status)["initContainerStatuses"])
+    ended = observed(container("main", "exited"), ready=False)
+    assert "allocated" not in str(plain(compute_status(view(pod, ended, previous=status), NOW)))
 
 
 def test_a_crash_loop_shows_the_pause_and_the_last_end() -> None:

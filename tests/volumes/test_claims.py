@@ -9,8 +9,14 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.node_selector import NodeSelector
 from pykubelet.api.persistent import PersistentVolume
 from pykubelet.api.pod import Pod
-from pykubelet.volumes.claim_rules import check_affinity, is_exclusive, mount_options, volume_group
-from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.claim_rules import (
+    AffinityError,
+    check_affinity,
+    is_exclusive,
+    mount_options,
+    volume_group,
+)
+from pykubelet.volumes.errors import NoRoomOnNode, VolumeError, failure_event, set_up_failed
 from pykubelet.volumes.pod_volumes import PodVolumes
 from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
 
@@ -52,6 +58,16 @@ async def test_a_host_path_behind_a_claim(volumes: PodVolumes, server: Server, t
     assert (mounted.path, mounted.read_only) == (str(tmp_path), False)
     read_only = {"name": "data", "persistentVolumeClaim": {"claimName": "claim", "readOnly": True}}
     assert (await volumes.mount(pod_with(read_only)))["data"].read_only
+
+
+def test_words_of_events() -> None:
+    affinity = set_up_failed("v", "no", AffinityError.action, block=True)
+    assert affinity == 'MapVolume.NodeAffinity check failed for volume "v" : no'
+    assert failure_event(affinity) == "FailedMount"
+    attach = set_up_failed("v", "no", NoRoomOnNode.action, block=True)
+    assert attach == 'MapVolume.WaitForAttach failed for volume "v" : no'
+    assert failure_event(attach) == "FailedMapVolume"
+    assert failure_event(set_up_failed("v", "no")) == "FailedMount"
 
 
 UNABLE = "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], "

@@ -12,7 +12,7 @@ import pytest
 from pykubelet.host.loops import attach_loop, attached_loops, detach_loop, loops_of
 from pykubelet.host.mounts import read_mounts
 from pykubelet.tasks import TaskScope
-from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.errors import VolumeError, failure_event
 from pykubelet.volumes.pod_volumes import PodVolumes
 from tests.volumes.conftest import Server, Shelf, mode_of, mounted_at, needs_root, pod_with, volumes_at
 
@@ -249,8 +249,24 @@ class TestDevice:
         assert not (root / "plugins/kubernetes.io~local-volume/volumeDevices").exists()
 
     async def test_a_disk(self, volumes: PodVolumes, server: Server, root: Path, disk: str) -> None:
+        events: list[tuple[str, ...]] = []
+        volumes.listen(lambda uid: None, lambda pod, *event: events.append(event))
         bound(server, disk, volumeMode="Block")
         assert await self.check(volumes, root) == disk
+        said = 'MapVolume.MapPodDevice succeeded for volume "pv-1"'
+        real, kind = root.resolve(), "kubernetes.io~local-volume"
+        assert events == [
+            (
+                "Normal",
+                "SuccessfulMountVolume",
+                f'{said} globalMapPath "{real}/plugins/{kind}/volumeDevices/pv-1"',
+            ),
+            (
+                "Normal",
+                "SuccessfulMountVolume",
+                f'{said} volumeMapPath "{root}/pods/u-1/volumeDevices/{kind}"',
+            ),
+        ]
         await volumes.unmount("u-1")
         self.check_gone(root)
         assert Path(disk).exists()
@@ -301,5 +317,8 @@ class TestDevice:
 
     async def test_neither_disk_nor_file(self, volumes: PodVolumes, server: Server, folder: Path) -> None:
         bound(server, folder, volumeMode="Block")
-        with pytest.raises(VolumeError, match="neither a block device nor a file"):
+        with pytest.raises(VolumeError, match="neither a block device nor a file") as caught:
             await volumes.mount(pod_with(CLAIM, containers=DEVICE))
+        (problem,) = caught.value.problems
+        assert problem.startswith('MapVolume.SetUpDevice failed for volume "pv-1" : ')
+        assert failure_event(problem) == "FailedMapVolume"

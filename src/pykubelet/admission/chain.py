@@ -8,38 +8,23 @@ away must not let them in because it is broken.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pykubelet.admission.apparmor import AppArmor
 from pykubelet.admission.features import DeclaredFeatures, PodLevelResources
 from pykubelet.admission.groups import SupplementalGroups
-from pykubelet.admission.link import UNEXPECTED, Answer, Attempt, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.link import UNEXPECTED, Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
 from pykubelet.admission.predicates import Predicates
 from pykubelet.admission.sysctls import Sysctls
 from pykubelet.admission.system import OperatingSystem
+from pykubelet.host.installed import EntryPoint, installed
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
 
 GROUP = "pykubelet.admission"
-
-
-class EntryPoint(Protocol):
-    """Where somebody else's link is."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def value(self) -> str:
-        """The module and the object in it."""
-
-    def load(self) -> Callable[[Surroundings], Link]:
-        """Import it."""
+Maker = Callable[[Surroundings], Link]
 
 
 class Chain:
@@ -48,25 +33,59 @@ class Chain:
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = tuple(links)
 
-    def admit(self, attempt: Attempt) -> Answer:
+    def admit(self, attempt: Attempt) -> Answer | Later:
         """Give the first refusal; else who makes room; None when the pod may run at once.
 
-        Nobody has to make room for a pod that a later link refuses.
+        Nobody has to make room for a pod that a later link refuses. `Later` when a link has to be waited
+        for, before those behind it are asked.
         """
+        found = self._ask(attempt, {})
+        if not isinstance(found, _Stop):
+            return found
+        return Later(lambda: self._finish(attempt, found), apart=found.later.apart)
+
+    def _ask(self, attempt: Attempt, known: Mapping[int, Answer]) -> Answer | _Stop:
+        """Ask all links but those whose answers are known, by their places."""
         room: Preempt | None = None
-        for link in self.links:
+        for place, link in enumerate(self.links):
             if attempt.running and not link.for_running:
                 continue
             try:
-                answer = link.admit(attempt)
+                answer = known[place] if place in known else link.admit(attempt)
             except Exception as err:  # others' code, and pods must not come in by a bug of ours
-                name, pod = type(link).__name__, attempt.pod
-                log.exception(err, "A link of admission failed", link=name, pod=pod.full_name, podUID=pod.uid)
-                return Refusal(UNEXPECTED, f"{name} failed: {err}")
-            if isinstance(answer, Refusal):
-                return answer
+                return _failed(link, attempt, err)
+            match answer:
+                case Later():
+                    return _Stop(place, answer)
+                case Refusal():
+                    return answer
             room = room or answer
         return room
+
+    async def _finish(self, attempt: Attempt, stop: _Stop) -> Answer:
+        known: dict[int, Answer] = {}
+        found: Answer | _Stop = stop
+        while isinstance(found, _Stop):
+            try:
+                known[found.place] = await found.later.answer()
+            except Exception as err:  # as when it is asked
+                return _failed(self.links[found.place], attempt, err)
+            found = self._ask(attempt, known)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """A link that has to be waited for."""
+
+    place: int
+    later: Later
+
+
+def _failed(link: Link, attempt: Attempt, err: Exception) -> Refusal:
+    name, pod = type(link).__name__, attempt.pod
+    log.exception(err, "A link of admission failed", link=name, pod=pod.full_name, podUID=pod.uid)
+    return Refusal(UNEXPECTED, f"{name} failed: {err}")
 
 
 def make_chain(given: Surroundings) -> Chain:
@@ -83,28 +102,10 @@ def make_chain(given: Surroundings) -> Chain:
         DeclaredFeatures(given),
         given.shutdown,
     ]
-    return Chain([*filter(None, ours), *others_links(given, installed_links())])
+    return Chain([*filter(None, ours), *others_links(given, installed(GROUP))])
 
 
-def installed_links() -> Iterable[EntryPoint]:
-    """Give the entry points of what is installed beside the agent."""
-    if not any(_mentions_us(Path(folder)) for folder in sys.path):
-        return ()
-    # Nearly always there are none, and then 0.8 MB are saved.
-    from importlib.metadata import entry_points
-
-    return entry_points(group=GROUP)
-
-
-def _mentions_us(folder: Path) -> bool:
-    return any(
-        f"[{GROUP}]" in offered.read_text(errors="replace")
-        for info in ("dist-info", "egg-info")
-        for offered in folder.glob(f"*.{info}/entry_points.txt")
-    )
-
-
-def others_links(given: Surroundings, found: Iterable[EntryPoint]) -> list[Link]:
+def others_links(given: Surroundings, found: Iterable[EntryPoint[Maker]]) -> list[Link]:
     """Give the links of others, in the order of their names.
 
     One that cannot be used keeps all new pods away, and says why: whoever installed it wants it to be asked.

@@ -58,7 +58,8 @@ def shortages(
     most = allocatable.get("pods", 0)
     if len(others) + 1 > most:
         found.append(Shortage("pods", 1, len(others), most))
-    wanted = {name: amount for name, amount in requests_of(pod).items() if amount > 0}
+    claimed = _claimed(pod)
+    wanted = {name: amount for name, amount in requests_of(pod).items() if amount > 0 and name not in claimed}
     scalars = sorted(name for name in wanted if name not in _BASIC and _is_counted(name, allocatable))
     for name in (*(name for name in _BASIC if name in wanted), *scalars):
         used = sum(requests_of(other).get(name, 0) for other in others)
@@ -66,6 +67,12 @@ def shortages(
         if wanted[name] > capacity - used:
             found.append(Shortage(name, wanted[name], used, capacity))
     return found
+
+
+def _claimed(pod: Pod) -> set[str]:
+    """Give the resources for which the scheduler made a claim: they are not out of the node's own stock."""
+    status = pod.status.extended_resource_claim_status
+    return {mapping.resource_name for mapping in status.request_mappings} if status is not None else set()
 
 
 def _is_counted(name: str, allocatable: Amounts) -> bool:

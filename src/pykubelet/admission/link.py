@@ -1,16 +1,18 @@
 """What a link of the chain is asked, and what it may answer.
 
 A link is one reason to refuse a pod: one small file, one class with `admit`. It decides from the attempt
-alone (and from what it was made of), at once and without waiting; it may be asked again about the same pod
-and must then answer as if it had not been asked before.
+alone (and from what it was made of), at once; it may be asked again about the same pod and must then answer
+as if it had not been asked before. One that has to ask others first (a device's plugin, say) answers `Later`,
+and is then waited for, with all pods that come meanwhile: most pods must not need that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pykubelet.api.meta import Resources
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod
 from pykubelet.config.gates import FeatureGates
@@ -32,6 +34,8 @@ class Attempt:
     """The pods that were admitted and have not ended."""
     running: bool = False
     """Whether an earlier agent admitted the pod, and it runs."""
+    devices: Callable[[], Resources] = dict
+    """How many devices there are, and at least those that the pod was given by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,17 @@ class Preempt:
 
 
 Answer = Refusal | Preempt | None
+"""What becomes of a pod; None when it may run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The link cannot answer at once."""
+
+    answer: Callable[[], Awaitable[Answer]]
+    """Waits for the answer; nothing happens for the pod before that is called."""
+    apart: bool = False
+    """Whether others need not wait meanwhile: whatever they are given, the answer will be the same."""
 
 
 class Link(Protocol):
@@ -63,7 +78,7 @@ class Link(Protocol):
     """Whether it is asked about pods that already run, too: what runs is not stopped because rules changed,
     but whoever hands something out must know who has it."""
 
-    def admit(self, attempt: Attempt) -> Answer:
+    def admit(self, attempt: Attempt) -> Answer | Later:
         """Say whether the pod may run; None when nothing speaks against it."""
         ...
 

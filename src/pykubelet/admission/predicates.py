@@ -25,7 +25,7 @@ class Predicates:
     def admit(self, attempt: Attempt) -> Answer:
         """Tell the first of all that speaks against the pod."""
         given, pod, others = self._given, attempt.pod, attempt.others
-        allocatable = as_amounts(attempt.node.status.allocatable)
+        allocatable = as_amounts({**attempt.node.status.allocatable, **attempt.devices()})
         short = shortages(pod, others, allocatable, given.requests_of)
         wrong = misplacements(pod, attempt.node, others, comparing=self._comparing)
         critical = is_critical_pod(pod)

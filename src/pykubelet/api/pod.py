@@ -169,6 +169,13 @@ class ResourceRequirements(ObjectStruct):
     claims: list[ResourceClaim] = []
 
 
+class ResizePolicy(ObjectStruct):
+    """Whether a container has to be restarted when a resource of it changes."""
+
+    resource_name: str = ""
+    restart_policy: str = ""
+
+
 class VolumeMount(ObjectStruct):
     """A volume's place in a container."""
 
@@ -279,6 +286,7 @@ class Container(ObjectStruct):
     env_from: list[EnvFromSource] = []
     env: list[EnvVar] = []
     resources: ResourceRequirements = field(default_factory=ResourceRequirements)
+    resize_policy: list[ResizePolicy] = []
     restart_policy: str | None = None
     restart_policy_rules: list[RestartRule] = []
     volume_mounts: list[VolumeMount] = []

@@ -74,6 +74,21 @@ class ContainerUser(ObjectStruct):
     linux: LinuxUser | None = None
 
 
+class ResourceHealth(msgspec.Struct, kw_only=True, rename=wire_name):
+    """How one device is: `Healthy`, `Unhealthy` or `Unknown`."""
+
+    resource_id: str
+    health: str = "Healthy"
+    message: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ResourceStatus(msgspec.Struct, kw_only=True, rename=wire_name):
+    """How a container's devices of one resource are; claims are named `claim:NAME/REQUEST`."""
+
+    name: str
+    resources: list[ResourceHealth] = []
+
+
 class ContainerStatus(msgspec.Struct, kw_only=True, rename=wire_name):
     """One container's state; the first fields are always written, as clients expect."""
 
@@ -90,6 +105,7 @@ class ContainerStatus(msgspec.Struct, kw_only=True, rename=wire_name):
     resources: StatusResources | msgspec.UnsetType = msgspec.UNSET
     volume_mounts: list[VolumeMountStatus] | msgspec.UnsetType = msgspec.UNSET
     user: ContainerUser | msgspec.UnsetType = msgspec.UNSET
+    allocated_resources_status: list[ResourceStatus] | msgspec.UnsetType = msgspec.UNSET
     stop_signal: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -109,6 +125,28 @@ class AddressStatus(ObjectStruct):
     """An address of the pod or its host."""
 
     ip: str = ""
+
+
+class PodResourceClaimStatus(ObjectStruct):
+    """The claim that was made for one of the pod's claims; without a name none was needed."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class ExtendedRequestMapping(ObjectStruct):
+    """Which request of the claim stands for a container's extended resource."""
+
+    container_name: str = ""
+    resource_name: str = ""
+    request_name: str = ""
+
+
+class ExtendedResourceClaimStatus(ObjectStruct):
+    """The claim that the scheduler made for the pod's extended resources."""
+
+    request_mappings: list[ExtendedRequestMapping] = []
+    resource_claim_name: str = ""
 
 
 class PodStatus(ObjectStruct):
@@ -132,3 +170,5 @@ class PodStatus(ObjectStruct):
     resize: str = ""
     allocated_resources: Resources = {}
     resources: StatusResources | None = None
+    resource_claim_statuses: list[PodResourceClaimStatus] = []
+    extended_resource_claim_status: ExtendedResourceClaimStatus | None = None

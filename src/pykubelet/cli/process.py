@@ -22,9 +22,9 @@ from pykubelet.cri.errors import CriError
 from pykubelet.embedded.errors import EmbeddedError
 from pykubelet.host import HostError
 from pykubelet.host.capabilities import is_root
-from pykubelet.kubelet import StartError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import configure, configure_early
+from pykubelet.preparing import StartError
 from pykubelet.server.access import AccessProblem
 from pykubelet.server.http import PortError
 

@@ -71,6 +71,8 @@ def _common_config(instance: Instance, endpoint: str) -> dict[str, Any]:
         "cgroupRoot": instance.cgroup_root,
         # A laptop has swap; pods still get none of it.
         "failSwapOn": False,
+        # The packet filter is the machine's, and nobody here looks for a kubelet's chains in it.
+        "makeIPTablesUtilChains": False,
     }
 
 
@@ -139,7 +141,7 @@ def _write_config(
 
 
 async def _agent(instance: Instance, loaded: Loaded, endpoint: str | None) -> None:
-    kubelet = Kubelet(loaded, on_started=lambda: _greet(instance, loaded))
+    kubelet = Kubelet(loaded, on_started=lambda: _greet(instance, loaded), tunes_kernel=False)
     if endpoint is not None:
         with lock.hold(instance, "up"):
             await kubelet.run()

@@ -50,7 +50,8 @@ async def kill_members(tree: Path, *, timeout: float = 5.0) -> bool:
     deadline = asyncio.get_running_loop().time() + timeout
     with suppress(OSError):
         # Where the kernel offers it (v2 since 5.14) even a fork bomb cannot outrun it.
-        if os.getpid() not in members(tree):
+        inside = members(tree)
+        if inside and os.getpid() not in inside:
             (tree / "cgroup.kill").write_text("1")
     while victims := members(tree) - {0, os.getpid()}:
         for pid in victims:

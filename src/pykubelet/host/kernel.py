@@ -92,6 +92,11 @@ def read_sysctl(name: str, proc: Path = Path("/proc")) -> int | None:
         return None
 
 
+def write_sysctl(name: str, value: int, proc: Path = Path("/proc")) -> None:
+    """Change a numeric setting; raises OSError where the kernel or its owner does not let us."""
+    (proc / "sys" / name).write_text(str(value))
+
+
 def read_kernel(proc: Path = Path("/proc"), root: Path = Path("/")) -> KernelFacts:
     """Read what this machine's kernel says of itself; what cannot be read counts as not said."""
     release = os.uname().release

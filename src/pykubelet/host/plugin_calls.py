@@ -51,6 +51,10 @@ class PluginError(Exception):
         return f"rpc error: code = {self.code} desc = {self.message}"
 
 
+class PluginUnreachable(PluginError):
+    """Nobody listens at a plugin's socket, or nobody that speaks gRPC: the plugin is not there."""
+
+
 async def call_plugin(
     socket: str,
     method: str,
@@ -103,11 +107,11 @@ async def _connected(socket: str, patience: float, timeout: float) -> Connection
             endpoint = Endpoint.parse(socket)
             return await connect_unix(endpoint.path, min(timeout, HANDSHAKE_SECONDS))
         except EndpointError as err:
-            raise PluginError("Unavailable", str(err)) from None
+            raise PluginUnreachable("Unavailable", str(err)) from None
         except OSError as err:
             if loop.time() >= end:
                 reason = err.strerror or str(err)
                 if patience:
                     reason = f"nobody has answered at {socket} for {patience:g} seconds: {reason}"
-                raise PluginError("Unavailable", reason) from None
+                raise PluginUnreachable("Unavailable", reason) from None
         await asyncio.sleep(_AGAIN_SECONDS)

@@ -66,10 +66,15 @@ class PluginRegistration:
     def __init__(self, folder: Path, handlers: Mapping[str, PluginHandler]) -> None:
         self._folder = folder
         self._handlers = handlers
+        self._attended: dict[Path, _Attendant] = {}
+
+    def sockets(self) -> dict[str, bool]:
+        """Give the sockets that there are, and whether the plugin of each is registered."""
+        return {str(path): one.is_registered for path, one in self._attended.items()}
 
     async def run(self) -> NoReturn:
         """Attend to plugins until cancelled."""
-        attended: dict[Path, _Attendant] = {}
+        attended = self._attended
         async with TaskScope() as scope, aclosing(watch_sockets(self._folder)) as looks:
             before: Sockets = {}
             async for sockets in looks:
@@ -98,6 +103,7 @@ class _Attendant:
         self._until: asyncio.Timeout | None = None
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
+        self.is_registered = False
 
     def start(self, scope: TaskScope, last: _Attendant | None) -> None:
         """Begin, as soon as the attendant before, of a socket that was replaced, has ended."""
@@ -163,11 +169,13 @@ class _Attendant:
             raise
         await self._notify("")
         self._complaint = ""
+        self.is_registered = True
         log.info("Plugin is registered", type=plugin.type, name=plugin.name, endpoint=plugin.endpoint)
 
     async def _see_off(self) -> None:
         if self._taken is not None:
             handler, plugin = self._taken
+            self.is_registered = False
             await handler.deregister(plugin)
             self._taken = None
             log.info("Plugin is not registered any more", type=plugin.type, name=plugin.name)

@@ -32,12 +32,12 @@ NAMES_PER_IMAGE = 5
 NOT_BUILT = frozenset(
     {
         "ExtendWebSocketsToKubelet",
-        "InPlacePodLevelResourcesVerticalScaling",
-        "InPlacePodVerticalScalingInitContainers",
         "RestartAllContainersOnContainerExits",
     }
 )
 _DECLARED: Mapping[str, Callable[[pb.RuntimeFeatures], bool]] = {
+    "InPlacePodLevelResourcesVerticalScaling": lambda runtime: True,
+    "InPlacePodVerticalScalingInitContainers": lambda runtime: True,
     # The agent asks for both; whether they go together is the runtime's matter.
     "UserNamespacesHostNetworkSupport": lambda runtime: runtime.user_namespaces_host_network,
 }

@@ -97,7 +97,6 @@ def next_status(
         conditions=conditions,
         daemon_endpoints=NodeDaemonEndpoints(kubelet_endpoint=DaemonEndpoint(port=settings.port)),
         node_info=_node_info(old.node_info, facts),
-        declared_features=declared_features(runtime, gates),
     )
     if facts.addresses_valid:
         status.addresses = next_addresses(old.addresses, settings, facts.own_address)
@@ -108,6 +107,7 @@ def next_status(
     if runtime is not None:
         status.runtime_handlers = runtime_handlers(runtime, gates)
         status.features = runtime_features(runtime, gates) or old.features
+        status.declared_features = declared_features(runtime, gates)
     return status, transitions
 
 

@@ -37,6 +37,8 @@ FAST_SECONDS = 0.1
 FAST_RETRY_SECONDS = 1.0
 FAST_FOR_SECONDS = 120.0
 """How long to wait in a hurry for the node to become ready."""
+MOMENT_SECONDS = 1.0
+"""What the first moment lacks (the node's CSINode, the runtime's first word) is not told of a ready node."""
 SHORTEST_SECONDS = 1.0
 """Rounds that somebody rang for are at least so far apart."""
 
@@ -136,7 +138,7 @@ class StatusLoop:
     async def _hurry(self) -> None:
         """Look at the runtime in short steps until the node is ready, or for two minutes."""
         clock = asyncio.get_running_loop().time
-        end, due = clock() + FAST_FOR_SECONDS, clock()
+        end, due = clock() + FAST_FOR_SECONDS, clock() + MOMENT_SECONDS
         while clock() < end:
             if not self._observer.problems() or clock() >= due:
                 if not await self.round():

@@ -88,9 +88,7 @@ def allocatable(
     Huge pages are memory that was set aside, so plain memory is less by them. `ignore_eviction` is
     `--experimental-allocatable-ignore-eviction`.
     """
-    kept = _reserved(config)
-    for resource, amount in _kept_free(capacity, {} if ignore_eviction else config.eviction_hard).items():
-        kept[resource] = kept.get(resource, 0) + amount
+    kept = _kept(capacity, config, {} if ignore_eviction else config.eviction_hard)
     left = _without(capacity, kept)
     pages = sum(
         amount.nanos for resource, amount in capacity.items() if resource.startswith(HUGE_PAGES_PREFIX)
@@ -98,11 +96,22 @@ def allocatable(
     return left | _without({"memory": left["memory"]}, {"memory": pages}) if "memory" in left else left
 
 
+def reserved_amounts(capacity: Resources, config: KubeletConfiguration) -> Resources:
+    """Give what pods do not get of the machine's `capacity`: reserved for the system, or kept free.
+
+    Resources of which nothing is kept are left out, as are those that the machine does not have.
+    """
+    kept = _kept(capacity, config, config.eviction_hard)
+    return {
+        resource: Quantity(kept[resource], amount.notation)
+        for resource, amount in capacity.items()
+        if kept.get(resource)
+    }
+
+
 def overcommitment(capacity: Resources, config: KubeletConfiguration) -> str | None:
     """Say what is wrong when more is reserved than the machine has; None when all is well."""
-    kept = _reserved(config)
-    for resource, amount in _kept_free(capacity, config.eviction_hard).items():
-        kept[resource] = kept.get(resource, 0) + amount
+    kept = _kept(capacity, config, config.eviction_hard)
     for resource, nanos in kept.items():
         if resource in capacity and nanos > capacity[resource].nanos:
             return (
@@ -110,6 +119,13 @@ def overcommitment(capacity: Resources, config: KubeletConfiguration) -> str | N
                 f"has only {capacity[resource]}: lower kubeReserved, systemReserved or evictionHard"
             )
     return None
+
+
+def _kept(capacity: Resources, config: KubeletConfiguration, thresholds: Mapping[str, str]) -> dict[str, int]:
+    kept = _reserved(config)
+    for resource, amount in _kept_free(capacity, thresholds).items():
+        kept[resource] = kept.get(resource, 0) + amount
+    return kept
 
 
 def _reserved(config: KubeletConfiguration) -> dict[str, int]:

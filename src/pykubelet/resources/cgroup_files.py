@@ -19,8 +19,7 @@ from pykubelet.host.cgroup_tree import kill_members, members, remove
 from pykubelet.host.cgroups import CgroupMode, Cgroups
 from pykubelet.logs import get_logger
 from pykubelet.resources.cgroup_names import CgroupName, driver_path
-from pykubelet.resources.cgroup_values import CgroupValues, Write, v1_writes, v2_writes
-from pykubelet.resources.metrics import CgroupMetrics
+from pykubelet.resources.cgroup_values import CgroupValues, Write, shares_of_weight, v1_writes, v2_writes
 
 log = get_logger(__name__)
 
@@ -41,10 +40,7 @@ class CgroupError(OSError):
 class CgroupFiles:
     """The cgroups of one machine, by name."""
 
-    def __init__(
-        self, cgroups: Cgroups, driver: str = "cgroupfs", metrics: CgroupMetrics | None = None
-    ) -> None:
-        self._metrics = metrics or CgroupMetrics()
+    def __init__(self, cgroups: Cgroups, driver: str = "cgroupfs") -> None:
         self._cgroups = cgroups
         self._unified = cgroups.unified
         self._driver = driver
@@ -61,26 +57,60 @@ class CgroupFiles:
 
     def make(self, name: CgroupName, values: CgroupValues) -> None:
         """Make a cgroup, and those above it, and set it; raises CgroupError."""
-        with self._metrics.timed("create"):
-            try:
-                self._make(name)
-            except OSError as err:
-                raise CgroupError(err.errno, f"cannot make cgroup {self._path(name)}: {err}") from err
-            self._write(name, values)
+        try:
+            self._make(name)
+        except OSError as err:
+            raise CgroupError(err.errno, f"cannot make cgroup {self._path(name)}: {err}") from err
+        self.write(name, values)
+
+    def check(self, name: CgroupName, values: CgroupValues) -> None:
+        """Raise CgroupError (EBUSY) when more memory is in use than may be from now on.
+
+        v1 refuses such a limit by itself. v2 takes it and kills processes until it is kept, which is
+        not what lowering the limit of all pods is meant to do.
+        """
+        if (
+            not self._unified
+            or not values.memory
+            or values.memory < 0
+            or "memory" not in self._cgroups.mounts
+        ):
+            return
+        folder = self._cgroups.path("memory", self._path(name))
+        if (used := _held_memory(folder)) > values.memory:
+            raise CgroupError(
+                errno.EBUSY, f"cannot set {folder}/memory.max to {values.memory}: {used} bytes are in use"
+            )
 
     def write(self, name: CgroupName, values: CgroupValues) -> None:
         """Set a cgroup that exists; raises CgroupError with the file that refused its value.
 
         Limits of controllers that the machine does not have are left out.
         """
-        with self._metrics.timed("update"):
-            self._write(name, values)
-
-    def _write(self, name: CgroupName, values: CgroupValues) -> None:
+        self.check(name, values)
         path = self._path(name)
         for write in v2_writes(values) if self._unified else v1_writes(values):
             if write.controller in self._cgroups.mounts:
                 _set(self._cgroups.path(write.controller, path) / write.file, write)
+
+    def read(self, name: CgroupName) -> CgroupValues:
+        """Give what a cgroup is set to in cpu and memory; None where there is no bound. Raises OSError."""
+
+        def words(controller: str, file: str) -> list[str]:
+            return (self._cgroups.path(controller, self._path(name)) / file).read_text().split()
+
+        if not self._unified:
+            (quota,), (period,) = words("cpu", "cpu.cfs_quota_us"), words("cpu", "cpu.cfs_period_us")
+            (shares,), (memory,) = words("cpu", "cpu.shares"), words("memory", "memory.limit_in_bytes")
+            return CgroupValues(shares=int(shares), quota=int(quota), period=int(period), memory=int(memory))
+        (quota, period), (weight,) = words("cpu", "cpu.max"), words("cpu", "cpu.weight")
+        (memory,) = words("memory", "memory.max")
+        return CgroupValues(
+            shares=shares_of_weight(int(weight)),
+            quota=None if quota == "max" else int(quota),
+            period=int(period),
+            memory=None if memory == "max" else int(memory),
+        )
 
     def memory_usage(self, name: CgroupName) -> int:
         """Give the bytes that are in use; raises OSError."""
@@ -109,17 +139,30 @@ class CgroupFiles:
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        if left := set[int]().union(*map(members, busy)):
-            log.info("Killing processes that are left in a cgroup", cgroup=self._path(name), pids=len(left))
-        for folder in busy:
-            await kill_members(folder, timeout=max(0.0, deadline - loop.time()))
+        await self._kill(name, busy, seconds)
         for folder in busy:
             if not await remove(folder, timeout=max(0.0, deadline - loop.time())):
                 inside = ", ".join(map(str, sorted(members(folder)))) or "none"
                 raise CgroupError(errno.EBUSY, f"cgroup {folder} does not go away; processes in it: {inside}")
 
+    async def kill(self, name: CgroupName, seconds: float = REMOVE_SECONDS) -> None:
+        """Kill what is in a cgroup and below it; what does not die within `seconds` is left."""
+        folders = self._folders(name, (*self._points, *self._others))
+        await self._kill(name, [folder for folder in folders if folder.is_dir()], seconds)
+
+    async def _kill(self, name: CgroupName, folders: Iterable[Path], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        if left := set[int]().union(*map(members, folders)):
+            log.info("Killing processes that are left in a cgroup", cgroup=self._path(name), pids=len(left))
+        for folder in folders:
+            await kill_members(folder, timeout=max(0.0, deadline - loop.time()))
+
     def _path(self, name: CgroupName) -> str:
-        return driver_path(name, self._driver)
+        try:
+            return driver_path(name, self._driver)
+        except ValueError as err:
+            raise CgroupError(errno.EINVAL, str(err)) from err
 
     def _folders(self, name: CgroupName, points: Iterable[Path]) -> list[Path]:
         below = self._path(name).lstrip("/")
@@ -178,6 +221,16 @@ def _enable(file: Path, controllers: Iterable[str]) -> None:
                 _put(file, f"+{name}")
             except OSError as err:
                 log.v(4).info("Controller is not handed down", file=str(file), controller=name, why=str(err))
+
+
+def _held_memory(folder: Path) -> int:
+    """Give the bytes in use that the kernel cannot take back by dropping caches; 0 when it does not say."""
+    try:
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return used - int(stat["file"]) + int(stat["shmem"]) - int(stat["slab_reclaimable"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _inherit_cpuset(folder: Path) -> None:

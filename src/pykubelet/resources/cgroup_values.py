@@ -7,10 +7,12 @@ same limits differently, and `v1_writes` and `v2_writes` are the only places tha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pykubelet.api import cpuset
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
@@ -48,6 +50,8 @@ class CgroupValues:
     """Bytes by page size as the kernel writes it (`2MB`)."""
     unified: Mapping[str, str] = field(default_factory=dict)
     """Files of v2 that v1 has no counterpart of."""
+    cpus: frozenset[int] = frozenset()
+    """The cpus that may be used, on v2; none is left as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +136,11 @@ def weight_of_shares(shares: int) -> int:
     return 1 + (shares - MIN_SHARES) * 9999 // (MAX_SHARES - MIN_SHARES)
 
 
+def shares_of_weight(weight: int) -> int:
+    """Give the fewest shares of v1 that make this weight of v2."""
+    return MIN_SHARES + bisect_left(range(MIN_SHARES, MAX_SHARES + 1), weight, key=weight_of_shares)
+
+
 def v1_writes(values: CgroupValues) -> Iterator[Write]:
     """Say what to write in the v1 hierarchies, in this order."""
     if values.shares:
@@ -163,6 +172,8 @@ def v2_writes(values: CgroupValues) -> Iterator[Write]:
         yield Write("hugetlb", f"hugetlb.{size}.rsvd.max", str(limit), optional=True)
     for file, text in values.unified.items():
         yield Write(file.partition(".")[0], file, text)
+    if values.cpus:
+        yield Write("cpuset", "cpuset.cpus", cpuset.format(values.cpus))
 
 
 def _declared_limit(pod: Pod, resource: str, pod_level: bool) -> Quantity | None:

@@ -2,8 +2,8 @@
 
 What is given is decided by `cpu_policy`, remembered in `cpu_manager_state`, and brought to the containers
 in two ways: a container is created with its set of CPUs, and whenever the shared pool changes, all that
-run on it are updated. Until then a container that just got CPUs may still see others on them: for
-`cpuManagerReconcilePeriod` at most.
+run on it are updated. Until then a container that just got CPUs may still see others on them; what could not
+be updated is tried again every `cpuManagerReconcilePeriod`.
 
 With the policy `none` containers run wherever the kernel puts them, and nothing here does anything.
 
@@ -15,6 +15,7 @@ when they come back. After a restart without them the state does not fit the mac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,6 +84,7 @@ class CpuManager:
                 self._state = policy.start(found)
             except PolicyError as err:
                 raise PolicyError(f"{file}: {err}") from err
+            self._metrics.expect()
             self._metrics.show(policy, self._state)
         if self._state != found:
             try:
@@ -96,6 +98,16 @@ class CpuManager:
     def allocatable(self) -> frozenset[int]:
         """The CPUs that containers may get for themselves, given or not; for the pod-resources API."""
         return self._policy.allocatable if self._policy else frozenset()
+
+    @property
+    def is_static(self) -> bool:
+        """Whether containers can get CPUs for themselves here."""
+        return self._policy is not None
+
+    @property
+    def holders(self) -> AbstractSet[str]:
+        """The uids of pods that have CPUs for themselves."""
+        return self._state.assigned.keys()
 
     @property
     def shared(self) -> frozenset[int]:
@@ -118,23 +130,25 @@ class CpuManager:
         """Give a container CPUs for itself, when it is to have some and has none; raises AllocationError."""
         if self._policy is None or not self._policy.wanted(pod, container):
             return
-        self._metrics.requests.inc()
         try:
             state = self._policy.allocate(self._state, pod, container, chosen, self._offline())
         except AllocationError:
-            self._metrics.errors.inc()
+            self._metrics.failed(self._policy)
             raise
-        if state is not self._state:
-            self._take(state)
-            cpus = cpuset.format(self.exclusive_of(pod.uid, container.name))
-            log.info(
-                "Gave CPUs to a container for itself",
-                pod=pod.full_name,
-                podUID=pod.uid,
-                containerName=container.name,
-                cpus=cpus,
-                shared=cpuset.format(state.shared),
-            )
+        if state is self._state:
+            self._metrics.given(self._policy, frozenset())
+            return
+        self._take(state)
+        cpus = self.exclusive_of(pod.uid, container.name)
+        self._metrics.given(self._policy, cpus)
+        log.info(
+            "Gave CPUs to a container for itself",
+            pod=pod.full_name,
+            podUID=pod.uid,
+            containerName=container.name,
+            cpus=cpuset.format(cpus),
+            shared=cpuset.format(state.shared),
+        )
 
     def exclusive_of(self, uid: str, container: str) -> frozenset[int]:
         """Give the CPUs that a container has for itself; mostly none."""
@@ -157,24 +171,13 @@ class CpuManager:
             self._take(state)
             log.info("Took back the CPUs of a pod", podUID=uid, shared=cpuset.format(state.shared))
 
-    def keep_only(self, pods: Iterable[Pod]) -> None:
-        """Take back the CPUs of all that is not in these pods.
+    def keep_only(self, uids: AbstractSet[str]) -> None:
+        """Take back the CPUs of all pods but these.
 
         To be called only when all sources of pods have been heard: a pod that is not known yet is not gone.
         """
-        known = {
-            (pod.uid, container.name)
-            for pod in pods
-            for container in (*pod.spec.init_containers, *pod.spec.containers)
-        }
-        state = self._state
-        for uid, containers in self._state.assigned.items():
-            for name in containers:
-                if (uid, name) not in known:
-                    log.info("Took back the CPUs of a container that is gone", podUID=uid, containerName=name)
-                    state = state.without(uid, name)
-        if state is not self._state:
-            self._take(state)
+        for uid in self.holders - uids:
+            self.forget(uid)
 
     def reconcile(self, running: Iterable[RunningContainer]) -> list[CpusetUpdate]:
         """Say which containers have to be told other CPUs than they were last; `told` says that it is done.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from pykubelet.resources.alignment_metrics import AlignmentMetrics
 from pykubelet.resources.cpu_policy import StaticPolicy
 from pykubelet.resources.cpu_state import CpuState
 
@@ -11,8 +12,11 @@ from pykubelet.resources.cpu_state import CpuState
 class CpuMetrics:
     """The CPUs of one agent."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, registry: CollectorRegistry | None = None, alignment: AlignmentMetrics | None = None
+    ) -> None:
         """Without a registry nobody sees the numbers."""
+        self._alignment = alignment or AlignmentMetrics()
         self.requests = Counter(
             "kubelet_cpu_manager_pinning_requests_total",
             "Containers that were to get CPUs for themselves.",
@@ -39,6 +43,26 @@ class CpuMetrics:
             ["numa_node"],
             registry=registry,
         )
+
+    def expect(self) -> None:
+        """Show what a static policy counts, before it does."""
+        self._alignment.expect("physical_cpu")
+        self._alignment.expect("uncore_cache", failures=False)
+
+    def given(self, policy: StaticPolicy, cpus: frozenset[int]) -> None:
+        """Count a container that was to get CPUs and has them; `cpus` are those that are new to it."""
+        self.requests.inc()
+        if policy.options.whole_cores:
+            self._alignment.aligned("physical_cpu")
+        if len(policy.topology.groups("cache", cpus)) == 1:
+            self._alignment.aligned("uncore_cache")
+
+    def failed(self, policy: StaticPolicy) -> None:
+        """Count a container that could not get its CPUs."""
+        self.requests.inc()
+        self.errors.inc()
+        if policy.options.whole_cores:
+            self._alignment.failed("physical_cpu")
 
     def show(self, policy: StaticPolicy, state: CpuState) -> None:
         """Tell of a new state."""

@@ -9,8 +9,6 @@ CPUs that a running container believes to have for itself would go to another on
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +16,9 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.api import cpuset
+from pykubelet.api.fnv import fnv1a_32
 from pykubelet.api.text import quoted
+from pykubelet.pods.handover import write_atomically
 from pykubelet.resources.hints import PolicyError
 
 FILE_NAME = "cpu_manager_state"
@@ -26,6 +26,7 @@ REMEDY = "drain the node, delete the file and start again"
 
 Assignments = Mapping[str, Mapping[str, frozenset[int]]]
 
+_PRIVATE = 0o600
 _KINDS = ("CPUManagerCheckpoint", "CPUManagerCheckpointV2")
 """Names that the reference has had for its data; they are in the checksum. It writes the first."""
 _POD_ENTRIES = " PodEntries:(state.PodCPUAssignments)map[]"
@@ -83,16 +84,7 @@ def read_state(file: Path, policy: str) -> CpuState | None:
 
 def write_state(file: Path, policy: str, state: CpuState) -> None:
     """Replace the file, so that a crash leaves the old one or the new one; raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=".", dir=file.parent)
-    try:
-        with os.fdopen(handle, "wb") as new:
-            new.write(encode(policy, state))
-            new.flush()
-            os.fsync(new.fileno())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomically(file, encode(policy, state), _PRIVATE)
 
 
 def encode(policy: str, state: CpuState) -> bytes:
@@ -155,10 +147,7 @@ def _checksum(
         f"(*state.{kind}){{PolicyName:(string){policy} DefaultCPUSet:(string){shared} "
         f"Entries:(map[string]map[string]string){printed}{more} Checksum:(checksum.Checksum)0}}"
     )
-    value = 0x811C9DC5
-    for byte in dump.encode():
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return value
+    return fnv1a_32(dump.encode())
 
 
 def _printed(entries: Mapping[str, str]) -> str:

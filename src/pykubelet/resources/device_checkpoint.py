@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from pykubelet.api.fnv import fnv1a_32
 from pykubelet.pods.handover import write_atomically
 from pykubelet.resources.device_table import DeviceTable, Holder, Holding
 from pykubelet.resources.hints import PolicyError
@@ -99,10 +100,7 @@ def encode(table: DeviceTable) -> bytes:
 
 
 def _checksum(data: _Data) -> int:
-    value = 0x811C9DC5
-    for byte in _dump(data).encode(errors="surrogatepass"):
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return value
+    return fnv1a_32(_dump(data).encode(errors="surrogatepass"))
 
 
 def _dump(data: _Data) -> str:

@@ -7,42 +7,13 @@ disagree about it, the first wins, in the order of the resources' names, and the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pykubelet.resources import device_plugin_pb2 as pb
 from pykubelet.resources.device_table import Holding
+from pykubelet.resources.grants import DeviceGrants, DeviceNode, HostMount
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
-    """A device of the host in the container; `permissions` out of `r`, `w` and `m`."""
-
-    host_path: str
-    container_path: str
-    permissions: str = "mrw"
-
-
-@dataclass(frozen=True, slots=True)
-class HostMount:
-    """A mount that a device plugin asks for."""
-
-    host_path: str
-    container_path: str
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGrants:
-    """What device plugins and resource claims add to a container."""
-
-    devices: tuple[DeviceNode, ...] = ()
-    cdi_devices: tuple[str, ...] = ()
-    mounts: tuple[HostMount, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def grants_of(holdings: Mapping[str, Holding]) -> tuple[DeviceGrants, list[str]]:

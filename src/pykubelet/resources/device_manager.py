@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -27,11 +27,12 @@ from pykubelet.host.plugin_registration import PluginHandler
 from pykubelet.logs import get_logger
 from pykubelet.resources.device_checkpoint import FILE_NAME, encode, read_checkpoint, write_checkpoint
 from pykubelet.resources.device_choice import ChoiceError, choose, is_served, reusable
-from pykubelet.resources.device_grants import DeviceGrants, grants_of
+from pykubelet.resources.device_grants import grants_of
 from pykubelet.resources.device_hints import device_hints
 from pykubelet.resources.device_metrics import DeviceMetrics
 from pykubelet.resources.device_plugins import DevicePlugins
 from pykubelet.resources.device_table import DeviceTable, Holder
+from pykubelet.resources.grants import NOTHING, DeviceGrants
 from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, Hints
 from pykubelet.resources.qos import pod_limits
 from pykubelet.tasks import TaskScope, finish_in_thread
@@ -48,8 +49,8 @@ class PodFacts(Protocol):
     def active(self) -> Collection[str] | None:
         """Give the uids of the pods that may have devices; None while some sources have not been heard."""
 
-    def was_running(self, uid: str, container: str) -> bool:
-        """Whether a container ran when the agent started."""
+    def running_before(self, uid: str) -> Collection[str]:
+        """Give a pod's containers that run since an earlier agent; none once this one has admitted it."""
 
 
 def _nothing(uids: frozenset[str]) -> None:
@@ -114,7 +115,7 @@ class DeviceManager:
         """Say near to which NUMA nodes a container's devices could be; what it has, it gets again."""
         self._reclaim(pod)
         found: Hints = {}
-        for resource, size in self._wanted(container):
+        for resource, size in self._wanted(pod, container):
             held = self._table.holdings.get(Holder(pod.metadata.uid, container.name, resource))
             mine = held.ids if held is not None else frozenset()
             left = self._left_over(pod, container, resource)
@@ -130,14 +131,21 @@ class DeviceManager:
             for resource, size in self._known(pod_limits(pod, overhead=False))
         }
 
-    async def allocate(self, pod: Pod, container: Container, chosen: Hint) -> None:
+    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> Awaitable[None] | None:
         """Give a container its devices, near to the chosen nodes; does nothing for one that has them.
 
-        Containers of a pod come in the order of their start. Raises AllocationError.
+        Containers of a pod come in the order of their start. None for one that asks for no devices; to
+        wait for it may raise AllocationError.
         """
+        wanted = self._wanted(pod, container)
+        return self._allocate(pod, container, wanted, chosen) if wanted else None
+
+    async def _allocate(
+        self, pod: Pod, container: Container, wanted: list[tuple[str, int]], chosen: Hint
+    ) -> None:
         self._reclaim(pod)
         given = False
-        for resource, size in self._wanted(container):
+        for resource, size in wanted:
             async with self._turns[resource]:
                 given |= await self._serve(pod, container, resource, size, chosen)
         if given:
@@ -150,8 +158,10 @@ class DeviceManager:
 
     async def grants(self, pod: Pod, container: Container) -> DeviceGrants:
         """Give what a container that is about to start gets with its devices; raises AllocationError."""
+        wanted = self._wanted(pod, container)
+        if not wanted:
+            return NOTHING
         uid, active = pod.metadata.uid, self._pods.active()
-        wanted = self._wanted(container)
         missing = any(
             Holder(uid, container.name, resource) not in self._table.holdings for resource, _ in wanted
         )
@@ -160,7 +170,7 @@ class DeviceManager:
             log.info(
                 "Needs devices that it was not given before", pod=pod.full_name, container=container.name
             )
-            await self.allocate(pod, container, ANYWHERE)
+            await self._allocate(pod, container, wanted, ANYWHERE)
         for resource, _ in wanted:
             await self._pre_start(Holder(uid, container.name, resource))
         grants, clashes = grants_of(self._table.held_by(uid, container.name))
@@ -198,23 +208,48 @@ class DeviceManager:
         return _quantities(capacity), _quantities(allocatable), sorted(self._table.gone)
 
     def at_least(self, uid: str) -> Resources:
-        """Give what the node must be taken to have when a pod that holds devices is admitted again.
-
-        Plugins may not be back yet when the agent starts; the pod has its devices all the same.
-        """
+        """Give what the node must be taken to have when a pod that holds devices is admitted again."""
         if not any(holder.uid == uid for holder in self._table.holdings):
             return {}
         resources = {holder.resource for holder in self._table.holdings}
         return _quantities({name: len(self._table.in_use(name)) for name in resources})
 
+    def allocatable_for(self, uid: str) -> Resources:
+        """Give what a pod that is to be admitted is counted against: what there is, and what it has.
+
+        Plugins may not be back yet when the agent starts; a pod that holds devices has them all the same.
+        """
+        _, allocatable, gone = self.amounts()
+        found = {**dict.fromkeys(gone, Quantity.of(0)), **allocatable}
+        for name, amount in self.at_least(uid).items():
+            if name not in found or int(found[name]) < int(amount):
+                found[name] = amount
+        return found
+
+    @property
+    def holders(self) -> set[str]:
+        """Give the uids of the pods that have devices."""
+        return {holder.uid for holder in self._table.holdings}
+
     def reclaim(self) -> None:
         """Take devices back from pods that are gone."""
         self._reclaim(None)
 
+    def forget(self, uid: str) -> None:
+        """Take a pod's devices back: nothing of it runs any more, and nothing will."""
+        self._table.forget_pod(uid)
+
     # Behind it
 
-    def _wanted(self, container: Container) -> list[tuple[str, int]]:
-        return self._known(container.resources.limits)
+    def _wanted(self, pod: Pod, container: Container) -> list[tuple[str, int]]:
+        limits = container.resources.limits
+        if claimed := pod.status.extended_resource_claim_status:
+            # The cluster may have found a claim's device for it.
+            mapped = {
+                one.resource_name for one in claimed.request_mappings if one.container_name == container.name
+            }
+            limits = {name: amount for name, amount in limits.items() if name not in mapped}
+        return self._known(limits)
 
     def _known(self, limits: Resources) -> list[tuple[str, int]]:
         return [
@@ -248,9 +283,10 @@ class DeviceManager:
         """Give a container its devices of one resource; gives whether it had none before."""
         holder = Holder(pod.metadata.uid, container.name, resource)
         held = self._table.holdings.get(holder)
-        starting = self._pods.active() is None
-        if starting and self._pods.was_running(holder.uid, holder.container):
-            return False  # it has all it needs, or it would not run
+        before = self._pods.running_before(holder.uid)
+        if holder.container in before or (before and held is not None and len(held.ids) == size):
+            # It has all it needs, or the pod would not run: its plugin may still be on the way back.
+            return False
         plugin = self._plugins.get(resource) if self._plugins is not None else None
         try:
             if is_served(holder, size, held, self._table.resources.get(resource)):

@@ -172,6 +172,11 @@ class DeviceTable:
                 nodes[node] = (*nodes.get(node, ()), one)
         self.holdings[holder] = Holding(nodes, answer)
 
+    def forget_pod(self, uid: str) -> None:
+        """Take devices back from one pod."""
+        for one in [holder for holder in self.holdings if holder.uid == uid]:
+            del self.holdings[one]
+
     def keep_only(self, uids: Collection[str]) -> bool:
         """Take devices back from all pods but these, and those being served; gives whether any had some."""
         serving = {holder.uid for holder in self._promised}

@@ -11,6 +11,7 @@ An init container's memory is used again by what runs after it, and given back w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from pykubelet.resources.memory_hints import (
     hints_for,
     pod_requests,
 )
+from pykubelet.resources.memory_metrics import MemoryMetrics
 from pykubelet.resources.memory_nodes import MemoryNode
 from pykubelet.resources.memory_reserved import reserved_by_node
 from pykubelet.resources.memory_state import MemoryState, corrupted, read_state, write_state
@@ -52,6 +54,7 @@ class MemoryManager:
         kept: Resources | None = None,
         *,
         pod_level: bool = True,
+        metrics: MemoryMetrics | None = None,
     ) -> None:
         """Carry on from the state file, or begin one.
 
@@ -62,6 +65,7 @@ class MemoryManager:
         self.policy = policy
         self._file = state_file
         self._pod_level = pod_level
+        self._metrics = metrics or MemoryMetrics()
         machine: Machine = {}
         if policy == "Static":
             machine = untouched(nodes, reserved_by_node(nodes, reservations, kept or {}))
@@ -99,9 +103,18 @@ class MemoryManager:
 
         Raises AllocationError.
         """
-        known = self._find(pod.uid, container.name) is not None
-        if known or not self._manages(pod) or self._is_over(pod, container):
+        if not self._manages(pod) or self._is_over(pod, container):
             return
+        self._metrics.requests.inc()
+        if self._find(pod.uid, container.name) is not None:
+            return
+        try:
+            self._allocate(pod, container, chosen)
+        except AllocationError:
+            self._metrics.errors.inc()
+            raise
+
+    def _allocate(self, pod: Pod, container: Container, chosen: Hint) -> None:
         requests = container_requests(container)
         reusable = self._reusable(pod, container)
         nodes = choose_nodes(self._state.machine_state, requests, reusable, chosen)
@@ -127,24 +140,22 @@ class MemoryManager:
             ]
         )
 
-    def keep_only(self, pods: Collection[Pod]) -> None:
-        """Take back the memory of all containers that are not of these pods.
+    @property
+    def holders(self) -> AbstractSet[str]:
+        """The uids of pods whose containers have memory."""
+        return self._state.entries.keys()
+
+    def forget(self, uid: str) -> None:
+        """Take back the memory of a pod that has ended: none of its containers runs, none will again."""
+        self._remove([(uid, name) for name in self._state.entries.get(uid, {})])
+
+    def keep_only(self, uids: AbstractSet[str]) -> None:
+        """Take back the memory of all pods but these.
 
         Only for one who knows all pods of the node: not before every source has told its own.
         """
-        wanted = {
-            (pod.uid, container.name)
-            for pod in pods
-            for container in (*pod.spec.init_containers, *pod.spec.containers)
-        }
-        self._remove(
-            [
-                (uid, name)
-                for uid, containers in self._state.entries.items()
-                for name in containers
-                if (uid, name) not in wanted
-            ]
-        )
+        for uid in self.holders - uids:
+            self.forget(uid)
 
     def memory_nodes(self, uid: str, container: str) -> frozenset[int]:
         """Give the NUMA nodes that a container's memory is to come from; none: from any."""

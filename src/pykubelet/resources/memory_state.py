@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from pykubelet.api.fnv import fnv1a_32
 from pykubelet.api.text import quoted
 from pykubelet.pods.handover import write_atomically
 from pykubelet.resources.hints import PolicyError
@@ -76,10 +77,7 @@ def encode_state(state: MemoryState) -> bytes:
 
 def checksum(state: MemoryState) -> int:
     """Give the checksum: a hash of how Go's debugging printer shows the structure."""
-    value = 0x811C9DC5
-    for byte in _dump(state).encode():
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return value
+    return fnv1a_32(_dump(state).encode())
 
 
 def corrupted(path: Path, why: str) -> PolicyError:

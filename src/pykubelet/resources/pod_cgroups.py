@@ -7,15 +7,19 @@
 
 below `cgroupRoot`, at the paths and with the values of the reference, so that tools that look there
 find what they expect and a node can be handed over between agents. Containers' own cgroups, one
-level deeper, are the runtime's. Nothing outside of the tree is touched, but the cgroups that
-`systemReservedCgroup` and `kubeReservedCgroup` name, when enforcing them is asked for.
+level deeper, are the runtime's. Nothing outside of the tree is touched, but what `node_cgroups.py`
+is asked to enforce.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 
+from pykubelet.api import cpuset
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
@@ -23,8 +27,9 @@ from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.host.cgroups import Cgroups
 from pykubelet.logs import get_logger
-from pykubelet.resources.capacity import enforced, overcommitment, unreserved
-from pykubelet.resources.cgroup_files import CgroupError, CgroupFiles
+from pykubelet.resources.capacity import overcommitment, unreserved
+from pykubelet.resources.cgroup_driver import CgroupDriver
+from pykubelet.resources.cgroup_files import CgroupError
 from pykubelet.resources.cgroup_names import (
     CgroupName,
     last_part,
@@ -33,15 +38,19 @@ from pykubelet.resources.cgroup_names import (
     runtime_parent,
     uid_of_part,
 )
-from pykubelet.resources.cgroup_values import CgroupValues, PodPolicy, node_values, pod_values
+from pykubelet.resources.cgroup_values import CgroupValues, PodPolicy, pod_values
 from pykubelet.resources.in_force import resources_in_force
 from pykubelet.resources.metrics import CgroupMetrics
+from pykubelet.resources.node_cgroups import NodeLimits, Record, no_record
 from pykubelet.resources.qos import QOSClass, qos_class
 from pykubelet.resources.qos_cgroups import TIERS, Demand, TierPolicy, demand_of, tier_values
+from pykubelet.resources.resize_cgroup import PodGroup
 
 log = get_logger(__name__)
 
 ALL_PODS = "kubepods"
+
+_ONLINE = Path("/sys/devices/system/cpu/online")
 
 
 class PodCgroups:
@@ -55,8 +64,12 @@ class PodCgroups:
         capacity: Resources,
         page_sizes: tuple[str, ...] = (),
         metrics: CgroupMetrics | None = None,
+        record: Record = no_record,
     ) -> None:
-        """Take the node's settings, its cgroups, its capacity (`read_capacity`) and its huge page sizes."""
+        """Take the node's settings, its cgroups, its capacity (`read_capacity`) and its huge page sizes.
+
+        `record` hears of the node's limits, as events.
+        """
         pod_level = gates.enabled("PodLevelResources")
         protects = gates.enabled("MemoryQoS") and cgroups.unified
         tiered = config.memory_reservation_policy == "TieredReservation"
@@ -67,7 +80,9 @@ class PodCgroups:
         self._driver = config.cgroup_driver
         self._root = (*parse_path(config.cgroup_root), ALL_PODS)
         self._metrics = metrics or CgroupMetrics()
-        self._files = CgroupFiles(cgroups, self._driver, self._metrics)
+        self._groups = CgroupDriver(cgroups, self._driver, self._metrics)
+        self._files = self._groups.files
+        self._limits = NodeLimits(config, self._groups, capacity, page_sizes, record, protect_memory=protects)
         self._policy = PodPolicy(
             quota=config.cpu_cfs_quota,
             period=config.cpu_cfs_quota_period // 1000,
@@ -83,11 +98,17 @@ class PodCgroups:
             allocatable_memory=int(unreserved(capacity, config).get("memory", Quantity.of(0))),
             protect_memory=tiered if protects else None,
         )
-        self._made: set[str] = set()
+        self._made: dict[str, QOSClass] = {}
+        """In which tier a pod's cgroup is, of pods that have one by us."""
         self._demands: dict[str, Demand] | None = None
         self._read: dict[str, tuple[Pod, Demand]] = {}
         self._settled = False
-        self._unmet: CgroupValues | None = None
+        self._owns_cpus: Callable[[str], bool] = lambda uid: False
+        self._weighing = asyncio.Lock()
+
+    def leave_unbound(self, owns_cpus: Callable[[str], bool]) -> None:
+        """Set no quota for pods that have CPUs of their own, by uid: it would protect nobody."""
+        self._owns_cpus = owns_cpus
 
     async def setup(self) -> None:
         """Make the tree and set what all pods together may use; raises CgroupError with a remedy.
@@ -95,18 +116,20 @@ class PodCgroups:
         Pods that use more than they may now (the node was not drained before the limit was
         lowered) do not fail it: `update_qos` tries again until eviction has made room.
         """
+        if problem := overcommitment(self._capacity, self._config):
+            raise CgroupError(errno.EINVAL, problem)
         if not self._enabled:
             return
         self._check()
-        values = node_values(enforced(self._capacity, self._config), self._policy.page_sizes)
-        self._files.make(self._root, CgroupValues())
-        self._limit_all_pods(values)
+        await self._groups.make(self._root, CgroupValues(cpus=self._all_cpus()))
+        await self._limits.limit_pods(self._root)
         for qos, tier in tier_values((), self._tier_policy).items():
             # What pods want together is known when the sources have told of them; until then what an
             # earlier life of the agent has set is better than nothing.
             shares = tier.shares if qos == "BestEffort" else None
-            self._files.make(self._root + TIERS[qos], CgroupValues(shares=shares, huge_pages=tier.huge_pages))
-        self._enforce_reservations()
+            first = CgroupValues(shares=shares, huge_pages=tier.huge_pages)
+            await self._groups.make(self._root + TIERS[qos], first)
+        await self._limits.enforce_reservations()
 
     async def ensure(self, pod: Pod) -> str:
         """Have the pod's cgroup with its limits; gives the name that the runtime takes, "" for none.
@@ -115,34 +138,52 @@ class PodCgroups:
         """
         if not self._enabled:
             return ""
-        name = self._name(qos_class(pod, pod_level=self._policy.pod_level), pod.uid)
+        qos = qos_class(pod, pod_level=self._policy.pod_level)
+        name = self._name(qos, pod.uid)
         if pod.uid not in self._made or not self._files.exists(name):
-            self._files.make(name, pod_values(pod, self._policy))
-            self._made.add(pod.uid)
-            self._weigh(pod.uid, self._demand(pod))
+            await self._groups.make(name, self._values(pod))
+            self._made[pod.uid] = qos
+            await self._weigh(pod.uid, self._demand(pod))
         return runtime_parent(name, self._driver)
 
-    def in_force(self, pod: Pod) -> tuple[Resources, Resources] | None:
-        """Give the limits and requests that the pod's cgroup enforces; None when it has none."""
+    def exists(self, pod: Pod) -> bool:
+        """Whether the pod has its cgroup, whole; true of every pod where there are none."""
+        if not self._enabled:
+            return True
+        return self._files.exists(self._name(qos_class(pod, pod_level=self._policy.pod_level), pod.uid))
+
+    def in_force(self, pod: Pod, settings: CgroupValues | None = None) -> tuple[Resources, Resources] | None:
+        """Give the limits and requests that the pod's cgroup enforces; None when it has none.
+
+        `settings`: what was read from it, while it may be something else than what the pod was promised.
+        """
         if not self._enabled:
             return None
-        values = pod_values(pod, self._policy)
+        values = settings or self._groups.granted(self._values(pod))
         return resources_in_force(
             pod, values, unified=self._cgroups.unified, pod_level=self._policy.pod_level
         )
 
+    def group(self, pod: Pod) -> PodGroup | None:
+        """Give the pod's own cgroup, to be resized; None where pods have none."""
+        if not self._enabled:
+            return None
+        name = self._name(qos_class(pod, pod_level=self._policy.pod_level), pod.uid)
+        return PodGroup(self._groups, name, self._values(pod), unified=self._cgroups.unified)
+
     async def remove(self, uid: str) -> None:
         """Remove the pod's cgroups and kill what is still in them; raises CgroupError if that fails.
 
-        Needs no memory of the pod: it looks in every tier.
+        Needs no memory of the pod: where its cgroup is not known, it looks in every tier.
         """
         if not self._enabled:
             return
+        known = self._made.get(uid)
         with self._metrics.timed("destroy"):
-            for qos in TIERS:
-                await self._files.remove(self._name(qos, uid))
-        self._made.discard(uid)
-        self._weigh(uid, None)
+            for qos in TIERS if known is None else (known,):
+                await self._groups.remove(self._name(qos, uid))
+        self._made.pop(uid, None)
+        await self._weigh(uid, None)
 
     def uids(self) -> set[str]:
         """Pods that have a cgroup, in whatever tier and hierarchy."""
@@ -152,16 +193,20 @@ class PodCgroups:
         parts = {last_part(folder, self._driver) for folder in folders}
         return {uid for part in parts if (uid := uid_of_part(part)) is not None}
 
-    def update_qos(self, pods: Iterable[Pod]) -> None:
+    async def update_qos(self, pods: Iterable[Pod]) -> None:
         """Weigh the tiers by all pods that are to run here; raises CgroupError.
 
         To be called when the sources have told of their pods, and often: between the calls `ensure`
-        and `remove` keep the weights right, and a call with the same pods costs nothing.
+        and `remove` keep the weights right, and a call with the same pods costs nothing. While one
+        waits for systemd others return at once.
         """
-        if not self._enabled:
+        if not self._enabled or self._weighing.locked():
             return
-        if self._unmet is not None:
-            self._limit_all_pods(self._unmet)
+        async with self._weighing:
+            await self._update_qos(pods)
+
+    async def _update_qos(self, pods: Iterable[Pod]) -> None:
+        await self._limits.retry(self._root)
         self._read = {pod.uid: (pod, self._demand(pod)) for pod in pods}
         demands = {uid: demand for uid, (_, demand) in self._read.items()}
         if self._settled and demands == self._demands:
@@ -169,7 +214,11 @@ class PodCgroups:
         self._demands = demands
         self._settled = True
         for qos, values in tier_values(demands.values(), self._tier_policy).items():
-            self._write_tier(self._root + TIERS[qos], values)
+            await self._write_tier(self._root + TIERS[qos], values)
+
+    def _values(self, pod: Pod) -> CgroupValues:
+        unbound = self._policy.quota and self._owns_cpus(pod.uid)
+        return pod_values(pod, replace(self._policy, quota=False) if unbound else self._policy)
 
     def _name(self, qos: QOSClass, uid: str) -> CgroupName:
         try:
@@ -178,50 +227,19 @@ class PodCgroups:
             raise CgroupError(errno.EINVAL, str(err)) from err
 
     def _check(self) -> None:
-        if self._driver == "systemd":
-            raise CgroupError(
-                errno.ENOSYS,
-                "cgroupDriver systemd is not supported: set it to cgroupfs, here and in the runtime "
-                "(containerd: SystemdCgroup = false)",
-            )
+        self._groups.check()
         if missing := self._cgroups.missing:
             raise CgroupError(
                 errno.ENOSYS,
                 f"the cgroup controllers {', '.join(sorted(missing))} are missing: "
                 "enable them on the kernel's command line, or set cgroupsPerQOS: false",
             )
-        if problem := overcommitment(self._capacity, self._config):
-            raise CgroupError(errno.EINVAL, problem)
 
-    def _limit_all_pods(self, values: CgroupValues) -> None:
-        try:
-            self._files.write(self._root, values)
-            self._unmet = None
-        except CgroupError as err:
-            if err.errno != errno.EBUSY:
-                raise
-            if self._unmet is None:
-                log.error(err, "Pods use more than they may together, the limit will be tried again")
-            self._unmet = values
-
-    def _enforce_reservations(self) -> None:
-        kinds = (
-            ("system-reserved", self._config.system_reserved_cgroup, self._config.system_reserved),
-            ("kube-reserved", self._config.kube_reserved_cgroup, self._config.kube_reserved),
-        )
-        for kind, path, amounts in kinds:
-            for enforcement, only_cpu in ((kind, False), (f"{kind}-compressible", True)):
-                if enforcement not in self._config.enforce_node_allocatable:
-                    continue
-                name = parse_path(path)
-                if not self._files.exists(name):
-                    raise CgroupError(
-                        errno.ENOENT,
-                        f"enforceNodeAllocatable has {enforcement} but there is no cgroup {path}: make it "
-                        "in every hierarchy before the agent starts",
-                    )
-                parsed = {resource: Quantity.parse(text) for resource, text in amounts.items()}
-                self._files.write(name, node_values(parsed, self._policy.page_sizes, only_cpu=only_cpu))
+    def _all_cpus(self) -> frozenset[int]:
+        """Give the cpus of all pods if nobody assigns them: systemd keeps cpusets where it knows of one."""
+        if not self._cgroups.unified or self._config.cpu_manager_policy != "none":
+            return frozenset()
+        return cpuset.parse(_ONLINE.read_text().strip())
 
     def _demand(self, pod: Pod) -> Demand:
         known = self._read.get(pod.uid)
@@ -229,7 +247,7 @@ class PodCgroups:
             return known[1]
         return demand_of(pod, pod_level=self._policy.pod_level)
 
-    def _weigh(self, uid: str, demand: Demand | None) -> None:
+    async def _weigh(self, uid: str, demand: Demand | None) -> None:
         """Take one pod in or out of the weights, once they are known at all."""
         if self._demands is None:
             return
@@ -241,18 +259,18 @@ class PodCgroups:
         self._settled = False
         if any(change is not None and change.qos == "Burstable" for change in (before, demand)):
             shares = tier_values(self._demands.values(), self._tier_policy)["Burstable"].shares
-            self._files.write(self._root + TIERS["Burstable"], CgroupValues(shares=shares))
+            await self._groups.write(self._root + TIERS["Burstable"], CgroupValues(shares=shares))
 
-    def _write_tier(self, name: CgroupName, values: CgroupValues) -> None:
+    async def _write_tier(self, name: CgroupName, values: CgroupValues) -> None:
         try:
-            self._files.make(name, values)
+            await self._groups.make(name, values)
         except CgroupError as err:
             self._settled = False
             if err.errno != errno.EBUSY or values.memory is None:
                 raise
             # Already above its limit: at least it shall not grow.
             usage = max(values.memory, self._files.memory_usage(name))
-            self._files.write(name, CgroupValues(memory=usage))
+            await self._groups.write(name, CgroupValues(memory=usage))
 
 
 def _percent(reserved: dict[str, str]) -> int | None:

@@ -8,16 +8,18 @@ what a container already has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Container, Pod
 from pykubelet.config.validate_managers import FEWEST_NUMA_NODES
 from pykubelet.logs import get_logger
 from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, HintProvider, PolicyError
 from pykubelet.resources.hints_merge import Numa, Policy, admits, merge
 from pykubelet.resources.memory_nodes import MemoryNode
+from pykubelet.resources.topology_metrics import TopologyMetrics
 
 Scope = Literal["container", "pod"]
 
@@ -50,18 +52,26 @@ class TopologyManager:
         options: Mapping[str, str],
         nodes: Sequence[MemoryNode],
         providers: Sequence[HintProvider],
+        *,
+        asking: HintProvider | None = None,
+        metrics: TopologyMetrics | None = None,
     ) -> None:
         """Take checked configuration, the machine's NUMA nodes, and who gives out what.
 
-        Providers allocate in their order. Raises PolicyError when the machine is not one for the policy.
+        Providers allocate in their order, and before them `asking`: one who has to ask others for what it
+        gives. Raises PolicyError when the machine is not one for the policy.
         """
         self.policy = policy
         self.scope = scope
-        self._providers = providers
+        self._quick = tuple(providers)
+        self._providers = self._quick if asking is None else (asking, *self._quick)
+        self._metrics = metrics or TopologyMetrics()
         self._one_at_a_time = asyncio.Lock()
         self._machine = Numa(frozenset())
         if policy != "none":
             self._machine = numa_of(nodes, options)
+            for each in ("container", "pod"):
+                self._metrics.alignment.expect("numa_node", each)
 
     @property
     def aligns(self) -> bool:
@@ -74,36 +84,62 @@ class TopologyManager:
         It waits only where a provider does, and for pods that came before. After a refusal some
         containers may have something: the providers get it back when they next hear which pods there are.
         """
-        # Hints are good only until somebody else is given something.
-        async with self._one_at_a_time:
-            return await self._admit(pod)
+        # Hints are good only until somebody else is given something; without a policy there are none.
+        async with self._one_at_a_time if self.policy != "none" else contextlib.nullcontext():
+            with self._metrics.timed():
+                try:
+                    for container, chosen in self._places(pod, self._providers):
+                        for provider in self._providers:
+                            if (waiting := provider.allocate(pod, container, chosen)) is not None:
+                                await waiting
+                except AllocationError as err:
+                    return self._refused(err)
+        self._count_aligned(pod)
+        return None
 
-    async def _admit(self, pod: Pod) -> Refusal | None:
-        together = self._for_pod(pod) if self.policy != "none" and self.scope == "pod" else None
-        if together is not None and not admits(self.policy, together):
-            return Refusal(TOPOLOGY_AFFINITY, _MISALIGNED)
+    def admit_at_once(self, pod: Pod) -> Refusal | None:
+        """Do the same for a pod that wants nothing of the provider who has to ask others."""
+        with self._metrics.timed():
+            try:
+                for container, chosen in self._places(pod, self._quick):
+                    for provider in self._quick:
+                        provider.allocate(pod, container, chosen)
+            except AllocationError as err:
+                return self._refused(err)
+        self._count_aligned(pod)
+        return None
+
+    def _places(self, pod: Pod, providers: Sequence[HintProvider]) -> Iterator[tuple[Container, Hint]]:
+        """Choose the nodes for each container, when those before it have theirs; raises AllocationError."""
+        together: Hint | None = None
+        if self.policy == "none":
+            together = ANYWHERE
+        elif self.scope == "pod":
+            together = merge(self.policy, self._machine, [each.pod_hints(pod) for each in providers])
         for container in (*pod.spec.init_containers, *pod.spec.containers):
             chosen = together
             if chosen is None:
-                hints = (
-                    [] if self.policy == "none" else [each.hints(pod, container) for each in self._providers]
-                )
+                hints = [each.hints(pod, container) for each in providers]
                 chosen = merge(self.policy, self._machine, hints)
-            log.v(4).info(
-                "Topology affinity", pod=pod.full_name, container=container.name, hint=_text(chosen)
-            )
+            if self.policy != "none":
+                log.v(4).info(
+                    "Topology affinity", pod=pod.full_name, container=container.name, hint=_text(chosen)
+                )
             if not admits(self.policy, chosen):
-                return Refusal(TOPOLOGY_AFFINITY, _MISALIGNED)
-            try:
-                for provider in self._providers:
-                    if (waiting := provider.allocate(pod, container, chosen)) is not None:
-                        await waiting
-            except AllocationError as err:
-                return refusal_of(err)
-        return None
+                raise AllocationError(_MISALIGNED, TOPOLOGY_AFFINITY)
+            yield container, chosen
 
-    def _for_pod(self, pod: Pod) -> Hint:
-        return merge(self.policy, self._machine, [each.pod_hints(pod) for each in self._providers])
+    def _refused(self, err: AllocationError) -> Refusal:
+        if self.policy != "none":
+            self._metrics.errors.inc()
+        if self.aligns and err.reason == TOPOLOGY_AFFINITY:
+            self._metrics.alignment.failed("numa_node", self.scope)
+        return refusal_of(err)
+
+    def _count_aligned(self, pod: Pod) -> None:
+        if self.aligns:
+            containers = len(pod.spec.init_containers) + len(pod.spec.containers)
+            self._metrics.alignment.aligned("numa_node", self.scope, 1 if self.scope == "pod" else containers)
 
 
 def refusal_of(err: AllocationError) -> Refusal:

@@ -15,11 +15,12 @@ from typing import Literal
 import msgspec
 
 from pykubelet.api.pod import Container, Pod, is_sidecar
+from pykubelet.resources.resize_plan import NOTHING, ContainerResize, ResizePlan
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.restart import restarts_after_failure, should_restart
 
-KillReason = Literal["", "Unknown", "StartupProbe", "LivenessProbe", "Requested"]
+KillReason = Literal["", "Unknown", "StartupProbe", "LivenessProbe", "Requested", "Resize"]
 
 
 class Verdicts(msgspec.Struct, frozen=True):
@@ -37,12 +38,27 @@ class Kill(msgspec.Struct, frozen=True):
     reason: KillReason = ""
 
 
+class Resize(msgspec.Struct):
+    """What is done to a pod that shall have other resources, without a restart."""
+
+    containers: dict[str, ContainerResize] = {}
+    """By id."""
+    pod: bool = False
+    """Whether the pod's own cgroup is to be looked at whatever its containers need."""
+    whole: bool = False
+    """Whether what is written for the whole pod has changed."""
+
+    def __bool__(self) -> bool:
+        return bool(self.containers) or self.pod or self.whole
+
+
 class Actions(msgspec.Struct, kw_only=True):
     """What shall be done, in the order of the fields."""
 
     kill_pod: bool = False
     """Stop every container and sandbox first."""
     kill: list[Kill] = []
+    resize: Resize = msgspec.field(default_factory=Resize)
     create_sandbox: bool = False
     attempt: int = 0
     """The attempt number of the sandbox to create."""
@@ -60,6 +76,7 @@ class Actions(msgspec.Struct, kw_only=True):
         return not (
             self.kill_pod
             or self.kill
+            or self.resize
             or self.create_sandbox
             or self.start_ephemeral
             or self.start_init
@@ -72,10 +89,12 @@ def decide(
     observed: ObservedPod,
     verdicts: Verdicts | None = None,
     restart_requested: frozenset[str] = frozenset(),
+    resizes: ResizePlan = NOTHING,
 ) -> Actions:
     """Say what brings the pod nearer to its desired state.
 
-    `restart_requested` holds ids of containers that a person wants restarted in place.
+    `restart_requested` holds ids of containers that a person wants restarted in place, `resizes` says
+    which running ones do not have the resources that they shall have.
     """
     verdicts = verdicts or Verdicts()
     actions = _sandbox(pod, observed)
@@ -85,9 +104,12 @@ def decide(
     actions.start_ephemeral = [
         c.name for c in pod.spec.ephemeral_containers if observed.latest(c.name) is None
     ]
-    initialized = _initialize(pod, observed, verdicts, restart_requested, actions)
+    initialized = _initialize(pod, observed, verdicts, restart_requested, resizes, actions)
     if not actions.kill_pod and initialized:
-        _run(pod, observed, verdicts, restart_requested, actions)
+        _run(pod, observed, verdicts, restart_requested, resizes, actions)
+        actions.resize.whole = resizes.whole
+    if actions.kill_pod:
+        actions.resize = Resize()
     return actions
 
 
@@ -140,7 +162,12 @@ def _finished_for_good(pod: Pod, container: Container, observed: ObservedPod) ->
 
 
 def _initialize(
-    pod: Pod, observed: ObservedPod, verdicts: Verdicts, requested: frozenset[str], actions: Actions
+    pod: Pod,
+    observed: ObservedPod,
+    verdicts: Verdicts,
+    requested: frozenset[str],
+    resizes: ResizePlan,
+    actions: Actions,
 ) -> bool:
     """Decide on the init containers; True when ordinary containers may run.
 
@@ -168,8 +195,10 @@ def _initialize(
             continue
         begun: bool | None
         if sidecar:
-            begun = _keep_sidecar(index, container, last, verdicts, requested, actions, start)
+            begun = _keep_sidecar(index, container, last, verdicts, requested, resizes, actions, start)
         else:
+            if last.phase == "running":
+                _resize(resizes, last, actions)
             begun = _advance_init(index, pod, container, last, actions, start)
             if begun is None:
                 return False
@@ -191,6 +220,7 @@ def _keep_sidecar(
     last: ObservedContainer,
     verdicts: Verdicts,
     requested: frozenset[str],
+    resizes: ResizePlan,
     actions: Actions,
     start: list[int],
 ) -> bool:
@@ -218,6 +248,8 @@ def _keep_sidecar(
         restart(f"Init container {container.name} definition changed", "")
     elif container.liveness_probe is not None and verdicts.liveness.get(last.id) is False:
         restart(f"Init container {container.name} failed liveness probe", "LivenessProbe")
+    elif _resize(resizes, last, actions):
+        restart(_resized(container), "Resize")
     return True
 
 
@@ -249,7 +281,12 @@ def _advance_init(
 
 
 def _run(
-    pod: Pod, observed: ObservedPod, verdicts: Verdicts, requested: frozenset[str], actions: Actions
+    pod: Pod,
+    observed: ObservedPod,
+    verdicts: Verdicts,
+    requested: frozenset[str],
+    resizes: ResizePlan,
+    actions: Actions,
 ) -> None:
     """Decide on the ordinary containers; a pod of which nothing runs and nothing shall is killed."""
     keep = 0
@@ -264,7 +301,11 @@ def _run(
             continue
         kill = _fault_of(container, last, verdicts, requested)
         if kill is None:
-            keep += 1
+            if _resize(resizes, last, actions):
+                actions.kill.append(Kill(last, _resized(container), "Resize"))
+                actions.start.append(container.name)
+            else:
+                keep += 1
             continue
         if kill.reason in ("", "Requested") or restarts_after_failure(pod, container):
             kill = Kill(last, f"{kill.message}, will be restarted", kill.reason)
@@ -288,3 +329,19 @@ def _fault_of(
     if verdicts.startup.get(last.id) is False:
         return Kill(last, f"Container {container.name} failed startup probe", "StartupProbe")
     return None
+
+
+def _resize(resizes: ResizePlan, last: ObservedContainer, actions: Actions) -> bool:
+    """Have a container that is kept resized, if it needs that; True when it has to be restarted for it."""
+    resize = resizes.containers.get(last.name)
+    if resize is None:
+        return False
+    if resize.restart:
+        actions.resize.pod = True
+        return True
+    actions.resize.containers[last.id] = resize
+    return False
+
+
+def _resized(container: Container) -> str:
+    return f"Container {container.name} resize requires restart"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pykubelet.api.meta import Resources
 from pykubelet.config.gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.resources.grants import NOTHING, DeviceGrants, DeviceNode
 from pykubelet.resources.qos import DEFAULT_PERIOD
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.volumes.mounted import MountedVolume as MountedVolume
@@ -129,35 +130,6 @@ class SandboxFacts:
     """Whether a container of the pod has cpus of its own: its quota would only hurt."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
-    """A device of the host in the container; `permissions` out of `r`, `w` and `m`."""
-
-    host_path: str
-    container_path: str
-    permissions: str = "mrw"
-
-
-@dataclass(frozen=True, slots=True)
-class HostMount:
-    """A mount that a device plugin asks for."""
-
-    host_path: str
-    container_path: str
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGrants:
-    """What device plugins and resource claims add to a container."""
-
-    devices: tuple[DeviceNode, ...] = ()
-    cdi_devices: tuple[str, ...] = ()
-    mounts: tuple[HostMount, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFacts:
     """What the request for one container depends on."""
@@ -181,7 +153,7 @@ class ContainerFacts:
     """Whether this container has cpus of its own."""
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
-    grants: DeviceGrants = DeviceGrants()
+    grants: DeviceGrants = NOTHING
 
     hosts_file: str = ""
     """The pod's /etc/hosts on the host."""

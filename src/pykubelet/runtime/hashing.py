@@ -6,11 +6,9 @@ single restart. Only what cannot change without a new container counts, the name
 
 from __future__ import annotations
 
+from pykubelet.api.fnv import fnv1a_32
 from pykubelet.api.pod import Container
 from pykubelet.runtime.gojson import to_go_json
-
-_OFFSET = 0x811C9DC5
-_PRIME = 0x01000193
 
 
 def container_hash(container: Container) -> str:
@@ -19,11 +17,3 @@ def container_hash(container: Container) -> str:
     # What the reference feeds the hash is a dump of the bytes, not the bytes themselves.
     dump = f"([]uint8)[{' '.join(map(str, document.encode(errors='replace')))}]"
     return f"{fnv1a_32(dump.encode()):x}"
-
-
-def fnv1a_32(data: bytes) -> int:
-    """The 32-bit FNV-1a hash."""
-    value = _OFFSET
-    for byte in data:
-        value = (value ^ byte) * _PRIME & 0xFFFFFFFF
-    return value

@@ -74,6 +74,11 @@ def overhead_resources(pod: Pod, node: NodeFacts) -> cri.LinuxContainerResources
     return _cpu_and_memory(cpu, cpu, overhead.get("memory", _NOTHING), node)
 
 
+def can_swap(pod: Pod, container: Container, node: NodeFacts) -> bool:
+    """Whether a container may use swap here."""
+    return node.cgroup_v2 and node.swap_controller and _may_swap(pod, container, node)
+
+
 def huge_page_size(resource: str) -> str | None:
     """Give the page size of a resource as the kernel writes it: `hugepages-2Mi` is `2MB`.
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import NotFound
+from pykubelet.resources.qos import milli_cpu_of_quota, milli_cpu_of_shares
 from pykubelet.runtime.labels import (
     CONTAINER_NAME,
     HASH,
@@ -23,7 +24,13 @@ from pykubelet.runtime.labels import (
     POD_UID,
     RESTART_COUNT,
 )
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.runtime.observed import (
+    ActualResources,
+    ContainerPhase,
+    ObservedContainer,
+    ObservedPod,
+    ObservedSandbox,
+)
 from pykubelet.runtime.termination import termination_message
 
 Seen = TypeVar("Seen", ObservedSandbox, ObservedContainer)
@@ -181,6 +188,7 @@ def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> Obse
         labels=dict(status.labels),
         log_path=status.log_path,
         user=None if user is None else (user.uid, user.gid, tuple(user.supplemental_groups)),
+        resources=_resources(status),
     )
 
 
@@ -195,6 +203,18 @@ def _phase(status: pb.ContainerStatus) -> ContainerPhase:
     if never_ran and (status.reason != _START_ERROR or _GIVEN_UP.search(status.message)):
         return "created"
     return _PHASE.get(status.state, "unknown")
+
+
+def _resources(status: pb.ContainerStatus) -> ActualResources | None:
+    if not status.HasField("resources") or not status.resources.HasField("linux"):
+        return None
+    told = status.resources.linux
+    found = ActualResources(
+        cpu_request=milli_cpu_of_shares(told.cpu_shares),
+        cpu_limit=milli_cpu_of_quota(told.cpu_quota, told.cpu_period),
+        memory_limit=max(0, told.memory_limit_in_bytes),
+    )
+    return found if found != ActualResources() else None
 
 
 def _reason(status: pb.ContainerStatus) -> str:

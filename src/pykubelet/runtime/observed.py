@@ -26,6 +26,14 @@ class ObservedSandbox(msgspec.Struct, frozen=True, kw_only=True):
     runtime_handler: str = ""
 
 
+class ActualResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runtime says that a container has: thousandths of cpus and bytes, 0 where it says nothing."""
+
+    cpu_request: int = 0
+    cpu_limit: int = 0
+    memory_limit: int = 0
+
+
 class ObservedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """One container that exists or existed; `attempt` counts its restarts."""
 
@@ -51,6 +59,8 @@ class ObservedContainer(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str = ""
     user: tuple[int, int, tuple[int, ...]] | None = None
     """uid, gid and supplemental groups of the first process, where the runtime tells."""
+    resources: ActualResources | None = None
+    """What it is set to, where the runtime tells."""
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):

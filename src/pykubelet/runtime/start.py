@@ -25,6 +25,8 @@ from pykubelet.pods.journal import Journal, field_of
 from pykubelet.pods.objects import NoObjects, PodObjects
 from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_static_pod
+from pykubelet.resources.grants import NOTHING, DeviceGrants
+from pykubelet.resources.hints import AllocationError
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.dns import pod_dns
 from pykubelet.runtime.env import container_env
@@ -41,6 +43,7 @@ from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem, ServicesUnknown
 from pykubelet.runtime.removal import is_starting, remove_container
 from pykubelet.runtime.sandbox_config import make_sandbox_config
+from pykubelet.runtime.shares import Everything, Shares
 from pykubelet.runtime.volume_facts import block_volumes, wanted_images
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.mounted import MountedVolume
@@ -68,6 +71,10 @@ SubPaths = Callable[
     [Pod, Container, Mapping[str, MountedVolume], Mapping[int, str]], Awaitable[dict[int, str]]
 ]
 """Has parts of volumes ready for a container, by the mount's index; raises VolumeError."""
+
+
+GrantsOf = Callable[[Pod, Container], Awaitable[DeviceGrants]]
+"""Gives what a container that is about to start gets with its devices; raises AllocationError."""
 
 
 class OnCreated(Protocol):
@@ -108,6 +115,8 @@ class Starter:
         *,
         objects: PodObjects | None = None,
         services: Callable[[Pod], Mapping[str, str] | None] = no_services,
+        grants: GrantsOf | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self._cri = cri
         self._observer = observer
@@ -123,6 +132,8 @@ class Starter:
         self._legacy_logs = legacy_logs
         self._objects = objects or NoObjects()
         self._services = services
+        self._grants = grants
+        self._shares = shares or Everything()
 
     def sandbox_config(self, pod: Pod, attempt: int, setting: PodSetting) -> pb.PodSandboxConfig:
         """Make the pod's sandbox request; raises ConfigProblem."""
@@ -133,6 +144,7 @@ class Starter:
             resolv_conf=self._read_resolv_conf(),
             id_mappings=setting.id_mappings,
             extra_groups=setting.extra_groups,
+            exclusive_cpus=self._shares.has_exclusive(pod.uid),
         )
         return make_sandbox_config(pod, facts)
 
@@ -164,6 +176,16 @@ class Starter:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.reason}")
             raise StartError(err.reason, err.message, err.retry_after) from err
 
+    async def grants(self, pod: Pod, container: Container) -> DeviceGrants:
+        """Have a container's devices made ready for its start; raises StartError after the event."""
+        if self._grants is None:
+            return NOTHING
+        try:
+            return await self._grants(pod, container)
+        except AllocationError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err}")
+            raise StartError("CreateContainerConfigError", str(err)) from err
+
     async def container(
         self,
         pod: Pod,
@@ -174,16 +196,18 @@ class Starter:
         setting: PodSetting,
         ips: Sequence[str],
         observed: ObservedPod,
+        grants: DeviceGrants = NOTHING,
     ) -> str:
         """Create and start one container; gives its id. Raises StartError."""
         attempt = await self._attempt(pod, container, observed.latest(container.name))
-        config = await self._config(pod, container, image, attempt, setting, ips, observed, sandbox)
+        config = await self._config(pod, container, image, attempt, setting, ips, observed, sandbox, grants)
         try:
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
             raise StartError("CreateContainerError", err.rpc_text) from err
         self._on_created(pod.uid, container_id)
+        self._shares.made(pod, container, container_id, config.linux.resources.cpuset_cpus)
         self._event(pod, container, "Normal", "Created", "Container created")
         try:
             await self._cri.runtime.start_container(container_id)
@@ -204,6 +228,7 @@ class Starter:
         ips: Sequence[str],
         observed: ObservedPod,
         sandbox: pb.PodSandboxConfig,
+        grants: DeviceGrants,
     ) -> pb.ContainerConfig:
         hosts, termination = "", ""
         try:
@@ -238,8 +263,16 @@ class Starter:
                 facts,
                 block_volumes=block_volumes(setting.volumes),
                 image_volumes=await self._image_volumes(pod, container, setting, sandbox),
+                grants=grants,
             )
             facts = replace(facts, sub_paths=await self._parts_of_volumes(pod, container, facts))
+            share = self._shares.of(pod, container)
+            facts = replace(
+                facts,
+                cpuset_cpus=share.cpus,
+                cpuset_mems=share.memory_nodes,
+                exclusive_cpus=share.exclusive,
+            )
             return make_container_config(pod, container, facts)
         except (ConfigProblem, VolumeError, OSError) as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err}")

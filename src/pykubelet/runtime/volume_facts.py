@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.pods.defaults import default_pull_policy
-from pykubelet.runtime.facts import DeviceNode
+from pykubelet.resources.grants import DeviceNode
 from pykubelet.volumes.mounted import MountedVolume
 
 

@@ -1,10 +1,11 @@
 """Where pods come in: each new one is judged before anything of it starts, one after the other.
 
-Most are judged at once. Some have to wait: for those who make room for them, or for the node's newest
-labels when those that are known speak against them. Whoever comes meanwhile waits behind them, so that
-nobody takes the room that was made for another. The pods that count as there are those that were admitted
-and have not ended, and those that run since an earlier agent although their source has not been worked off
-yet: what runs is never refused for want of room, and never crowded out by what comes.
+Most are judged at once. Some have to wait: for those who make room for them, for whoever gives them
+devices, or for the node's newest labels when those that are known speak against them. Whoever comes
+meanwhile waits behind them, so that nobody takes the room that was made for another; only where others can
+make no difference a pod waits apart, with its room kept. The pods that count as there are those that were
+admitted and have not ended, and those that run since an earlier agent although their source has not been
+worked off yet: what runs is never refused for want of room, and never crowded out by what comes.
 
 A refused pod is Failed with the reason, and nothing of it is ever started. One of the API server stays
 refused after a restart of the agent, by its status there; a static one is judged anew.
@@ -23,8 +24,9 @@ from prometheus_client import CollectorRegistry
 from pykubelet.admission.apparmor import apparmor_is_enabled
 from pykubelet.admission.chain import make_chain
 from pykubelet.admission.fit import as_amounts
-from pykubelet.admission.link import Amounts, Answer, Attempt, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.link import Amounts, Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
 from pykubelet.admission.metrics import AdmissionMetrics
+from pykubelet.api.meta import Resources
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod, PodSpec
@@ -68,8 +70,12 @@ class AdmissionParts:
     """Asks the API server for the node; raises KubeError. None on a standalone node."""
     allowed_sysctls: Sequence[str] = ()
     gates: FeatureGates
+    devices: Callable[[str], Resources] = lambda uid: {}
+    """How many devices there are for a pod, by its uid."""
     pressure: Link | None = None
     allocation: Link | None = None
+    released: Callable[[str], None] = lambda uid: None
+    """Takes back what `allocation` has given to a pod that may not run after all."""
     shutdown: Link | None = None
 
 
@@ -89,8 +95,14 @@ class Admitting:
         in_runtime: Callable[[], Mapping[str, ObservedPod]],
         wanted: Callable[[], Mapping[str, Pod]],
         start: Callable[[Pod], None],
+        allocated: Callable[[Pod], Pod] = lambda pod: pod,
+        counted: Callable[[Pod], Pod] = lambda pod: pod,
     ) -> None:
-        """Take where pods are; `wanted` also gives those that were not handed on yet, `start` begins one."""
+        """Take where pods are; `wanted` also gives those that were not handed on yet, `start` begins one.
+
+        Resources are those that pods were promised by an earlier agent (`allocated`), and for the others
+        all that they hold (`counted`), whatever their authors wish by now.
+        """
         self._parts = parts
         self._scope = scope
         self._store = store
@@ -100,6 +112,8 @@ class Admitting:
         self._in_runtime = in_runtime
         self._wanted = wanted
         self._start = start
+        self._allocated = allocated
+        self._counted = counted
         self._metrics = AdmissionMetrics(registry)
         self._requests = _Requests(pod_level=parts.gates.enabled("PodLevelResources"))
         self.chain = make_chain(
@@ -117,6 +131,10 @@ class Admitting:
         )
         self._queue: dict[str, Pod] = {}
         """Pods that wait to be judged, the first of them until it has been."""
+        self._apart: dict[str, Pod] = {}
+        """Pods whose judgement takes long and holds up nobody; they count as there meanwhile."""
+        self._waited: set[str] = set()
+        """Pods in the queue that were apart before."""
 
     def may_start(self, pod: Pod) -> bool:
         """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
@@ -129,12 +147,16 @@ class Admitting:
                 return False
             if pod.status.phase in TERMINAL:
                 return not self._stays_refused(pod)
+        if pod.uid in self._apart:
+            self._apart[pod.uid] = pod
+            return False
         waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
         answer = self._ask(pod, self._node()) if not waits else None
-        if waits or isinstance(answer, Preempt) or self._may_be_stale(answer):
-            if not self._queue:
-                self._scope.start(self._work_off(), name="admission")
-            self._queue[pod.uid] = pod
+        if isinstance(answer, Later) and answer.apart:
+            self._set_apart(pod, answer)
+            return False
+        if waits or isinstance(answer, Preempt | Later) or self._may_be_stale(answer):
+            self._line_up(pod)
             return False
         return self._settle(pod, answer)
 
@@ -152,20 +174,34 @@ class Admitting:
 
     # Judging
 
-    def _ask(self, pod: Pod, node: Node) -> Answer:
+    def _ask(self, pod: Pod, node: Node) -> Answer | Later:
         # What still runs of an earlier life of the pod is on its way out.
         running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
-        attempt = Attempt(pod=pod, node=node, others=self._others(pod), running=running)
+        return self._judge(self._allocated(pod), node, running=running)
+
+    def judge_resize(self, pod: Pod) -> Answer | Later:
+        """Judge a pod that is here already and wishes for other resources; nothing happens by that."""
+        return self._judge(pod, self._node())
+
+    def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | Later:
+        attempt = Attempt(
+            pod=pod,
+            node=node,
+            others=self._others(pod),
+            running=running,
+            devices=lambda: self._parts.devices(pod.uid),
+        )
         return self.chain.admit(attempt)
 
     def _settle(self, pod: Pod, answer: Answer) -> bool:
         if isinstance(answer, Refusal):
-            self._refuse(pod, answer)
+            self.refuse(pod, answer)
             return False
         self._journal.note(pod.uid, "admission", "admitted")
         return True
 
-    def _refuse(self, pod: Pod, refusal: Refusal) -> None:
+    def refuse(self, pod: Pod, refusal: Refusal) -> None:
+        """Have a pod fail for good, one that was admitted before too."""
         log.info(
             "Pod admission denied",
             pod=pod.full_name,
@@ -179,6 +215,12 @@ class Admitting:
         self._metrics.refused(refusal.reason)
         if self._runs(pod.uid):
             self._workers.end(pod)
+        self._release(pod.uid)
+
+    def _release(self, uid: str) -> None:
+        """Have taken back what was given to a pod that may not run, unless something of it still does."""
+        if self._workers.get(uid) is None and not self._runs(uid):
+            self._parts.released(uid)
 
     def _node(self) -> Node:
         return present_node(self._parts.own, self._parts.known())
@@ -197,7 +239,8 @@ class Admitting:
         if coming:
             wanted = self._wanted()
             found += [wanted[uid] for uid in coming if uid in wanted and self._workers.get(uid) is None]
-        return found
+        found += [other for uid, other in self._apart.items() if uid != pod.uid]
+        return [self._counted(other) for other in found]
 
     def _is_there(self, uid: str) -> bool:
         worker = self._workers.get(uid)
@@ -207,8 +250,29 @@ class Admitting:
 
     # Waiting
 
-    def _may_be_stale(self, answer: Answer) -> bool:
+    def _may_be_stale(self, answer: Answer | Later) -> bool:
         return isinstance(answer, Refusal) and answer.stale and self._parts.fetch is not None
+
+    def _line_up(self, pod: Pod) -> None:
+        if not self._queue:
+            self._scope.start(self._work_off(), name="admission")
+        self._queue[pod.uid] = pod
+
+    def _set_apart(self, pod: Pod, later: Later) -> None:
+        self._apart[pod.uid] = pod
+        self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
+
+    async def _wait_apart(self, uid: str, later: Later) -> None:
+        answer = await later.answer()
+        pod = self._apart.pop(uid)
+        if not self._is_wanted(uid):
+            self._release(uid)
+        elif isinstance(answer, Preempt) or self._may_be_stale(answer):
+            # What it waited for it has now: it is judged once more, in its turn.
+            self._waited.add(uid)
+            self._line_up(pod)
+        elif self._settle(pod, answer):
+            self._start(pod)
 
     async def _work_off(self) -> None:
         """Judge the pods that wait, in their order."""
@@ -216,15 +280,26 @@ class Admitting:
             uid, pod = next(iter(self._queue.items()))
             answer: Answer = None
             if self._is_wanted(uid):
-                answer = self._ask(pod, self._node())
+                first = self._ask(pod, self._node())
+                if isinstance(first, Later) and first.apart and uid not in self._waited:
+                    self._set_apart(self._queue.pop(uid), first)
+                    continue
+                answer = await first.answer() if isinstance(first, Later) else first
                 if self._may_be_stale(answer):
-                    answer = self._ask(pod, await self._newest_node())
+                    answer = await self._ask_patiently(pod, await self._newest_node())
                 if isinstance(answer, Preempt):
-                    await self._make_room(pod, answer)
+                    await self.make_room(pod, answer)
             pod = self._queue.pop(uid)
-            # It may have gone meanwhile.
-            if self._is_wanted(uid) and self._settle(pod, answer):
+            self._waited.discard(uid)
+            if not self._is_wanted(uid):
+                # It has gone meanwhile.
+                self._release(uid)
+            elif self._settle(pod, answer):
                 self._start(pod)
+
+    async def _ask_patiently(self, pod: Pod, node: Node) -> Answer:
+        answer = self._ask(pod, node)
+        return await answer.answer() if isinstance(answer, Later) else answer
 
     def _is_wanted(self, uid: str) -> bool:
         pod = self._store.get(uid)
@@ -239,7 +314,7 @@ class Admitting:
             log.error(err, "Failed to fetch the node; pods are judged by what is known of it")
             return self._node()
 
-    async def _make_room(self, pod: Pod, room: Preempt) -> None:
+    async def make_room(self, pod: Pod, room: Preempt) -> None:
         """End pods, and wait until they have ended, but not for ever."""
         clock = asyncio.get_running_loop().time
         began = clock()

@@ -25,6 +25,9 @@ from pykubelet.cri.errors import CriError
 from pykubelet.images.images import PresentImage
 from pykubelet.pods.journal import Journal, field_of
 from pykubelet.pods.objects import ObjectError
+from pykubelet.resources.cgroup_values import CgroupValues
+from pykubelet.resources.dra_claims import ClaimError
+from pykubelet.resources.resize_cgroup import PodGroup
 from pykubelet.runtime.actions import Actions
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.kill import Killer, KillError, containers_by_name
@@ -36,15 +39,20 @@ from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import PodSetting, Starter, StartError
 from pykubelet.runtime.user_namespaces import UserNamespaces
 from pykubelet.runtime.volume_facts import extra_groups
+from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims, has_claims
 from pykubelet.sync.pleg import Change
+from pykubelet.sync.resize_doing import ResizeDoing
+from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.start_gate import StartGate, Turn
 from pykubelet.sync.status_containers import StartFailure
-from pykubelet.sync.worker import StepError
-from pykubelet.volumes.errors import VolumeError
+from pykubelet.sync.worker import PodRefused, StepError
+from pykubelet.volumes.errors import VolumeError, failure_event
 from pykubelet.volumes.mounted import MountedVolume
 
 MOUNT_SECONDS = 0.3
 """How long volumes may take before others get the turn of a pod that waits for them."""
+NETWORK_SECONDS = 10.0
+"""When to say again that there is no network for a sandbox; when there is, its pod is woken."""
 RETRY_SECONDS = 10.0
 """When to try again to start a container that could not be started."""
 
@@ -78,15 +86,26 @@ class Cgroups(Protocol):
         """Have the pod's cgroup with its limits; gives the name that the runtime takes. Raises OSError."""
         ...
 
-    def in_force(self, pod: Pod) -> tuple[Resources, Resources] | None:
-        """Give the limits and requests that the pod's cgroup enforces; None when it has none."""
+    def exists(self, pod: Pod) -> bool:
+        """Whether the pod's cgroup is there, in all hierarchies."""
+        ...
+
+    def in_force(self, pod: Pod, settings: CgroupValues | None = None) -> tuple[Resources, Resources] | None:
+        """Give the limits and requests that the pod's cgroup enforces; None when it has none.
+
+        `settings`: what was read from it, where that may be something else than what the pod says.
+        """
+        ...
+
+    def group(self, pod: Pod) -> PodGroup | None:
+        """Give the pod's own cgroup, to be resized; None when it has none."""
         ...
 
     def uids(self) -> set[str]:
         """Pods that have a cgroup."""
         ...
 
-    def update_qos(self, pods: Sequence[Pod]) -> None:
+    async def update_qos(self, pods: Sequence[Pod]) -> None:
         """Share the machine among the classes of these pods."""
         ...
 
@@ -155,6 +174,9 @@ class Doer:
         crash_back_off: BackOff,
         user_namespaces: UserNamespaces,
         handler_of: HandlerOf,
+        claims: PodClaims = NO_CLAIMS,
+        resizing: ResizeDoing | None = None,
+        network_errors: Callable[[], Sequence[str]] = lambda: (),
         metrics: StartMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -169,6 +191,9 @@ class Doer:
         self._back_off = crash_back_off
         self._user_namespaces = user_namespaces
         self._handler_of = handler_of
+        self._claims = claims
+        self._resizing = resizing or ResizeDoing(Resizing(journal))
+        self._network_errors = network_errors
         self._metrics = metrics or StartMetrics()
         self._clock = clock
 
@@ -179,6 +204,8 @@ class Doer:
 
         Raises StepError when nothing more can be done now.
         """
+        if actions.create_sandbox and not pod.spec.host_network:
+            self._check_network(pod)
         if actions.create_sandbox and actions.sandbox_id:
             message = "Pod sandbox changed, it will be killed and re-created."
             self._journal.event(pod, "Normal", "SandboxChanged", message)
@@ -189,10 +216,14 @@ class Doer:
         if actions.kill_pod and not actions.create_sandbox:
             return None
         waits, due = self._due(pod, observed, actions, memory)
+        if actions.resize and not await self._resizing.apply(pod, actions):
+            waits.append(RETRY_SECONDS)
         if not due and not actions.create_sandbox:
             return min(waits, default=None)
         async with self._gate.turn(memory.order) as turn:
             setting = await self._prepare(pod, turn)
+            if actions.create_sandbox:
+                await self._prepare_claims(pod, turn)
             config = self._sandbox_config(pod, actions, setting)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -218,6 +249,14 @@ class Doer:
                 # A group wraps what goes wrong in it; callers know the failure itself.
                 raise failures.exceptions[0] from None
         return min(waits, default=None)
+
+    def _check_network(self, pod: Pod) -> None:
+        """Have a pod that needs the pods' network wait for it: its sandbox could not be made."""
+        if problems := self._network_errors():
+            why = "; ".join(problems)
+            message = f"network is not ready: container runtime network not ready: {why}"
+            self._journal.event(pod, "Warning", "NetworkNotReady", message)
+            raise StepError(message, NETWORK_SECONDS)
 
     def _due(
         self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodMemory
@@ -253,6 +292,7 @@ class Doer:
         try:
             self._dirs.make(pod.uid)
             cgroup_parent = await self._cgroups.ensure(pod)
+            self._resizing.made(pod)
         except OSError as err:
             message = f"unable to ensure pod container exists: {err}"
             self._journal.event(pod, "Warning", "FailedToCreatePodContainer", message)
@@ -262,8 +302,10 @@ class Doer:
             if pod.spec.volumes:
                 volumes = await turn.while_away(self._volumes.mount(pod), after=MOUNT_SECONDS)
         except VolumeError as err:
+            if err.refusal:
+                raise PodRefused(err.refusal, str(err)) from err
             for problem in err.problems:
-                self._journal.event(pod, "Warning", "FailedMount", problem)
+                self._journal.event(pod, "Warning", failure_event(problem), problem)
             self._journal.note(pod.uid, "volumes", str(err))
             raise StepError(str(err), err.retry_after) from err
         try:
@@ -278,6 +320,17 @@ class Doer:
             id_mappings=mappings,
             extra_groups=extra_groups(pod, volumes.values()),
         )
+
+    async def _prepare_claims(self, pod: Pod, turn: Turn) -> None:
+        work = self._claims.prepare(pod)
+        try:
+            # A driver may take its time; without claims nobody waits for anything.
+            await (turn.while_away(work, after=MOUNT_SECONDS) if has_claims(pod) else work)
+        except ClaimError as err:
+            message = f"Failed to prepare dynamic resources: {err}"
+            self._journal.event(pod, "Warning", "FailedPrepareDynamicResources", message)
+            self._journal.note(pod.uid, "claims", str(err))
+            raise StepError(str(err)) from err
 
     def _sandbox_config(self, pod: Pod, actions: Actions, setting: PodSetting) -> pb.PodSandboxConfig:
         try:
@@ -338,8 +391,19 @@ class Doer:
         try:
             if isinstance(image, StartError):
                 raise image
+            # A device plugin may hang.
+            grants = await turn.while_away(self._starter.grants(pod, container), after=MOUNT_SECONDS)
+            self._resizing.starting(pod, container)
             container_id = await self._starter.container(
-                pod, container, image, running.id, running.config, running.setting, running.ips, observed
+                pod,
+                container,
+                image,
+                running.id,
+                running.config,
+                running.setting,
+                running.ips,
+                observed,
+                grants,
             )
             if container.lifecycle is not None and container.lifecycle.post_start is not None:
                 await turn.while_away(self._starter.post_start(pod, container, container_id))

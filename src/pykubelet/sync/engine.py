@@ -7,10 +7,9 @@ come from an API server too and their statuses go back to it (`cluster.py`).
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -19,10 +18,9 @@ from pykubelet.api.backoff import BackOff
 from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.errors import CriError
 from pykubelet.images.provider_config import CredentialProvider
 from pykubelet.logs import get_logger
-from pykubelet.pods.journal import Event, Journal, Note, field_of
+from pykubelet.pods.journal import Event, Journal, Note
 from pykubelet.pods.local_objects import LocalObjects
 from pykubelet.pods.mux import PodChange, PodMux
 from pykubelet.pods.objects import PodObjects
@@ -30,7 +28,7 @@ from pykubelet.pods.runtime_classes import default_handler
 from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_mirror_pod, is_static_pod
 from pykubelet.pods.store import PodStore
-from pykubelet.probes.prober import Prober
+from pykubelet.resources.resize_book import ResizeBooks, no_books
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector
 from pykubelet.runtime.hooks import HookRunner
@@ -40,13 +38,19 @@ from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.admitting import AdmissionParts, Admitting
+from pykubelet.sync.allotment import Allotment
 from pykubelet.sync.apply import Cgroups, Doer, Volumes
+from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
 from pykubelet.sync.cluster import ClusterParts, ClusterSide
+from pykubelet.sync.device_side import NO_DEVICES, DeviceSide
 from pykubelet.sync.engine_metrics import EngineMetrics
+from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pleg import Change, Pleg
 from pykubelet.sync.pod_life import Fate, PodLifeOnNode
+from pykubelet.sync.probing import make_prober
 from pykubelet.sync.pulling import make_puller
+from pykubelet.sync.resize_side import make_resizing, others_of
 from pykubelet.sync.sources import start_sources
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.status import says_more
@@ -57,8 +61,6 @@ from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
-
-GC_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class EngineParts:
     cgroups: Cgroups
     registry: CollectorRegistry
     runtime_errors: Callable[[], list[str]]
+    network_errors: Callable[[], list[str]]
     collector: GarbageCollector
     id_space: IdSpace
     user_namespaces: bool
@@ -87,6 +90,10 @@ class EngineParts:
     """The configMaps and secrets of the manifests folder; a cluster has others."""
     cluster: ClusterParts | None = None
     """None on a standalone node."""
+    devices: DeviceSide = NO_DEVICES
+    allotment: Allotment
+    claims: PodClaims = NO_CLAIMS
+    books: ResizeBooks = field(default_factory=no_books)
 
 
 class PodEngine:
@@ -106,9 +113,7 @@ class PodEngine:
         self._mux = PodMux(time.time_ns)
         self._observer = Observer(parts.cri)
         self._gate = StartGate()
-        self.prober = Prober(
-            self._exec, self._probe_event, parts.registry, host_ip=lambda: next(iter(parts.host_ips), "")
-        )
+        self.prober = make_prober(parts.cri, self.book, parts.registry, parts.host_ips)
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
         hooks = HookRunner(parts.cri, self._metrics.lifecycle_get, self._pod_ip, self._metrics.starts)
         killer = Killer(parts.cri, hooks, self.book)
@@ -143,6 +148,19 @@ class PodEngine:
             services=lambda pod: (
                 self._cluster.services(pod) if self._cluster is not None else no_services(pod)
             ),
+            grants=parts.devices.grants,
+            shares=parts.allotment,
+        )
+        self._resizing, resize_doing = make_resizing(
+            config,
+            parts.node,
+            parts.cri,
+            parts.cgroups,
+            parts.allotment,
+            parts.books,
+            journal=self.book,
+            registry=parts.registry,
+            scope=scope,
         )
         longest = config.crash_loop_back_off.max_container_restart_period
         doer = Doer(
@@ -157,6 +175,9 @@ class PodEngine:
             crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
             user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
             handler_of=cluster.handler_of if cluster is not None else default_handler,
+            network_errors=parts.network_errors,
+            claims=parts.claims,
+            resizing=resize_doing,
             metrics=self._metrics.starts,
         )
         self.life = PodLifeOnNode(
@@ -176,6 +197,11 @@ class PodEngine:
             fate_of=self._fate_of,
             is_new=self.pleg.never_saw,
             on_gone=self._pod_is_gone,
+            refuse=lambda pod, refusal: self._admitting.refuse(pod, refusal),
+            on_stopped=self._pod_stopped,
+            device_health=parts.devices.health,
+            claims=parts.claims,
+            resizing=self._resizing,
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds, self._metrics.workers)
         self._admitting = Admitting(
@@ -189,10 +215,26 @@ class PodEngine:
             in_runtime=lambda: self.pleg.pods,
             wanted=self._mux.pods,
             start=self._start_pod,
+            allocated=self._resizing.allocated,
+            counted=self._resizing.counted,
         )
         self._metrics.count_pods(self.store, self.workers, self.statuses, self.life, self.pleg)
         self.loop = SyncLoop(self, self._runtime_errors, config.sync_frequency)
-        self._next_gc = 0.0
+        self._housekeeping = Housekeeping(
+            mux=self._mux,
+            store=self.store,
+            workers=self.workers,
+            pleg=self.pleg,
+            dirs=self.dirs,
+            cgroups=parts.cgroups,
+            prober=self.prober,
+            allotment=parts.allotment,
+            resizing=self._resizing,
+            collector=parts.collector,
+            scope=scope,
+            unreadable=lambda: self._cluster.unreadable if self._cluster is not None else frozenset(),
+        )
+        self._resizing.others = others_of(self.store, self.workers, self._admitting, self.loop, self._mux)
         self._departed: set[str] = set()
         """Pods of which nothing is left here, and which the API server has not let go of yet."""
         self._cluster: ClusterSide | None = None
@@ -217,6 +259,7 @@ class PodEngine:
         """Start listening, probing, syncing, and the sources at last."""
         self._scope.start(self.pleg.run(), name="pleg")
         self._scope.start(self.prober.run(), name="prober")
+        self._scope.start(self._parts.books.write_behind(), name="resize-books")
         self._scope.start(self.loop.run(), name="sync-loop")
         start_sources(
             self._parts.config,
@@ -234,6 +277,10 @@ class PodEngine:
     def all_sources_reported(self) -> bool:
         """Whether the set of desired pods is whole; nothing may be deleted before."""
         return self._mux.all_reported
+
+    def wanted(self) -> Mapping[str, Pod]:
+        """The pods that some source wants, also those that were not handed on yet."""
+        return self._mux.pods()
 
     def is_crowded(self) -> bool:
         """Whether pods wait for others to start: what can be told later is better told later."""
@@ -299,7 +346,9 @@ class PodEngine:
             self._start_pod(pod)
 
     def _start_pod(self, pod: Pod) -> None:
-        self._end_namesakes(pod)
+        self._housekeeping.end_namesakes(pod)
+        worker = self.workers.get(pod.uid)
+        self._resizing.take(pod, worker.pod if worker is not None else None)
         self.workers.sync(pod)
 
     def _shall_run(self, change: PodChange) -> bool:
@@ -349,18 +398,7 @@ class PodEngine:
 
     async def housekeep(self) -> None:
         """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
-        if not self.all_sources_reported or self.pleg.health() is not None:
-            return
-        known = self.workers.uids() | self._wanted()
-        for uid in sorted((set(self.pleg.pods) | self.dirs.uids() | self._parts.cgroups.uids()) - known):
-            if not self._may_be_wanted(uid):
-                self._end_orphan(uid)
-        self.prober.cleanup(known)
-        self._weigh_classes()
-        now = asyncio.get_running_loop().time()
-        if now >= self._next_gc:
-            self._next_gc = now + GC_SECONDS
-            self._scope.start(self._collect(), name="gc")
+        self._housekeeping.keep()
 
     def _fate_of(self, uid: str) -> Fate:
         pod = self.store.get(uid)
@@ -369,75 +407,31 @@ class PodEngine:
         deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)
         return "leaving" if deleted and self._cluster is not None else "wanted"
 
+    def _pod_stopped(self, uid: str) -> None:
+        self._resizing.ended(uid)
+        if not self.workers.is_reborn(uid):
+            self._parts.allotment.forget(uid)
+
     def _pod_is_gone(self, uid: str) -> None:
         self.pleg.forget(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
         self._admitting.forget(uid)
+        self._resizing.gone(uid)
         if self._fate_of(uid) == "leaving":
             self._departed.add(uid)
         if self._cluster is not None:
             self._cluster.gone(uid)
-
-    def _wanted(self) -> set[str]:
-        """Pods that some source wants; the loop may not have handed on all of them yet."""
-        return {*self._mux.pods(), *(pod.uid for pod in self.store.pods())}
-
-    def _may_be_wanted(self, uid: str) -> bool:
-        """Whether this may be a pod that the API server wants here and that could not be read."""
-        names = self._cluster.unreadable if self._cluster is not None else ()
-        seen = self.pleg.pods.get(uid)
-        return bool(names) and (seen is None or not seen.full_name or seen.full_name in names)
-
-    def _end_namesakes(self, pod: Pod) -> None:
-        """Stop what an earlier agent left of a pod of the same name, so that this one waits for its end."""
-        unwanted = self.pleg.pods.keys() - self._wanted()
-        for uid in unwanted:
-            if self.pleg.pods[uid].full_name == pod.full_name and not self._may_be_wanted(uid):
-                self._end_orphan(uid)
-
-    def _end_orphan(self, uid: str) -> None:
-        seen = self.pleg.pods.get(uid)
-        name = seen.full_name if seen is not None else ""
-        log.info("Cleaning up a pod that is no longer wanted", pod=name, podUID=uid)
-        self.workers.terminate_orphan(uid, name, alive=seen is not None and seen.is_alive)
 
     def _runtime_errors(self) -> list[str]:
         """Why no pod can be worked on now; what runs must be known before anything is started."""
         problem = self.pleg.health()
         return [*self._parts.runtime_errors(), *([problem] if problem else [])]
 
-    def _weigh_classes(self) -> None:
-        try:
-            self._parts.cgroups.update_qos(self.workers.pods())
-        except OSError as err:
-            log.error(err, "Could not update the cgroups of the QoS classes")
-
-    async def _collect(self) -> None:
-        def is_deleted(uid: str) -> bool:
-            known = uid in self._mux or self.store.get(uid) is not None or self._may_be_wanted(uid)
-            return not known and self.workers.get(uid) is None
-
-        try:
-            await self._parts.collector.collect(
-                is_deleted=is_deleted, all_sources_ready=self.all_sources_reported
-            )
-        except CriError as err:
-            log.error(err, "Could not collect dead containers; will be tried again")
-
     def _emit(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
         self.loop.pods(self._mux.set(source, pods))
         if source == "api" and self._cluster is not None:
             self.loop.after(self._cluster.pods_known)
-
-    async def _exec(
-        self, container_id: str, command: Sequence[str], timeout_seconds: int
-    ) -> tuple[int, bytes]:
-        answer = await self._parts.cri.runtime.exec_sync(container_id, list(command), timeout_seconds)
-        return answer.exit_code, answer.stdout + answer.stderr
-
-    def _probe_event(self, pod: Pod, container: str, reason: str, message: str) -> None:
-        self.book.event(pod, "Warning", reason, message, field_of(pod, container))
 
     def _pod_ip(self, uid: str) -> str:
         pod, observed = self.store.get(uid), self.life.observed(uid)

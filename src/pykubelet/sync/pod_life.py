@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from pykubelet.admission.link import Refusal
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus, StatusResources
@@ -24,7 +25,8 @@ from pykubelet.pods.journal import Journal
 from pykubelet.pods.objects import PodObjects
 from pykubelet.pods.static import is_static_pod
 from pykubelet.probes.prober import Prober
-from pykubelet.runtime.actions import Actions, Verdicts, decide, sandbox_is_stale
+from pykubelet.resources.dra_claims import ClaimError
+from pykubelet.runtime.actions import Verdicts, decide, sandbox_is_stale
 from pykubelet.runtime.kill import Killer, KillError
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
@@ -33,15 +35,20 @@ from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
+from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
+from pykubelet.sync.device_side import DeviceHealth, no_health
+from pykubelet.sync.lost_cgroup import stop_unbound
 from pykubelet.sync.pleg import Change
+from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.status import compute_status
-from pykubelet.sync.status_containers import PodView, StartFailure, api_time
+from pykubelet.sync.status_containers import PodView, StartFailure
 from pykubelet.sync.status_final import final_status
 from pykubelet.sync.status_patch import status_patch
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import Outcome, StepError
-from pykubelet.volumes.errors import VolumeError
+from pykubelet.sync.step_notes import ended, status_before, told
+from pykubelet.sync.worker import Outcome, PodRefused, StepError
+from pykubelet.volumes.errors import VolumeError, failure_event
 
 log = get_logger(__name__)
 
@@ -92,6 +99,11 @@ class PodLifeOnNode:
         fate_of: Callable[[str], Fate],
         is_new: Callable[[str], bool],
         on_gone: Callable[[str], None],
+        refuse: Callable[[Pod, Refusal], None] = lambda pod, refusal: None,
+        on_stopped: Callable[[str], None] = lambda uid: None,
+        device_health: Callable[[Pod], DeviceHealth] = no_health,
+        resizing: Resizing | None = None,
+        claims: PodClaims = NO_CLAIMS,
         registrar: Registrar | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -111,6 +123,11 @@ class PodLifeOnNode:
         self._fate_of = fate_of
         self._is_new = is_new
         self._on_gone = on_gone
+        self._refuse = refuse
+        self._on_stopped = on_stopped
+        self._device_health = device_health
+        self._resizing = resizing or Resizing(journal)
+        self._claims = claims
         self.registrar = registrar
         self._clock = clock
         self._memories: dict[str, PodMemory] = {}
@@ -153,10 +170,14 @@ class PodLifeOnNode:
 
     async def sync(self, pod: Pod) -> Outcome:
         """Bring the pod nearer to its desired state."""
+        pod = self._resizing.allocated(pod)
         memory = self._memory(pod.uid)
         memory.busy = True
         try:
             finished, again = await self._sync(pod, memory)
+        except PodRefused as err:
+            self._refuse(pod, Refusal(err.reason, err.message))
+            finished, again = True, None
         finally:
             memory.busy = False
             late, memory.late = memory.late, []
@@ -168,6 +189,7 @@ class PodLifeOnNode:
     async def _sync(self, pod: Pod, memory: PodMemory) -> Outcome:
         memory.untold.clear()
         observed = await self._look(pod.uid)
+        self._resizing.observe(pod, observed)
         status = self._report(pod, observed)
         if status.phase in TERMINAL:
             return True, None
@@ -177,20 +199,26 @@ class PodLifeOnNode:
         if memory.registered != pod.spec:
             self._objects.register(pod)
             memory.registered = pod.spec
-        actions = decide(pod, observed, self._verdicts(observed), frozenset(memory.restart_requested))
+        requested, plan = frozenset(memory.restart_requested), self._resizing.plan(pod, observed)
+        actions = decide(pod, observed, self._verdicts(observed), requested, plan)
+        if actions.idle and observed.running and not self._cgroups.exists(pod):
+            memory.current = False
+            await stop_unbound(pod, observed, self._killer, self._journal)
+            return False, 0
         if actions.idle:
             again = await self._refresh(pod)
             waits = (again, left, LAG_SECONDS if memory.ended else None)
             return False, min((seconds for seconds in waits if seconds is not None), default=None)
-        self._journal.note(pod.uid, "decide", _told(actions))
+        self._journal.note(pod.uid, "decide", told(actions))
         before = observed
         memory.current = False
         again = await self._doer.apply(pod, observed, actions, memory)
         observed = await self._look(pod.uid)
+        self._resizing.observe(pod, observed)
         status = self._report(pod, observed)
         if status.phase in TERMINAL:
             return True, None
-        if _ended(observed) - _ended(before):
+        if ended(observed) - ended(before):
             # A quick init container, perhaps: its event tells nothing new, so nobody else would go on.
             return False, 0
         if memory.ended or (sandbox_is_stale(pod, observed) and not actions.create_sandbox):
@@ -205,7 +233,7 @@ class PodLifeOnNode:
             await self._volumes.refresh(pod)
         except VolumeError as err:
             for problem in err.problems:
-                self._journal.event(pod, "Warning", "FailedMount", problem)
+                self._journal.event(pod, "Warning", failure_event(problem), problem)
             self._journal.note(pod.uid, "volumes", str(err))
             return max(REFRESH_SECONDS, err.retry_after or 0.0)
         return None
@@ -214,10 +242,11 @@ class PodLifeOnNode:
         """Report what the probes say of a pod whose step takes long: it is being stopped."""
         memory = self._memories.get(pod.uid)
         if memory is not None and memory.observed is not None:
-            self._report(pod, memory.observed)
+            self._report(self._resizing.allocated(pod), memory.observed)
 
     async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
         """Stop everything of the pod that runs."""
+        pod = self._resizing.allocated(pod) if pod is not None else None
         memory = self._memory(uid)
         observed = await self._picture(memory, uid)
         if pod is not None and self.registrar is not None:
@@ -233,12 +262,25 @@ class PodLifeOnNode:
         observed = await self._look(uid)
         if observed.running:
             raise StepError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
+        await self._give_back_claims(uid)
         if pod is not None:
             self._report(pod, observed, terminal=True)
         self._prober.remove_pod(uid)
 
+    async def _give_back_claims(self, uid: str) -> None:
+        """Give back the pod's claims before its end is told: then others may get its devices."""
+        try:
+            await self._claims.unprepare(uid)
+        except ClaimError as err:
+            self._journal.note(uid, "claims", str(err))
+            if self._fate_of(uid) != "gone":
+                raise StepError(str(err)) from err
+            # It was deleted by force: whoever did that does not want to wait for a driver.
+            log.error(err, "Claims of a pod that is gone will be given back later", podUID=uid)
+
     async def clean_up(self, uid: str, pod: Pod | None) -> None:
         """Remove what the pod leaves behind; a pod that is no longer wanted leaves nothing."""
+        self._on_stopped(uid)
         if self.registrar is not None:
             self.registrar.stopped(uid)
         fate: Fate = "wanted"
@@ -334,7 +376,7 @@ class PodLifeOnNode:
         memory = self._memory(pod.uid)
         for container in observed.running:
             memory.failures.pop(container.name, None)
-        previous = self._statuses.get(pod.uid) or _before(pod, observed)
+        previous = self._statuses.get(pod.uid) or status_before(pod, observed)
         view = PodView(
             pod=pod,
             observed=observed,
@@ -343,7 +385,10 @@ class PodLifeOnNode:
             health=self._prober.update_status(pod, observed),
             terminal=terminal,
             host_ips=self._host_ips,
+            resizes=self._resizing.shown(pod.uid),
+            actuated=self._resizing.actuated(pod.uid),
             in_force=self._in_force(pod, previous),
+            device_health=self._device_health(pod),
         )
         status = compute_status(view, api_now())
         if view.in_force is not None and status_patch(previous, status).keys() == {"resources"}:
@@ -371,7 +416,7 @@ class PodLifeOnNode:
             return previous.resources
         if previous.phase != "Running" or is_static_pod(pod):
             return None
-        found = self._cgroups.in_force(pod)
+        found = self._cgroups.in_force(pod, self._resizing.settings(pod))
         return StatusResources(limits=found[0], requests=found[1]) if found is not None else None
 
     def _verdicts(self, observed: ObservedPod) -> Verdicts:
@@ -397,26 +442,3 @@ class PodLifeOnNode:
         self._journal.event(pod, "Normal", "DeadlineExceeded", message)
         ended = msgspec.structs.replace(status, phase="Failed", reason="DeadlineExceeded", message=message)
         self._statuses.set(pod, ended)
-
-
-def _ended(observed: ObservedPod) -> set[str]:
-    return {container.id for container in observed.containers if container.phase == "exited"}
-
-
-def _before(pod: Pod, observed: ObservedPod) -> PodStatus:
-    """A pod's status as of an earlier agent: a pod that runs did not begin when this agent did."""
-    began = min((sandbox.created_at for sandbox in observed.sandboxes), default=0)
-    return msgspec.structs.replace(pod.status, start_time=pod.status.start_time or api_time(began))
-
-
-def _told(actions: Actions) -> str:
-    parts = []
-    if actions.create_sandbox:
-        parts.append(f"new sandbox ({actions.why})")
-    elif actions.kill_pod:
-        parts.append("stop the pod: nothing of it shall run again")
-    parts += [kill.message for kill in actions.kill]
-    starts = [*actions.start_ephemeral, *actions.start_init, *actions.start]
-    if starts:
-        parts.append(f"start {', '.join(starts)}")
-    return "; ".join(parts)

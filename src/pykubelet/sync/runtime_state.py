@@ -16,6 +16,8 @@ from pykubelet.logs import get_logger
 log = get_logger(__name__)
 
 POLL_SECONDS = 5.0
+AWAITED_SECONDS = 1.0
+"""The same while pods wait for the runtime or its network to become ready."""
 GRACE_SECONDS = 30.0
 """How old the last good answer may be before the runtime counts as down."""
 
@@ -42,6 +44,8 @@ class RuntimeState:
 
     status: StatusCall
     last_good: float | None = None
+    on_ready: Callable[[], None] = lambda: None
+    """Called when the runtime and its network have become ready: pods may wait for that."""
     _runtime: list[str] = field(
         default_factory=lambda: ["container runtime status check may not have completed yet"]
     )
@@ -64,7 +68,7 @@ class RuntimeState:
         """Poll for ever."""
         while True:
             await self.refresh()
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(AWAITED_SECONDS if self._runtime or self._network else POLL_SECONDS)
 
     async def refresh(self) -> None:
         """Ask the runtime once; says what changed, not what stays."""
@@ -82,3 +86,4 @@ class RuntimeState:
                 log.error("; ".join([*self._runtime, *self._network]), "Container runtime is not ready")
             else:
                 log.info("Container runtime is ready")
+                self.on_ready()

@@ -22,10 +22,19 @@ from pykubelet.api.pod_status import (
 from pykubelet.pods.static import is_static_pod
 from pykubelet.resources.qos import pod_limits, pod_requests, qos_class
 from pykubelet.runtime.actions import sandbox_is_stale
+from pykubelet.sync.resize_rules import IN_PROGRESS, PENDING
 from pykubelet.sync.status_containers import PodView, container_statuses
 from pykubelet.sync.status_phase import TERMINAL, phase_of
 
-OWNED = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+OWNED = (
+    PENDING,
+    IN_PROGRESS,
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    "PodScheduled",
+)
 """Conditions that only the agent writes; all others are kept as they are."""
 SHARED = ("DisruptionTarget",)
 """Conditions that the node and others write: the node's only when the pod ends by it."""
@@ -56,6 +65,8 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
         ephemeral_container_statuses=container_statuses(view, "ephemeral"),
         allocated_resources=requests,
         resources=view.in_force or StatusResources(limits=pod_limits(pod), requests=requests),
+        resource_claim_statuses=pod.status.resource_claim_statuses,
+        extended_resource_claim_status=pod.status.extended_resource_claim_status,
     )
     if phase == previous.phase:
         status.reason = previous.reason or pod.status.reason
@@ -105,7 +116,8 @@ def _conditions(
         "ContainersReady": containers,
         "PodScheduled": ("True", "", ""),
     }
-    return [*foreign, *(_condition(view, kind, *facts, now=now) for kind, facts in owned.items())]
+    resizes = () if view.terminal else view.resizes
+    return [*foreign, *resizes, *(_condition(view, kind, *facts, now=now) for kind, facts in owned.items())]
 
 
 def _condition(

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from pykubelet.api.pod import Container, Pod, VolumeMount, is_sidecar
+from pykubelet.api.pod import Container, Pod, ResourceRequirements, VolumeMount, is_sidecar
 from pykubelet.api.pod_status import (
     ContainerState,
     ContainerStateRunning,
@@ -23,13 +23,16 @@ from pykubelet.api.pod_status import (
     ContainerStatus,
     ContainerUser,
     LinuxUser,
+    PodCondition,
     PodStatus,
+    ResourceStatus,
     StatusResources,
     VolumeMountStatus,
 )
 from pykubelet.probes.kinds import Health
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.restart import should_restart
+from pykubelet.sync.resize_status import actual_resources
 
 Kind = Literal["ordinary", "init", "ephemeral"]
 
@@ -60,8 +63,14 @@ class PodView:
     runtime_name: str = "containerd"
     recursive_read_only: bool = False
     """Whether the runtime can make mounts below a read-only mount read-only too."""
+    resizes: Sequence[PodCondition] = ()
+    """What is to be told of a resize."""
+    actuated: Mapping[str, ResourceRequirements] = field(default_factory=dict)
+    """What containers were last set to, where that is known."""
     in_force: StatusResources | None = None
     """What the pod's cgroup enforces, where that is to be told instead of what was asked for."""
+    device_health: Mapping[str, list[ResourceStatus]] = field(default_factory=dict)
+    """How devices are, by the container that has them."""
 
 
 def container_statuses(view: PodView, kind: Kind) -> list[ContainerStatus]:
@@ -91,6 +100,8 @@ def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatu
     _explain_waiting(view, container, kind, status)
     if kind == "ephemeral":
         return status
+    if kind == "ordinary":
+        status.allocated_resources_status = view.device_health.get(container.name) or msgspec.UNSET
     health = view.health.get(container.name, Health(started=False, ready=False))
     status.started, status.ready = health.started, health.ready
     if kind == "init" and not is_sidecar(container):
@@ -113,7 +124,7 @@ def _of_runtime(
         image=newest.image,
         image_id=newest.image_id,
         container_id=f"{view.runtime_name}://{newest.id}",
-        resources=StatusResources(limits=container.resources.limits, requests=container.resources.requests),
+        resources=actual_resources(container.resources, newest, view.actuated.get(container.name)),
     )
     if newest.phase == "unknown" and status.state.terminated is not None and old is not None:
         status.restart_count = old.restart_count + 1

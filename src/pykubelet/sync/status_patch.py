@@ -24,7 +24,13 @@ Patch = dict[str, Any]
 _CONTAINERS = ("container_statuses", "init_container_statuses", "ephemeral_container_statuses")
 _ADDRESSES = ("host_ips", "pod_ips")
 _ACKNOWLEDGING = {"observedGeneration", "conditions", "$setElementOrder/conditions", "resources"}
-_FIELDS = {field.name: field.encode_name for field in msgspec.structs.fields(PodStatus)}
+_OF_OTHERS = ("resource_claim_statuses", "extended_resource_claim_status")
+"""What only the scheduler and controllers write: a node that knows an old version must not undo theirs."""
+_FIELDS = {
+    field.name: field.encode_name
+    for field in msgspec.structs.fields(PodStatus)
+    if field.name not in _OF_OTHERS
+}
 
 
 def status_patch(before: PodStatus, after: PodStatus) -> Patch:

@@ -48,6 +48,15 @@ class StepError(Exception):
         self.retry_after = retry_after
 
 
+class PodRefused(StepError):
+    """A pod that was admitted cannot run here after all; it fails with this reason and message."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
 class PodLife(Protocol):
     """What a worker can do to its pod; each step may be repeated and may be cancelled."""
 

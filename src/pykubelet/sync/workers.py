@@ -48,6 +48,11 @@ class PodWorkers:
         """The worker of a pod."""
         return self._workers.get(uid)
 
+    def pod(self, uid: str) -> Pod | None:
+        """The pod with this uid, as its worker knows it; also one that ends."""
+        worker = self._workers.get(uid)
+        return worker.pod if worker is not None else None
+
     def all(self) -> list[PodWorker]:
         """Every worker."""
         return list(self._workers.values())

@@ -9,13 +9,15 @@ class VolumeError(Exception):
     """Volumes could not be mounted or unmounted; the text is for the pod's events.
 
     `problems` has one text per volume, each worth an event of its own; `retry_after` is in how many
-    seconds a new try makes sense, None when nobody knows.
+    seconds a new try makes sense, None when nobody knows; `refusal` is the reason by which the pod is
+    refused for good, empty when it should be tried again.
     """
 
-    def __init__(self, *problems: str, retry_after: float | None = None) -> None:
+    def __init__(self, *problems: str, retry_after: float | None = None, refusal: str = "") -> None:
         super().__init__("; ".join(problems))
         self.problems: Sequence[str] = problems
         self.retry_after = retry_after
+        self.refusal = refusal
 
 
 class KindError(Exception):
@@ -27,6 +29,12 @@ class KindError(Exception):
 
 class NotYet(KindError):
     """Something else must happen first; whoever says so has the pod's worker woken when it has."""
+
+
+class NoRoomOnNode(KindError):
+    """No further volume of its driver fits on the node; a pod that meets this for long is refused."""
+
+    action = "MountVolume.WaitForAttach failed"
 
 
 class BadSource(KindError):
@@ -41,9 +49,26 @@ class BadOptions(KindError):
     action = "MountVolume.MountOptionSupport check failed"
 
 
-def set_up_failed(volume: str, reason: object, action: str = KindError.action) -> str:
-    """Say that a volume cannot be had, in the words that are searched for in events."""
+_OF_DEVICES = {
+    KindError.action: "MapVolume.SetUpDevice failed",
+    BadSource.action: "MapVolume.NewBlockVolumeMapper initialization failed",
+}
+
+
+def set_up_failed(volume: str, reason: object, action: str = KindError.action, *, block: bool = False) -> str:
+    """Say that a volume cannot be had, in the words that are searched for in events.
+
+    Volumes that are wanted as devices (`block`) are mapped, not mounted.
+    """
+    if block:
+        action = _OF_DEVICES.get(action, action.replace("MountVolume.", "MapVolume."))
     return f'{action} for volume "{volume}" : {reason}'
+
+
+def failure_event(problem: str) -> str:
+    """Give the reason of the event that tells of a volume's problem (`VolumeError.problems`)."""
+    mapping = problem.startswith("MapVolume.") and not problem.startswith("MapVolume.NodeAffinity")
+    return "FailedMapVolume" if mapping else "FailedMount"
 
 
 def joined(reasons: Sequence[str]) -> str:

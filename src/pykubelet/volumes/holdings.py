@@ -7,6 +7,7 @@ takes away a shared part of it (`sweep`), gives it to a second pod that must not
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ class Holding:
 
     wanted: Wanted
     mounted: MountedVolume | None = None
+    attached: str = ""
+    """The name by which the volume is in use on this node, from before it is; most have none."""
+    since: float = 0.0
+    """When the pod first wanted it, in the loop's time."""
 
 
 class Holdings:
@@ -34,7 +39,9 @@ class Holdings:
         """Take note that a pod is about to have a volume, or has it already."""
         held = self._held.setdefault(wanted.uid, {})
         before = held.get(wanted.volume.name)
-        now = Holding(wanted, before.mounted if before is not None else None)
+        now = Holding(wanted, since=asyncio.get_running_loop().time())
+        if before is not None:
+            now.mounted, now.attached, now.since = before.mounted, before.attached, before.since
         held[wanted.volume.name] = now
         return now
 
@@ -68,8 +75,8 @@ class Holdings:
 
     def attached(self) -> list[str]:
         """Give the names of the attached volumes that are in use."""
-        held = (holding.mounted for pod in self._held.values() for holding in pod.values())
-        return sorted({mounted.attached for mounted in held if mounted is not None and mounted.attached})
+        held = (holding.attached for pod in self._held.values() for holding in pod.values())
+        return sorted({name for name in held if name})
 
     def unknown(self, folders: Collection[str]) -> list[str]:
         """Give the pods that have something in one of these kinds' folders and that were not met yet."""

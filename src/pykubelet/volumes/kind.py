@@ -7,8 +7,8 @@ point (`kinds.py`) and is made of the same `Surroundings`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.volume import Volume
 from pykubelet.kube.client import ApiClient
 from pykubelet.pods.objects import PodObjects
+from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.ownership import Tell
 
@@ -35,6 +36,10 @@ class NodeView(Protocol):
     @property
     def allocatable(self) -> Resources:
         """What pods may use together."""
+
+
+async def _use_untold(wanted: Wanted, name: str) -> None:
+    """Tell nobody, as on a node that belongs to no cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,13 @@ class Surroundings:
     """Has a pod's worker look again at once: what a volume of the pod (by its uid) waited for is there."""
     tell: Tell = lambda pod, kind, reason, message: None
     """Records an event about a pod."""
+    find: Callable[[str], Pod | None] = lambda uid: None
+    """Gives the pod with this uid, also one that ends; None when nobody knows it."""
+    use: Callable[[Wanted, str], Awaitable[None]] = _use_untold
+    """Has the node's status name an attached volume as in use, and waits for it; raises KindError."""
+    sweep: Callable[[], None] = lambda: None
+    """Has all kinds sweep soon."""
+    metrics: VolumeMetrics = field(default_factory=VolumeMetrics)
     image_volumes: bool = False
     """Whether the runtime mounts images by itself."""
     flex_drivers: Path = Path(FLEX_DRIVERS)

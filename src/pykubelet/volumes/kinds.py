@@ -8,11 +8,9 @@ not know. It cannot take the place of a kind that the agent gives.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Protocol
 
+from pykubelet.host.installed import EntryPoint, installed
 from pykubelet.logs import get_logger
 from pykubelet.volumes.config_map import ConfigMapKind
 from pykubelet.volumes.csi.kind import CsiKind
@@ -33,22 +31,8 @@ from pykubelet.volumes.secret import SecretKind
 log = get_logger(__name__)
 
 GROUP = "pykubelet.volumes"
+Maker = Callable[[Surroundings], VolumeKind]
 _PARTS = ("folder", "live", "slow", "blocks", "options", "set_up", "take_down", "in_use", "sweep")
-
-
-class EntryPoint(Protocol):
-    """Where somebody else's kind is."""
-
-    @property
-    def name(self) -> str:
-        """The API's name of the kind."""
-
-    @property
-    def value(self) -> str:
-        """The module and the object in it."""
-
-    def load(self) -> Callable[[Surroundings], VolumeKind]:
-        """Import it."""
 
 
 def make_kinds(given: Surroundings) -> dict[str, VolumeKind]:
@@ -69,29 +53,11 @@ def make_kinds(given: Surroundings) -> dict[str, VolumeKind]:
         "secret": SecretKind(given),
         **dict.fromkeys(REASONS, RefusedKind()),
     }
-    return own | others_kinds(given, own, installed_kinds())
-
-
-def installed_kinds() -> Iterable[EntryPoint]:
-    """Give the entry points of what is installed beside the agent."""
-    if not any(_mentions_us(Path(folder)) for folder in sys.path):
-        return ()
-    # Nearly always there are none, and then 0.8 MB are saved.
-    from importlib.metadata import entry_points
-
-    return entry_points(group=GROUP)
-
-
-def _mentions_us(folder: Path) -> bool:
-    return any(
-        f"[{GROUP}]" in offered.read_text(errors="replace")
-        for info in ("dist-info", "egg-info")
-        for offered in folder.glob(f"*.{info}/entry_points.txt")
-    )
+    return own | others_kinds(given, own, installed(GROUP))
 
 
 def others_kinds(
-    given: Surroundings, own: Mapping[str, VolumeKind], found: Iterable[EntryPoint]
+    given: Surroundings, own: Mapping[str, VolumeKind], found: Iterable[EntryPoint[Maker]]
 ) -> dict[str, VolumeKind]:
     """Give the kinds of others that can be used; what is wrong with the rest is told, each by its name."""
     kinds: dict[str, VolumeKind] = {}

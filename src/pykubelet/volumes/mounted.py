@@ -16,6 +16,8 @@ class MountedVolume:
     """Its files may be relabelled for SELinux."""
     device: str = ""
     """The block device on the host, of a volume that is wanted as one; then `path` is empty."""
+    bound: str = ""
+    """The folder in which the device is bound for each pod; empty for the usual one of its kind."""
     attached: str = ""
     """The name by which the volume is in use on this node (`status.volumesInUse`); most have none."""
     image: str = ""

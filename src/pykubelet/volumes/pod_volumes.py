@@ -12,8 +12,9 @@ notices. One caller at a time acts for a pod: its worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -23,14 +24,19 @@ from pykubelet.kube.client import ApiClient
 from pykubelet.logs import get_logger
 from pykubelet.pods.objects import PodObjects
 from pykubelet.tasks import TaskScope, in_own_thread
+from pykubelet.volumes.block import global_folder
 from pykubelet.volumes.claim_rules import ClaimError, is_exclusive, used_names, volume_group
 from pykubelet.volumes.claims import Claims, ServerAway
-from pykubelet.volumes.errors import BadOptions, KindError, VolumeError, set_up_failed, told
+from pykubelet.volumes.counting import Counting
+from pykubelet.volumes.errors import BadOptions, KindError, NoRoomOnNode, VolumeError
 from pykubelet.volumes.holdings import Holding, Holdings
+from pykubelet.volumes.in_use import InUseReports
 from pykubelet.volumes.kind import FLEX_DRIVERS, NodeView, Surroundings, VolumeKind, Wanted
 from pykubelet.volumes.kinds import make_kinds
+from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.operations import FAILURES, Operations, StillBusy
+from pykubelet.volumes.problems import Problem, failed, told_together
 from pykubelet.volumes.sub_path import bind_sub_paths
 from pykubelet.volumes.sweeping import Sweeping
 from pykubelet.volumes.together import side_by_side
@@ -42,16 +48,6 @@ MOUNT_SECONDS = 123.0
 """How long a pod's worker waits for a volume at a time; a little more than others' two minutes."""
 
 _SET_UP = "setting up"
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Why a volume cannot be had: `text` for the pod's author."""
-
-    text: str
-    retry_after: float | None = None
-    stage: Literal["claim", "slow", "mount"] = "mount"
-    """Whether the claim is the problem, the volume takes long, or it cannot be mounted."""
 
 
 class PodVolumes:
@@ -72,6 +68,7 @@ class PodVolumes:
         image_volumes: bool = False,
         flex_drivers: Path | None = None,
         tasks: TaskScope | None = None,
+        metrics: VolumeMetrics | None = None,
     ) -> None:
         """Take the agent's root, and what volumes show or are bounded by.
 
@@ -81,9 +78,11 @@ class PodVolumes:
         where work lives that goes on when its caller leaves.
         """
         self._root = root
+        self.metrics = metrics or VolumeMetrics()
         self._listener: Callable[[str], None] = lambda uid: None
         self._teller: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
-        self._in_use_changed: Callable[[], None] = lambda: None
+        self._finder: Callable[[str], Pod | None] = lambda uid: None
+        self._reports = InUseReports()
         given = Surroundings(
             root,
             objects,
@@ -95,6 +94,10 @@ class PodVolumes:
             node_name=node_name,
             wake=self._wake,
             tell=self._tell,
+            find=self._find,
+            use=self._use,
+            sweep=self._sweep_soon,
+            metrics=self.metrics,
             image_volumes=image_volumes,
             flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
         )
@@ -102,7 +105,8 @@ class PodVolumes:
         self._claims = Claims(api, node_name, node_labels)
         self._operations = Operations(tasks)
         self._holdings = Holdings(root)
-        self._unmounting = Unmounting(root, self.kinds, self._operations)
+        self._counting = Counting(self.metrics, self.kinds, self._holdings)
+        self._unmounting = Unmounting(root, self.kinds, self._operations, self._counting.unmounted)
         self._excluded: set[str] = set()
         """Pods that wait for a volume which another pod has to itself."""
         self._sweeping = Sweeping(self.kinds, self._holdings, self._operations)
@@ -113,23 +117,37 @@ class PodVolumes:
         self,
         wake: Callable[[str], None],
         tell: Callable[[Pod, Literal["Normal", "Warning"], str, str], None],
+        find: Callable[[str], Pod | None] = lambda uid: None,
     ) -> None:
-        """Call `wake` when what a pod's volumes waited for is there, and `tell` for events about pods."""
-        self._listener, self._teller = wake, tell
+        """Call `wake` when what a pod's volumes waited for is there, and `tell` for events about pods.
+
+        `find` gives the pod with a uid, also one that ends.
+        """
+        self._listener, self._teller, self._finder = wake, tell, find
 
     def listen_in_use(self, changed: Callable[[], None]) -> None:
-        """Call this whenever `in_use` may have changed."""
-        self._in_use_changed = changed
+        """Call this whenever `in_use` may have changed; tell what came of it to `reported`."""
+        self._reports.listen(changed)
+
+    def reported(self, names: Sequence[str]) -> None:
+        """Take note of what the API server was told to be in use."""
+        self._reports.reported(names)
 
     def in_use(self) -> list[str] | None:
-        """Give the attached volumes that pods use; None while pods of an earlier agent were not looked at."""
+        """Give the attached volumes that pods use; None while that is not known.
+
+        While not all pods of an earlier agent were looked at, what that one has reported counts, too.
+        """
+        earlier: Collection[str] = ()
         if not self._met_all:
             slow = {kind.folder for kind in self.kinds.values() if kind.slow and kind.folder}
             self._met_all = not self._holdings.unknown(slow)
             if not self._met_all:
-                return None
+                if self._reports.last is None:
+                    return None
+                earlier = self._reports.last
         known = {name for kind in self.kinds.values() for name in kind.in_use()}
-        return sorted(known.union(self._holdings.attached()))
+        return sorted(known.union(self._holdings.attached(), earlier))
 
     def held(self, uid: str) -> list[Holding]:
         """Give the volumes of a pod that others may have too, or that took long to have."""
@@ -153,6 +171,7 @@ class PodVolumes:
         mounts, devices = used_names(pod)
         used = mounts | devices
         stale = [volume for volume in pod.spec.volumes if volume.name in used and self._is_stale(pod, volume)]
+        self._counting.met(pod, used)
         if stale:
             await self._set_up(pod, stale, refreshing=True)
 
@@ -181,6 +200,7 @@ class PodVolumes:
         shared = await self._unmounting.pod(uid) or bool(self._holdings.of(uid))
         self._operations.forget(f"{uid}/")
         self._holdings.drop(uid)
+        self.metrics.count.forget(uid)
         for waiting in sorted(self._excluded - {uid}):
             self._wake(waiting)
         self._excluded.clear()
@@ -189,7 +209,7 @@ class PodVolumes:
 
     async def run(self) -> NoReturn:
         """Take down what pods shared, after the last of them has left; until cancelled."""
-        await self._sweeping.run(lambda: self._in_use_changed())
+        await self._sweeping.run(self._reports.changed)
 
     async def sweep(self) -> None:
         """Take down what the node has of volumes that no pod has any more; failures are only told."""
@@ -198,6 +218,20 @@ class PodVolumes:
     def _wake(self, uid: str) -> None:
         self._operations.forget(f"{uid}/")
         self._listener(uid)
+
+    async def _use(self, wanted: Wanted, name: str) -> None:
+        """Have an attached volume told to be in use, before a pod uses it."""
+        new = name not in self._holdings.attached()
+        holding = self._holdings.get(wanted.uid, wanted.volume.name)
+        if holding is not None:
+            holding.attached = name
+        await self._reports.wait(name, new=new)
+
+    def _find(self, uid: str) -> Pod | None:
+        return self._finder(uid)
+
+    def _sweep_soon(self) -> None:
+        self._sweeping.soon()
 
     def _tell(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         if self._teller is not None:
@@ -217,26 +251,32 @@ class PodVolumes:
     async def _set_up(
         self, pod: Pod, volumes: Sequence[Volume], *, refreshing: bool = False
     ) -> dict[str, MountedVolume]:
-        outcomes = await side_by_side([self._one(pod, volume, refreshing) for volume in volumes])
+        outcomes = await side_by_side([self._counted(pod, volume, refreshing) for volume in volumes])
         problems, mounted = {}, {}
         for volume, outcome in zip(volumes, outcomes, strict=True):
-            if isinstance(outcome, _Problem):
+            if isinstance(outcome, Problem):
                 problems[volume.name] = outcome
             elif outcome is not None:
                 mounted[volume.name] = outcome
         if problems:
-            raise _told_together(problems)
+            raise told_together(problems)
         return mounted
 
-    async def _one(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | _Problem | None:
+    async def _counted(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | Problem | None:
+        began = asyncio.get_running_loop().time()
+        outcome = await self._one(pod, volume, refreshing)
+        self._counting.tried(pod, volume, outcome, began, refreshing=refreshing)
+        return outcome
+
+    async def _one(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | Problem | None:
         """Have one volume; gives the problem instead of raising it, so that the others get their try.
 
         None is for a volume that can wait: the pod runs with it, and only the API server is away.
         """
-        name = volume.name
+        name, block = volume.name, False
         try:
             wanted = await self._wanted(pod, volume)
-            name = wanted.name
+            name, block = wanted.name, wanted.block
             kind = self.kinds.get(wanted.kind)
             if kind is None:
                 raise KindError(f"its kind is {wanted.kind}; supported are {', '.join(self.kinds)}")
@@ -246,18 +286,36 @@ class PodVolumes:
                 raise BadOptions("mount options are not supported for this volume type")
             if not kind.slow and wanted.persistent is None:
                 return await kind.set_up(wanted)
-            return await self._held(kind, wanted)
+            held = self._holdings.get(pod.uid, volume.name)
+            mounted = await self._held(kind, wanted)
+            if block and not refreshing and (held is None or held.mounted is None):
+                self._tell_mapped(kind, wanted, mounted)
+            return mounted
         except ServerAway as err:
-            return None if refreshing else _Problem(str(err), stage="claim")
+            return None if refreshing else Problem(str(err), stage="claim")
         except ClaimError as err:
-            return _Problem(str(err), stage="claim")
+            return Problem(str(err), stage="claim")
         except StillBusy:
-            return _Problem("context deadline exceeded", stage="slow")
+            return Problem("context deadline exceeded", stage="slow")
+        except NoRoomOnNode as err:
+            held = self._holdings.get(pod.uid, volume.name)
+            if held is None or asyncio.get_running_loop().time() - held.since < MOUNT_SECONDS:
+                return self._failed(pod, name, err, block)
+            return Problem("context deadline exceeded", stage="full")
         except FAILURES as err:
-            action = err.action if isinstance(err, KindError) else KindError.action
-            reason = told(err) if isinstance(err, OSError) else err
-            left = self._operations.pause_left(f"{pod.uid}/{name}", _SET_UP)
-            return _Problem(set_up_failed(name, reason, action), left or None)
+            return self._failed(pod, name, err, block)
+
+    def _tell_mapped(self, kind: VolumeKind, wanted: Wanted, mounted: MountedVolume) -> None:
+        """Tell of a new device; of volumes that are mounted nobody is told, there are too many."""
+        bound = mounted.bound or str(global_folder(self._root.resolve(), kind.folder, wanted.name))
+        link = Path(mounted.device).parent
+        for place in (f'globalMapPath "{bound}"', f'volumeMapPath "{link}"'):
+            message = f'MapVolume.MapPodDevice succeeded for volume "{wanted.name}" {place}'
+            self._tell(wanted.pod, "Normal", "SuccessfulMountVolume", message)
+
+    def _failed(self, pod: Pod, name: str, err: Exception, block: bool) -> Problem:
+        left = self._operations.pause_left(f"{pod.uid}/{name}", _SET_UP)
+        return failed(name, err, left or None, block=block)
 
     async def _wanted(self, pod: Pod, volume: Volume) -> Wanted:
         sources = volume.sources
@@ -292,23 +350,8 @@ class PodVolumes:
         else:
             mounted = await kind.set_up(wanted)
         mounted = replace(mounted, group=volume_group(persistent), name=wanted.name)
-        changed = holding.mounted is None or holding.mounted.attached != mounted.attached
         holding.mounted = mounted
-        if changed and mounted.attached:
-            self._in_use_changed()
+        if mounted.attached != holding.attached:
+            holding.attached = mounted.attached
+            self._reports.changed()
         return mounted
-
-
-def _told_together(problems: Mapping[str, _Problem]) -> VolumeError:
-    """Make one error of all volumes' problems: one text for each, and one for all that never came so far."""
-    texts = [problem.text for problem in problems.values() if problem.stage == "mount"]
-    claims = sorted(name for name, problem in problems.items() if problem.stage == "claim")
-    if waiting := {name: problem for name, problem in problems.items() if problem.stage != "mount"}:
-        reasons = "; ".join(dict.fromkeys(problem.text for problem in waiting.values()))
-        texts.append(
-            f"Unable to attach or mount volumes: unmounted volumes=[{' '.join(sorted(problems))}], "
-            f"unattached volumes=[], failed to process volumes=[{' '.join(claims)}]: {reasons}"
-        )
-    pauses = [problem.retry_after for problem in problems.values()]
-    known = [pause for pause in pauses if pause is not None]
-    return VolumeError(*texts, retry_after=min(known) if len(known) == len(pauses) else None)

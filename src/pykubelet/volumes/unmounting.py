@@ -9,7 +9,8 @@ nowhere any more is deleted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pykubelet.host.mounts import unmount
@@ -29,6 +30,13 @@ KIND_PATIENCE = 123.0
 """Seconds that it waits for what a kind has to undo: drivers talk to servers."""
 BUSY_SECONDS = 60.0
 """After which mounts that somebody uses are detached."""
+AT_ONCE = 4
+"""How many pods' files are deleted at a time: more threads only keep each other from running."""
+TURN_SECONDS = 5.0
+"""How long a pod waits for others before its files are deleted beside theirs."""
+
+Count = Callable[[str, str, str, float, bool], None]
+"""Counts a volume: the pod's uid, the kind's folder, the name, the seconds it took, whether it is gone."""
 
 _TAKE_DOWN = "taking down"
 _UNMOUNT = "unmounting"
@@ -37,10 +45,18 @@ _UNMOUNT = "unmounting"
 class Unmounting:
     """Takes down pods' volumes below one root."""
 
-    def __init__(self, root: Path, kinds: Mapping[str, VolumeKind], operations: Operations) -> None:
+    def __init__(
+        self,
+        root: Path,
+        kinds: Mapping[str, VolumeKind],
+        operations: Operations,
+        count: Count = lambda uid, folder, name, seconds, well: None,
+    ) -> None:
         self._root = root
+        self._count = count
         self._kinds = {kind.folder: kind for kind in kinds.values() if kind.folder}
         self._operations = operations
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._troubled: dict[str, float] = {}
         """Since when a pod's volumes cannot be unmounted, in the loop's time."""
 
@@ -58,15 +74,23 @@ class Unmounting:
                 detach=now - self._troubled.get(uid, now) >= BUSY_SECONDS,
             )
             needed = work.needed
-            slow = needed and [part for part in work.volumes() if self._is_slow(part[0])]
+            volumes = list(work.volumes()) if needed else []
+            slow = [part for part in volumes if self._is_slow(part[0])]
         except (OSError, ValueError) as err:
             raise _failed(uid, err) from err
         if not needed:
             return False
-        if slow:
-            await self._unmount(uid, work, work.sub_paths)
-            await self._undo(uid, slow)
-        await self._unmount(uid, work, work.everything)
+        well = False
+        try:
+            if slow:
+                await self._unmount(uid, work, work.sub_paths)
+                await self._undo(uid, slow)
+            await self._unmount(uid, work, work.everything)
+            well = True
+        finally:
+            seconds = asyncio.get_running_loop().time() - now
+            for folder, name in volumes:
+                self._count(uid, folder, name, seconds, well)
         self._troubled.pop(uid, None)
         return bool(slow)
 
@@ -95,7 +119,8 @@ class Unmounting:
         now = asyncio.get_running_loop().time()
 
         async def in_thread() -> None:
-            await in_own_thread(step, name=f"unmount {uid}", patience=0)
+            async with self._turn():
+                await in_own_thread(step, name=f"unmount {uid}", patience=0)
 
         try:
             await self._operations.run(key, _UNMOUNT, in_thread, patience=PATIENCE, pauses=False)
@@ -110,6 +135,20 @@ class Unmounting:
         except OSError as err:
             self._troubled.setdefault(uid, now)
             raise _failed(uid, told(err)) from err
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until few others are at work, but not long: one that hangs must not hold up the rest."""
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     async def _detach(self, uid: str, point: Path) -> None:
         log.warning("Detaching a mount that does not answer", path=point, podUID=uid)

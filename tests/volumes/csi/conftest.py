@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pykubelet.api.event import ObjectReference
 from pykubelet.api.meta import from_document, to_document
@@ -24,6 +25,7 @@ from pykubelet.pods.defaults import apply_defaults
 from pykubelet.volumes.csi.kind import CsiKind
 from pykubelet.volumes.csi.names import attachment_name
 from pykubelet.volumes.kind import Surroundings, Wanted
+from pykubelet.volumes.metrics import VolumeMetrics
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
 from tests.pods.object_api import ObjectApi
 from tests.sync import strategic
@@ -98,6 +100,11 @@ class Rig:
         self.shelf = Shelf()
         self.woken: list[str] = []
         self.events: list[tuple[str, str, str]] = []
+        self.pods: dict[str, Pod] = {}
+        """The pods that can be found by their uid."""
+        self.sweeps = 0
+        self.numbers = CollectorRegistry()
+        self._metrics = VolumeMetrics(self.numbers)
         self.registry = self.root / "plugins_registry"
         self.kind = self.new_kind()
 
@@ -114,6 +121,9 @@ class Rig:
             node_name=NODE,
             wake=self.woken.append,
             tell=self._tell,
+            find=self.pods.get,
+            sweep=self._sweep,
+            metrics=self._metrics,
         )
         kind = CsiKind(given, clock)
         kind.listen(self._tell_of, health=health)
@@ -158,10 +168,10 @@ class Rig:
         }
         self.api.put("csidrivers", DRIVER, "", spec=filled | spec)
 
-    def attach(self, handle: str, **status: Any) -> None:
+    def attach(self, handle: str, *, driver: str = DRIVER, **status: Any) -> None:
         """Have a VolumeAttachment as an attacher leaves it."""
         assert self.api is not None
-        name = attachment_name(handle, DRIVER, NODE)
+        name = attachment_name(handle, driver, NODE)
         self.api.put("volumeattachments", name, "", status={"attached": True} | status)
 
     def mounts(self) -> list[Path]:
@@ -175,6 +185,9 @@ class Rig:
             if not path.is_dir() and not path.is_relative_to(self.registry)
         ]
         return files + [str(point) for point in self.mounts()]
+
+    def _sweep(self) -> None:
+        self.sweeps += 1
 
     def _tell(self, pod: Pod, kind: str, reason: str, message: str) -> None:
         self.events.append((pod.metadata.name, reason, message))

@@ -3,16 +3,25 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pykubelet.api.meta import from_document
+from pykubelet.api.volume_sources import CsiPersistent
+from pykubelet.server.exposition import text_format
+from pykubelet.volumes.csi import volume_data
 from pykubelet.volumes.csi.kind import CsiKind
+from pykubelet.volumes.csi.names import FOLDER
 from pykubelet.volumes.csi.volume_data import VolumeData, read_data, write_data
 from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.take_down import TakeDown
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
+from tests.metrics_page import Page
 from tests.volumes.csi.conftest import Rig, api_of, inline, make_pod, needs_root, persistent
+from tests.volumes.dying import dies_at
 
 pytestmark = [pytest.mark.machine, needs_root]
 
@@ -53,6 +62,13 @@ async def test_a_driver_that_refuses_leaves_nothing(rig: Rig, make_driver: MakeD
         assert driver.names().count("NodeStageVolume") == 2
         await end(kind)
     assert (rig.left(), driver.loops()) == ([], [])
+    page = Page(text_format(rig.numbers.collect()).decode())
+    calls = "csi_operations_seconds_count"
+    stage = {"driver_name": DRIVER, "method_name": "/csi.v1.Node/NodeStageVolume", "migrated": "false"}
+    assert page.value(calls, grpc_status_code="InvalidArgument", **stage) == 1
+    assert page.value(calls, grpc_status_code="OK", **stage) == 1
+    done = {"volume_plugin": f"kubernetes.io/csi:{DRIVER}", "operation_name": "unmount_device"}
+    assert page.value("storage_operation_duration_seconds_count", status="success", **done) == 1
 
 
 @pytest.mark.parametrize("call", ["NodeStageVolume", "NodePublishVolume"])
@@ -105,6 +121,33 @@ async def test_a_driver_that_dies_and_comes_back(rig: Rig, make_driver: MakeDriv
         await kind.take_down("u-2", "pv-vol-2")
         await kind.sweep(())
     assert (rig.left(), driver.loops()) == ([], [])
+
+
+async def test_a_driver_that_hangs_holds_up_no_other(rig: Rig, make_driver: MakeDriver) -> None:
+    """Its volumes stay staged, those of another driver do not."""
+    slow, quick = make_driver(), make_driver("--name=other.example.com", folder="other")
+    rig.driver_object()
+    async with rig.running() as kind:
+        for name in (DRIVER, "other.example.com"):
+            await rig.registered(driver=name)
+        wanted = persistent(make_pod(), fsType="ext4"), persistent(make_pod("u-2"), "vol-2", fsType="ext4")
+        source = from_document(CsiPersistent, {"driver": "other.example.com", "volumeHandle": "vol-2"})
+        rig.attach("vol-2", driver="other.example.com")
+        await kind.set_up(wanted[0])
+        await kind.set_up(replace(wanted[1], source=source))
+        for one in wanted:
+            await kind.take_down(one.uid, one.name)
+        hurry(kind, 60)
+        slow.behave(hang=["NodeUnstageVolume"])
+        sweeping = asyncio.create_task(kind.sweep(()))
+        await rig.until("unstaged", lambda: quick.names()[-1] == "NodeUnstageVolume")
+        assert not sweeping.done()
+        sweeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await sweeping
+        slow.behave()
+        await kind.sweep(())
+    assert (rig.left(), slow.loops(), quick.loops()) == ([], [], [])
 
 
 async def test_a_driver_that_answers_late(rig: Rig, make_driver: MakeDriver) -> None:
@@ -220,6 +263,59 @@ async def test_a_driver_that_leaves_files_behind_loses_none(rig: Rig, make_drive
         (path / "precious").unlink()
         await kind.take_down("u-1", "data")
     assert rig.left() == []
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["files", "device"])
+def test_agents_that_are_killed_while_they_mount(
+    rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, block: bool
+) -> None:
+    """Before each thing that they change: the next agent goes on, or takes all of it down."""
+    driver = make_driver()
+    rig.driver_object()
+    wanted = persistent(make_pod(), block=block, fsType="" if block else "ext4")
+
+    async def mount() -> None:
+        async with rig.running(rig.new_kind()) as kind:
+            await rig.registered(kind)
+            await kind.set_up(wanted)
+
+    async def finish(*, mount: bool) -> None:
+        async with rig.running(rig.new_kind()) as kind:
+            await rig.registered(kind)
+            if mount:
+                mounted = await kind.set_up(wanted)
+                found = Path(mounted.path or mounted.device)
+                assert found.is_block_device() if block else is_mounted(found)
+            await end(kind)
+            TakeDown(rig.root, "u-1", [FOLDER]).everything()
+            await kind.sweep(())
+
+    monkeypatch.setattr(volume_data, "SCRAP_SECONDS", -1.0)
+    moment = 1
+    while dies_at(moment, rig.root, mount):
+        asyncio.run(finish(mount=False))
+        assert (rig.left(), driver.loops()) == ([], []), f"step {moment}"
+        assert dies_at(moment, rig.root, mount)
+        asyncio.run(finish(mount=True))
+        assert (rig.left(), driver.loops()) == ([], []), f"step {moment}"
+        moment += 1
+    asyncio.run(finish(mount=False))
+    assert moment > 4, "the kills met different moments"
+
+
+async def test_a_volume_whose_data_somebody_deleted(rig: Rig, make_driver: MakeDriver) -> None:
+    """The pod can go, and what was staged is unstaged."""
+    driver = make_driver()
+    rig.driver_object()
+    async with rig.running() as kind:
+        await rig.registered()
+        place = Path((await kind.set_up(persistent(make_pod(), fsType="ext4"))).path)
+        (place.parent / "vol_data.json").unlink()
+        await kind.take_down("u-1", "pv-vol-1")
+        TakeDown(rig.root, "u-1", [FOLDER]).everything()
+        assert not place.parent.exists()
+        await kind.sweep(())
+    assert (rig.left(), driver.loops()) == ([], [])
 
 
 async def test_data_that_cannot_be_read(rig: Rig, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pykubelet.volumes.csi.drivers import DriverNode, Drivers
 from pykubelet.volumes.csi.limits import Limits
 from pykubelet.volumes.csi.node_info import NodeInfo
 from pykubelet.volumes.csi.volume_use import NodeFacts
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import KindError, NoRoomOnNode
 from tests.csi_driver.process import DRIVER, DriverProcess
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, api_of, make_pod, needs_root, persistent
 
@@ -226,3 +226,22 @@ async def test_a_csi_node_of_an_earlier_node_is_replaced() -> None:
     found = api.objects[("csinodes", "", NODE)]
     assert found["spec"]["drivers"] == []
     assert found["metadata"]["ownerReferences"][0]["uid"] == f"uid-{NODE}"
+
+
+@pytest.mark.machine
+@needs_root
+@pytest.mark.parametrize("period", [None, 60])
+async def test_a_volume_that_does_not_fit(rig: Rig, make_driver: MakeDriver, period: int | None) -> None:
+    """Drivers whose limits are followed are asked how many do, and the pod will be refused."""
+    driver = make_driver("--limit=7")
+    rig.driver_object(attachRequired=True, nodeAllocatableUpdatePeriodSeconds=period)
+    rig.attach("vol-1", attached=False, attachError={"message": "full", "errorCode": 8})
+    async with rig.running() as kind:
+        await rig.registered()
+        driver.behave(limit=3)
+        with pytest.raises(KindError, match=r"^full$") as caught:
+            await kind.set_up(persistent(make_pod()))
+        assert isinstance(caught.value, NoRoomOnNode) == (period is not None)
+        (entry,) = api_of(rig).objects[("csinodes", "", NODE)]["spec"]["drivers"]
+        assert entry["allocatable"] == {"count": 3 if period else 7}
+    assert rig.left() == []

@@ -18,11 +18,13 @@ from pykubelet.host.loops import attach_loop, detach_loop, loops_of
 from pykubelet.host.mounts import MS_BIND, mount, read_mounts, remove_tree, unmount
 from pykubelet.logs import get_logger
 from pykubelet.tasks import finish_in_thread
+from pykubelet.volumes.csi.letting_go import let_go
 from pykubelet.volumes.csi.names import KIND, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.parts import DriverFailed, Parts, asking
+from pykubelet.volumes.csi.parts import DriverFailed, Parts, all_swept, asking
+from pykubelet.volumes.csi.paying import pay_before
 from pykubelet.volumes.csi.places import DevicePlaces
 from pykubelet.volumes.csi.volume import CsiVolume, must_attach
-from pykubelet.volumes.csi.volume_data import VolumeData, read_data, write_data
+from pykubelet.volumes.csi.volume_data import VolumeData, drop_scraps, read_data, write_data
 from pykubelet.volumes.errors import KindError
 from pykubelet.volumes.folders import make_folder
 from pykubelet.volumes.mounted import MountedVolume
@@ -49,6 +51,7 @@ class DeviceVolumes:
         with asking(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
             abilities = await client.abilities()
         async with parts.locks(volume.unique_name):
+            await pay_before(parts, volume, client, target)
             await finish_in_thread(lambda: _prepare(places, link, target, parts.data_of(volume)))
             if STAGE_UNSTAGE in abilities and volume.unique_name not in parts.staged:
                 context = await parts.teller.for_staging(volume, published)
@@ -74,41 +77,55 @@ class DeviceVolumes:
         return MountedVolume(
             "",
             device=str(link),
+            bound=str(places.maps),
             read_only=volume.read_only,
             attached=volume.unique_name if must_attach(volume, spec) else "",
         )
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Have the driver undo what it published for a pod; raises NotYet while the driver is away."""
+        """Have the driver undo what it published for a pod, or do without it when it had its time.
+
+        Raises NotYet while the driver is away and waited for.
+        """
         places, link = self._parts.places.device(name), self._parts.places.device_link(uid, name)
         data = read_data(places.data)
         if data is None or not any(map(os.path.lexists, _traces(places, link, uid))):
             return
-        await finish_in_thread(lambda: _unbind(places.maps / uid))
         target = places.published / uid
-        client = self._parts.drivers.needed(data.driver_name, uid)
-        with asking(f"{KIND}: blockMapper.unpublishVolumeForBlock failed: "):
-            await client.unpublish(data.volume_handle, str(target))
-        await finish_in_thread(lambda: _drop(target, link))
+
+        async def ordinary() -> None:
+            await finish_in_thread(lambda: _unbind(places.maps / uid))
+            client = self._parts.drivers.needed(data.driver_name, uid)
+            with asking(f"{KIND}: blockMapper.unpublishVolumeForBlock failed: "):
+                await client.unpublish(data.volume_handle, str(target))
+            await finish_in_thread(lambda: _drop(target, link))
+
+        def clear() -> None:
+            _unbind(places.maps / uid, detach=True)
+            _drop(target, link)
+
+        await let_go(self._parts, data.owed(target, link, uid, name), ordinary, clear)
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Have volumes unstaged that no pod has; raises KindError for those that could not be."""
-        problems = []
-        for places in await finish_in_thread(lambda: list(self._parts.places.all_devices())):
-            data = read_data(places.data)
-            if places.name in in_use or data is None:
-                continue
-            async with self._parts.locks(unique_name(data.driver_name, data.volume_handle)):
-                if any(_entries(places.maps)) or any(_entries(places.published)):
-                    continue
-                try:
-                    await self._unstage(data, places)
-                except KindError as err:
-                    problems.append(str(err))
-                except OSError as err:
-                    problems.append(f"{places.own}: {err.strerror}")
-        if problems:
-            raise KindError("; ".join(problems))
+        """Have volumes unstaged that no pod has, one driver not waiting for another.
+
+        Raises KindError for those that could not be.
+        """
+        found = await finish_in_thread(lambda: list(self._parts.places.all_devices()))
+        await all_swept([self._sweep_one(places, in_use) for places in found])
+
+    async def _sweep_one(self, places: DevicePlaces, in_use: Collection[str]) -> None:
+        if places.name in in_use:
+            return
+        data = read_data(places.data)
+        if data is None:
+            await finish_in_thread(lambda: drop_scraps(places.data, (places.data.parent, places.own)))
+            return
+        name = unique_name(data.driver_name, data.volume_handle)
+        async with self._parts.locks(name):
+            used = any(_entries(places.maps)) or any(_entries(places.published))
+            if not used and not await finish_in_thread(lambda: self._parts.debts.of(name)):
+                await self._unstage(data, places)
 
     async def _unstage(self, data: VolumeData, places: DevicePlaces) -> None:
         client = self._parts.drivers.client(data.driver_name)
@@ -117,7 +134,8 @@ class DeviceVolumes:
                 "A device stays staged until its driver is back", driver=data.driver_name, path=places.own
             )
             return
-        with asking(f"{KIND}: blockMapper.unstageVolumeForBlock failed: "):
+        count = self._parts.counted(data.driver_name, "unmap_device")
+        with asking(f"{KIND}: blockMapper.unstageVolumeForBlock failed: "), count:
             if places.staging.exists() and STAGE_UNSTAGE in await client.abilities():
                 await client.unstage(data.volume_handle, str(places.staging))
         self._parts.staged.discard(unique_name(data.driver_name, data.volume_handle))
@@ -164,11 +182,11 @@ def _bind(device: Path, place: Path, read_only: bool) -> None:
         os.close(lock)
 
 
-def _unbind(place: Path) -> None:
+def _unbind(place: Path, *, detach: bool = False) -> None:
     real = place.parent.resolve() / place.name
     for device in loops_of(real):
         detach_loop(device)
-    while unmount(real):
+    while unmount(real, detach=detach):
         continue
     real.unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pykubelet.host.plugin_calls import PluginError
@@ -19,6 +20,7 @@ from pykubelet.volumes.csi.names import KIND
 from pykubelet.volumes.csi.volume_use import NodeFacts
 from pykubelet.volumes.csi.waiting import Waiting
 from pykubelet.volumes.errors import NotYet
+from pykubelet.volumes.metrics import VolumeMetrics
 
 if TYPE_CHECKING:
     from pykubelet.volumes.csi.node_client import NodeClient
@@ -53,8 +55,11 @@ class _Driver:
 class Drivers:
     """Takes drivers that register into service (a PluginHandler), and gives their clients."""
 
-    def __init__(self, node: DriverNode, wake: Callable[[str], None]) -> None:
+    def __init__(
+        self, node: DriverNode, wake: Callable[[str], None], metrics: VolumeMetrics | None = None
+    ) -> None:
         self._node = node
+        self._metrics = metrics or VolumeMetrics()
         self._drivers: dict[str, _Driver] = {}
         self._beginning: set[str] = set()
         self._waiting = Waiting(wake)
@@ -113,7 +118,7 @@ class Drivers:
             )
         self._beginning.add(plugin.name)
         try:
-            client = NodeClient(plugin.endpoint)
+            client = NodeClient(plugin.endpoint, called=partial(self._metrics.called, plugin.name))
             facts = await client.info()
             await self._node.install(plugin.name, facts)
         except PluginError as err:

@@ -16,12 +16,20 @@ from pykubelet.api.storage import CsiDriverSpec
 from pykubelet.host.mounts import read_mounts
 from pykubelet.logs import get_logger
 from pykubelet.tasks import finish_in_thread
+from pykubelet.volumes.csi.letting_go import let_go
 from pykubelet.volumes.csi.names import KIND, MOUNT_GROUP, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.parts import DriverFailed, Parts, asking
-from pykubelet.volumes.csi.places import DATA_FILE
+from pykubelet.volumes.csi.parts import DriverFailed, Parts, all_swept, asking
+from pykubelet.volumes.csi.paying import pay_before
 from pykubelet.volumes.csi.selinux import has_selinux, mount_label
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
-from pykubelet.volumes.csi.volume_data import VolumeData, drop_place, read_data, write_data
+from pykubelet.volumes.csi.volume_data import (
+    DATA_FILE,
+    VolumeData,
+    drop_place,
+    drop_scraps,
+    read_data,
+    write_data,
+)
 from pykubelet.volumes.csi.volume_use import Context, VolumeUse
 from pykubelet.volumes.errors import KindError
 from pykubelet.volumes.folders import make_folder
@@ -60,6 +68,7 @@ class FileVolumes:
         )
         path = parts.places.published(wanted.uid, wanted.name)
         async with parts.locks(volume.unique_name):
+            await pay_before(parts, volume, client, path)
             staged = ""
             if not volume.ephemeral and STAGE_UNSTAGE in abilities:
                 staged = await self._stage(volume, client, use, published, label)
@@ -77,32 +86,41 @@ class FileVolumes:
         )
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Have the driver undo what it published for a pod; raises NotYet while the driver is away."""
+        """Have the driver undo what it published for a pod, or do without it when it had its time.
+
+        Raises NotYet while the driver is away and waited for.
+        """
         place, file = self._parts.places.published(uid, name), self._parts.places.data(uid, name)
         data = read_data(file)
         if data is None:
             return
-        client = self._parts.drivers.needed(data.driver_name, uid)
-        with asking(f"{KIND}: Unmounter.TearDownAt failed: "):
-            await client.unpublish(data.volume_handle, str(place))
-        await finish_in_thread(lambda: drop_place(place, file))
+
+        async def ordinary() -> None:
+            client = self._parts.drivers.needed(data.driver_name, uid)
+            with asking(f"{KIND}: Unmounter.TearDownAt failed: "):
+                await client.unpublish(data.volume_handle, str(place))
+            await finish_in_thread(lambda: drop_place(place, file))
+
+        debt = data.owed(place, file, uid, name)
+        await let_go(self._parts, debt, ordinary, lambda: drop_place(place, file))
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Have volumes unstaged that no pod has; raises KindError for those that could not be."""
-        problems = []
-        for place in await finish_in_thread(lambda: list(self._parts.places.all_staged())):
-            file = place.parent / DATA_FILE
-            data = read_data(file)
-            if data is None or data.spec_vol_id in in_use:
-                continue
+        """Have volumes unstaged that no pod has, one driver not waiting for another.
+
+        Raises KindError for those that could not be.
+        """
+        places = await finish_in_thread(lambda: list(self._parts.places.all_staged()))
+        await all_swept([self._sweep_one(place, in_use) for place in places])
+
+    async def _sweep_one(self, place: Path, in_use: Collection[str]) -> None:
+        file = place.parent / DATA_FILE
+        data = read_data(file)
+        if data is None:
+            await finish_in_thread(lambda: drop_scraps(file, (place, place.parent)))
+        elif data.spec_vol_id not in in_use:
             async with self._parts.locks(unique_name(data.driver_name, data.volume_handle)):
-                if not await finish_in_thread(partial(self._is_published, data)):
-                    try:
-                        await self._unstage(data, place, file)
-                    except KindError as err:
-                        problems.append(str(err))
-        if problems:
-            raise KindError("; ".join(problems))
+                if not await finish_in_thread(partial(self._is_used, data)):
+                    await self._unstage(data, place, file)
 
     async def _stage(
         self,
@@ -181,15 +199,18 @@ class FileVolumes:
                 "A volume stays staged until its driver is back", driver=data.driver_name, path=place
             )
             return
-        with asking(f"{KIND}: attacher.UnmountDevice failed: "):
+        count = self._parts.counted(data.driver_name, "unmount_device")
+        with asking(f"{KIND}: attacher.UnmountDevice failed: "), count:
             if STAGE_UNSTAGE in await client.abilities():
                 await client.unstage(data.volume_handle, str(place))
         self._parts.staged.discard(unique_name(data.driver_name, data.volume_handle))
         await finish_in_thread(lambda: drop_place(place, file))
         log.v(2).info("A volume is not staged any more", driver=data.driver_name, path=place)
 
-    def _is_published(self, data: VolumeData) -> bool:
-        """Whether a pod has a volume, by what is on disk."""
+    def _is_used(self, data: VolumeData) -> bool:
+        """Whether a pod has a volume, or its driver was never asked to take it back, by what is on disk."""
+        if self._parts.debts.of(unique_name(data.driver_name, data.volume_handle)):
+            return True
         return any(
             (found.driver_name, found.volume_handle) == (data.driver_name, data.volume_handle)
             for file in self._parts.places.all_data()

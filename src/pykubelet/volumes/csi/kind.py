@@ -6,6 +6,9 @@ cluster says about them and is told about them. `run` keeps all that going.
 What was given is on disk (`volume_data.py`): an agent that never saw a pod takes its volumes down. What
 is kept in memory only saves asking twice: after a restart, drivers are asked once more for what they have
 given already, which every driver must be fine with.
+
+A pod never waits for ever for a driver that has gone: it lets go of its volumes without the driver
+(`letting_go.py`), which is asked to take them back when it is there again (`debts.py`, `paying.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pykubelet.host.plugin_registration import PluginHandler
 from pykubelet.logs import get_logger
 from pykubelet.tasks import TaskScope
 from pykubelet.volumes.csi.attachments import Attachments, NoRoom
+from pykubelet.volumes.csi.debts import Debts
 from pykubelet.volumes.csi.devices import DeviceVolumes
 from pykubelet.volumes.csi.driver_objects import DriverObjects
 from pykubelet.volumes.csi.drivers import PLUGIN_TYPE, DriverNode, Drivers
@@ -31,13 +35,14 @@ from pykubelet.volumes.csi.files import FileVolumes
 from pykubelet.volumes.csi.limits import Limits
 from pykubelet.volumes.csi.names import EPHEMERAL, FOLDER, GET_STATS, unique_name
 from pykubelet.volumes.csi.node_info import NodeInfo
-from pykubelet.volumes.csi.parts import Parts
+from pykubelet.volumes.csi.parts import Parts, all_swept
+from pykubelet.volumes.csi.paying import Paying
 from pykubelet.volumes.csi.places import Places
 from pykubelet.volumes.csi.telling_drivers import Teller
-from pykubelet.volumes.csi.volume import CsiVolume, check_mode
+from pykubelet.volumes.csi.volume import CsiVolume, check_mode, must_attach
 from pykubelet.volumes.csi.volume_data import read_data
 from pykubelet.volumes.csi.volume_use import DriverUsage
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import NoRoomOnNode
 from pykubelet.volumes.kind import Surroundings, Wanted
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.usage import Usage
@@ -70,7 +75,7 @@ class CsiKind:
         """Take what kinds are made of; `clock` gives seconds since 1970."""
         api = given.api
         self._info = NodeInfo(api, given.node_name) if api is not None else None
-        self.drivers = Drivers(self._info or DriverNode(), given.wake)
+        self.drivers = Drivers(self._info or DriverNode(), given.wake, given.metrics)
         self.attachments = Attachments(api, given.node_name, given.wake)
         self._objects = DriverObjects(api)
         self.drivers.listen(self._objects.want)
@@ -81,13 +86,23 @@ class CsiKind:
             self._objects,
             self.attachments,
             Teller(api, given.objects),
+            Debts(given.root.resolve()),
+            given.metrics,
+            tell=self._warn,
+            owes=self._owes,
         )
+        self._paying = Paying(self._parts.debts, self.drivers, self._parts.locks, given.sweep)
+        # What is staged by a driver that was away is unstaged when it is back.
+        self.drivers.listen(given.sweep)
         self._files = FileVolumes(self._parts, given.tell)
         self._devices = DeviceVolumes(self._parts)
         self._expanding = Expanding(self._parts, api, given.tell, clock)
         self._limits = Limits(self.drivers, self._objects, self._info) if self._info is not None else None
+        self._given_pod = given.find
+        self._use = given.use
         self._tell = given.tell
         self._health = False
+        self._ready: Callable[[], None] = lambda: None
         self._clock = clock
         self._given: dict[tuple[str, str], _Given] = {}
 
@@ -102,21 +117,31 @@ class CsiKind:
         waits = self._info is not None and not self._info.ready.is_set()
         return "CSINode is not yet initialized" if waits else ""
 
-    def listen(self, tell_of: TellOf, *, health: bool = False) -> None:
-        """Have events recorded about objects other than pods.
+    def listen(
+        self, tell_of: TellOf, *, health: bool = False, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have events recorded about objects other than pods; `ready`: called when `problem` is over.
 
         `health`: volumes that are not well, in their drivers' eyes, become events (`CSIVolumeHealth`).
         """
-        self._expanding.tell_of, self._health = tell_of, health
+        self._expanding.tell_of, self._health, self._ready = tell_of, health, ready
+
+    def node_changed(self, status: bytes) -> None:
+        """Take note of the node's own status, as the API server wrote it."""
+        self.attachments.node_changed(status)
+        if self._info is not None:
+            self._info.node_seen()
 
     async def run(self) -> None:
         """Tell the cluster of this node's drivers, and hear of the cluster's, until cancelled."""
         async with TaskScope() as scope:
             scope.start(self._objects.run(), name="csi-driver-objects")
+            scope.start(self._paying.run(), name="csi-debts")
             if self._limits is not None:
                 scope.start(self._limits.run(), name="csi-limits")
             if self._info is not None:
                 await self._info.initialize()
+                self._ready()
             await asyncio.get_running_loop().create_future()
 
     # As a VolumeKind
@@ -152,23 +177,16 @@ class CsiKind:
 
     async def sweep(self, in_use: Collection[str]) -> None:
         """Have drivers undo what they did for the node, for volumes that no pod has."""
-        problems = []
-        for volumes in (self._files, self._devices):
-            try:
-                await volumes.sweep(in_use)
-            except KindError as err:
-                problems.append(str(err))
         self._expanding.keep({given.volume.unique_name for given in self._given.values()})
-        if problems:
-            raise KindError("; ".join(problems))
+        await all_swept([self._files.sweep(in_use), self._devices.sweep(in_use)])
 
     # For others
 
     def in_use(self) -> frozenset[str]:
         """Give the names (`status.volumesInUse`) of all volumes that drivers have given or staged here.
 
-        By what is on disk, so also those of an agent before this one; without those that are never
-        attached. Blocks for a moment.
+        By what is on disk, so also those of an agent before this one, and those that drivers still have to
+        take back; without those that are never attached. Blocks for a moment.
         """
         places = self._parts.places
         files = [
@@ -177,11 +195,13 @@ class CsiKind:
             *(device.data for device in places.all_devices()),
         ]
         found = [data for file in files if (data := read_data(file)) is not None]
-        return frozenset(
-            unique_name(data.driver_name, data.volume_handle)
+        used = {
+            (data.driver_name, data.volume_handle)
             for data in found
-            if data.volume_lifecycle_mode != EPHEMERAL and self._is_attached(data.driver_name)
-        )
+            if data.volume_lifecycle_mode != EPHEMERAL
+        }
+        used.update((debt.driver, debt.handle) for debt in self._parts.debts.all() if not debt.ephemeral)
+        return frozenset(unique_name(driver, handle) for driver, handle in used if self._is_attached(driver))
 
     def _is_attached(self, driver: str) -> bool:
         found = self._objects.known(driver)
@@ -211,6 +231,15 @@ class CsiKind:
         if self._health and usage.abnormal:
             self._tell(pod, "Warning", ABNORMAL, f"Volume {name}: {usage.message}")
 
+    def _warn(self, uid: str, reason: str, message: str) -> None:
+        pod = self._given_pod(uid)
+        if pod is not None:
+            self._tell(pod, "Warning", reason, message)
+
+    def _owes(self) -> None:
+        """Something was written down that a driver is owed; if the driver is there, it is asked again."""
+        self._paying.look()
+
     def _is_there(self, wanted: Wanted) -> bool:
         """Whether a volume that was given is still known on disk; asks no file system but the agent's own."""
         places = self._parts.places
@@ -219,14 +248,17 @@ class CsiKind:
         return places.data(wanted.uid, wanted.name).exists()
 
     async def _first(self, volume: CsiVolume, spec: CsiDriverSpec | None) -> MountedVolume:
+        if must_attach(volume, spec):
+            await self._use(volume.wanted, volume.unique_name)
         try:
             if volume.wanted.block:
                 return await self._devices.set_up(volume, spec)
             return await self._files.set_up(volume, spec)
-        except NoRoom:
-            if self._limits is not None and self._limits.period(volume.driver):
-                await self._limits.refresh(volume.driver)
-            raise
+        except NoRoom as err:
+            if self._limits is None or not self._limits.period(volume.driver):
+                raise
+            await self._limits.refresh(volume.driver)
+            raise NoRoomOnNode(str(err)) from err
 
 
 def as_usage(found: DriverUsage, moment: float) -> Usage:

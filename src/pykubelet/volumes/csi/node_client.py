@@ -6,6 +6,8 @@ messages' classes take memory that most nodes need not spend.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -16,6 +18,9 @@ from pykubelet.volumes.csi.names import CONDITION, SINGLE_NODE_MULTI_WRITER
 from pykubelet.volumes.csi.volume_use import Context, DriverUsage, NodeFacts, VolumeUse
 
 TIMEOUT_SECONDS = 120.0
+
+Called = Callable[[str, str, float], None]
+"""Hears of a call: its full path, its outcome as `NotFound` is spelled, how long it took (seconds)."""
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -36,8 +41,15 @@ _EXACT_MODES = _MODES | {
 class NodeClient:
     """Calls one driver; what the driver can do is asked once, because it cannot change while it runs."""
 
-    def __init__(self, endpoint: str, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        timeout: float = TIMEOUT_SECONDS,
+        called: Called = lambda method, code, seconds: None,
+    ) -> None:
+        """Take the driver's socket; `called` hears of each call."""
         self.endpoint = endpoint
+        self._called = called
         self._timeout = timeout
         self._abilities: frozenset[str] | None = None
 
@@ -148,6 +160,13 @@ class NodeClient:
         return pb.VolumeCapability(access_mode=access, mount=mount)
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        return await call_plugin(
-            self.endpoint, f"/csi.v1.Node/{method}", request, answer, timeout=self._timeout
-        )
+        path, began, code = f"/csi.v1.Node/{method}", perf_counter(), "Canceled"
+        try:
+            given = await call_plugin(self.endpoint, path, request, answer, timeout=self._timeout)
+            code = "OK"
+        except PluginError as err:
+            code = err.code
+            raise
+        finally:
+            self._called(path, code, perf_counter() - began)
+        return given

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from pykubelet.api.storage import CsiNode
 from pykubelet.host.plugin_registration import RegistrationRefused
@@ -47,6 +48,7 @@ class NodeInfo(DriverNode):
         self._turn = asyncio.Lock()
         self.ready = asyncio.Event()
         """The node has its CSINode; the scheduler may count on it from then on."""
+        self._seen = asyncio.Event()
 
     async def initialize(self) -> None:
         """Have the CSINode, before any driver registers; tries until it is there."""
@@ -58,7 +60,7 @@ class NodeInfo(DriverNode):
                     await self._csi_node()
             except NotFound as err:
                 log.v(2).info("The node is not registered yet, so it has no CSINode either", err=err)
-                await self._api.pause(pauses.next(clock(), type(err)))
+                await self._until_seen(pauses.next(clock(), type(err)))
             except (KubeError, _Deleted) as err:
                 complaints.failed(err, clock())
                 await self._api.pause(pauses.next(clock(), type(err)))
@@ -66,6 +68,10 @@ class NodeInfo(DriverNode):
                 complaints.succeeded(clock())
                 self.ready.set()
                 return
+
+    def node_seen(self) -> None:
+        """Take note that the API server has the node: now it can have its CSINode, too."""
+        self._seen.set()
 
     async def install(self, driver: str, facts: NodeFacts) -> None:
         """Tell of a driver: the node first, the CSINode then; raises RegistrationRefused."""
@@ -111,6 +117,12 @@ class NodeInfo(DriverNode):
             await self._tried("error removing CSI driver node info from Node object", tell_node)
         except RegistrationRefused as err:
             log.error(err, "Failed to tell that a CSI driver is gone", driver=driver)
+
+    async def _until_seen(self, seconds: float) -> None:
+        self._seen.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._seen.wait()
 
     async def _csi_node(self) -> CsiNode:
         """Give the node's CSINode, made if need be; one of an earlier node of that name is deleted."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from pykubelet.host.plugin_calls import PluginError
+from pykubelet.host.plugin_calls import PluginError, PluginUnreachable
 from pykubelet.volumes.csi.attachments import Attachments
+from pykubelet.volumes.csi.debts import Debts
 from pykubelet.volumes.csi.driver_objects import DriverObjects
 from pykubelet.volumes.csi.drivers import Drivers
-from pykubelet.volumes.csi.names import attachment_name
+from pykubelet.volumes.csi.names import KIND, attachment_name
+from pykubelet.volumes.csi.patience import Patience
 from pykubelet.volumes.csi.places import Places
 from pykubelet.volumes.csi.telling_drivers import Teller
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.csi.volume_data import VolumeData
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import KindError, told
+from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.operations import Locks
+from pykubelet.volumes.together import side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +35,27 @@ class Parts:
     objects: DriverObjects
     attachments: Attachments
     teller: Teller
+    debts: Debts
+    metrics: VolumeMetrics
+    tell: Callable[[str, str, str], None] = lambda uid, reason, message: None
+    """Warns, by an event, about the pod with this uid."""
+    owes: Callable[[], None] = lambda: None
+    """Called after something was written down that a driver is owed."""
+    patience: Patience = field(default_factory=Patience)
     locks: Locks = field(default_factory=Locks)
     staged: set[str] = field(default_factory=set)
     """The volumes, by their unique names, that are certainly staged; others are staged again."""
+
+    @contextmanager
+    def counted(self, driver: str, operation: str) -> Iterator[None]:
+        """Count something that is done to a volume of a driver for the whole node."""
+        clock = asyncio.get_running_loop().time
+        began, well = clock(), False
+        try:
+            yield
+            well = True
+        finally:
+            self.metrics.operated(f"{KIND}:{driver}", operation, clock() - began, well=well)
 
     def data_of(self, volume: CsiVolume, label: str = "") -> VolumeData:
         """Give what must be known to take a pod's volume down."""
@@ -46,13 +70,34 @@ class Parts:
         )
 
 
-class DriverFailed(KindError):
-    """A driver did not do what it was asked to; `is_final` as PluginError's."""
+async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do all of this at once; raises one KindError that tells of each that failed."""
 
-    def __init__(self, text: str, action: str, *, is_final: bool) -> None:
+    async def one(part: Coroutine[Any, Any, None]) -> str:
+        try:
+            await part
+        except OSError as err:
+            return told(err)
+        except KindError as err:
+            return str(err)
+        return ""
+
+    problems = await side_by_side([one(part) for part in work])
+    if found := [problem for problem in problems if problem]:
+        raise KindError("; ".join(found))
+
+
+class DriverFailed(KindError):
+    """A driver did not do what it was asked to; `is_final` as PluginError's.
+
+    `was_reached`: somebody listened at the driver's socket.
+    """
+
+    def __init__(self, text: str, action: str, *, is_final: bool, was_reached: bool) -> None:
         super().__init__(text)
         self.action = action
         self.is_final = is_final
+        self.was_reached = was_reached
 
 
 @contextmanager
@@ -61,4 +106,5 @@ def asking(prefix: str = "", action: str = KindError.action) -> Iterator[None]:
     try:
         yield
     except PluginError as err:
-        raise DriverFailed(f"{prefix}{err}", action, is_final=err.is_final) from err
+        reached = not isinstance(err, PluginUnreachable)
+        raise DriverFailed(f"{prefix}{err}", action, is_final=err.is_final, was_reached=reached) from err

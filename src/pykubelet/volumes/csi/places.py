@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.volumes.csi.names import FOLDER, staged_folder
+from pykubelet.volumes.csi.volume_data import DATA_FILE
 from pykubelet.volumes.folders import VolumeFolders, plain
 
-DATA_FILE = "vol_data.json"
 DEVICES = "volumeDevices"
 MOUNT = "mount"
 GLOBAL_MOUNT = "globalmount"

@@ -7,14 +7,22 @@ whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from pykubelet.host.mounts import read_mounts
+from pykubelet.volumes.csi.debts import Debt
+from pykubelet.volumes.csi.names import EPHEMERAL
 from pykubelet.volumes.errors import KindError
 from pykubelet.volumes.folders import make_folder
+
+DATA_FILE = "vol_data.json"
+SCRAP_SECONDS = 300.0
+"""How old something must be that somebody has begun and not finished."""
 
 
 class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -28,6 +36,21 @@ class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     attachment_id: str = msgspec.field(name="attachmentID", default="")
     volume_lifecycle_mode: str = ""
     se_linux_mount_context: str = ""
+
+    def owed(self, place: Path, trace: Path, uid: str, name: str) -> Debt:
+        """Say what the driver is owed for what it published for a pod, if it cannot be asked.
+
+        `trace` is what the pod has of the volume until it has let go.
+        """
+        return Debt(
+            driver=self.driver_name,
+            handle=self.volume_handle,
+            target=str(place),
+            trace=str(trace),
+            ephemeral=self.volume_lifecycle_mode == EPHEMERAL,
+            pod=uid,
+            volume=name,
+        )
 
 
 def write_data(path: Path, data: VolumeData) -> None:
@@ -53,6 +76,9 @@ def drop_place(place: Path, data: Path) -> None:
     Drivers delete the place themselves, or should. Raises KindError when something is in it: then the
     driver did not undo what it was asked to, and deleting would delete the volume's content. Blocks.
     """
+    if read_mounts(place):
+        # Said before the place is looked at: a mount that was left may not answer.
+        raise KindError(f"kubernetes.io/csi: the driver has left {place} mounted")
     try:
         if place.is_symlink() or place.is_file() or place.is_block_device():
             place.unlink(missing_ok=True)
@@ -68,9 +94,27 @@ def drop_place(place: Path, data: Path) -> None:
         data.parent.rmdir()
 
 
+def drop_scraps(file: Path, folders: Iterable[Path], clock: Callable[[], float] = time.time) -> None:
+    """Delete what an agent that was killed has begun, before it wrote the data: empty folders. Blocks.
+
+    Only what is old: an agent that lives may be writing it just now.
+    """
+    with suppress(OSError):
+        if clock() - file.parent.stat().st_mtime < SCRAP_SECONDS:
+            return
+        _unfinished(file).unlink(missing_ok=True)
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    new = path.with_name(f".{path.name}.new")
+    new = _unfinished(path)
     try:
         yield new
         new.chmod(0o644)

@@ -1,0 +1,153 @@
+"""The machine, checked and made ready before anything of the node runs.
+
+What is wrong with the machine is said at once and in one line, with the remedy: an agent that went on would
+fail later, in the middle of a pod's start, where nobody looks for the cause. What is only less than wished
+(a limit that cannot be raised) is a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api import cpuset
+from pykubelet.config.errors import ConfigError
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.validate import validate_machine
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.errors import CriError, Unimplemented
+from pykubelet.cri.runtime_pb2 import SYSTEMD
+from pykubelet.host import cgroups, kernel, oom, propagation, rlimits, swap
+from pykubelet.logs import get_logger
+from pykubelet.resources.capacity import read_capacity, storage_capacity
+from pykubelet.resources.cgroup_files import CgroupError
+from pykubelet.resources.hints import PolicyError
+from pykubelet.resources.huge_pages import read_page_sizes
+from pykubelet.resources.metrics import CgroupMetrics
+from pykubelet.resources.node_cgroups import Record, no_record
+from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.resources.resize_book import ResizeBooks, read_books
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
+
+log = get_logger(__name__)
+
+
+class StartError(Exception):
+    """The agent cannot start here; the text is one line with the cause and a remedy."""
+
+
+def check_machine(config: KubeletConfiguration) -> None:
+    """Raise ConfigError or StartError when the configuration is not one for this machine."""
+    found = cgroups.detect_cgroups()
+    log.info("Cgroups", mode=found.mode.value, driver=config.cgroup_driver)
+    online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
+    if problems := validate_machine(config, cgroup_v2=found.unified, online_cpus=online):
+        raise ConfigError(problems)
+    if not found.unified:
+        log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
+    differing = kernel.kernel_default_differences()
+    if differing and config.protect_kernel_defaults:
+        wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
+        raise StartError(f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {wanted}`")
+    problem = swap.swap_problem(swap.swap_areas())
+    if problem and config.fail_swap_on:
+        raise StartError(problem)
+
+
+def adjust_process(config: KubeletConfiguration) -> None:
+    """Have the kernel spare this process, and let it open as many files as configured, if that can be."""
+    try:
+        oom.set_oom_score(config.oom_score_adj)
+    except OSError as err:
+        log.warning("Could not set the OOM score; going on without", score=config.oom_score_adj, err=err)
+    limit = rlimits.raise_open_files(config.max_open_files)
+    if not limit.reached:
+        log.warning(
+            "Could not raise the open files limit as far as asked", asked=limit.wanted, limit=limit.soft
+        )
+
+
+async def prepare_cgroups(
+    config: KubeletConfiguration,
+    gates: FeatureGates,
+    root: Path,
+    registry: CollectorRegistry,
+    record: Record = no_record,
+) -> PodCgroups:
+    """Have the tree of cgroups that holds all pods; raises StartError when it cannot be had.
+
+    `record` takes events about the node.
+    """
+    found = cgroups.detect_cgroups()
+    capacity = read_capacity()
+    if config.local_storage_capacity_isolation:
+        capacity |= storage_capacity(root)
+    metrics = CgroupMetrics(registry, unified=found.unified)
+    made = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record)
+    try:
+        await made.setup()
+    except CgroupError as err:
+        raise StartError(str(err)) from err
+    if not found.unified:
+        record("Warning", "CgroupV1", "cgroup v1 detected. It is deprecated: please migrate to cgroup v2")
+    return made
+
+
+async def take_cgroup_driver(cri: Cri, config: KubeletConfiguration, gates: FeatureGates) -> None:
+    """Use the runtime's cgroup driver where it tells: two opinions would strand pods."""
+    if not gates.enabled("KubeletCgroupDriverFromCRI"):
+        return
+    try:
+        answer = await cri.runtime.runtime_config()
+    except Unimplemented:
+        log.info("The runtime does not tell its cgroup driver; using the configured one")
+        return
+    except CriError as err:
+        log.error(err, "Could not ask the runtime for its cgroup driver; using the configured one")
+        return
+    driver = "systemd" if answer.linux.cgroup_driver == SYSTEMD else "cgroupfs"
+    if driver != config.cgroup_driver:
+        log.info("Using the runtime's cgroup driver", driver=driver, configured=config.cgroup_driver)
+        config.cgroup_driver = driver
+
+
+def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
+    """Have the root directory, with mounts that containers can share; the stack takes them back."""
+    root.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+    def take_back() -> None:
+        # Containers that still run keep what they share.
+        if not PodDirs(root).uids():
+            propagation.unshare_mounts(root)
+
+    try:
+        if propagation.share_mounts(root):
+            log.v(2).info("Bind-mounted the root directory with shared mount propagation", path=root)
+            stack.callback(take_back)
+    except OSError as err:
+        log.warning("Volumes with mountPropagation cannot work here", path=root, err=err)
+
+
+def open_books(root: Path) -> ResizeBooks:
+    """Open what an earlier agent has written of pods' resources; raises StartError when it is not sound."""
+    try:
+        return read_books(root)
+    except PolicyError as err:
+        raise StartError(str(err)) from err
+
+
+def find_id_space(config: KubeletConfiguration) -> IdSpace:
+    """Give the ids that pods' user namespaces may use; raises StartError when they are too few."""
+    settings = config.user_namespaces
+    try:
+        space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
+    except ConfigProblem as err:
+        raise StartError(str(err)) from err
+    if problem := space.problem(config.max_pods):
+        raise StartError(f"{problem}: see /etc/subuid and /etc/subgid")
+    return space

@@ -1,0 +1,173 @@
+"""How long it takes to have volumes and to give them back, and how many there are: as others tell it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Histogram, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from pykubelet.api.pod import Pod
+
+if TYPE_CHECKING:
+    from pykubelet.volumes.usage import Usage
+
+SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
+
+_ELSEWHERE = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
+"""Kinds without a folder of their own."""
+
+
+class VolumeCount:
+    """Which volumes pods want and have, by the names of their plugins."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[str, dict[str, str]] = {}
+        self._there: dict[str, set[str]] = {}
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._wanted
+
+    def is_there(self, uid: str, volume: str) -> bool:
+        """Whether a pod has a volume."""
+        return volume in self._there.get(uid, ())
+
+    def note(self, uid: str, volume: str, plugin: str, *, there: bool) -> None:
+        """Take note that a pod wants a volume, and perhaps has it."""
+        self._wanted.setdefault(uid, {})[volume] = plugin
+        if there:
+            self._there.setdefault(uid, set()).add(volume)
+
+    def forget(self, uid: str) -> None:
+        """Take note that a pod has no volumes any more."""
+        self._wanted.pop(uid, None)
+        self._there.pop(uid, None)
+
+    def numbers(self) -> Mapping[tuple[str, str], int]:
+        """Count, by the plugin and by `desired_state_of_world` or `actual_state_of_world`."""
+        found: Counter[tuple[str, str]] = Counter()
+        for uid, volumes in self._wanted.items():
+            for volume, plugin in volumes.items():
+                found[plugin, "desired_state_of_world"] += 1
+                if self.is_there(uid, volume):
+                    found[plugin, "actual_state_of_world"] += 1
+        return found
+
+
+class VolumeMetrics:
+    """What is done to volumes; without a registry nobody sees the numbers."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.count = VolumeCount()
+        self._operations = Histogram(
+            "storage_operation_duration_seconds",
+            "How long what was done to a volume took.",
+            ["volume_plugin", "operation_name", "status", "migrated"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._overall = Histogram(
+            "volume_operation_total_seconds",
+            "How long it took from the first wish for a volume until it was there.",
+            ["plugin_name", "operation_name"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._calls = Histogram(
+            "csi_operations_seconds",
+            "How long calls to CSI drivers took.",
+            ["driver_name", "method_name", "grpc_status_code", "migrated"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+
+    def operated(self, plugin: str, operation: str, seconds: float, *, well: bool = True) -> None:
+        """Count something that was done to a volume: `volume_mount`, `volume_unmount`, `map_volume`…"""
+        status = "success" if well else "fail-unknown"
+        self._operations.labels(plugin, operation, status, "false").observe(seconds)
+
+    def tried(
+        self, uid: str, volume: str, plugin: str, seconds: float, waited: float, *, block: bool, well: bool
+    ) -> None:
+        """Count a try to have a volume for a pod; `waited` is the time since the pod first wanted it."""
+        self.operated(plugin, "map_volume" if block else "volume_mount", seconds, well=well)
+        if well and not self.count.is_there(uid, volume):
+            self._overall.labels(plugin, "overall_volume_mount").observe(waited)
+        self.count.note(uid, volume, plugin, there=well)
+
+    def called(self, driver: str, method: str, code: str, seconds: float) -> None:
+        """Count a call to a CSI driver: `method` is the full path, `code` is spelled as `NotFound`."""
+        self._calls.labels(driver, method, code, "false").observe(seconds)
+
+
+class VolumeNumbers(Collector):
+    """What is counted when somebody asks: how many volumes there are, and how full claimed ones are."""
+
+    def __init__(
+        self,
+        count: VolumeCount,
+        pods: Callable[[], Iterable[Pod]],
+        usage: Callable[[str], Mapping[str, Usage]],
+    ) -> None:
+        """`usage` gives the last numbers of the volumes of a pod (by its uid), by name."""
+        self._count = count
+        self._pods = pods
+        self._usage = usage
+
+    def describe(self) -> Iterable[Metric]:
+        """Give no names in advance: they are the same as those that are collected."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Count."""
+        volumes = GaugeMetricFamily(
+            "volume_manager_total_volumes",
+            "Volumes that pods want, and that they have.",
+            labels=["plugin_name", "state"],
+        )
+        for labels, number in sorted(self._count.numbers().items()):
+            volumes.add_metric(labels, number)
+        yield volumes
+        claimed = {
+            (pod.metadata.namespace, claim): usage
+            for pod in self._pods()
+            for volume, usage in self._usage(pod.uid).items()
+            if (claim := claim_of(pod, volume))
+        }
+        for name, what, amount in _STATS:
+            family = GaugeMetricFamily(
+                f"kubelet_volume_stats_{name}", what, labels=["namespace", "persistentvolumeclaim"]
+            )
+            for (namespace, claim), usage in sorted(claimed.items(), key=lambda pair: pair[0]):
+                family.add_metric([namespace, claim], amount(usage))
+            yield family
+
+
+_STATS: tuple[tuple[str, str, Callable[[Usage], int]], ...] = (
+    ("capacity_bytes", "Size of a claimed volume, in bytes.", lambda usage: usage.capacity),
+    ("available_bytes", "What is left of a claimed volume, in bytes.", lambda usage: usage.available),
+    ("used_bytes", "What is used of a claimed volume, in bytes.", lambda usage: usage.used),
+    ("inodes", "Inodes of a claimed volume.", lambda usage: usage.inodes),
+    ("inodes_free", "Inodes that are left of a claimed volume.", lambda usage: usage.inodes_free),
+    ("inodes_used", "Inodes that are used of a claimed volume.", lambda usage: usage.inodes_used),
+)
+
+
+def claim_of(pod: Pod, name: str) -> str:
+    """Give the name of the claim behind a pod's volume; empty when there is none."""
+    for volume in pod.spec.volumes:
+        if volume.name == name:
+            if volume.persistent_volume_claim is not None:
+                return volume.persistent_volume_claim.claim_name
+            return f"{pod.metadata.name}-{name}" if volume.ephemeral is not None else ""
+    return ""
+
+
+def plugin_name(kind: str, folder: str, source: Any = None) -> str:
+    """Give the name of a kind in metrics: `kubernetes.io/empty-dir`, `kubernetes.io/csi:<driver>`."""
+    name = folder.replace("~", "/") or _ELSEWHERE.get(kind, f"kubernetes.io/{kind.lower()}")
+    driver = getattr(source, "driver", "") if name == "kubernetes.io/csi" else ""
+    return f"{name}:{driver}" if driver else name

@@ -1,0 +1,199 @@
+"""Pods get other resources while they run: wished for through the API server, seen in cgroups and status.
+
+Ours and the reference kubelet are asked the same.
+"""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.node import ClusterNode
+from tests.cluster.plane import Document, Plane, unique
+from tests.cluster.resizing import (
+    FILL,
+    LARGE,
+    MI,
+    SETTLED,
+    SMALL,
+    assert_untouched,
+    cgroup,
+    condition,
+    container_id,
+    events,
+    is_settled,
+    main_of,
+    make_node,
+    patch,
+    resize,
+    shell,
+    start,
+    tier_shares,
+    v1_only,
+    wait_condition,
+    wait_event,
+    wait_settled,
+)
+from tests.conftest import RunningRuntime
+from tests.engine.node import all_statuses
+from tests.metrics_page import Page
+
+pytestmark = pytest.mark.machine
+
+
+@pytest.fixture(scope="module", params=["ours", "reference"])
+def node(plane: Plane, runtime: RunningRuntime, request: pytest.FixtureRequest) -> Iterator[ClusterNode]:
+    """A node of either kind."""
+    made, stack = make_node(plane, runtime, request.param)
+    with stack:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def tidy(node: ClusterNode) -> Iterator[None]:
+    """End the test's pods: they take room from each other."""
+    yield
+    for pod in node.plane.items("pod", query=f"fieldSelector=spec.nodeName%3D{node.name}"):
+        node.delete_pod(pod)
+
+
+@v1_only
+def test_up_and_down_without_a_restart(namespace: str, node: ClusterNode) -> None:
+    pod = start(node, namespace, SMALL)
+    main = container_id(main_of(pod))
+    first = {"shares": 102, "quota": 20_000, "memory": 64 * MI}
+    assert (cgroup(node, pod), cgroup(node, pod, main)) == (first, first)
+    wished = resize(node, pod, LARGE)
+    up = wait_settled(node, pod)
+    assert_untouched(pod, up)
+    larger = {"shares": 256, "quota": 50_000, "memory": 128 * MI}
+    assert (cgroup(node, pod), cgroup(node, pod, main)) == (larger, larger)
+    if not node.reference:  # it weighs the classes once a minute
+        node.wait("the class to weigh as much", lambda: tier_shares(node) == 256, SETTLED)
+    generation = wished["metadata"]["generation"]
+    assert up["status"]["observedGeneration"] == generation == pod["metadata"]["generation"] + 1
+    assert up["status"]["allocatedResources"] == LARGE["requests"]
+    summary = {"containers": [{"name": "main", "resources": LARGE}], "generation": generation}
+    for reason, words in (("ResizeStarted", "started"), ("ResizeCompleted", "completed")):
+        prefix, _, told = wait_event(node, pod, reason).partition(": ")
+        assert (prefix, json.loads(told)) == (f"Pod resize {words}", summary)
+
+    resize(node, pod, SMALL)
+    down = wait_settled(node, pod)
+    assert_untouched(pod, down)
+    assert (cgroup(node, pod), cgroup(node, pod, main)) == (first, first)
+    assert down["status"]["allocatedResources"] == SMALL["requests"]
+
+
+@v1_only
+def test_a_sidecar_and_the_whole_pod_around_it(namespace: str, node: ClusterNode) -> None:
+    beside = node.pod_document("x", namespace)["spec"]["containers"][0] | {
+        "name": "beside",
+        "restartPolicy": "Always",
+        "resources": SMALL,
+    }
+    pod = start(node, namespace, SMALL, initContainers=[beside])
+    resize(node, pod, LARGE, "beside")
+    done = wait_settled(node, pod)
+    assert_untouched(pod, done)
+    beside_id = container_id(next(one for one in all_statuses(done) if one["name"] == "beside"))
+    assert cgroup(node, pod, beside_id)["memory"] == 128 * MI
+    assert cgroup(node, pod, container_id(main_of(done)))["memory"] == 64 * MI
+    assert cgroup(node, pod)["memory"] == 192 * MI
+
+
+@v1_only
+def test_resources_of_the_whole_pod(namespace: str, node: ClusterNode) -> None:
+    whole = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "300m", "memory": "128Mi"}}
+    document = node.pod_document(unique("p"), namespace, resources=whole)
+    pod = node.wait_pod_ready(node.plane.create(document))
+    assert cgroup(node, pod) == {"shares": 102, "quota": 30_000, "memory": 128 * MI}
+    more = {"requests": {"cpu": "200m", "memory": "96Mi"}, "limits": {"cpu": "400m", "memory": "160Mi"}}
+    patch(node, pod, {"spec": {"resources": more}})
+
+    def fits(found: Document) -> bool:
+        return not condition(found, "InProgress") and found["status"]["resources"]["limits"] == more["limits"]
+
+    done = node.wait_api_pod(pod, "to be larger as a whole", fits, SETTLED)
+    assert_untouched(pod, done)
+    larger = {"shares": 204, "quota": 40_000, "memory": 160 * MI}
+    assert cgroup(node, pod) == larger
+    # A container without limits of its own has those of the pod.
+    inside = cgroup(node, pod, container_id(main_of(done)))
+    assert (inside["quota"], inside["memory"]) == (40_000, 160 * MI)
+    assert done["status"]["allocatedResources"] == more["requests"]
+
+
+@v1_only
+def test_a_container_that_wants_to_be_restarted_for_it(namespace: str, node: ClusterNode) -> None:
+    pod = start(node, namespace, SMALL, policy="RestartContainer")
+    resize(node, pod, LARGE)
+    done = node.wait_api_pod(
+        pod,
+        "to be restarted with what it wishes for",
+        lambda found: is_settled(found) and main_of(found)["restartCount"] == 1,
+        SETTLED,
+    )
+    assert main_of(done)["containerID"] != main_of(pod)["containerID"]
+    larger = {"shares": 256, "quota": 50_000, "memory": 128 * MI}
+    assert (cgroup(node, pod), cgroup(node, pod, container_id(main_of(done)))) == (larger, larger)
+    meta = pod["metadata"]
+    said = [event["message"] for event in node.plane.events(meta["namespace"], meta["name"])]
+    assert any("Container main resize requires restart" in text for text in said), said
+
+
+def test_no_room_now_and_room_later(namespace: str, node: ClusterNode) -> None:
+    known = node.node_object()
+    assert known is not None
+    cpus = int(known["status"]["allocatable"]["cpu"]) * 1000
+    other = start(node, namespace, {"requests": {"cpu": f"{cpus - 500}m"}})
+    pod = start(node, namespace, {"requests": {"cpu": "100m"}})
+    wished = resize(node, pod, {"requests": {"cpu": "900m"}})
+    waits = wait_condition(node, pod, "Pending", "Deferred")
+    numbers = f"cpu, requested: 900, used: {cpus - 500}, capacity: {cpus}"
+    assert waits["message"] == f"Node didn't have enough resource: {numbers}"
+    assert waits["observedGeneration"] == wished["metadata"]["generation"]
+    text = wait_event(node, pod, "ResizeDeferred")
+    assert text.startswith('Pod resize OutOfcpu: {"containers":[{"name":"main",')
+    assert json.loads(text.partition(": ")[2])["error"] == waits["message"]
+    assert main_of(wished)["allocatedResources"] == {"cpu": "100m"}
+    page = Page(node.page("/metrics"))
+    assert page.value("kubelet_pod_pending_resizes", reason="deferred") == 1
+    node.delete_pod(other)
+    done = wait_settled(node, pod)
+    assert_untouched(pod, done)
+    page = Page(node.page("/metrics"))
+    assert page.total("kubelet_pod_deferred_accepted_resizes_total") == 1
+    assert page.total("kubelet_pod_pending_resizes") == 0
+
+
+def test_a_wish_that_is_taken_back(namespace: str, node: ClusterNode) -> None:
+    known = node.node_object()
+    assert known is not None
+    cpus = int(known["status"]["allocatable"]["cpu"]) * 1000
+    start(node, namespace, {"requests": {"cpu": f"{cpus - 500}m"}})
+    pod = start(node, namespace, {"requests": {"cpu": "100m"}})
+    resize(node, pod, {"requests": {"cpu": "900m"}})
+    wait_condition(node, pod, "Pending", "Deferred")
+    resize(node, pod, {"requests": {"cpu": "100m"}})
+    assert_untouched(pod, wait_settled(node, pod))
+    assert "ResizeStarted" not in events(node, pod)
+
+
+def test_memory_that_is_in_use_is_not_taken_away(namespace: str, node: ClusterNode) -> None:
+    pod = start(node, namespace, {"limits": {"memory": "96Mi"}, "requests": {"memory": "16Mi"}}, script=FILL)
+    less = {"limits": {"memory": "32Mi"}, "requests": {"memory": "16Mi"}}
+    node.wait("the memory to be used", lambda: "40.0M" in shell(node, pod, "du -h /dev/shm/x"), SETTLED)
+    resize(node, pod, less)
+    failed = wait_condition(node, pod, "InProgress", "Error")
+    assert failed["message"].startswith("cannot decrease memory limits: ")
+    if not node.reference:  # it has not measured the pod by then
+        assert f"attempting to set pod memory limit ({32 * MI}) below current usage (" in failed["message"]
+    assert f'attempting to set container "main" memory limit ({32 * MI})' in failed["message"]
+    assert wait_event(node, pod, "ResizeError").startswith("Pod resize error: {")
+    found = node.api_pod(pod)
+    assert found is not None
+    assert main_of(found)["resources"]["limits"] == {"memory": "96Mi"}
+    assert_untouched(pod, found)
+    shell(node, pod, "rm /dev/shm/x")
+    assert_untouched(pod, wait_settled(node, pod, 120))

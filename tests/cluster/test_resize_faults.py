@@ -1,0 +1,178 @@
+"""Resizes that cannot be done, and agents that go away in the middle of one."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from pykubelet.devcluster.reference import reference_traces
+from tests.cluster.node import ClusterNode
+from tests.cluster.plane import Plane, unique
+from tests.cluster.resizing import (
+    BOOKS,
+    FILL,
+    LARGE,
+    MI,
+    SETTLED,
+    SMALL,
+    assert_untouched,
+    cgroup,
+    container_id,
+    is_settled,
+    main_of,
+    make_node,
+    resize,
+    shell,
+    start,
+    v1_only,
+    wait_condition,
+    wait_event,
+    wait_settled,
+)
+from tests.conftest import RunningRuntime
+from tests.metrics_page import Page
+
+pytestmark = pytest.mark.machine
+
+
+@pytest.fixture
+def own(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
+    """A node of ours, whose agent may be killed."""
+    made, stack = make_node(plane, runtime, "ours")
+    with stack:
+        yield made
+        for pod in plane.items("pod", query=f"fieldSelector=spec.nodeName%3D{made.name}"):
+            made.delete_pod(pod)
+
+
+@pytest.mark.parametrize("kind", ["ours", "reference"])
+def test_wishes_that_cannot_be_fulfilled(
+    plane: Plane, runtime: RunningRuntime, namespace: str, kind: str
+) -> None:
+    policy = {"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "100m"}}
+    root = runtime.instance.data_dir / unique("root")  # nobody else's state of the CPU manager
+    root.mkdir()
+    made, stack = make_node(plane, runtime, kind, root=root, **policy)
+    with stack:
+        same = {"cpu": "200m", "memory": "64Mi"}
+        pod = start(made, namespace, {"requests": same, "limits": same})
+        more = {"cpu": "300m", "memory": "64Mi"}
+        wished = resize(made, pod, {"requests": more, "limits": more})
+        refused = wait_condition(made, pod, "Pending", "Infeasible")
+        message = 'Resize is infeasible for Guaranteed Pods alongside CPU Manager policy "static"'
+        assert refused["message"] == message
+        assert refused["observedGeneration"] == wished["metadata"]["generation"]
+        assert wait_event(made, pod, "ResizeInfeasible").startswith("Pod resize Infeasible: {")
+        detail = "guaranteed_pod_cpu_manager_static_policy"
+        page = Page(made.page("/metrics"))
+        assert page.total("kubelet_pod_infeasible_resizes_total", reason_detail=detail) >= 1
+        # Memory is another matter: of that nobody has his own.
+        less = {"cpu": "200m", "memory": "32Mi"}
+        resize(made, pod, {"requests": less, "limits": less})
+        assert_untouched(pod, wait_settled(made, pod))
+        # More than the node has is refused by the API server.
+        change = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"memory": "9Ti"}}}]}}
+        where = ("-n", namespace, "pod", pod["metadata"]["name"])
+        answer = plane.kubectl(
+            "patch", *where, "--subresource", "resize", "-p", json.dumps(change), check=False
+        )
+        assert "enough allocatable resources" in answer or "must be less than or equal" in answer, answer
+        made.delete_pod(pod)
+
+
+@v1_only
+def test_wishes_while_the_agent_is_away(namespace: str, own: ClusterNode) -> None:
+    pod = start(own, namespace, SMALL)
+    fresh = start(own, namespace, SMALL, policy="RestartContainer")
+    again = start(own, namespace, SMALL, policy="RestartContainer")
+    resize(own, again, LARGE)
+    again = own.wait_api_pod(
+        again, "to be restarted", lambda found: is_settled(found) and main_of(found)["restartCount"] == 1
+    )
+    own.kill()
+    resize(own, pod, LARGE)
+    own.start()
+    assert_untouched(pod, wait_settled(own, pod))
+    larger = {"shares": 256, "quota": 50_000, "memory": 128 * MI}
+    assert cgroup(own, pod) == cgroup(own, pod, container_id(main_of(pod))) == larger
+    # The books of a pod that began just before were not written yet: nothing is restarted on a guess.
+    for one in (fresh, again):
+        found = own.api_pod(one)
+        assert found is not None
+        assert_untouched(one, found)
+
+
+@v1_only
+def test_the_agent_is_killed_in_the_middle(namespace: str, own: ClusterNode) -> None:
+    pod = start(own, namespace, {"limits": {"memory": "96Mi"}, "requests": {"memory": "16Mi"}}, script=FILL)
+    own.wait("the memory to be used", lambda: "40.0M" in shell(own, pod, "du -h /dev/shm/x"), SETTLED)
+    resize(own, pod, {"limits": {"memory": "32Mi"}, "requests": {"memory": "16Mi"}})
+    wait_condition(own, pod, "InProgress", "Error")
+    own.kill()
+    own.start()
+    again = wait_condition(own, pod, "InProgress", "Error")
+    assert "cannot decrease memory limits" in again["message"]
+    assert cgroup(own, pod)["memory"] == 96 * MI
+    own.kill()
+    own.start(wait=False)
+    own.wait("the agent to be healthy", own.is_healthy, 60)
+    shell(own, pod, "rm /dev/shm/x")
+    done = wait_settled(own, pod, 120)
+    assert_untouched(pod, done)
+    assert cgroup(own, pod)["memory"] == cgroup(own, pod, container_id(main_of(pod)))["memory"] == 32 * MI
+
+
+def test_who_waits_goes_on_waiting_under_another_agent(namespace: str, own: ClusterNode) -> None:
+    known = own.node_object()
+    assert known is not None
+    cpus = int(known["status"]["allocatable"]["cpu"]) * 1000
+    other = start(own, namespace, {"requests": {"cpu": f"{cpus - 500}m"}})
+    pod = start(own, namespace, {"requests": {"cpu": "100m"}})
+    resize(own, pod, {"requests": {"cpu": "900m"}})
+    first = wait_condition(own, pod, "Pending", "Deferred")
+    own.restart()
+    found = wait_condition(own, pod, "Pending", "Deferred")
+    assert found["lastTransitionTime"] == first["lastTransitionTime"]
+    now = own.api_pod(pod)
+    assert now is not None
+    assert main_of(now)["allocatedResources"] == {"cpu": "100m"}
+    assert_untouched(pod, now)
+    # What waits takes no room from others.
+    small = start(own, namespace, {"requests": {"cpu": "300m"}})
+    own.delete_pod(small)
+    own.delete_pod(other)
+    assert_untouched(pod, wait_settled(own, pod))
+    books = [json.loads((own.root / name).read_text()) for name in BOOKS]
+    uid = pod["metadata"]["uid"]
+    for book in books:
+        entry = json.loads(book["data"])["entries"][uid]
+        assert entry["ContainerResources"] == {"main": {"requests": {"cpu": "900m"}}}
+
+
+@v1_only
+def test_the_node_is_handed_over_meanwhile(plane: Plane, namespace: str, own: ClusterNode) -> None:
+    """The reference and ours read each other's books: what was promised, and how far it got."""
+    if plane.reference_kubelet is None:
+        pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
+    with reference_traces():
+        pod = start(own, namespace, SMALL, policy="RestartContainer")
+        busy = start(
+            own, namespace, {"limits": {"memory": "96Mi"}, "requests": {"memory": "16Mi"}}, script=FILL
+        )
+        own.wait("the memory to be used", lambda: "40.0M" in shell(own, busy, "du -h /dev/shm/x"), SETTLED)
+        resize(own, busy, {"limits": {"memory": "32Mi"}, "requests": {"memory": "16Mi"}})
+        wait_condition(own, busy, "InProgress", "Error")
+        for program in (plane.reference_kubelet, None):
+            assert own.stop() == 0
+            own.hand_to(program)
+            own.start()
+            own.wait_registered()
+            own.wait("the agent to have seen the pods", lambda: len(own.pods()) == 2, SETTLED)
+            found = wait_condition(own, busy, "InProgress", "Error")
+            assert "cannot decrease memory limits" in found["message"]
+            now = own.api_pod(pod)
+            assert now is not None
+            assert_untouched(pod, now)
+        shell(own, busy, "rm /dev/shm/x")
+        assert_untouched(busy, wait_settled(own, busy, 120))
+        assert cgroup(own, busy)["memory"] == 32 * MI

@@ -1,0 +1,137 @@
+"""Cgroups that somebody removed, filled, or left behind: pods get theirs again, and strangers go."""
+
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.host.cgroup_tree import members
+from pykubelet.host.cgroups import detect_cgroups
+from tests.conftest import RunningRuntime
+from tests.engine.making import container, pod
+from tests.engine.node import Document, Node, kubelet_node, running, status_of
+
+pytestmark = [
+    pytest.mark.machine,
+    pytest.mark.skipif(detect_cgroups().unified, reason="takes a pod out of one hierarchy of cgroup v1"),
+]
+
+LIMITS = {"cpu": "50m", "memory": "32Mi"}
+
+
+@pytest.fixture(scope="module")
+def node(runtime: RunningRuntime) -> Iterator[Node]:
+    """A node that looks at each pod every second."""
+    with running(kubelet_node(runtime, syncFrequency="1s")) as started:
+        yield started
+        started.clear()
+
+
+def folders(node: Node, below: str) -> dict[str, Path]:
+    """The folders of a cgroup of pods, by controller."""
+    found = detect_cgroups()
+    return {name: found.path(name, f"{node.instance.cgroup_root}/kubepods/{below}") for name in found.mounts}
+
+
+@contextmanager
+def stranger(node: Node, below: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours that sits in a cgroup of pods, in every hierarchy."""
+    with subprocess.Popen(["sleep", "300"]) as process:
+        try:
+            for folder in folders(node, below).values():
+                (folder / "cgroup.procs").write_text(str(process.pid))
+            yield process
+        finally:
+            process.kill()
+
+
+def guaranteed(name: str, **spec: Any) -> Document:
+    return pod(name, container(resources={"requests": LIMITS, "limits": LIMITS}), **spec)
+
+
+def take_away(folder: Path) -> None:
+    """Move all processes of a cgroup to the root of its hierarchy, and remove it."""
+    root = detect_cgroups().mounts["pids"] / "cgroup.procs"
+    for pid in members(folder):
+        root.write_text(str(pid))
+    for path in (*folder.iterdir(), folder):
+        if path.is_dir():
+            path.rmdir()
+
+
+def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
+    found = node.start_pod(guaranteed("robbed"))
+    (old,) = node.truth.running("robbed-n1")
+    place = folders(node, f"pod{found['metadata']['uid']}")
+    (place["memory"] / "memory.limit_in_bytes").write_text(str(64 << 20))
+    take_away(place["pids"])
+
+    def again() -> bool:
+        new = [one.id for one in node.truth.running("robbed-n1") if one.id != old.id]
+        return len(new) == 1 and node.truth.container_pid(new[0]) in members(place["pids"])
+
+    node.wait("another container within the pod's cgroup", again, 40)
+    after = node.wait_ready("robbed-n1")
+    assert after["metadata"]["uid"] == found["metadata"]["uid"]
+    assert status_of(after, "main")["restartCount"] == 1
+    # All of it was made as for a new pod, not only what was gone.
+    assert (place["memory"] / "memory.limit_in_bytes").read_text().strip() == str(32 << 20)
+    assert (place["cpu"] / "cpu.cfs_quota_us").read_text().strip() == "5000"
+    assert node.wait_event("robbed-n1", "SandboxChanged")
+
+
+def test_one_that_runs_only_once_does_not_run_again(node: Node) -> None:
+    found = node.start_pod(guaranteed("once", restartPolicy="Never"))
+    take_away(folders(node, f"pod{found['metadata']['uid']}")["pids"])
+    ended = node.wait_pod(
+        "once-n1", "to end", lambda it: it["status"]["phase"] in ("Succeeded", "Failed"), 40
+    )
+    assert status_of(ended, "main")["restartCount"] == 0
+
+
+def test_a_pods_cgroup_goes_with_all_who_are_in_it(node: Node) -> None:
+    found = node.start_pod(guaranteed("crowded"))
+    with stranger(node, f"pod{found['metadata']['uid']}") as process:
+        node.remove("crowded")
+        assert process.wait(30) == -signal.SIGKILL
+        node.wait_gone("crowded-n1", found["metadata"]["uid"])
+
+
+@pytest.mark.parametrize("tier", ["", "burstable/", "besteffort/"])
+def test_a_cgroup_of_a_pod_that_nobody_knows(node: Node, tier: str) -> None:
+    below = f"{tier}pod{uuid.uuid4()}"
+    for folder in folders(node, below).values():
+        folder.mkdir(exist_ok=True)
+    cpuset = folders(node, below)["cpuset"]
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        (cpuset / name).write_text((cpuset.parent / name).read_text())
+    with stranger(node, below) as process:
+        assert process.wait(30) == -signal.SIGKILL
+    node.wait("it to be gone", lambda: not any(it.exists() for it in folders(node, below).values()), 15)
+
+
+def test_what_a_pod_leaves_that_ended_while_no_agent_ran(node: Node) -> None:
+    stays = node.start_pod(guaranteed("stays"))
+    found = node.start_pod(guaranteed("leaves"))
+    (box,) = node.truth.sandboxes("leaves-n1")
+    place = folders(node, f"pod{found['metadata']['uid']}")
+    node.kill()
+    node.remove("leaves")
+    node.truth.remove_sandbox(box.id)
+    # Logs of pods that nobody knows are collected at times; this is not about them.
+    shutil.rmtree(node.instance.pod_logs / f"default_leaves-n1_{found['metadata']['uid']}")
+    for link in (node.instance.pod_logs.parent / "containers").glob("leaves-n1_*"):
+        link.unlink()
+    assert all(folder.is_dir() for folder in place.values())
+    node.start()
+    node.wait_gone("leaves-n1", found["metadata"]["uid"])
+    assert not any(folder.exists() for folder in place.values())
+    now = node.wait_ready("stays-n1")
+    assert status_of(now, "main") == status_of(stays, "main")
+    assert folders(node, f"pod{stays['metadata']['uid']}")["pids"].is_dir()

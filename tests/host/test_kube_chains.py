@@ -1,0 +1,96 @@
+"""The chains that others rely on, in a network namespace of the test's own."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from pykubelet.host.iptables import parse_save
+from pykubelet.host.kube_chains import CANARY, FIREWALL, HINT, plan_chains
+
+NOTHING = "*mangle\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
+RULE = (
+    f"-A {FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "
+    '"block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP'
+)
+
+
+def test_everything_is_added_to_an_empty_filter() -> None:
+    found = {table.name: table for table in parse_save(plan_chains(NOTHING))}
+    assert found["mangle"].chains == [HINT, CANARY]
+    assert found["nat"].chains == [CANARY]
+    assert found["filter"].chains == [CANARY, FIREWALL]
+    assert found["filter"].rules == [RULE]
+
+
+def test_what_is_there_is_not_touched() -> None:
+    text = plan_chains(NOTHING).replace("-I ", "-A ")
+    assert plan_chains(text) == ""
+    # Somebody else's rules in our chain stay, and one of ours that is gone comes back alone.
+    text = text.replace(RULE, f"-A {FIREWALL} -j RETURN").replace(f":{HINT} - [0:0]\n", "")
+    assert plan_chains(text) == f"*mangle\n:{HINT} - [0:0]\nCOMMIT\n*filter\n{RULE}\nCOMMIT\n"
+
+
+def test_martians_are_a_matter_of_ipv4() -> None:
+    assert FIREWALL not in plan_chains(NOTHING, ipv6=True)
+    assert plan_chains(plan_chains(NOTHING, ipv6=True), ipv6=True) == ""
+
+
+SCRIPT = """
+import asyncio, subprocess
+from pykubelet.host.kube_chains import keep_chains
+
+def save():
+    text = subprocess.run(["iptables-save"], check=True, capture_output=True, text=True).stdout
+    return sorted(line.split(" [")[0] for line in text.splitlines() if "KUBE-" in line)
+
+async def wait_until(done):
+    async with asyncio.timeout(60):
+        while not done():
+            await asyncio.sleep(0.05)
+
+async def main():
+    task = asyncio.ensure_future(keep_chains("iptables", every=0.2))
+    await wait_until(lambda: len(save()) >= 8)
+    first = save()
+    for table in ("filter", "nat", "mangle"):
+        for what in ("-F", "-X"):
+            subprocess.run(["iptables", "-w", "-t", table, what], check=True)
+    await wait_until(lambda: save() == first)
+    task.cancel()
+    print("\\n".join(first))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.machine
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("iptables-restore") is None, reason="needs root and iptables"
+)
+def test_they_come_back_after_a_flush() -> None:
+    command = ["unshare", "--net", sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == sorted(
+        [
+            f"-A INPUT -j {FIREWALL}",
+            RULE,
+            f"-A OUTPUT -j {FIREWALL}",
+            f":{FIREWALL} -",
+            f":{HINT} -",
+            *[f":{CANARY} -"] * 3,
+        ]
+    )
+
+
+@pytest.mark.machine
+def test_a_machine_without_it_is_left_in_peace() -> None:
+    script = (
+        "import asyncio; from pykubelet.host.kube_chains import keep_chains; "
+        "print(asyncio.run(keep_chains('no-such-iptables')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"

@@ -1,0 +1,149 @@
+"""How long a driver's word on its devices holds, and what is kept of it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.pod_status import ResourceHealth
+from pykubelet.resources import dra_health_pb2 as pb
+from pykubelet.resources.dra_health import Device, Health, HealthBook, shortened, updated
+from pykubelet.resources.dra_state import PreparedDevice
+from pykubelet.tasks import TaskScope
+
+DEVICE = PreparedDevice("pool", "dev", (), ("v/c=dev", "v/c=more"))
+
+
+def answer(*devices: tuple[str, pb.HealthStatus, str, int]) -> pb.NodeWatchResourcesResponse:
+    """A driver's list: name, health, message and how long it holds, in seconds."""
+    found = pb.NodeWatchResourcesResponse()
+    for name, health, message, holds in devices:
+        one = found.devices.add(health=health, message=message, health_check_timeout_seconds=holds)
+        one.device.pool_name, one.device.device_name = "pool", name
+    return found
+
+
+def test_a_list() -> None:
+    before = {
+        ("pool", "same"): Health("Healthy", "", 30, 100),
+        ("pool", "left-out"): Health("Unhealthy", "broken", 30, 100),
+        ("pool", "long-gone"): Health("Healthy", "fine", 5, 100),
+    }
+    said = answer(
+        ("same", pb.HEALTHY, "", 0),
+        ("new", pb.UNHEALTHY, "on fire", 7),
+        ("odd", pb.UNKNOWN, "", -5),
+    )
+    assert updated(before, said, 110) == {
+        ("pool", "same"): Health("Healthy", "", 30, 110),
+        ("pool", "left-out"): Health("Unhealthy", "broken", 30, 100),
+        ("pool", "long-gone"): Health("Unknown", "", 5, 100),
+        ("pool", "new"): Health("Unhealthy", "on fire", 7, 110),
+        ("pool", "odd"): Health("Unknown", "", 30, 110),
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "length"), [("", 0), ("a" * 1024, 1024), ("a" * 1025, 1024), ("é" * 600, 1023)]
+)
+def test_long_messages_are_cut(message: str, length: int) -> None:
+    found = shortened(message)
+    assert len(found.encode()) == length
+    assert found == message or (found.endswith("...") and message.startswith(found[:-3]))
+
+
+class Book:
+    """A book, its clock, and what it told."""
+
+    def __init__(self, folder: Path, tasks: TaskScope, *, messages: bool = True) -> None:
+        self.now = 1_800_000_000.0
+        self.told: list[set[Device]] = []
+        self.book = HealthBook(
+            folder, tasks, lambda _, devices: self.told.append(devices), messages=messages, clock=self.clock
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def health(self) -> ResourceHealth:
+        return self.book.of("d", DEVICE)
+
+
+async def test_words_hold_for_a_while(tmp_path: Path) -> None:
+    async with TaskScope() as tasks:
+        found = Book(tmp_path, tasks)
+        unknown = ResourceHealth(resource_id="v/c=dev", health="Unknown")
+        assert found.health == unknown
+        found.book.told("d", answer(("dev", pb.UNHEALTHY, "on fire", 0)))
+        unhealthy = ResourceHealth(resource_id="v/c=dev", health="Unhealthy", message="on fire")
+        assert found.health == unhealthy
+        found.now += 30
+        assert found.health == unhealthy
+        found.now += 0.5
+        assert found.health == unknown
+        found.book.told("d", answer(("dev", pb.UNHEALTHY, "on fire", 100)))
+        found.now += 90
+        assert found.health == unhealthy
+        assert found.book.of("e", DEVICE) == unknown
+        found.book.ended("d")
+        assert found.health == unknown
+
+
+async def test_only_changes_are_told(tmp_path: Path) -> None:
+    async with TaskScope() as tasks:
+        found = Book(tmp_path, tasks, messages=False)
+        found.book.told("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
+        found.book.told("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
+        found.book.told("d", answer(("dev", pb.HEALTHY, "well", 0), ("other", pb.HEALTHY, "", 0)))
+        found.now += 31
+        found.book.told("d", answer(("dev", pb.HEALTHY, "well", 0)))
+        assert found.health == ResourceHealth(resource_id="v/c=dev", health="Healthy")
+    assert found.told == [
+        {("pool", "dev"), ("pool", "other")},
+        {("pool", "dev")},
+        {("pool", "other")},
+    ]
+
+
+async def test_a_device_without_a_cdi_name(tmp_path: Path) -> None:
+    async with TaskScope() as tasks:
+        health = Book(tmp_path, tasks).book.of("d", PreparedDevice("pool", "dev"))
+    assert health.resource_id == "d/pool/dev"
+
+
+async def test_what_the_reference_wrote(tmp_path: Path) -> None:
+    device = {
+        "PoolName": "pool",
+        "DeviceName": "dev",
+        "Health": "Unhealthy",
+        "LastUpdated": "2027-01-15T08:00:00.123456789Z",
+        "HealthCheckTimeout": 30_000_000_000,
+        "Message": "on fire",
+    }
+    path = tmp_path / "dra_health_state"
+    path.write_text(json.dumps({"d": {"Devices": {"pool/dev": device}}, "e": {"Devices": None}}))
+    async with TaskScope() as tasks:
+        found = Book(tmp_path, tasks)
+        assert found.health.health == "Unhealthy"
+        found.now += 31
+        assert found.health.health == "Unknown"
+        found.book.told("d", answer(("dev", pb.HEALTHY, "", 60)))
+        async with asyncio.timeout(30):
+            while "Unhealthy" in path.read_text():
+                await asyncio.sleep(0.01)
+    written = json.loads(path.read_text())["d"]["Devices"]["pool/dev"]
+    assert written == device | {
+        "Health": "Healthy",
+        "HealthCheckTimeout": 60_000_000_000,
+        "LastUpdated": "2027-01-15T08:00:31Z",
+        "Message": "",
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"d": 1}', b"\xff"])
+async def test_a_file_that_cannot_be_read_is_worth_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "dra_health_state").write_bytes(content)
+    async with TaskScope() as tasks:
+        assert Book(tmp_path, tasks).health.health == "Unknown"

@@ -1,0 +1,211 @@
+"""The books of pods' resources: the reference's files, written seldom, and never guessed about."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.pod import ResourceRequirements
+from pykubelet.api.quantity import Quantity
+from pykubelet.pods.handover import write_atomically
+from pykubelet.preparing import StartError, open_books
+from pykubelet.resources import resize_book
+from pykubelet.resources.hints import PolicyError
+from pykubelet.resources.resize_book import (
+    ACTUATED,
+    ALLOCATED,
+    WRITE_SECONDS,
+    PodResources,
+    ResourceBook,
+    decode,
+    encode,
+    read_books,
+)
+from tests.resources.making import amounts
+
+GOLDEN = (
+    '{"entries":{"a":{"ContainerResources":{"main":{"limits":{"cpu":"500m","memory":"64Mi"},'
+    '"requests":{"cpu":"100m","memory":"32Mi"}}},"PodLevelResources":null},'
+    '"b":{"ContainerResources":{"main":{}},"PodLevelResources":null}}}'
+)
+"""What the reference was recorded to write, with other uids."""
+
+
+def requirements(**values: str) -> ResourceRequirements:
+    return ResourceRequirements(requests=amounts(**values))
+
+
+A = PodResources(
+    {
+        "main": ResourceRequirements(
+            limits=amounts(memory="64Mi", cpu="500m"), requests=amounts(cpu="100m", memory="32Mi")
+        )
+    }
+)
+B = PodResources({"main": ResourceRequirements()})
+
+
+class TestFormat:
+    def test_as_the_reference_writes_it(self) -> None:
+        assert json.loads(encode({"b": B, "a": A}))["data"] == GOLDEN
+
+    def test_a_checksum_of_the_reference(self) -> None:
+        # Made with k8s.io/kubernetes/pkg/kubelet/checkpointmanager/checksum of v1.36.
+        content = b'{"data":"{\\"entries\\":{\\"a\\":{}}}","checksum":1989264566}'
+        assert decode(content) == {"a": PodResources()}
+
+    def test_resources_of_whole_pods(self) -> None:
+        whole = PodResources({}, requirements(cpu="1"))
+        assert '"PodLevelResources":{"requests":{"cpu":"1"}}' in json.loads(encode({"a": whole}))["data"]
+
+    @given(
+        st.dictionaries(
+            st.text("0123456789abcdef-", min_size=1, max_size=36),
+            st.builds(
+                PodResources,
+                st.dictionaries(
+                    st.text("abc-0", min_size=1, max_size=8),
+                    st.builds(
+                        ResourceRequirements,
+                        limits=st.dictionaries(
+                            st.sampled_from(["cpu", "memory"]), st.integers(1, 2**40).map(Quantity.of)
+                        ),
+                    ),
+                    max_size=3,
+                ),
+                st.none() | st.just(requirements(memory="1Gi")),
+            ),
+            max_size=4,
+        )
+    )
+    def test_what_is_written_is_read(self, entries: dict[str, PodResources]) -> None:
+        assert decode(encode(entries)) == entries
+
+    @pytest.mark.parametrize(
+        ("content", "problem"),
+        [
+            (b"", "not what an agent writes"),
+            (b"{}", "not what an agent writes"),
+            (b'{"data":"{","checksum":1}', "not what an agent writes"),
+            (encode({"a": A}).replace(b"500m", b"501m"), "damaged or was edited"),
+            (encode({"a": A})[:-5], "not what an agent writes"),
+            (b"\xff\xfe", "not what an agent writes"),
+        ],
+    )
+    def test_a_damaged_file_names_itself_and_the_remedy(
+        self, tmp_path: Path, content: bytes, problem: str
+    ) -> None:
+        (tmp_path / ACTUATED).write_bytes(content)
+        with pytest.raises(PolicyError, match=problem):
+            read_books(tmp_path)
+        with pytest.raises(StartError) as caught:
+            open_books(tmp_path)
+        assert str(tmp_path / ACTUATED) in str(caught.value)
+        assert "delete that file" in str(caught.value)
+
+
+class TestBook:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        books = read_books(tmp_path)
+        assert books.allocated.of("a") is None
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.looptime
+    async def test_pods_that_come_together_are_written_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written = []
+        monkeypatch.setattr(resize_book, "write_atomically", lambda file, *_: written.append(file.name))
+        books = read_books(tmp_path)
+        task = asyncio.create_task(books.write_behind())
+        for number in range(40):
+            books.allocated.put(f"u{number}", A)
+            await asyncio.sleep(WRITE_SECONDS / 80)
+        assert written == []
+        await asyncio.sleep(WRITE_SECONDS)
+        assert written == [ALLOCATED]
+        books.allocated.put("u1", A)  # nothing new
+        await asyncio.sleep(10 * WRITE_SECONDS)
+        assert written == [ALLOCATED]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert written == [ALLOCATED]
+
+    @pytest.mark.looptime
+    async def test_what_is_new_is_written_at_the_end(self, tmp_path: Path) -> None:
+        books = read_books(tmp_path)
+        task = asyncio.create_task(books.write_behind())
+        await asyncio.sleep(0)
+        books.actuated.put("a", A)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert read_books(tmp_path).actuated.of("a") == A
+        assert (tmp_path / ACTUATED).stat().st_mode & 0o777 == 0o600
+
+    def test_for_good_means_on_the_disk(self, tmp_path: Path) -> None:
+        book = read_books(tmp_path).allocated
+        book.put("b", B)
+        book.put_for_good("a", A)
+        again = read_books(tmp_path).allocated
+        assert (again.of("a"), again.of("b")) == (A, B)
+
+    def test_what_cannot_be_written_was_not_promised(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        book = read_books(tmp_path).allocated
+        book.put("a", B)
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(resize_book, "write_atomically", full)
+        for uid, before in (("a", B), ("new", None)):
+            with pytest.raises(OSError, match="No space"):
+                book.put_for_good(uid, A)
+            assert book.of(uid) == before
+        book.close()  # says so, and goes on
+
+    @pytest.mark.looptime
+    async def test_a_full_disk_is_tried_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        room = False
+
+        def maybe(file: Path, content: bytes, mode: int) -> None:
+            if not room:
+                raise OSError(28, "No space left on device")
+            write_atomically(file, content, mode)
+
+        monkeypatch.setattr(resize_book, "write_atomically", maybe)
+        book = ResourceBook(tmp_path / ALLOCATED)
+        task = asyncio.create_task(book.write_behind())
+        book.put("a", A)
+        await asyncio.sleep(2 * WRITE_SECONDS)
+        assert not (tmp_path / ALLOCATED).exists()
+        room = True
+        await asyncio.sleep(resize_book.AGAIN_SECONDS + 2 * WRITE_SECONDS)
+        assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
+        task.cancel()
+
+    def test_an_old_version_never_replaces_a_newer_one(self, tmp_path: Path) -> None:
+        book = ResourceBook(tmp_path / ALLOCATED)
+        book.put("a", B)
+        old = book._version()
+        book.put_for_good("a", A)
+        book._save(*old)
+        assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
+
+    def test_gone_pods_go_from_the_file_with_the_next_change(self, tmp_path: Path) -> None:
+        book = read_books(tmp_path).allocated
+        book.put_for_good("a", A)
+        book.put_for_good("b", B)
+        book.put("c", B)
+        book.forget("a")
+        book.keep_only({"b"})
+        assert len(book) == 1
+        book.write()
+        assert re.findall('"[abc]"', json.loads((tmp_path / ALLOCATED).read_text())["data"]) == ['"b"']

@@ -1,0 +1,117 @@
+"""A pod's own cgroup while it is resized, read back from the kernel's files."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.host import cgroup_tree
+from pykubelet.host.cgroups import CgroupMode, Cgroups, detect_cgroups
+from pykubelet.resources.cgroup_driver import CgroupDriver
+from pykubelet.resources.cgroup_values import CgroupValues, weight_of_shares
+from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.resources.resize_cgroup import PodGroup
+from pykubelet.resources.resize_plan import PodLimits
+from tests.resources.making import amounts, pod_of
+
+MI = 1024**2
+NO_BOUND = 2**63 - 1
+SMALL = {"requests": {"cpu": "100m"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
+LARGE = {"requests": {"cpu": "250m"}, "limits": {"cpu": "500m", "memory": "128Mi"}}
+
+
+def resized(pod: Pod, resources: dict[str, Any]) -> Pod:
+    return msgspec.structs.replace(pod, spec=pod_of(resources).spec)
+
+
+class TestV2:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "pods/one"
+        folder.mkdir(parents=True)
+        for file, text in (("cpu.weight", "10"), ("cpu.max", "max 100000"), ("memory.max", "max")):
+            (folder / file).write_text(f"{text}\n")
+        (folder / "memory.current").write_text("4096\n")
+        return folder
+
+    @staticmethod
+    def group(tmp_path: Path, **values: Any) -> PodGroup:
+        machine = Cgroups(CgroupMode.V2, tmp_path, dict.fromkeys(("cpu", "memory"), tmp_path), {})
+        return PodGroup(CgroupDriver(machine), ("pods", "one"), CgroupValues(**values), unified=True)
+
+    async def test_bounds_come_and_grow(self, tmp_path: Path, folder: Path) -> None:
+        group = self.group(tmp_path, shares=1024, quota=50_000, memory=64 * MI)
+        now = group.now()
+        assert (now.memory, now.quota, weight_of_shares(now.shares)) == (NO_BOUND, -1, 10)
+        wanted = group.wanted(now)
+        assert (wanted.memory, wanted.quota) == (64 * MI, 50_000)
+        for part in ("memory", "quota", "shares"):
+            await group.set(part)
+        assert (folder / "memory.max").read_text().split()[0] == str(64 * MI)
+        assert (folder / "cpu.max").read_text().split()[:2] == ["50000", "100000"]
+        assert group.now() == group.wanted(group.now()) == wanted
+        assert group.memory_usage() == 4096
+
+    def test_what_the_pod_does_not_say_stays(self, tmp_path: Path, folder: Path) -> None:
+        (folder / "cpu.max").write_text("20000 100000\n")
+        (folder / "memory.max").write_text(f"{MI}\n")
+        group = self.group(tmp_path, shares=2)
+        now = group.now()
+        assert group.wanted(now) == PodLimits(MI, 20_000, 2)
+        assert group.memory_limit is None
+
+    def test_a_change_below_the_kernels_grain_is_none(self, tmp_path: Path, folder: Path) -> None:
+        (folder / "cpu.weight").write_text(f"{weight_of_shares(102)}\n")
+        group = self.group(tmp_path, shares=103)
+        assert group.wanted(group.now()) == group.now()
+
+    def test_a_cgroup_that_is_gone(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match="No such file"):
+            self.group(tmp_path).now()
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    """A cgroup of our own, gone afterwards in every hierarchy."""
+    name = f"pyk-test-{secrets.token_hex(4)}"
+    try:
+        yield f"/{name}"
+    finally:
+        for tree in cgroup_tree.find_trees(name):
+            assert asyncio.run(cgroup_tree.remove(tree)), f"{tree} stays"
+
+
+@pytest.mark.machine
+@pytest.mark.skipif(os.geteuid() != 0 or bool(detect_cgroups().missing), reason="needs root and cgroups")
+async def test_on_this_machine(root: str) -> None:
+    config = KubeletConfiguration(cgroup_root=root)
+    cgroups = PodCgroups(config, FeatureGates(), detect_cgroups(), amounts(cpu="2", memory="1Gi", pid="100"))
+    await cgroups.setup()
+    pod = pod_of(SMALL)
+    await cgroups.ensure(pod)
+    group = cgroups.group(pod)
+    assert group is not None
+    assert group.now() == group.wanted(group.now())
+    more = resized(pod, LARGE)
+    group = cgroups.group(more)
+    assert group is not None
+    wanted = group.wanted(group.now())
+    assert (wanted.memory, wanted.quota) == (128 * MI, 50_000)
+    # While it is not done yet, the status tells what the kernel has.
+    found = cgroups.in_force(more, group.settings())
+    assert found is not None
+    assert str(found[0]["memory"]) == "64Mi"
+    assert found[0]["cpu"].milli == 200
+    for part in ("memory", "quota", "shares"):
+        await group.set(part)
+    assert group.now() == wanted
+    assert group.memory_usage() >= 0
+    await cgroups.remove(pod.uid)

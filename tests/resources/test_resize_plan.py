@@ -1,0 +1,229 @@
+"""What is done to resize a pod, in which order, and what is not done: memory in use stays."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.meta import from_document
+from pykubelet.api.pod import Pod, ResourceRequirements
+from pykubelet.resources.cgroup_values import shares_of_weight, weight_of_shares
+from pykubelet.resources.resize_book import PodResources
+from pykubelet.resources.resize_plan import (
+    NOTHING,
+    ContainerResize,
+    PodLimits,
+    in_order,
+    plan_resize,
+    pod_steps,
+    shrink_problem,
+)
+from pykubelet.resources.resize_sizes import (
+    Scope,
+    Sizes,
+    at_most,
+    in_effect,
+    resources_of,
+    sizes_of,
+    with_resources,
+    with_sizes,
+)
+
+ALL = Scope()
+RESTART = [{"resourceName": "memory", "restartPolicy": "RestartContainer"}]
+SMALL = {"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
+MORE_CPU = {"requests": {"cpu": "150m", "memory": "32Mi"}, "limits": {"cpu": "300m", "memory": "64Mi"}}
+MORE = {"requests": {"cpu": "150m", "memory": "64Mi"}, "limits": {"cpu": "300m", "memory": "128Mi"}}
+MI = 1024**2
+
+
+def pod(
+    main: dict[str, Any], *, policy: Any = (), beside: Any = None, init: Any = None, whole: Any = None
+) -> Pod:
+    initial = [("beside", beside, {"restartPolicy": "Always"}), ("init", init, {})]
+    document = {
+        "metadata": {"name": "p", "namespace": "default", "uid": "u"},
+        "spec": {
+            "containers": [{"name": "main", "resources": main, "resizePolicy": list(policy)}],
+            "initContainers": [
+                {"name": name, "resources": parts, **more}
+                for name, parts, more in initial
+                if parts is not None
+            ],
+            **({"resources": whole} if whole is not None else {}),
+        },
+    }
+    return from_document(Pod, document)
+
+
+def needs(document: dict[str, Any]) -> ResourceRequirements:
+    return from_document(ResourceRequirements, document)
+
+
+class TestViews:
+    def test_the_very_pod_when_nothing_differs(self) -> None:
+        wished = pod(SMALL, beside=SMALL)
+        assert with_resources(wished, resources_of(wished, ALL), ALL) is wished
+        equal = pod({"requests": {"cpu": "0.1", "memory": "32Mi"}, "limits": SMALL["limits"]}, beside=SMALL)
+        assert with_resources(equal, resources_of(wished, ALL), ALL) is equal
+
+    def test_what_was_promised_and_nothing_else_of_the_old_pod(self) -> None:
+        before, after = pod(SMALL, beside=SMALL, whole=SMALL), pod(MORE, beside=MORE, whole=MORE)
+        after.metadata.labels["new"] = "label"
+        seen = with_resources(after, resources_of(before, ALL), ALL)
+        assert seen.spec.containers[0].resources == needs(SMALL)
+        assert seen.spec.init_containers[0].resources == needs(SMALL)
+        assert seen.spec.resources == needs(SMALL)
+        assert seen.metadata.labels == {"new": "label"}
+        assert after.spec.containers[0].resources == needs(MORE)  # others hold that object
+
+    def test_what_the_gates_leave_out(self) -> None:
+        before, after = pod(SMALL, init=SMALL, whole=SMALL), pod(SMALL, init=MORE, whole=MORE)
+        none = Scope(whole=False, init=False)
+        assert resources_of(before, none).containers.keys() == {"main"}
+        assert with_resources(after, resources_of(before, none), none) is after
+
+    def test_limits_of_the_whole_pod_bound_its_containers(self) -> None:
+        whole = {"limits": {"cpu": "1", "memory": "256Mi"}}
+        made = pod({"limits": {"cpu": "200m"}}, whole=whole)
+        main = made.spec.containers[0]
+        assert in_effect(main, made, ALL) == needs({"limits": {"cpu": "200m", "memory": "256Mi"}})
+        assert in_effect(main, made, Scope(whole=False)) is main.resources
+        assert sizes_of(main.resources, made.spec.resources) == Sizes(256 * MI, 0, 200, 0)
+
+    def test_what_a_pod_still_has_is_not_free(self) -> None:
+        promised, had = pod(SMALL, beside=MORE), pod(MORE, beside=SMALL)
+        counted = at_most(promised, resources_of(had, ALL), ALL)
+        assert [
+            one.resources.requests for one in (*counted.spec.containers, *counted.spec.init_containers)
+        ] == [
+            needs(MORE).requests,
+            needs(MORE).requests,
+        ]
+        assert at_most(promised, resources_of(promised, ALL), ALL) is promised
+
+    @given(st.tuples(*(st.integers(0, 2**20) for _ in range(4))))
+    def test_sizes_there_and_back(self, numbers: tuple[int, int, int, int]) -> None:
+        sizes = Sizes(*numbers)
+        container = pod({"limits": {"ephemeral-storage": "1Gi"}}).spec.containers[0]
+        sized = with_sizes(container, sizes)
+        assert sizes_of(sized.resources, None) == sizes
+        assert str(sized.resources.limits["ephemeral-storage"]) == "1Gi"
+
+
+class TestPlan:
+    @pytest.mark.parametrize(
+        ("wished", "has", "running", "resized", "restarted"),
+        [
+            (pod(SMALL), pod(SMALL), {"main"}, set(), set()),
+            (pod(MORE), pod(SMALL), {"main"}, {"main"}, set()),
+            (pod(MORE), pod(SMALL), set(), set(), set()),
+            (pod(MORE, policy=RESTART), pod(SMALL), {"main"}, {"main"}, {"main"}),
+            (pod(MORE_CPU, policy=RESTART), pod(SMALL), {"main"}, {"main"}, set()),
+            (pod(SMALL, beside=MORE), pod(SMALL, beside=SMALL), {"main", "beside"}, {"beside"}, set()),
+            (pod(SMALL, init=MORE), pod(SMALL, init=SMALL), {"init"}, {"init"}, set()),
+        ],
+    )
+    def test_containers(
+        self, wished: Pod, has: Pod, running: set[str], resized: set[str], restarted: set[str]
+    ) -> None:
+        plan = plan_resize(wished, running, resources_of(has, ALL), ALL)
+        assert plan.containers.keys() == resized
+        assert {name for name, one in plan.containers.items() if one.restart} == restarted
+        assert bool(plan) == bool(resized)
+
+    def test_what_nobody_knows_is_set_anew_and_never_restarted(self) -> None:
+        plan = plan_resize(pod(MORE, policy=RESTART), {"main"}, None, ALL)
+        assert plan.containers["main"].current is None
+        assert not plan.containers["main"].restart
+        assert in_order([*plan.containers.values()], "memory") == []
+        assert in_order([*plan.containers.values()], "cpu") == [*plan.containers.values()]
+
+    def test_the_whole_pod(self) -> None:
+        before, after = pod({}, whole=SMALL), pod({}, whole=MORE)
+        plan = plan_resize(after, {"main"}, resources_of(before, ALL), ALL)
+        assert plan.whole
+        assert plan.containers["main"].wanted.memory_limit == 128 * MI
+        assert plan_resize(before, {"main"}, resources_of(before, ALL), ALL) == NOTHING
+        assert not plan_resize(after, {"main"}, resources_of(before, Scope(False)), Scope(False))
+
+    def test_the_round_of_memory_leaves_the_cpus(self) -> None:
+        plan = plan_resize(pod(MORE), {"main"}, resources_of(pod(SMALL), ALL), ALL)
+        one = plan.containers["main"]
+        assert one.after("memory") == Sizes(128 * MI, 64 * MI, 200, 100)
+        assert one.after("cpu") == one.wanted == Sizes(128 * MI, 64 * MI, 300, 150)
+
+
+sizes = st.builds(Sizes, *(st.integers(0, 5) for _ in range(4)))
+resizes = st.lists(st.builds(ContainerResize, st.text("ab", max_size=2), sizes, sizes), max_size=5)
+limits = st.builds(PodLimits, st.integers(1, 9), st.integers(-1, 9), st.integers(2, 9))
+
+
+class TestOrder:
+    @given(resizes)
+    def test_who_shrinks_comes_before_who_grows(self, many: list[ContainerResize]) -> None:
+        for resource in ("memory", "cpu"):
+            order = [one.change(resource) > 0 for one in in_order(many, resource)]
+            assert order == sorted(order)
+            assert len(order) == sum(bool(one.change(resource)) for one in many)
+
+    @given(limits, limits)
+    def test_a_pod_grows_before_and_shrinks_after(self, now: PodLimits, new: PodLimits) -> None:
+        known, wanted = now._asdict(), new._asdict()
+        for resource in ("memory", "cpu"):
+            before, after = pod_steps(now, new, resource)
+            assert all(wanted[part] > known[part] for part in before)
+            assert all(wanted[part] < known[part] for part in after)
+            differing = {part for part in known if (part == "memory") == (resource == "memory")}
+            assert {*before, *after} == {part for part in differing if wanted[part] != known[part]}
+
+    def test_a_request_is_never_above_its_limit(self) -> None:
+        small, large = PodLimits(1, 10, 10), PodLimits(1, 20, 20)
+        assert pod_steps(small, large, "cpu") == (["quota", "shares"], [])
+        assert pod_steps(large, small, "cpu") == ([], ["shares", "quota"])
+
+    @given(st.integers(1, 10_000))
+    def test_weights_there_and_back(self, weight: int) -> None:
+        assert weight_of_shares(shares_of_weight(weight)) == weight
+
+
+def shrinking(limit: int, before: int = 100) -> ContainerResize:
+    return ContainerResize("main", Sizes(memory_limit=limit), Sizes(memory_limit=before))
+
+
+POD = "attempting to set pod memory limit ({}) below current usage ({})"
+MAIN = 'attempting to set container "main" memory limit ({}) below current usage ({})'
+
+
+@pytest.mark.parametrize(
+    ("limit", "now", "usage", "resizes", "usages", "problem"),
+    [
+        (50, 100, 40, [shrinking(50)], {"main": 40}, ""),
+        (50, 100, 60, [], {}, POD.format(50, 60)),
+        (50, 100, 50, [], {}, POD.format(50, 50)),
+        (None, 100, 60, [], {}, ""),
+        (100, 50, 60, [], {}, ""),
+        (50, 100, None, [], {}, "missing pod memory usage"),
+        (None, 0, None, [shrinking(50)], {"main": 60}, MAIN.format(50, 60)),
+        (None, 0, None, [shrinking(50, before=0)], {"main": 60}, MAIN.format(50, 60)),
+        (None, 0, None, [shrinking(50)], {}, 'missing container "main" memory usage'),
+        (None, 0, None, [shrinking(0)], {"main": 60}, ""),
+        (None, 0, None, [ContainerResize("main", Sizes(memory_limit=50))], {"main": 60}, ""),
+        (50, 99, 60, [shrinking(50)], {"main": 55}, f"[{POD.format(50, 60)}, {MAIN.format(50, 55)}]"),
+    ],
+)
+def test_memory_in_use(
+    limit: int | None,
+    now: int,
+    usage: int | None,
+    resizes: list[ContainerResize],
+    usages: dict[str, int],
+    problem: str,
+) -> None:
+    expected = f"cannot decrease memory limits: {problem}" if problem else ""
+    assert shrink_problem(limit, now, usage, resizes, usages) == expected
+
+
+def test_a_pod_that_was_never_seen_has_no_differences_but_its_own() -> None:
+    assert plan_resize(pod({}), {"main"}, PodResources({"main": ResourceRequirements()}), ALL) == NOTHING

@@ -1,0 +1,19 @@
+"""Which runtimes know devices by their CDI names."""
+
+import pytest
+
+from pykubelet.runtime.runtime_skills import knows_cdi
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "knows"),
+    [
+        ("containerd", "1.6.20~ds1", False),
+        ("containerd", "v1.7.0", True),
+        ("containerd", "2.1.4", True),
+        ("containerd", "unreadable", True),
+        ("somebody's", "0.1", True),
+    ],
+)
+def test_cdi(name: str, version: str, knows: bool) -> None:
+    assert knows_cdi(name, version) is knows

@@ -1,0 +1,91 @@
+"""Which pods count, from the first word of a source to the end of the last container."""
+
+import asyncio
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.pods.mux import PodChange
+from pykubelet.pods.store import PodStore
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.sync.active_pods import ActivePods
+from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import Outcome
+from pykubelet.sync.workers import PodWorkers
+from pykubelet.tasks import TaskScope
+from tests.sync.making import make_pod
+
+
+class Life:
+    """A life whose end, and whose cleaning up, take as long as they are told to."""
+
+    def __init__(self) -> None:
+        self.may_end, self.may_go = asyncio.Event(), asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def sync(self, pod: Pod) -> Outcome:
+        return False, None
+
+    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+        await self.may_end.wait()
+
+    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+        self.ended.set()
+        await self.may_go.wait()
+
+
+async def test_from_the_first_word_to_the_last_container() -> None:
+    store, statuses, life = PodStore(), StatusStore(), Life()
+    seen: dict[str, ObservedPod] = {}
+    wanted: dict[str, Pod] = {}
+    heard = False
+    async with TaskScope() as scope:
+        workers = PodWorkers(life, scope, 60.0)
+        active = ActivePods(
+            store=store,
+            workers=workers,
+            statuses=statuses,
+            in_runtime=lambda: seen,
+            wanted=lambda: wanted,
+            all_reported=lambda: heard,
+        )
+        assert active.uids() is None
+        heard = True
+        assert active.uids() == set()
+
+        # It runs since an earlier agent, and its source has just spoken of it.
+        one = make_pod("u1", "one")
+        here = ObservedContainer(id="c1", name="main", phase="running")
+        gone = ObservedContainer(id="c0", name="other", phase="exited")
+        seen["u1"] = ObservedPod(uid="u1", containers=(here, gone))
+        assert active.uids() == {"u1"}
+        assert active.pods() == []
+        wanted["u1"] = one
+        assert active.pods() == [one]
+        assert active.running_before("u1") == {"main"}
+        assert active.running_before("u2") == frozenset()
+        store.apply(PodChange("ADD", one, "api"))
+        workers.sync(one)
+        assert active.running_before("u1") == frozenset()
+        assert active.named("default", "one") is one
+
+        # One that is refused, or ended long ago, does not count.
+        refused, old = make_pod("u2", "two"), make_pod("u3", "three", status=PodStatus(phase="Succeeded"))
+        for pod in (refused, old):
+            store.apply(PodChange("ADD", pod, "api"))
+        assert active.uids() == {"u1", "u2"}
+        statuses.set(refused, PodStatus(phase="Failed"))
+        assert active.uids() == {"u1"}
+        assert active.named("default", "two") is None
+        assert active.named("default", "nobody") is None
+
+        # One that ends counts until nothing of it runs, whoever wants it.
+        workers.end(one)
+        wanted.clear()
+        store.apply(PodChange("REMOVE", one, "api"))
+        statuses.set(one, PodStatus(phase="Failed"))
+        seen.clear()
+        assert active.uids() == {"u1"}
+        life.may_end.set()
+        await life.ended.wait()
+        assert active.uids() == set()
+        life.may_go.set()

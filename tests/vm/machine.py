@@ -1,0 +1,178 @@
+"""One run of the virtual machine: boot, run pytest in the guest, pass on what it says, and its exit code.
+
+The processor is emulated in software (TCG), so it runs anywhere, also inside of virtual machines,
+and slowly. The guest has no network. The machine ends with this process, whatever happens to it.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.vm.initramfs import make_initramfs
+from tests.vm.kernel import find_kernel
+
+QEMU = "qemu-system-x86_64"
+CHECKOUT = Path(__file__).parents[2]
+MEMORY_MB = 2048
+CPUS = 2
+SECONDS = 1800.0
+MARKER = "PYKUBELET_VM"
+"""Set where tests run in the guest."""
+FIRST_WORD = "--- the guest runs pytest"
+LAST_WORD = "--- the guest's pytest ended with "
+
+_TARGET = """\
+[Unit]
+Description=The tests
+Requires=vmtest.service
+AllowIsolate=yes
+"""
+
+_SERVICE = """\
+[Unit]
+Description=The tests
+DefaultDependencies=no
+Wants=dbus.socket
+After=dbus.socket
+SuccessAction=poweroff-force
+FailureAction=poweroff-force
+
+[Service]
+Type=oneshot
+TimeoutStartSec=infinity
+Delegate=yes
+StandardOutput=file:/dev/ttyS1
+StandardError=file:/dev/ttyS1
+WorkingDirectory={checkout}
+Environment={marker}=1 PYTHONDONTWRITEBYTECODE=1 HOME=/root
+Environment=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+ExecStart=/bin/sh /etc/vmtest
+"""
+
+_SCRIPT = """\
+stty -F /dev/ttyS1 raw
+ip link set lo up
+# A network that leads nowhere: an agent wants an address.
+ip link add net0 type veth peer name net1
+ip address add 10.99.0.2/24 dev net0
+ip link set net0 up
+ip link set net1 up
+ip route add default via 10.99.0.1
+echo "{first}"
+"{python}" -m pytest -p no:cacheprovider {arguments}
+echo "{last}$?"
+"""
+
+# Units of the host that a guest without its disks and network has no use for.
+_MASKED = (
+    "systemd-timesyncd.service",
+    "systemd-update-utmp.service",
+    "systemd-random-seed.service",
+    "systemd-pcrphase.service",
+    "systemd-pcrphase-sysinit.service",
+    "systemd-machine-id-commit.service",
+    "systemd-sysusers.service",
+    "systemd-firstboot.service",
+    "systemd-journal-flush.service",
+    "ldconfig.service",
+    "systemd-hwdb-update.service",
+    "systemd-update-done.service",
+    "systemd-journal-catalog-update.service",
+    "systemd-boot-system-token.service",
+    "getty.target",
+)
+
+
+def why_not() -> str:
+    """Say why the virtual machine cannot run here; empty when it can."""
+    if os.uname().machine != "x86_64":
+        return "the virtual machine is an x86_64 one, as its programs are this machine's"
+    if shutil.which(QEMU) is None:
+        return f"{QEMU} is missing (Debian package qemu-system-x86)"
+    if not Path("/lib/systemd/systemd").exists():
+        return "systemd is missing, which the guest takes from this machine (Debian package systemd)"
+    if os.geteuid() != 0:
+        return "root is needed: the guest reads this machine's files as root"
+    return ""
+
+
+def run(arguments: Sequence[str], seconds: float = SECONDS, out: IO[str] = sys.stdout) -> int:
+    """Boot, run pytest with these arguments in the guest, and give its exit code.
+
+    Raises RuntimeError when it does not get as far, with the end of the console.
+    """
+    kernel = find_kernel()
+    script = _SCRIPT.format(
+        first=FIRST_WORD, last=LAST_WORD, python=sys.executable, arguments=shlex.join(arguments)
+    )
+    overlay = {
+        "/etc/systemd/system/vmtest.target": _TARGET,
+        "/etc/systemd/system/vmtest.service": _SERVICE.format(checkout=CHECKOUT, marker=MARKER),
+        "/etc/vmtest": script,
+        "/etc/fstab": "",
+    }
+    with tempfile.TemporaryDirectory(prefix="pyk-vm-") as folder:
+        first_files = Path(folder) / "initramfs"
+        first_files.write_bytes(make_initramfs(kernel, overlay))
+        console = Path(folder) / "console.log"
+        command = qemu_command(kernel.image, first_files, console)
+        with subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            limit = threading.Timer(seconds, process.kill)
+            limit.start()
+            try:
+                code = _pass_on(process, out)
+            finally:
+                limit.cancel()
+                process.kill()
+        if code is None:
+            tail = "\n".join(console.read_text(errors="replace").splitlines()[-40:])
+            raise RuntimeError(f"the guest did not finish within {seconds:g}s; its console ends with\n{tail}")
+    return code
+
+
+def qemu_command(image: Path, first_files: Path, console: Path) -> list[str]:
+    """Give the command that is the machine: its second serial port is the command's output."""
+    masked = [f"systemd.mask={unit}" for unit in _MASKED]
+    kernel_line = [
+        "console=ttyS0 panic=-1 loglevel=5 systemd.unified_cgroup_hierarchy=1 hugepages=16",
+        "systemd.unit=vmtest.target systemd.show_status=0 systemd.log_target=console",
+        # What makes a machine safe and watched costs time that an emulated one does not have.
+        "mitigations=off init_on_alloc=0 random.trust_cpu=on audit=0 selinux=0 apparmor=0",
+        "tsc=reliable nowatchdog rcupdate.rcu_cpu_stall_suppress=1",
+        *masked,
+    ]
+    return [
+        *(QEMU, "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-machine", "q35"),
+        *("-smp", str(CPUS), "-m", str(MEMORY_MB), "-nodefaults", "-no-user-config", "-display", "none"),
+        *("-no-reboot", "-kernel", str(image), "-initrd", str(first_files)),
+        *("-append", " ".join(kernel_line)),
+        *("-serial", f"file:{console}", "-serial", "stdio"),
+        *("-fsdev", "local,id=host,path=/,security_model=passthrough,readonly=on,multidevs=remap"),
+        *("-device", "virtio-9p-pci,fsdev=host,mount_tag=host"),
+    ]
+
+
+def _pass_on(process: subprocess.Popen[str], out: IO[str]) -> int | None:
+    assert process.stdout is not None
+    code = None
+    for line in process.stdout:
+        if line.startswith(LAST_WORD):
+            code = int(line.removeprefix(LAST_WORD))
+        else:
+            print(line.rstrip("\r\n"), file=out, flush=True)
+    process.wait()
+    return code

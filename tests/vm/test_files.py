@@ -1,0 +1,45 @@
+"""What the virtual machine is made of, as far as it can be judged without booting it."""
+
+import lzma
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.vm.initramfs import archive
+from tests.vm.kernel import load_order, unpack_image
+from tests.vm.machine import qemu_command
+
+
+def test_archives_unpack(tmp_path: Path) -> None:
+    made = archive({"init": b"#!/bin/sh\n", "a/b/c": b"12345"}, ["proc"], executable=["init"])
+    assert len(made) % 4 == 0
+    subprocess.run(["busybox", "cpio", "-idm"], input=made, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "a/b/c").read_bytes() == b"12345"
+    assert (tmp_path / "init").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "a/b/c").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "proc").is_dir()
+
+
+def test_modules_load_behind_what_they_need() -> None:
+    table = "k/top-one.ko: k/mid.ko k/low.ko\nk/low.ko:\nk/mid.ko: k/low.ko\nk/other.ko:\n"
+    assert load_order(table, ("top_one",)) == ["k/low.ko", "k/mid.ko", "k/top-one.ko"]
+    assert load_order(table, ("mid", "top_one", "mid")) == ["k/low.ko", "k/mid.ko", "k/top-one.ko"]
+    with pytest.raises(KeyError):
+        load_order(table, ("none",))
+
+
+def test_the_kernel_is_taken_out_of_its_file() -> None:
+    payload = lzma.compress(b"\x7fELF kernel", check=lzma.CHECK_CRC32) + struct.pack("<I", 11)
+    image = bytearray(3 * 512)
+    image[0x1F1] = 1
+    struct.pack_into("<II", image, 0x248, 512, len(payload))
+    assert unpack_image(bytes(image) + payload) == b"\x7fELF kernel"
+
+
+def test_the_guest_cannot_write_to_the_host() -> None:
+    command = qemu_command(Path("/k"), Path("/i"), Path("/c"))
+    (share,) = [part for part in command if part.startswith("local,")]
+    assert "readonly=on" in share
+    assert not [part for part in command if part in ("-drive", "-nic", "-netdev", "-virtfs")]

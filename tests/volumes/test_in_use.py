@@ -1,0 +1,204 @@
+"""Attached volumes are reported as in use before anybody touches them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.tasks import TaskScope
+from pykubelet.volumes import in_use, kinds, pod_volumes
+from pykubelet.volumes.errors import NoRoomOnNode, VolumeError
+from pykubelet.volumes.in_use import InUseReports, NotReported
+from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.pod_volumes import PodVolumes
+from tests.volumes.conftest import Shelf, pod_with, volumes_at
+
+CLOUD = {"name": "cloud", "glusterfs": {"path": "p"}}
+PLAIN = {"name": "data", "emptyDir": {}}
+NAME = "cloud/1"
+
+
+class Cloud(PlainKind):
+    """A kind whose volumes are attached."""
+
+    folder = "example.com~cloud"
+
+    def __init__(self, given: Surroundings) -> None:
+        self.given = given
+        self.mounts: list[str] = []
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        await self.given.use(wanted, NAME)
+        self.mounts.append(wanted.uid)
+        return MountedVolume("/cloud", attached=NAME)
+
+
+class Node:
+    """A node whose status is reported when somebody says so."""
+
+    def __init__(self, volumes: PodVolumes, cloud: Cloud) -> None:
+        self.volumes = volumes
+        self.cloud = cloud
+        self.rings = 0
+        volumes.listen_in_use(self._ring)
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+    def report(self) -> None:
+        self.volumes.reported(self.volumes.in_use() or [])
+
+
+@pytest.fixture
+async def scope() -> AsyncIterator[TaskScope]:
+    async with TaskScope() as tasks:
+        yield tasks
+
+
+@pytest.fixture
+def volumes(root: Path, shelf: Shelf, scope: TaskScope, monkeypatch: pytest.MonkeyPatch) -> PodVolumes:
+    make = kinds.make_kinds
+    monkeypatch.setattr(pod_volumes, "make_kinds", lambda given: make(given) | {"glusterfs": Cloud(given)})
+    return volumes_at(root, shelf, tasks=scope)
+
+
+@pytest.fixture
+def node(volumes: PodVolumes) -> Node:
+    cloud = volumes.kinds["glusterfs"]
+    assert isinstance(cloud, Cloud)
+    return Node(volumes, cloud)
+
+
+async def rung(node: Node, times: int = 1) -> None:
+    async with asyncio.timeout(30):
+        while node.rings < times:
+            await asyncio.sleep(0)
+
+
+def pod(uid: str = "u-1", *volumes: dict[str, Any]) -> Pod:
+    return pod_with(*(volumes or (CLOUD,)), metadata={"uid": uid, "name": uid})
+
+
+async def test_without_a_cluster_nobody_waits(volumes: PodVolumes) -> None:
+    assert (await volumes.mount(pod())).keys() == {"cloud"}
+
+
+async def test_a_volume_is_mounted_when_it_has_been_reported(volumes: PodVolumes, node: Node) -> None:
+    mounting = asyncio.ensure_future(volumes.mount(pod()))
+    await rung(node)
+    assert volumes.in_use() == [NAME]
+    volumes.reported(["another"])
+    await asyncio.sleep(0.01)
+    assert node.cloud.mounts == []
+    node.report()
+    await mounting
+    assert node.cloud.mounts == ["u-1"]
+    await volumes.mount(pod("u-2"))
+    assert node.rings == 1, "it is known to be in use"
+
+
+async def test_a_second_pod_waits_as_the_first_does(volumes: PodVolumes, node: Node) -> None:
+    mounting = [asyncio.ensure_future(volumes.mount(pod(uid))) for uid in ("u-1", "u-2")]
+    await rung(node)
+    await asyncio.sleep(0.01)
+    assert node.cloud.mounts == []
+    node.report()
+    await asyncio.gather(*mounting)
+
+
+async def test_an_earlier_report_does_not_count(volumes: PodVolumes, node: Node) -> None:
+    """The volume was given back, so a report without it may be on its way."""
+    volumes.reported([NAME])
+    mounting = asyncio.ensure_future(volumes.mount(pod()))
+    await rung(node)
+    await asyncio.sleep(0.01)
+    assert node.cloud.mounts == []
+    volumes.reported([])
+    await asyncio.sleep(0.01)
+    assert node.cloud.mounts == []
+    node.report()
+    await mounting
+
+
+async def test_a_pod_that_leaves_before_is_not_reported_any_more(volumes: PodVolumes, node: Node) -> None:
+    mounting = asyncio.ensure_future(volumes.mount(pod()))
+    await rung(node)
+    mounting.cancel()
+    with suppress(asyncio.CancelledError):
+        await mounting
+    await volumes.unmount("u-1")
+    assert volumes.in_use() == []
+
+
+async def test_pods_without_such_volumes_do_not_wait(volumes: PodVolumes, node: Node) -> None:
+    assert (await volumes.mount(pod("u-1", PLAIN))).keys() == {"data"}
+    assert node.rings == 0
+
+
+async def test_a_server_that_cannot_be_told(
+    volumes: PodVolumes, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_use, "PATIENCE_SECONDS", 0.05)
+    with pytest.raises(VolumeError) as caught:
+        await volumes.mount(pod())
+    assert str(caught.value) == (
+        'MountVolume.WaitForAttach failed for volume "cloud" : '
+        "Volume has not been added to the list of VolumesInUse in the node's volume status"
+    )
+    assert node.cloud.mounts == []
+    node.report()
+    await asyncio.sleep(0.5)
+    await volumes.mount(pod())
+
+
+async def test_what_an_earlier_agent_reported_counts_until_its_pods_were_met(
+    volumes: PodVolumes, node: Node, root: Path
+) -> None:
+    (root / "pods/u-9/volumes" / Cloud.folder / "old").mkdir(parents=True)
+    assert volumes.in_use() is None
+    volumes.reported(["cloud/9"])
+    mounting = asyncio.ensure_future(volumes.mount(pod()))
+    await rung(node)
+    assert volumes.in_use() == [NAME, "cloud/9"]
+    node.report()
+    await mounting
+    await volumes.unmount("u-9")
+    assert volumes.in_use() == [NAME]
+
+
+@pytest.mark.looptime
+async def test_patience() -> None:
+    reports = InUseReports()
+    reports.listen(lambda: None)
+    begin = asyncio.get_running_loop().time()
+    with pytest.raises(NotReported):
+        await reports.wait(NAME, new=True)
+    assert asyncio.get_running_loop().time() - begin == in_use.PATIENCE_SECONDS
+
+
+async def test_a_pod_whose_volume_does_not_fit_is_refused_after_a_while(
+    volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(wanted: Wanted) -> MountedVolume:
+        raise NoRoomOnNode("no room for another")
+
+    monkeypatch.setattr(volumes.kinds["glusterfs"], "set_up", full)
+    with pytest.raises(VolumeError) as caught:
+        await volumes.mount(pod("u-1", CLOUD, PLAIN))
+    assert (str(caught.value), caught.value.refusal) == (
+        'MountVolume.WaitForAttach failed for volume "cloud" : no room for another',
+        "",
+    )
+    monkeypatch.setattr(pod_volumes, "MOUNT_SECONDS", 0.0)
+    with pytest.raises(VolumeError) as caught:
+        await volumes.mount(pod("u-1", CLOUD, PLAIN))
+    assert (str(caught.value), caught.value.refusal) == (
+        "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[cloud], "
+        "unattached volumes=[cloud], failed to process volumes=[]: context deadline exceeded",
+        "VolumeAttachmentLimitExceeded",
+    )
