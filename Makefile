@@ -17,7 +17,8 @@ run: setup ## start a node: the agent with its own container runtime
 
 test: ## run the whole test suite (as root: it runs real containers)
 	@scripts/setup --test
-	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	@base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; \
+	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile --basetemp=$$base/t
 
 check: setup ## formatting, lint, types, layers
 	$(PY)/ruff format --check .

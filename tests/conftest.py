@@ -34,6 +34,12 @@ _BUILD = "from pykubelet.devcluster.programs import find_programs; find_programs
 _building = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the programs that tests start end by Ctrl-C, also when the tests run in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests that need a control plane last, and build it meanwhile where that is needed.
 

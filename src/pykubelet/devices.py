@@ -84,8 +84,12 @@ class NodeDevices:
             await stack.enter_async_context(self.manager.serving())
         except PolicyError as err:
             raise StartError(str(err)) from err
-        except OSError as err:
-            raise StartError(f"device plugins cannot be served: {err}") from err
+        except (OSError, ExceptionGroup) as err:
+            # What fails inside a scope of tasks comes as a group of one.
+            cause = err.exceptions[0] if isinstance(err, ExceptionGroup) else err
+            if not isinstance(cause, OSError):
+                raise
+            raise StartError(f"device plugins cannot be served: {cause.strerror or cause}") from err
 
     async def answer(self, stack: AsyncExitStack, registry: CollectorRegistry, shares: Shares) -> None:
         """Answer the pod-resources API until the stack is left; raises StartError."""
@@ -95,7 +99,7 @@ class NodeDevices:
         try:
             await stack.enter_async_context(serving)
         except OSError as err:
-            raise StartError(f"the pod-resources API cannot be served: {err}") from err
+            raise StartError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
 
     def know(self, engine: PodEngine, cluster: Cluster | None) -> None:
         """Take who knows the pods, and the cluster that is told which devices the node has."""

@@ -252,11 +252,23 @@ def test_lock_contention_ends_the_first(private_runtime, tmp_path: Path, started
     first = Process(private_runtime.endpoint, tmp_path, f"--lock-file={lock}", "--exit-on-lock-contention")
     started.append(first)
     first.wait_healthy()
-    (tmp_path / "second").mkdir()
-    second = Process(private_runtime.endpoint, tmp_path / "second", f"--lock-file={lock}")
+    (tmp_path / "2").mkdir()
+    second = Process(private_runtime.endpoint, tmp_path / "2", f"--lock-file={lock}")
     started.append(second)
     assert first.process.wait(20) == 0
     second.wait_healthy()
+
+
+@pytest.mark.machine
+def test_a_root_directory_that_is_too_long(private_runtime, tmp_path: Path, started: list[Process]) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / ("deep" * 25)
+    folder.mkdir()
+    kubelet = Process(private_runtime.endpoint, folder)
+    started.append(kubelet)
+    assert kubelet.process.wait(20) == 1
+    last = kubelet.log.read_text().splitlines()[-1]
+    assert last.startswith("kubelet: device plugins cannot be served")
+    assert last.endswith("choose a shorter directory")
 
 
 MANIFEST = """

@@ -80,6 +80,8 @@ def test_init_containers_run_one_after_the_other(node: Node, tmp_path: Path, sha
             volumes=[shared],
         )
     )
+    # It runs as soon as its process exists, which may take a moment to write.
+    node.wait("the last note", lambda: "main" in lines(tmp_path / "notes"))
     assert lines(tmp_path / "notes") == ["first", "first-end", "second", "main"]
     ends = [status["state"]["terminated"]["reason"] for status in found["status"]["initContainerStatuses"]]
     assert ends == ["Completed", "Completed"]

@@ -197,6 +197,21 @@ class TestBadPeers:
                 await connection.call(*TARGET, "Do", seconds=0.05)
             assert await connection.call(*TARGET, "Do") == ("in time",)
 
+    async def test_one_that_looks_only_when_something_arrives(self, at: Path) -> None:
+        """As systemd, which may read the first call with the greeting and then forget it."""
+        looked: list[str] = []
+
+        async def serve(peer: Peer) -> None:
+            await peer.welcome()
+            first = await peer.read()
+            looked.append((await peer.read()).member)
+            peer.answer(first, "s", "here")
+            await peer.gone()
+
+        async with listening(at, serve), connect(at, bus=False) as connection:
+            assert await connection.call(*TARGET, "Do") == ("here",)
+        assert looked == ["Ping"]
+
     async def test_being_cancelled_closes_the_connection(self, at: Path) -> None:
         called, gone = asyncio.Event(), asyncio.Event()
 

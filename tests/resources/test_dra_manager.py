@@ -66,13 +66,16 @@ class Node:
                 await asyncio.sleep(0.01)
 
     async def registered(self, driver: str = DRIVER) -> None:
-        def connected() -> bool:
-            try:
-                return self.drivers.get(driver).connected
-            except ClaimError:
-                return False
+        await self.until(lambda: self._connected(driver))
 
-        await self.until(connected)
+    async def lost(self, driver: str = DRIVER) -> None:
+        await self.until(lambda: not self._connected(driver))
+
+    def _connected(self, driver: str) -> bool:
+        try:
+            return self.drivers.get(driver).connected
+        except ClaimError:
+            return False
 
     def state(self) -> dict[str, Any]:
         """What the file says: the claims by name."""
@@ -284,6 +287,7 @@ async def test_what_drivers_get_wrong_is_tried_again(
         driver.behave()
         if "die" in behaviour:
             driver.kill()
+            await node.lost()
             driver.start()
             await node.registered()
         await node.claims.prepare(pod)

@@ -3,6 +3,7 @@
 Arguments are pytest's; without any, all of them are run. Exits as pytest in the guest did.
 """
 
+import signal
 import sys
 
 from tests.vm.machine import run, why_not
@@ -13,6 +14,8 @@ def main() -> int:
     if reason := why_not():
         print(f"vmtest: {reason}", file=sys.stderr)
         return 3
+    # So that what was made is removed, whoever ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return run(sys.argv[1:] or ["-q", "tests/vm/guest"])
     except RuntimeError as err:

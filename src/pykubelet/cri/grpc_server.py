@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -31,6 +33,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from pykubelet.cri.connection import CODES, Status
+from pykubelet.cri.endpoint import MAX_PATH_BYTES
 from pykubelet.cri.server_connection import ServerConnection
 from pykubelet.cri.server_rules import Limits
 from pykubelet.cri.server_stream import ServerStream
@@ -174,6 +177,11 @@ class Server:
 
 
 def _listen(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"{path} is too long for a socket (at most {MAX_PATH_BYTES} bytes): choose a shorter directory",
+        )
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -38,6 +38,9 @@ CONNECT_SECONDS = 10.0
 _BUS = "org.freedesktop.DBus"
 _BUS_PATH = "/org/freedesktop/DBus"
 _FULL_PAUSE = 0.1
+_NUDGE_SECONDS = 0.2
+_LONGEST_NUDGE = 2.0
+_NO_REPLY = 1
 _MAX_LINE = 16 * 1024
 
 
@@ -87,6 +90,8 @@ class DBusConnection(asyncio.Protocol):
         self._calls: dict[int, asyncio.Future[Message]] = {}
         self._heard: list[asyncio.Queue[Message | None]] = []
         self._over: DBusError | None = None
+        self._nudge: asyncio.TimerHandle | None = None
+        self._was_heard = False
 
     async def call(
         self,
@@ -117,6 +122,7 @@ class DBusConnection(asyncio.Protocol):
         self._calls[serial] = answer
         try:
             self._transport.write(data)
+            self._nudge_later(_NUDGE_SECONDS)
             async with asyncio.timeout(seconds):
                 reply = await answer
         except TimeoutError:
@@ -216,6 +222,7 @@ class DBusConnection(asyncio.Protocol):
             size = message_size(self._data[:HEAD_BYTES])
             if len(self._data) < size:
                 return
+            self._was_heard = True
             message = decode_message(bytes(self._data[:size]))
             del self._data[:size]
             if message.kind == Kind.SIGNAL:
@@ -226,10 +233,36 @@ class DBusConnection(asyncio.Protocol):
                 if answer is not None and not answer.done():
                     answer.set_result(message)
 
+    def _nudge_later(self, seconds: float) -> None:
+        """Have the other end look again if it says nothing at all.
+
+        systemd, when it is busy, reads the end of the greeting and the first call at once, and then waits
+        for more to arrive before it looks at the call.
+        """
+        if self._nudge is None and not self._was_heard:
+            loop = asyncio.get_running_loop()
+            self._nudge = loop.call_later(seconds, self._send_nudge, seconds)
+
+    def _send_nudge(self, seconds: float) -> None:
+        self._nudge = None
+        if self._over is None and self._transport is not None and not self._was_heard:
+            ping = Message(
+                kind=Kind.CALL,
+                serial=next(self._serials),
+                flags=_NO_REPLY,
+                path="/",
+                interface=f"{_BUS}.Peer",
+                member="Ping",
+            )
+            self._transport.write(encode_message(ping))
+            self._nudge_later(min(2 * seconds, _LONGEST_NUDGE))
+
     def _end(self, why: DBusError) -> None:
         if self._over is not None:
             return
         self._over = why
+        if self._nudge is not None:
+            self._nudge.cancel()
         if self._transport is not None:
             self._transport.abort()
         waiting: list[asyncio.Future[Any]] = [*self._calls.values()]

@@ -2,8 +2,8 @@
 
 The agent needs none of them itself. Components in containers look for `KUBE-IPTABLES-HINT` to learn which
 of the two iptables this machine uses; `KUBE-FIREWALL` keeps packets for 127.0.0.0/8 out that did not come
-from there, which `route_localnet` would let in; and when somebody flushes the packet filter, the canary is
-gone, by which the rest is noticed and made again. What is missing is decided from the text of
+from there, which a kernel that routes loopback would let in; and when somebody flushes the packet filter,
+the canary is gone, by which the rest is noticed and made again. What is missing is decided from the text of
 `iptables-save`, and added in one transaction per family; what is there is never touched.
 """
 

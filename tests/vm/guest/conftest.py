@@ -29,7 +29,7 @@ def swap() -> Iterator[None]:
     subprocess.run(["swapoff", "/dev/ram0"], check=True, capture_output=True)
 
 
-@pytest.fixture(scope="module", params=["cgroupfs", "systemd"])
+@pytest.fixture(scope="module", params=["systemd", "cgroupfs"])
 def node(request: pytest.FixtureRequest, swap: None) -> Iterator[GuestNode]:
     """A node with this driver in the agent and in the runtime, whose end leaves nothing."""
     with short_dir() as path, guest_node(path, request.param) as made, running(made):
