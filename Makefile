@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PY := .venv/bin
 DATA_DIR ?= /var/lib/pykubelet
 
-.PHONY: help setup run test check format bench fuzz clean
+.PHONY: help setup run test vmtest check format bench fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ test: ## run the whole test suite (as root: it runs real containers)
 	@scripts/setup --test
 	@base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; \
 	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile --basetemp=$$base/t
+
+vmtest: ## run what needs systemd and cgroup v2 in a virtual machine (minutes)
+	@scripts/setup --vm
+	$(PY)/python -m tests.vm
 
 check: setup ## formatting, lint, types, layers
 	$(PY)/ruff format --check .

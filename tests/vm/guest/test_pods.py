@@ -145,13 +145,13 @@ def test_containers(node: GuestNode) -> None:
     names = [node.write(pod(name, one, hostNetwork=True)) for name, one in (("burst", burst), ("sure", sure))]
     for name in names:
         node.wait_ready(name, SLOW)
-    swap = int((64 << 20) / meminfo("MemTotal") * meminfo("SwapTotal")) // PAGE * PAGE
-    assert swap > 0
+    # Static pods count as critical, which never swap, whatever the machine has.
+    assert meminfo("SwapTotal") > 0
     files = ("cpu.weight", "memory.max", "memory.min", "memory.low", "memory.high", "memory.swap.max")
     assert [value(node.container_place(names[0]), file) for file in files] == [
         *("2", str(128 << 20), "0", str(64 << 20)),
         str(int((64 << 20) + (64 << 20) * 0.9) // PAGE * PAGE),
-        str(swap),
+        "0",
     ]
     assert [value(node.container_place(names[1]), file) for file in files] == [
         *("39", str(32 << 20), str(32 << 20), "0", "max", "0"),
