@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pykubelet.embedded.needs import inspect_machine
 from pykubelet.embedded.state import OUTSIDE, load
 from pykubelet.embedded.teardown import down
 from pykubelet.host.iptables import shared_chains_present
+from pykubelet.logs.logger import ROOT
 from pykubelet.host.kernel import KERNEL_DEFAULTS
 
 # How long an example takes says something of the machine's load, nothing of the code.
@@ -69,6 +71,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if (build := config.stash.get(_building, None)) is not None and build.poll() is None:
         os.killpg(build.pid, signal.SIGKILL)
         build.wait()
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Give the next test the verbosity of this one's beginning: some change it, others count lines."""
+    root = logging.getLogger(ROOT)
+    before = root.level
+    yield
+    root.setLevel(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ def _listen(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise OSError(
             errno.ENAMETOOLONG,
-            f"{path} is too long for a socket (at most {MAX_PATH_BYTES} bytes): choose a shorter directory",
+            f"cannot listen at {path}: it is too long for a socket (at most {MAX_PATH_BYTES} bytes): "
+            "choose a shorter directory",
         )
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
