@@ -23,8 +23,8 @@ from pykubelet.embedded.needs import inspect_machine
 from pykubelet.embedded.state import OUTSIDE, load
 from pykubelet.embedded.teardown import down
 from pykubelet.host.iptables import shared_chains_present
-from pykubelet.logs.logger import ROOT
 from pykubelet.host.kernel import KERNEL_DEFAULTS
+from pykubelet.logs.logger import ROOT
 
 # How long an example takes says something of the machine's load, nothing of the code.
 settings.register_profile("unhurried", deadline=None)
