@@ -27,6 +27,8 @@ REMOVE_SECONDS = 5.0
 """How long to wait for the processes of a cgroup to end after they were killed."""
 
 _NEEDED_V1 = frozenset({"cpu", "cpuacct", "cpuset", "memory", "hugetlb", "pids", "name=systemd"})
+_V1_UNBOUNDED = 2**62
+"""What v1 says of a cgroup without a limit is larger than this, by how much depends on the page size."""
 _NEEDED_V2 = frozenset({"cpu", "cpuset", "memory", "hugetlb", "pids"})
 
 
@@ -102,7 +104,12 @@ class CgroupFiles:
         if not self._unified:
             (quota,), (period,) = words("cpu", "cpu.cfs_quota_us"), words("cpu", "cpu.cfs_period_us")
             (shares,), (memory,) = words("cpu", "cpu.shares"), words("memory", "memory.limit_in_bytes")
-            return CgroupValues(shares=int(shares), quota=int(quota), period=int(period), memory=int(memory))
+            return CgroupValues(
+                shares=int(shares),
+                quota=int(quota),
+                period=int(period),
+                memory=int(memory) if int(memory) < _V1_UNBOUNDED else None,
+            )
         (quota, period), (weight,) = words("cpu", "cpu.max"), words("cpu", "cpu.weight")
         (memory,) = words("memory", "memory.max")
         return CgroupValues(
