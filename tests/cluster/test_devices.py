@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane
 from tests.device_plugin.asking import Asking, dongles
-from tests.device_plugin.process import RESOURCE, PluginProcess
+from tests.device_plugin.process import RESOURCE, DevicePluginProcess
 from tests.engine.node import status_of
 
 pytestmark = pytest.mark.machine
@@ -27,7 +27,7 @@ def node(make_node: Callable[..., ClusterNode]) -> ClusterNode:
 
 
 @pytest.fixture
-def plugin(node: ClusterNode, tmp_path: Path) -> Iterator[PluginProcess]:
+def plugin(node: ClusterNode, tmp_path: Path) -> Iterator[DevicePluginProcess]:
     with dongles(tmp_path / "plugin", node.root) as started:
         yield started
 
@@ -59,7 +59,7 @@ def health(pod: Document) -> list[Any]:
 
 
 def test_pods_come_to_the_node_that_has_devices(
-    plane: Plane, node: ClusterNode, plugin: PluginProcess, namespace: str
+    plane: Plane, node: ClusterNode, plugin: DevicePluginProcess, namespace: str
 ) -> None:
     asking = Asking(node.root)
     wait_amounts(node, "2", "2")
@@ -121,7 +121,7 @@ def test_pods_come_to_the_node_that_has_devices(
 
 
 def test_devices_of_an_earlier_machine_are_not_promised(
-    plane: Plane, node: ClusterNode, plugin: PluginProcess
+    plane: Plane, node: ClusterNode, plugin: DevicePluginProcess
 ) -> None:
     wait_amounts(node, "2", "2")
     plugin.kill()

@@ -168,7 +168,7 @@ def test_a_claim_that_is_bound_later(storage: Storage, cluster_member: ClusterNo
         "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], "
         f"failed to process volumes=[data]: {where}/claim: PVC is not bound"
     )
-    assert storage.failure(missing, "not found").endswith(
+    assert storage.failure(missing, "error processing PVC").endswith(
         f'{where}/nothing: failed to fetch PVC from API server: persistentvolumeclaims "nothing" not found'
     )
     storage.volume("claim", hostPath={"path": str(tmp_path), "type": "Directory"})

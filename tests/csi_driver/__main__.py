@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from pykubelet.host import registration_pb2
 from pykubelet.volumes.csi import csi_pb2 as pb
 from tests.csi_driver.backend import SIZE, Backend, hide, is_mounted, show
+from tests.plugins.serving import Scripted
 
 STAGE, STATS, EXPAND = "STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "EXPAND_VOLUME"
 
@@ -33,12 +31,12 @@ class Failure(Exception):
     """An answer that is an error: the code's name and a text."""
 
 
-class Driver:
+class Driver(Scripted):
     """Answers calls, or does as it was told to misbehave."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args.folder)
         self.args = args
-        self.folder: Path = args.folder
         self.endpoint = str(self.folder / "csi.sock")
         self.backend = Backend(self.folder / "volumes")
 
@@ -154,26 +152,7 @@ class Driver:
 
     # Serving
 
-    def behaviour(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.folder / "behaviour.json").read_text())
-        except FileNotFoundError:
-            return {}
-        return found
-
-    async def answer(self, name: str, request: Message, context: Any) -> Message:
-        behaviour = self.behaviour()
-        with (self.folder / "calls.jsonl").open("a") as file:
-            said = MessageToDict(request, preserving_proto_field_name=True)
-            file.write(json.dumps({"call": name, "request": said}) + "\n")
-        if name in behaviour.get("die", ()):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if name in behaviour.get("hang", ()):
-            await asyncio.get_running_loop().create_future()
-        await asyncio.sleep(behaviour.get("late", {}).get(name, 0))
-        if name in behaviour.get("fail", {}):
-            code, text = behaviour["fail"][name]
-            await context.abort(grpc.StatusCode[code], text)
+    async def reply(self, name: str, request: Message, context: Any) -> Message:
         try:
             answer: Message = await asyncio.to_thread(getattr(self, name), request)
         except Failure as err:
@@ -183,27 +162,6 @@ class Driver:
             await context.abort(grpc.StatusCode.INTERNAL, str(err))
             raise
         return answer
-
-    def handlers(self, service: ServiceDescriptor) -> Any:
-        """The methods of a service, as gRPC wants them."""
-
-        def handler(name: str) -> Any:
-            async def serve(request: Message, context: Any) -> Message:
-                return await self.answer(name, request, context)
-
-            return serve
-
-        return grpc.method_handlers_generic_handler(
-            service.full_name,
-            {
-                method.name: grpc.unary_unary_rpc_method_handler(
-                    handler(method.name),
-                    request_deserializer=GetMessageClass(method.input_type).FromString,
-                    response_serializer=lambda answer: answer.SerializeToString(),
-                )
-                for method in service.methods
-            },
-        )
 
     async def serve(self) -> None:
         """Serve until told to end; the sockets go with it, as a polite driver's do."""

@@ -10,8 +10,6 @@ It registers with the agent, and again when the agent's socket is another. What 
 
 import argparse
 import asyncio
-import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,23 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from pykubelet.host import registration_pb2
 from pykubelet.resources import device_plugin_pb2 as pb
+from tests.plugins.serving import Scripted
 
 LOOK_SECONDS = 0.02
 
 
-class Plugin:
+class Plugin(Scripted):
     """Answers calls, or does as it was told to misbehave."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args.folder)
         self.args = args
-        self.folder: Path = args.folder
 
     # Registration, through the folder of all plugins
 
@@ -103,48 +99,6 @@ class Plugin:
 
     def endpoint(self) -> str:
         return str(self.args.kubelet / self.args.socket)
-
-    def behaviour(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.folder / "behaviour.json").read_text())
-        except FileNotFoundError:
-            return {}
-        return found
-
-    async def answer(self, name: str, request: Message, context: Any) -> Message:
-        behaviour = self.behaviour()
-        with (self.folder / "calls.jsonl").open("a") as file:
-            said = MessageToDict(request, preserving_proto_field_name=True)
-            file.write(json.dumps({"call": name, "request": said}) + "\n")
-        if name in behaviour.get("die", ()):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if name in behaviour.get("hang", ()):
-            await asyncio.get_running_loop().create_future()
-        if name in behaviour.get("fail", {}):
-            code, text = behaviour["fail"][name]
-            await context.abort(grpc.StatusCode[code], text)
-        answer: Message = getattr(self, name)(request)
-        return answer
-
-    def handlers(self, service: ServiceDescriptor) -> Any:
-        """The methods of a service, as gRPC wants them."""
-
-        def handler(method: MethodDescriptor) -> Any:
-            types = {
-                "request_deserializer": GetMessageClass(method.input_type).FromString,
-                "response_serializer": lambda message: message.SerializeToString(),
-            }
-            if method.server_streaming:
-                return grpc.unary_stream_rpc_method_handler(getattr(self, method.name), **types)
-
-            async def serve(request: Message, context: Any) -> Message:
-                return await self.answer(method.name, request, context)
-
-            return grpc.unary_unary_rpc_method_handler(serve, **types)
-
-        return grpc.method_handlers_generic_handler(
-            service.full_name, {method.name: handler(method) for method in service.methods}
-        )
 
     async def register(self) -> None:
         """Tell the agent; what it says is written down."""

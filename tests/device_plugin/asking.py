@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from pykubelet.resources import pod_resources_pb2 as pb
-from tests.device_plugin.process import RESOURCE, PluginProcess, plugin_process
+from tests.device_plugin.process import RESOURCE, DevicePluginProcess, plugin_process
 
 MINORS = {"d1": 3, "d2": 5}
 """Which devices the nodes of the test plugin are: /dev/null and /dev/zero."""
@@ -57,7 +57,7 @@ def _ids(devices: Any) -> list[str]:
 
 
 @contextmanager
-def dongles(folder: Path, root: Path, *options: str) -> Iterator[PluginProcess]:
+def dongles(folder: Path, root: Path, *options: str) -> Iterator[DevicePluginProcess]:
     """Run the test plugin for a node with this root, with two devices that have nodes of their own."""
     nodes = folder / "nodes"
     nodes.mkdir(parents=True)

@@ -11,7 +11,6 @@ asked is in `calls.jsonl`; how it misbehaves in `behaviour.json`, which is read 
 import argparse
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,24 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 from pykubelet.host import registration_pb2
 from pykubelet.resources import dra_health_pb2
 from pykubelet.resources import dra_pb2 as pb
+from tests.plugins.serving import Scripted
 
 LOOK_SECONDS = 0.02
 
 
-class Driver:
+class Driver(Scripted):
     """Answers calls, or does as it was told to misbehave."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args.folder, by=args.instance)
         self.args = args
-        self.folder: Path = args.folder
         self.endpoint = self.folder / f"{args.instance}.sock"
         self.registration = args.registry / f"{args.name}-{args.instance}-reg.sock"
 
@@ -125,50 +122,6 @@ class Driver:
         new.replace(self.folder / "prepared.json")
 
     # Serving
-
-    def behaviour(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.folder / "behaviour.json").read_text())
-        except FileNotFoundError:
-            return {}
-        return found
-
-    async def answer(self, method: MethodDescriptor, request: Message, context: Any) -> Message:
-        behaviour, name = self.behaviour(), method.name
-        with (self.folder / "calls.jsonl").open("a") as file:
-            said = MessageToDict(request, preserving_proto_field_name=True)
-            call = {"call": name, "by": self.args.instance, "request": said}
-            file.write(json.dumps(call) + "\n")
-        if name in behaviour.get("die", ()):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if name in behaviour.get("hang", ()):
-            await asyncio.get_running_loop().create_future()
-        await asyncio.sleep(behaviour.get("late", {}).get(name, 0))
-        if name in behaviour.get("fail", {}):
-            code, text = behaviour["fail"][name]
-            await context.abort(grpc.StatusCode[code], text)
-        answer: Message = getattr(self, name)(request)
-        return answer
-
-    def handlers(self, service: ServiceDescriptor, name: str = "") -> Any:
-        """The methods of a service, as gRPC wants them; perhaps under another name."""
-
-        def handler(method: MethodDescriptor) -> Any:
-            types = {
-                "request_deserializer": GetMessageClass(method.input_type).FromString,
-                "response_serializer": lambda message: message.SerializeToString(),
-            }
-            if method.server_streaming:
-                return grpc.unary_stream_rpc_method_handler(getattr(self, method.name), **types)
-
-            async def serve(request: Message, context: Any) -> Message:
-                return await self.answer(method, request, context)
-
-            return grpc.unary_unary_rpc_method_handler(serve, **types)
-
-        return grpc.method_handlers_generic_handler(
-            name or service.full_name, {method.name: handler(method) for method in service.methods}
-        )
 
     def services(self) -> list[Any]:
         """What is served on the driver's socket: only what it says it serves."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import RunningRuntime
 from tests.device_plugin.asking import Asking, dongles
-from tests.device_plugin.process import RESOURCE, PluginProcess
+from tests.device_plugin.process import RESOURCE, DevicePluginProcess
 from tests.engine.making import Document, container, pod
 from tests.engine.node import Node, kubelet_node, running, status_of
 from tests.metrics_page import Page
@@ -32,7 +32,7 @@ def asking(node: Node) -> Asking:
 
 
 @pytest.fixture
-def plugin(node: Node, asking: Asking, tmp_path: Path) -> Iterator[PluginProcess]:
+def plugin(node: Node, asking: Asking, tmp_path: Path) -> Iterator[DevicePluginProcess]:
     """A plugin whose two devices can be had; the node has no pods when it goes."""
     with dongles(tmp_path / "plugin", node.root, "--pre-start") as started:
         wait_offered(node, asking, "d1", "d2")
@@ -83,7 +83,7 @@ def health(found: Document) -> list[Document]:
 
 
 def test_devices_stay_with_their_container_whoever_is_restarted(
-    node: Node, plugin: PluginProcess, asking: Asking
+    node: Node, plugin: DevicePluginProcess, asking: Asking
 ) -> None:
     first = node.start_pod(wanting("first"))["metadata"]["name"]
     one = node.truth.running(first)[0]
@@ -148,7 +148,7 @@ def test_devices_stay_with_their_container_whoever_is_restarted(
 
 
 def test_a_device_that_is_lost_shows_in_the_status_of_its_pod(
-    node: Node, plugin: PluginProcess, asking: Asking
+    node: Node, plugin: DevicePluginProcess, asking: Asking
 ) -> None:
     name = node.start_pod(wanting("unlucky"))["metadata"]["name"]
     found = node.wait_pod(name, "to show its device", health)
@@ -176,7 +176,9 @@ def test_a_device_that_is_lost_shows_in_the_status_of_its_pod(
     assert [c.state for c in node.truth.containers(name)] == [1]
 
 
-def test_init_containers_hand_their_devices_on(node: Node, plugin: PluginProcess, asking: Asking) -> None:
+def test_init_containers_hand_their_devices_on(
+    node: Node, plugin: DevicePluginProcess, asking: Asking
+) -> None:
     limits, one = asking_for(2), asking_for(1)
     init = [container("init", ["sh", "-c", "test -c /dev/d1 && test -c /dev/d2"], **limits)]
     name = node.start_pod(pod("staged", container(**one), container("side", **one), initContainers=init))[
@@ -195,7 +197,7 @@ def test_init_containers_hand_their_devices_on(node: Node, plugin: PluginProcess
     ids=["answers-nothing", "refuses", "dies"],
 )
 def test_a_plugin_that_fails_refuses_the_pod_and_nobody_else(
-    node: Node, plugin: PluginProcess, behaviour: dict[str, Any], words: str
+    node: Node, plugin: DevicePluginProcess, behaviour: dict[str, Any], words: str
 ) -> None:
     plugin.behave(**behaviour)
     wait_refused(node, node.write(wanting("hapless")), words)
@@ -215,7 +217,7 @@ def test_a_plugin_that_lies_about_its_wishes(node: Node, asking: Asking, tmp_pat
 
 
 def test_an_agent_that_stops_while_a_plugin_hangs_has_refused_nobody(
-    node: Node, plugin: PluginProcess, asking: Asking
+    node: Node, plugin: DevicePluginProcess, asking: Asking
 ) -> None:
     plugin.behave(hang=["Allocate"])
     name = node.write(wanting("patient"))
@@ -233,7 +235,9 @@ def test_an_agent_that_stops_while_a_plugin_hangs_has_refused_nobody(
     node.start_pod(wanting("patient"))
 
 
-def test_a_plugin_that_hangs_holds_up_nobody_else_and_is_killed(node: Node, plugin: PluginProcess) -> None:
+def test_a_plugin_that_hangs_holds_up_nobody_else_and_is_killed(
+    node: Node, plugin: DevicePluginProcess
+) -> None:
     plugin.behave(hang=["Allocate"])
     name = node.write(wanting("waiting"))
     node.wait("the plugin to be asked", lambda: plugin.calls("Allocate"))
@@ -244,7 +248,7 @@ def test_a_plugin_that_hangs_holds_up_nobody_else_and_is_killed(node: Node, plug
 
 
 def test_a_container_waits_for_a_plugin_that_cannot_make_its_device_ready(
-    node: Node, plugin: PluginProcess
+    node: Node, plugin: DevicePluginProcess
 ) -> None:
     plugin.behave(fail={"PreStartContainer": ["INTERNAL", "still warming up"]})
     name = node.write(wanting("cold"))
@@ -278,7 +282,7 @@ def test_plugins_of_the_common_folder(node: Node, asking: Asking, tmp_path: Path
 
 
 def test_who_registers_twice_takes_over(
-    node: Node, plugin: PluginProcess, asking: Asking, tmp_path: Path
+    node: Node, plugin: DevicePluginProcess, asking: Asking, tmp_path: Path
 ) -> None:
     name = node.start_pod(wanting("early"))["metadata"]["name"]
     with dongles(tmp_path / "other", node.root, "--device=d3", "--socket=dongle2.sock", "--mark=other"):

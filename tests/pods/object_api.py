@@ -42,6 +42,8 @@ class ObjectApi(ApiClient):
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.broken: KubeError | None = None
         """What every request fails with."""
+        self.refusals: list[KubeError] = []
+        """What the next requests fail with, one each."""
         self.slow = 0.0
         """Seconds until a request is answered."""
         self.behind: set[str] = set()
@@ -130,6 +132,8 @@ class ObjectApi(ApiClient):
     async def _answer(self, verb: str, what: str, params: Params) -> None:
         self.asked.append((verb, what, dict(params)))
         await asyncio.sleep(self.slow)
+        if self.refusals:
+            raise self.refusals.pop(0)
         if self.broken is not None:
             raise self.broken
 

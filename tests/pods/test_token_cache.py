@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.kube.errors import NotFound, Unreachable
+from pykubelet.kube.errors import Forbidden, KubeError, NotFound, StatusDetails, Unreachable
 from pykubelet.pods.objects import ObjectError
-from pykubelet.pods.token_cache import TokenCache
+from pykubelet.pods.token_cache import MOMENTS, TokenCache
 from tests.pods.object_api import ObjectApi, pod
 
 AWAY = Unreachable("https://api", "connection refused")
@@ -127,3 +127,32 @@ async def test_expired_ones_are_dropped(api: ObjectApi, tokens: TokenCache) -> N
     # Had it been kept, its end would be the reason.
     with pytest.raises(ObjectError, match=r"^failed to fetch token"):
         await tokens.get(pod(), seconds=600)
+
+
+UNSEEN = NotFound(404, "NotFound", 'pod "web" not found', details=StatusDetails(name="web", kind="pod"))
+STRANGE = Forbidden(403, "Forbidden", "no relationship found between node 'one' and this object")
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("refusal", [UNSEEN, STRANGE])
+async def test_an_api_server_that_has_not_seen_the_pod_yet_is_asked_again(
+    api: ObjectApi, tokens: TokenCache, refusal: KubeError
+) -> None:
+    api.refusals = [refusal, refusal]
+    assert await tokens.get(pod()) == "token-1"
+    assert api.count("create") == 3
+    # One that never sees it is not asked for ever.
+    api.broken = refusal
+    with pytest.raises(ObjectError, match="failed to fetch token: "):
+        await tokens.get(pod("other"))
+    assert api.count("create") == 3 + 1 + len(MOMENTS)
+
+
+async def test_an_account_that_does_not_exist_is_not_asked_for_again(
+    api: ObjectApi, tokens: TokenCache
+) -> None:
+    missing = 'serviceaccounts "default" not found'
+    api.broken = NotFound(404, "NotFound", missing, details=StatusDetails("default", kind="serviceaccounts"))
+    with pytest.raises(ObjectError, match=missing):
+        await tokens.get(pod())
+    assert api.count("create") == 1

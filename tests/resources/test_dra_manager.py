@@ -283,8 +283,11 @@ async def test_what_drivers_get_wrong_is_tried_again(
         assert node.count("dra_resource_claims_in_use", driver_name="<any>") == 0
         driver.behave()
         if "die" in behaviour:
-            # Another test has it come back; while it registers anew it may be gone again for a moment.
-            return
+            driver.kill()
+            driver.start()
+            # It may be reached before it has registered anew, and is gone for a moment when it does.
+            await node.until(lambda: len(driver.calls("NotifyRegistrationStatus")) == 2)
+            await node.registered()
         await node.claims.prepare(pod)
         assert len(cdi(node, pod)) == 2, "each device once, however often it was prepared"
         await node.claims.unprepare(pod.uid)

@@ -115,3 +115,18 @@ async def test_on_this_machine(root: str) -> None:
     assert group.now() == wanted
     assert group.memory_usage() >= 0
     await cgroups.remove(pod.uid)
+
+
+@pytest.mark.machine
+@pytest.mark.skipif(os.geteuid() != 0 or bool(detect_cgroups().missing), reason="needs root and cgroups")
+async def test_a_pod_without_limits_has_none_on_this_machine(root: str) -> None:
+    config = KubeletConfiguration(cgroup_root=root)
+    cgroups = PodCgroups(config, FeatureGates(), detect_cgroups(), amounts(cpu="2", memory="1Gi", pid="100"))
+    await cgroups.setup()
+    pod = pod_of({"requests": {"cpu": "100m"}})
+    await cgroups.ensure(pod)
+    group = cgroups.group(pod)
+    assert group is not None
+    now = group.now()
+    assert (now.memory, now.quota) == (NO_BOUND, -1)
+    assert group.settings().memory is None

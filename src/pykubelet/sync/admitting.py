@@ -180,7 +180,11 @@ class Admitting:
         return self._judge(self._allocated(pod), node, running=running)
 
     def judge_resize(self, pod: Pod) -> Answer | Later:
-        """Judge a pod that is here already and wishes for other resources; nothing happens by that."""
+        """Judge a pod that is here already and wishes for other resources.
+
+        What its containers have of CPUs, memory nodes and devices stays theirs, and nothing is given anew:
+        wishes that would need that are infeasible before anybody is asked.
+        """
         return self._judge(pod, self._node())
 
     def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | Later:

@@ -1,13 +1,15 @@
-"""The messages of device plugins and of the pod-resources API are the protocol's, number by number."""
+"""Messages of device plugins, claims and the pod-resources API are the protocols', number by number."""
 
 import pytest
 
-from pykubelet.resources import device_plugin_pb2, pod_resources_pb2
+from pykubelet.resources import device_plugin_pb2, dra_health_pb2, dra_pb2, pod_resources_pb2
 from tests.cri.test_proto import DATA, kind_of, read_table
 
 TABLES = {
     "deviceplugin.txt": device_plugin_pb2.DESCRIPTOR,
     "podresources.txt": pod_resources_pb2.DESCRIPTOR,
+    "dra.txt": dra_pb2.DESCRIPTOR,
+    "dra-health.txt": dra_health_pb2.DESCRIPTOR,
 }
 
 
@@ -37,5 +39,12 @@ def test_services(name: str) -> None:
     } == facts.services
 
 
+def test_health_has_the_protocols_numbers() -> None:
+    facts = read_table(DATA / "dra-health.txt")
+    values = dra_health_pb2.DESCRIPTOR.enum_types_by_name["HealthStatus"].values
+    assert {value.name: value.number for value in values} == facts.enums["v1alpha1.HealthStatus"]
+
+
 def test_a_share_may_be_absent() -> None:
+    assert not dra_pb2.Device().HasField("share_id")
     assert not pod_resources_pb2.ClaimResource().HasField("share_id")

@@ -1,0 +1,1 @@
+"""What the tests' CSI driver, device plugin and DRA driver have in common: real processes that misbehave."""
