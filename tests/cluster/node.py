@@ -23,6 +23,9 @@ from tests.engine.node import BIN, Node, is_ready
 
 GRACE = 2
 """Pods of tests end quickly."""
+UNTIL_TOLD = "while [ ! -e /tmp/end ]; do sleep 0.1; done"
+END = "(sleep 0.5; touch /tmp/end) >/dev/null 2>&1 </dev/null &"
+"""Tells it, after this command itself has ended: who is inside of a container goes with it."""
 
 
 class ClusterNode(Node):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.node import ClusterNode
+from tests.cluster.node import END, UNTIL_TOLD, ClusterNode
 from tests.cluster.plane import Document, unique
 from tests.engine.making import container, forever, pod
 from tests.engine.node import condition, is_ready, status_of
@@ -267,10 +267,8 @@ def test_an_agent_that_comes_back_changes_nothing(member: ClusterNode, namespace
 def test_what_happens_while_the_api_server_is_away(member: ClusterNode, namespace: str) -> None:
     plane = member.plane
     steady = member.wait_pod_ready(member.create_pod(namespace))
-    ending = member.create_pod(
-        namespace, script="while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7", restartPolicy="Never"
-    )
-    crashing = member.create_pod(namespace, script="while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7")
+    ending = member.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 7", restartPolicy="Never")
+    crashing = member.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 7")
     for created in (ending, crashing):
         member.wait_pod_ready(created)
     leaving = member.wait_pod_ready(
@@ -279,7 +277,7 @@ def test_what_happens_while_the_api_server_is_away(member: ClusterNode, namespac
     delete(member, leaving)
     with plane.without_server():
         for created in (ending, crashing):
-            member.shell(created["metadata"]["name"], "touch /tmp/end")
+            member.shell(created["metadata"]["name"], END)
         member.wait(
             "the crash to be seen",
             lambda: status_of(member.pod(crashing["metadata"]["name"]) or {}, "main")["restartCount"] >= 1,

@@ -16,9 +16,20 @@ CONFIG = KubeletConfiguration(
 )
 
 
-def facts(tmp_path: Path, *, ignore_eviction: bool = False) -> NodeFacts:
+def facts(
+    tmp_path: Path,
+    config: KubeletConfiguration = CONFIG,
+    *,
+    cgroup_v2: bool = False,
+    ignore_eviction: bool = False,
+) -> NodeFacts:
     return gather_node_facts(
-        CONFIG, FeatureGates(), tmp_path, ["192.0.2.2"], cgroup_v2=False, ignore_eviction=ignore_eviction
+        config,
+        FeatureGates(),
+        tmp_path,
+        ["192.0.2.2"],
+        cgroup_v2=cgroup_v2,
+        ignore_eviction=ignore_eviction,
     )
 
 
@@ -36,3 +47,15 @@ def test_what_the_system_leaves(tmp_path: Path) -> None:
     node = facts(tmp_path)
     assert node.unreserved_memory == node.memory_capacity - (64 << 20)
     assert node.unreserved_memory - int(node.allocatable["memory"]) >= 100 << 20
+
+
+@pytest.mark.parametrize(
+    ("said", "cgroup_v2", "single"),
+    [(None, False, True), (None, True, False), (True, True, True), (False, True, False)],
+)
+def test_whether_all_of_a_container_is_killed(
+    tmp_path: Path, said: bool | None, cgroup_v2: bool, single: bool
+) -> None:
+    """By default all its processes are, where the kernel can do that."""
+    config = KubeletConfiguration(single_process_oom_kill=said)
+    assert facts(tmp_path, config, cgroup_v2=cgroup_v2).single_process_oom_kill is single

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.host.swap_control import can_bound_swap
 from pykubelet.resources.capacity import allocatable, machine_amounts, unreserved
 from pykubelet.resources.huge_pages import read_page_sizes
 from pykubelet.runtime.facts import NodeFacts
-
-_SWAP_CONTROL = Path("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes")
 
 
 def gather_node_facts(
@@ -45,9 +44,9 @@ def gather_node_facts(
         cpu_period=config.cpu_cfs_quota_period // 1000,
         memory_capacity=memory.get("MemTotal", 0),
         swap_capacity=memory.get("SwapTotal", 0),
-        swap_controller=_SWAP_CONTROL.exists(),
+        swap_controller=can_bound_swap(unified=cgroup_v2),
         swap_behavior=config.memory_swap.swap_behavior,
-        single_process_oom_kill=config.single_process_oom_kill is not False,
+        single_process_oom_kill=not cgroup_v2 or bool(config.single_process_oom_kill),
         memory_throttling_factor=config.memory_throttling_factor,
         memory_reservation_policy=config.memory_reservation_policy,
         page_size=os.sysconf("SC_PAGE_SIZE"),

@@ -64,7 +64,7 @@ class GuestNode(Node):
 
 
 @contextlib.contextmanager
-def guest_node(path: Path, driver: str) -> Iterator[GuestNode]:
+def guest_node(path: Path, driver: str, *flags: str) -> Iterator[GuestNode]:
     """Make a node beside a runtime, both with this driver; it is not started."""
     with runtime_process(path, driver) as runtime:
         plain = kubelet_node(
@@ -75,7 +75,8 @@ def guest_node(path: Path, driver: str) -> Iterator[GuestNode]:
             memoryReservationPolicy="TieredReservation",
             memorySwap={"swapBehavior": "LimitedSwap"},
         )
-        node = GuestNode(plain.instance, plain.command, (plain._healthz, plain._read_only), root=plain.root)
+        command = [*plain.command, *flags]
+        node = GuestNode(plain.instance, command, (plain._healthz, plain._read_only), root=plain.root)
         plain.truth.close()
         node.driver = driver
         yield node

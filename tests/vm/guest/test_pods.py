@@ -145,7 +145,14 @@ def test_containers(node: GuestNode) -> None:
     names = [node.write(pod(name, one, hostNetwork=True)) for name, one in (("burst", burst), ("sure", sure))]
     for name in names:
         node.wait_ready(name, SLOW)
-    # Static pods count as critical, which never swap, whatever the machine has.
+    try:
+        _expect_limits(node, names)
+    finally:
+        node.remove(*names)
+
+
+def _expect_limits(node: GuestNode, names: list[str]) -> None:
+    # Static pods count as critical, which never swap, whatever the machine has (others: test_swap.py).
     assert meminfo("SwapTotal") > 0
     files = ("cpu.weight", "memory.max", "memory.min", "memory.low", "memory.high", "memory.swap.max")
     assert [value(node.container_place(names[0]), file) for file in files] == [
@@ -158,7 +165,6 @@ def test_containers(node: GuestNode) -> None:
     ]
     assert value(node.container_place(names[1]), "cpu.max") == "100000 100000"
     assert value(node.container_place(names[1]), "memory.oom.group") == "1"
-    node.remove(*names)
 
 
 def test_a_container_that_wants_too_much(node: GuestNode) -> None:
@@ -166,9 +172,11 @@ def test_a_container_that_wants_too_much(node: GuestNode) -> None:
         command=["sh", "-c", "tail /dev/zero"], resources={"limits": {"cpu": "1", "memory": "32Mi"}}
     )
     name = node.write(pod("greedy", greedy, restartPolicy="Never", hostNetwork=True))
-    ended = status_of(node.wait_phase(name, "Failed", SLOW), "main")["state"]["terminated"]
-    assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
-    node.remove(name)
+    try:
+        ended = status_of(node.wait_phase(name, "Failed", SLOW), "main")["state"]["terminated"]
+        assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
+    finally:
+        node.remove(name)
 
 
 def test_nothing_is_left(node: GuestNode) -> None:
