@@ -31,7 +31,9 @@ def unreachable_server(path: Path) -> Path:
 
 def test_a_share_of_the_swap(swap: None) -> None:
     resources = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
-    document = pod("burst", container(resources=resources), hostNetwork=True, nodeName=NAME)
+    # With what an API server fills in.
+    one = container(resources=resources, imagePullPolicy="IfNotPresent")
+    document = pod("burst", one, hostNetwork=True, nodeName=NAME, dnsPolicy="Default", restartPolicy="Always")
     document["metadata"] |= {"uid": UID, "namespace": "default"}
     with short_dir() as path:
         folder = path.parent / "checkpoints"
