@@ -147,7 +147,7 @@ class Cluster:
     def start(self, engine: PodEngine) -> None:
         """Begin to watch and to report; what happens to pods becomes events."""
         engine.book.listen(self.recorder.pod_event)
-        self.is_crowded = engine.is_crowded
+        self.is_crowded = engine.crowd.is_there
         self._tasks.start(self._services.run(), name="services")
         self._tasks.start(self.reporter.run(), name="node")
 

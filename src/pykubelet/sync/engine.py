@@ -42,6 +42,7 @@ from pykubelet.sync.allotment import Allotment
 from pykubelet.sync.apply import Cgroups, Doer, Volumes
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
 from pykubelet.sync.cluster import ClusterParts, ClusterSide
+from pykubelet.sync.crowd import Crowd
 from pykubelet.sync.device_side import NO_DEVICES, DeviceSide
 from pykubelet.sync.engine_metrics import EngineMetrics
 from pykubelet.sync.housekeeping import Housekeeping
@@ -204,6 +205,7 @@ class PodEngine:
             resizing=self._resizing,
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds, self._metrics.workers)
+        self.crowd = Crowd(self._gate, self.workers)
         self._admitting = Admitting(
             parts.admission,
             scope,
@@ -248,7 +250,7 @@ class PodEngine:
                 statuses=self.statuses,
                 workers=self.workers,
                 all_reported=lambda: self.all_sources_reported,
-                crowded=self.is_crowded,
+                crowded=self.crowd.is_there,
                 metrics=self._metrics.statuses,
             )
             self.life.registrar = self._cluster
@@ -281,10 +283,6 @@ class PodEngine:
     def wanted(self) -> Mapping[str, Pod]:
         """The pods that some source wants, also those that were not handed on yet."""
         return self._mux.pods()
-
-    def is_crowded(self) -> bool:
-        """Whether pods wait for others to start: what can be told later is better told later."""
-        return self._gate.is_full
 
     @property
     def has_begun(self) -> bool:
