@@ -148,14 +148,14 @@ def _measure(
             mark, before = audit_mark(plane), cpu_seconds(agent.pid)
             began = pods.create(image, names)
             started = [when - began for when in pods.wait_running(names)]
-            # What was put off while pods were starting (events) is part of the price.
+            # What was put off while pods were starting or ending (events) is part of the price.
             time.sleep(_SETTLE)
             start_cpu, writes = cpu_seconds(agent.pid) - before, len(pod_writes(plane, mark))
             held = cost_over(agent.pid, hold_seconds)
             before = cpu_seconds(agent.pid)
             began = pods.delete(names)
             deleted = max(pods.wait_gone(names)) - began
-            time.sleep(1)
+            time.sleep(_SETTLE)
             stop_cpu = cpu_seconds(agent.pid) - before
             ready_again, status_writes = _restart(plane, agent, pods, image)
     finally:
@@ -180,7 +180,7 @@ def _again(plane: DevCluster, path: Path, image: str, count: int, number: int) -
             time.sleep(_SETTLE)
             began = pods.delete(names)
             deleted = max(pods.wait_gone(names)) - began
-            time.sleep(1)
+            time.sleep(_SETTLE)
             cpu = cpu_seconds(agent.pid) - before
     finally:
         agent.stop()

@@ -86,7 +86,7 @@ _planning = threading.Lock()
 
 
 @functools.cache
-def _plan(kind: Any) -> None:
+def plan_reading(kind: Any) -> None:
     """Have msgspec's plan of a kind of objects complete.
 
     It is made at the first use, and a thread that meets a plan which another is still making crashes
@@ -101,7 +101,7 @@ def from_document(kind: type[T], document: Any) -> T:
 
     Raises ValueError with the path of the first field that does not fit.
     """
-    _plan(cast(Any, kind))
+    plan_reading(cast(Any, kind))
     try:
         return msgspec.convert(document, kind, dec_hook=_read_hook, strict=True)
     except msgspec.ValidationError as err:
@@ -110,7 +110,7 @@ def from_document(kind: type[T], document: Any) -> T:
 
 def from_json(kind: type[T], data: bytes) -> T:
     """Make an object of JSON text; raises ValueError as `from_document` does."""
-    _plan(cast(Any, kind))
+    plan_reading(cast(Any, kind))
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_read_hook)
     except msgspec.MsgspecError as err:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, NoReturn, Protocol
 
+from pykubelet.api.meta import plan_reading
 from pykubelet.kube.calls import Params
 from pykubelet.kube.client import RawPage
 from pykubelet.kube.errors import (
@@ -122,6 +123,8 @@ class Reflector(Generic[T]):
 
     async def run(self) -> NoReturn:
         """Mirror until cancelled."""
+        # Now, and not when the first pod waits for it: a pod's takes a hundredth of a second.
+        plan_reading(self._resource.struct)
         while True:
             try:
                 if self._must_list:
