@@ -27,7 +27,7 @@ from pykubelet.embedded.instance import Instance
 
 _SINGLES = 7
 """A single pod is over in a fifth of a second: the middle of several counts."""
-_ROUNDS = 3
+_ROUNDS = 5
 _RESTARTED = 110
 _SETTLE = 5.0
 _QUIET = 15.0
