@@ -49,8 +49,8 @@ class DriverProcess(PluginProcess):
 def driver_process(folder: Path, registry: Path, *options: str) -> Iterator[DriverProcess]:
     """A driver that runs for the time of a block; its loop devices are gone at the end."""
     driver = DriverProcess(folder, registry, *options)
-    driver.start()
     try:
+        driver.start()
         yield driver
     finally:
         driver.kill()

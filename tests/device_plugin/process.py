@@ -37,8 +37,8 @@ class DevicePluginProcess(PluginProcess):
 def plugin_process(folder: Path, kubelet: Path, *options: str) -> Iterator[DevicePluginProcess]:
     """A plugin that runs for the time of a block."""
     plugin = DevicePluginProcess(folder, kubelet, *options)
-    plugin.start()
     try:
+        plugin.start()
         yield plugin
     finally:
         plugin.kill()

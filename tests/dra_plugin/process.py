@@ -37,8 +37,8 @@ class DriverProcess(PluginProcess):
 def driver_process(folder: Path, registry: Path, *options: str) -> Iterator[DriverProcess]:
     """A plugin that runs for the time of a block."""
     driver = DriverProcess(folder, registry, *options)
-    driver.start()
     try:
+        driver.start()
         yield driver
     finally:
         driver.kill()

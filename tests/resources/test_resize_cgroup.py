@@ -89,12 +89,23 @@ def root() -> Iterator[str]:
             assert asyncio.run(cgroup_tree.remove(tree)), f"{tree} stays"
 
 
-@pytest.mark.machine
-@pytest.mark.skipif(os.geteuid() != 0 or bool(detect_cgroups().missing), reason="needs root and cgroups")
-async def test_on_this_machine(root: str) -> None:
+@pytest.fixture
+async def cgroups(root: str) -> PodCgroups:
+    """The real ones."""
     config = KubeletConfiguration(cgroup_root=root)
-    cgroups = PodCgroups(config, FeatureGates(), detect_cgroups(), amounts(cpu="2", memory="1Gi", pid="100"))
-    await cgroups.setup()
+    made = PodCgroups(config, FeatureGates(), detect_cgroups(), amounts(cpu="2", memory="1Gi", pid="100"))
+    await made.setup()
+    return made
+
+
+on_this_machine = pytest.mark.skipif(
+    os.geteuid() != 0 or bool(detect_cgroups().missing), reason="needs root and cgroups"
+)
+
+
+@pytest.mark.machine
+@on_this_machine
+async def test_on_this_machine(cgroups: PodCgroups) -> None:
     pod = pod_of(SMALL)
     await cgroups.ensure(pod)
     group = cgroups.group(pod)
@@ -118,11 +129,8 @@ async def test_on_this_machine(root: str) -> None:
 
 
 @pytest.mark.machine
-@pytest.mark.skipif(os.geteuid() != 0 or bool(detect_cgroups().missing), reason="needs root and cgroups")
-async def test_a_pod_without_limits_has_none_on_this_machine(root: str) -> None:
-    config = KubeletConfiguration(cgroup_root=root)
-    cgroups = PodCgroups(config, FeatureGates(), detect_cgroups(), amounts(cpu="2", memory="1Gi", pid="100"))
-    await cgroups.setup()
+@on_this_machine
+async def test_a_pod_without_limits_has_none_on_this_machine(cgroups: PodCgroups) -> None:
     pod = pod_of({"requests": {"cpu": "100m"}})
     await cgroups.ensure(pod)
     group = cgroups.group(pod)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
 
-
-def can_bound_swap(*, unified: bool, root: Path = _ROOT, swaps: Path = Path("/proc/swaps")) -> bool:
+def can_bound_swap(
+    *, unified: bool, root: Path = Path("/sys/fs/cgroup"), swaps: Path = Path("/proc/swaps")
+) -> bool:
     """Look at the cgroups below `root`; `unified` says whether they are v2's."""
     if not unified:
         return (root / "memory/memory.memsw.limit_in_bytes").exists()

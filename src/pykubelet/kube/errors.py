@@ -144,6 +144,11 @@ class Unauthorized(ApiError):
 class Forbidden(ApiError):
     """The API server knows who asks, and refuses; the text says which rule would allow it."""
 
+    @property
+    def to_a_stranger(self) -> bool:
+        """Whether the node authorizer knows of no pod here that would need it; perhaps not yet."""
+        return _STRANGER in self.message
+
 
 class NotFound(ApiError):
     """The object, or the kind of object, does not exist."""
@@ -233,6 +238,7 @@ def read_status(body: bytes) -> Status | None:
     return status if status.kind == "Status" else None
 
 
+_STRANGER = "no relationship found between node"
 _ANOTHER_NODES = (
     "same name as the requesting node",
     "only its own Node object",
@@ -248,7 +254,7 @@ def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace
 
     `resource` is with its subresource (`pods/status`); without a namespace it is the cluster's.
     """
-    if "no relationship found between node" in message:
+    if _STRANGER in message:
         return "a node may only use objects that pods bound to it refer to"
     if any(words in message for words in _ANOTHER_NODES):
         return (

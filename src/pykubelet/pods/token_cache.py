@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from pykubelet.api.pod import Pod
@@ -92,28 +93,28 @@ class TokenCache:
 
     async def _request(self, pod: Pod, key: _Key) -> ServiceToken:
         """Have one from an API server that may be a moment behind; raises KubeError."""
-        for moment in (*MOMENTS, None):
+        ask = partial(
+            request_token,
+            self._client,
+            pod,
+            key.account,
+            audiences=key.audiences,
+            seconds=key.seconds,
+            account_uid=key.account_uid,
+        )
+        for moment in MOMENTS:
             try:
-                return await request_token(
-                    self._client,
-                    pod,
-                    key.account,
-                    audiences=key.audiences,
-                    seconds=key.seconds,
-                    account_uid=key.account_uid,
-                )
-            except KubeError as err:
-                if moment is None or not _is_behind(err):
+                return await ask()
+            except (NotFound, Forbidden) as err:
+                if not _is_behind(err):
                     raise
-                await asyncio.sleep(moment)
-        raise AssertionError("the last failure is raised")
+            await asyncio.sleep(moment)
+        return await ask()
 
 
-def _is_behind(err: KubeError) -> bool:
+def _is_behind(err: NotFound | Forbidden) -> bool:
     """Whether the API server speaks as one that has not seen the pod, or not that it is this node's."""
-    if isinstance(err, NotFound):
-        return err.details.kind == "pod"
-    return isinstance(err, Forbidden) and "no relationship found between node" in err.message
+    return err.details.kind == "pod" if isinstance(err, NotFound) else err.to_a_stranger
 
 
 class _Key(NamedTuple):

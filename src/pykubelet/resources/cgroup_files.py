@@ -27,9 +27,9 @@ REMOVE_SECONDS = 5.0
 """How long to wait for the processes of a cgroup to end after they were killed."""
 
 _NEEDED_V1 = frozenset({"cpu", "cpuacct", "cpuset", "memory", "hugetlb", "pids", "name=systemd"})
+_NEEDED_V2 = frozenset({"cpu", "cpuset", "memory", "hugetlb", "pids"})
 _V1_UNBOUNDED = 2**62
 """What v1 says of a cgroup without a limit is larger than this, by how much depends on the page size."""
-_NEEDED_V2 = frozenset({"cpu", "cpuset", "memory", "hugetlb", "pids"})
 
 
 class CgroupError(OSError):
