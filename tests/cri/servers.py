@@ -14,7 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from pykubelet.cri import events_pb2
+from pykubelet.cri import events_pb2, tasks_pb2
 from pykubelet.cri import runtime_pb2 as pb
 
 VERSION = pb.VersionResponse(
@@ -22,7 +22,7 @@ VERSION = pb.VersionResponse(
 )
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
-    for file in (pb.DESCRIPTOR, events_pb2.DESCRIPTOR)
+    for file in (pb.DESCRIPTOR, events_pb2.DESCRIPTOR, tasks_pb2.DESCRIPTOR)
     for service in file.services_by_name.values()
     for method in service.methods
 }
@@ -65,6 +65,7 @@ Answer = Message | Refuse | Hang | list[Message | Refuse | Hang]
 class Runtime:
     """A gRPC server that gives the answers it was told to, and an empty message otherwise.
 
+    A list is a stream's messages; of a call with one answer, what is said to each call in turn.
     With `prefix` it is found under another version of the protocol.
     """
 
@@ -93,7 +94,8 @@ class Runtime:
         async def unary(request: Message, context: Any) -> Message:
             self.seen.append(Seen(name, request, context.time_remaining()))
             answer = self.answers.get(name, response())
-            assert not isinstance(answer, list)
+            if isinstance(answer, list):
+                answer = answer.pop(0) if len(answer) > 1 else answer[0]
             return await self._give(answer, context)
 
         async def stream(request: Message, context: Any) -> AsyncIterator[Message]:

@@ -1,4 +1,4 @@
-"""containerd's own events: what is asked for, and what is made of the answers."""
+"""containerd's own events and tasks: what is asked for, and what is made of the answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 
 from pykubelet.cri import errors
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.containerd import Details, TaskEvent, decode, task_events
+from pykubelet.cri.containerd import Details, TaskEvent, decode, delete_task, task_events
 from pykubelet.cri.events_pb2 import SubscribeRequest
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskStart
 from pykubelet.cri.events_types_pb2 import Any, Envelope, Timestamp
+from pykubelet.cri.tasks_pb2 import DeleteResponse
 from tests.cri.servers import Refuse, Runtime
 
 
@@ -72,3 +73,29 @@ async def test_another_runtime_has_no_such_events(scripted: Runtime, cri: Cri) -
     async with aclosing(task_events(cri.runtime_channel)) as events:
         with pytest.raises(errors.Unimplemented, match="Subscribe"):
             await anext(events)
+
+
+@pytest.mark.parametrize(
+    "dying",
+    [
+        Refuse("FAILED_PRECONDITION", "task must be stopped before deletion"),
+        Refuse("UNKNOWN", "failed to delete task: cannot delete a running process"),
+    ],
+)
+async def test_a_process_takes_a_moment_to_die(scripted: Runtime, cri: Cri, dying: Refuse) -> None:
+    scripted.answers["Delete"] = [dying, dying, DeleteResponse()]
+    await delete_task(cri.runtime_channel, "c1")
+    assert [seen.method for seen in scripted.seen] == ["Kill", "Delete", "Delete", "Delete"]
+
+
+async def test_another_refusal_to_delete_a_task_is_final(scripted: Runtime, cri: Cri) -> None:
+    scripted.answers["Delete"] = Refuse("UNIMPLEMENTED", "unknown service")
+    with pytest.raises(errors.Unimplemented, match="Delete"):
+        await delete_task(cri.runtime_channel, "c1")
+    assert [seen.method for seen in scripted.seen] == ["Kill", "Delete"]
+
+
+async def test_a_task_that_is_gone(scripted: Runtime, cri: Cri) -> None:
+    gone = Refuse("NOT_FOUND", "no running task found")
+    scripted.answers |= {"Kill": gone, "Delete": gone}
+    await delete_task(cri.runtime_channel, "c1")

@@ -32,7 +32,9 @@ TASKS = "/containerd.services.tasks.v1.Tasks/"
 CRI_NAMESPACE = "k8s.io"
 
 _TASK_SECONDS = 30.0
-_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+# What is said of a process that still dies: by containerd itself, or by its shim, which has no codes.
+_DYING = ("FailedPrecondition", "Unknown")
 
 log = get_logger(__name__)
 
@@ -100,7 +102,7 @@ async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_
             return
         except CriError as err:
             # It takes a moment to die.
-            if pause is None or err.code != "FailedPrecondition":
+            if pause is None or err.code not in _DYING:
                 raise
             await asyncio.sleep(pause)
         else:
