@@ -31,7 +31,7 @@ from pykubelet.server.pipeline import counted
 from pykubelet.server.sockets import listening_socket
 from tests.fuzz.paths import SEEDS as PATHS
 from tests.fuzz.paths import paths
-from tests.server.test_api import Runtime
+from tests.server.api_node import Runtime
 from tests.server.view import ScriptedView, pod_of
 
 ROOT = Path(__file__).parents[2]

@@ -16,12 +16,12 @@ from pykubelet.server.health import health_routes
 from pykubelet.server.lookup import Lookup
 from pykubelet.server.tls import TlsSettings, server_context
 from pykubelet.volumes.errors import VolumeError
-from tests.server import test_api
-from tests.server.test_api import Runtime, Start
+from tests.server import api_node
+from tests.server.api_node import Runtime, Start
 from tests.server.view import START, ScriptedView, pod_of
 from tests.volumes.conftest import Shelf, pod_with, volumes_at
 
-authority, pairs, start = test_api.authority, test_api.pairs, test_api.start
+authority, pairs, start = api_node.authority, api_node.pairs, api_node.start
 
 SOURCES = Path(__file__).parents[2] / "src" / "pykubelet"
 

@@ -1,51 +1,28 @@
-"""HTTP/2: the same answers as over HTTP/1.1, in any number at once, to real clients and to odd ones."""
+"""HTTP/2: the same answers as over HTTP/1.1, to real clients and to odd ones."""
 
 import asyncio
-import gc
 import gzip
 import json
-import socket
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 from h2.errors import ErrorCodes
-from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame
 
-from pykubelet.server import connections
-from pykubelet.server.connections import app_runner, serve_connections
 from pykubelet.server.http import http_server
-from pykubelet.server.http2_connection import Http2Connection
-from pykubelet.server.http2_stream import Stream
-from pykubelet.server.http2_wire import MOST_STREAMS
-from pykubelet.server.sockets import listening_socket
-from pykubelet.server.tls import ServingTls, TlsSettings
 from pykubelet.server.unix import unix_server
-from pykubelet.tasks import TaskScope
-from tests.kube.certs import Authority, Pair
-from tests.server import test_api
-from tests.server.http2_client import PATIENCE_SECONDS, Client, http2_client
+from tests.kube.certs import Authority
+from tests.server import http2_site
+from tests.server.api_node import ENDPOINTS, STAMP, Node, Start, write_log
+from tests.server.http2_client import PATIENCE_SECONDS
+from tests.server.http2_site import (
+    Site,
+    talking,
+    token_of,
+    write_long_log,
+)
 from tests.server.people import client_context
-from tests.server.test_api import ENDPOINTS, STAMP, Node, Start, write_log
 
-authority, pairs, start = test_api.authority, test_api.pairs, test_api.start
-
-
-@asynccontextmanager
-async def talking(node: Node, client: str = "admin", **options: Any) -> AsyncIterator[Client]:
-    context = client_context(node.authority, node.clients[client].get("pair"))
-    async with http2_client(node.port, context, **options) as talk:
-        yield talk
-
-
-def token_of(node: Node, client: str) -> list[tuple[str, str]]:
-    token = node.clients[client].get("token")
-    return [("authorization", f"Bearer {token}")] if token else []
+authority, pairs, start, site = http2_site.authority, http2_site.pairs, http2_site.start, http2_site.site
 
 
 # Pages whose content is another one each time.
@@ -100,116 +77,6 @@ async def test_paths_mean_the_same_as_over_http1(start: Start) -> None:
                 status, text = await ask_http1(node, path, method)
                 # aiohttp answers HEAD for what is no path with a body, which HTTP/2 cannot have.
                 assert (answer.status, answer.text) == (status, text if method != "HEAD" else ""), path
-
-
-async def echo(request: web.Request) -> web.Response:
-    body = await request.read()
-    headers = {name: request.headers.getall(name) for name in request.headers}
-    return web.json_response(
-        {"method": request.method, "path": request.raw_path, "headers": headers, "size": len(body)}
-    )
-
-
-async def nothing(request: web.Request) -> web.Response:
-    return web.Response(status=int(request.match_info["status"]), headers={"X-Here": "yes"})
-
-
-async def break_off(request: web.Request) -> web.StreamResponse:
-    answer = web.StreamResponse()
-    await answer.prepare(request)
-    await answer.write(b"so far")
-    if request.match_info["how"] == "abort":
-        assert request.transport is not None
-        request.transport.abort()
-    raise ValueError("a secret of the inside")
-
-
-async def compressed(request: web.Request) -> web.StreamResponse:
-    answer = web.StreamResponse()
-    answer.enable_compression(web.ContentCoding.gzip)
-    await answer.prepare(request)
-    for _ in range(100):
-        await answer.write(b"again " * 1000)
-    return answer
-
-
-async def no_header(_: web.Request) -> web.Response:
-    return web.Response(headers={"X-Two": "one\r\nX-Evil: two"})
-
-
-class Slow:
-    """A handler that waits, and counts."""
-
-    def __init__(self) -> None:
-        self.release = asyncio.Event()
-        self.at_work = self.begun = self.cancelled = 0
-
-    async def answer(self, _: web.Request) -> web.Response:
-        self.at_work += 1
-        self.begun += 1
-        try:
-            await self.release.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.at_work -= 1
-        return web.Response(text="done")
-
-
-ROUTES = [
-    web.route("*", "/echo{rest:.*}", echo),
-    web.get("/status/{status}", nothing),
-    web.get("/break/{how}", break_off),
-    web.get("/compressed", compressed),
-    web.get("/no-header", no_header),
-]
-
-
-class Site:
-    """A server for tests with connections of its own settings."""
-
-    def __init__(self, port: int, authority: Authority, slow: Slow) -> None:
-        self.port, self.authority, self.slow = port, authority, slow
-
-    def talking(self, **options: Any) -> Any:
-        return http2_client(self.port, client_context(self.authority), **options)
-
-
-@asynccontextmanager
-async def site_of(authority: Authority, pairs: dict[str, Pair], *, most: int = 100) -> AsyncIterator[Site]:
-    slow, app = Slow(), web.Application()
-    app.add_routes([*ROUTES, web.get("/slow", slow.answer)])
-    tls = ServingTls(TlsSettings(), lambda: (pairs["server"].certificate, pairs["server"].key))
-    with listening_socket("test", "127.0.0.1", 0) as listener:
-        async with app_runner(app) as server, serve_connections(server, listener, tls.context, most=most):
-            yield Site(listener.getsockname()[1], authority, slow)
-
-
-@pytest.fixture
-async def site(authority: Authority, pairs: dict[str, Pair]) -> AsyncIterator[Site]:
-    async with site_of(authority, pairs) as made:
-        yield made
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    """Wait until something is so that nobody tells."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become so"
-        await asyncio.sleep(0.01)
-
-
-def alive(kind: type) -> int:
-    """How many there are of something; those that only wait for the collector do not count."""
-    gc.collect()
-    return sum(isinstance(found, kind) for found in gc.get_objects())
-
-
-def standing() -> list[Http2Connection]:
-    """The server's side of the connections that stand."""
-    found = [found for found in gc.get_objects() if isinstance(found, Http2Connection)]
-    return [connection for connection in found if connection.transport is not None]
 
 
 async def test_what_a_handler_sees_of_a_request(site: Site) -> None:
@@ -378,240 +245,6 @@ async def test_what_http2_does_not_have(start: Start, header: tuple[str, str]) -
         assert (answer.status, answer.text, answer.ended) == (400, "", True)
         assert (await talk.ask("/healthz", headers=[("te", "trailers")])).status == 200
     assert node.runtime.asked == []
-
-
-async def test_a_log_that_is_followed(start: Start) -> None:
-    node = await start()
-    write_log(node, f"{STAMP.format(5)} stdout F one")
-    inflight = node.parts.metrics._inflight.labels("GET", "containerLogs", "readwrite", "false")
-    async with talking(node) as talk:
-        streams = [talk.begin("/containerLogs/default/web/main?follow=true") for _ in range(3)]
-        first = [talk.answers[number] for number in streams]
-        await talk.until(lambda: all(answer.text == "one\n" for answer in first))
-        with node.runtime.log.open("a") as file:
-            file.write(f"{STAMP.format(6)} stdout F two\n")
-        await talk.until(lambda: all(answer.text == "one\ntwo\n" for answer in first))
-        assert inflight._value.get() == 3
-        talk.wire.reset_stream(streams[0], ErrorCodes.CANCEL)
-        talk.flush()
-        await eventually(lambda: inflight._value.get() == 2)
-        # Requests go on beside it.
-        assert (await talk.ask("/healthz")).status == 200
-    # Whoever hangs up has no followers left.
-    await eventually(lambda: inflight._value.get() == 0)
-    await eventually(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
-
-
-def write_long_log(node: Node, lines: int = 40_000) -> str:
-    texts = [f"line {number} {'x' * 200}" for number in range(lines)]
-    write_log(node, *(f"{STAMP.format(5)} stdout F {text}" for text in texts))
-    return "".join(f"{text}\n" for text in texts)
-
-
-async def test_a_slow_reader_costs_no_memory_and_gets_everything(start: Start) -> None:
-    node = await start()
-    text = write_long_log(node)
-    async with talking(node, window=20_000, takes=False) as talk:
-        number = talk.begin("/containerLogs/default/web/main")
-        answer = talk.answers[number]
-        await talk.until(lambda: len(answer.body) == 20_000)
-        # Others on the same connection need not wait for it.
-        for _ in range(10):
-            assert (await talk.ask("/healthz")).status == 200
-        [stream] = [found for found in gc.get_objects() if isinstance(found, Stream) and not found.over]
-        assert stream.size < 1024**2 < len(text) / 4
-        assert len(answer.body) == 20_000
-        talk.takes = True
-        talk.wire.acknowledge_received_data(20_000, number)
-        talk.flush()
-        assert (await talk.whole(number)).text == text
-
-
-async def test_a_client_that_does_not_read_is_not_read_either(start: Start) -> None:
-    """Neither answers nor acknowledgements pile up."""
-    node = await start()
-    write_long_log(node)
-    context = client_context(node.authority, node.clients["admin"]["pair"])
-    context.set_alpn_protocols(["h2"])
-    little = socket.socket()
-    # So that the log does not fit between the two.
-    little.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
-    little.connect(("127.0.0.1", node.port))
-    _, writer = await asyncio.open_connection(
-        sock=little, ssl=context, server_hostname="localhost", limit=1024
-    )
-    try:
-        client = Client(asyncio.StreamReader(), writer, window=2**31 - 1, takes=False)
-        client.wire.increment_flow_control_window(2**30)
-        client.begin("/containerLogs/default/web/main")
-        await eventually(lambda: any(connection._paused for connection in standing()))
-        [connection] = standing()
-        transport = connection.transport
-        assert transport is not None
-        for _ in range(2000):
-            client.wire.ping(b"12345678")
-            client.flush()
-        await asyncio.sleep(0.1)
-        assert transport.get_write_buffer_size() < 1024**2
-    finally:
-        writer.transport.abort()
-
-
-async def test_answers_take_turns(start: Start) -> None:
-    node = await start()
-    write_long_log(node)
-    async with talking(node, window=2**20) as talk:
-        talk.wire.increment_flow_control_window(2**24)
-        streams = [talk.begin("/containerLogs/default/web/main") for _ in range(4)]
-        answers = [await talk.whole(number) for number in streams]
-        assert len({bytes(answer.body) for answer in answers}) == 1
-        assert all(answer.ended for answer in answers)
-
-
-async def test_a_stream_that_is_reset_ends_its_handler(site: Site) -> None:
-    async with site.talking() as talk:
-        numbers = [talk.begin("/slow") for _ in range(20)]
-        await eventually(lambda: site.slow.at_work == 20)
-        for number in numbers[:15]:
-            talk.wire.reset_stream(number, ErrorCodes.CANCEL)
-        talk.flush()
-        await eventually(lambda: (site.slow.at_work, site.slow.cancelled) == (5, 15))
-        site.slow.release.set()
-        answers = [await talk.whole(number) for number in numbers[15:]]
-        assert [answer.text for answer in answers] == ["done"] * 5
-        assert (await talk.ask("/echo")).status == 200
-
-
-async def test_a_lost_connection_ends_its_handlers(site: Site) -> None:
-    async with site.talking() as talk:
-        for _ in range(10):
-            talk.begin("/slow")
-        body = talk.begin("/echo", "POST", body=True)
-        await talk.send(body, b"half of it")
-        await eventually(lambda: site.slow.at_work == 10)
-        talk._writer.transport.abort()
-        await eventually(lambda: (site.slow.at_work, site.slow.cancelled) == (0, 10))
-    await eventually(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
-
-
-async def test_how_many_streams_there_may_be(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.server.http2.MOST_STREAMS_OF_ALL", 5)
-    async with site.talking() as talk, site.talking() as other:
-        await talk.ask("/echo")
-        assert talk.wire.remote_settings.max_concurrent_streams == MOST_STREAMS
-        assert talk.wire.remote_settings.max_header_list_size == 64 * 1024
-        numbers = [talk.begin("/slow") for _ in range(4)] + [other.begin("/slow")]
-        await eventually(lambda: site.slow.at_work == 5)
-        # Everybody's places are taken; the client may try again.
-        assert (await other.ask("/echo")).reset == ErrorCodes.REFUSED_STREAM
-        site.slow.release.set()
-        for number in numbers[:4]:
-            assert (await talk.whole(number)).text == "done"
-        await eventually(lambda: site.slow.at_work == 0)
-        assert (await other.ask("/echo")).status == 200
-
-
-async def test_more_streams_than_allowed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.server.http2_connection.MOST_STREAMS", 3)
-    async with site.talking() as talk:
-        numbers = [talk.begin("/slow") for _ in range(3)]
-        # Sent before this side could know of the bound.
-        late = talk.begin("/slow")
-        assert (await talk.whole(late)).reset == ErrorCodes.REFUSED_STREAM
-        site.slow.release.set()
-        assert [(await talk.whole(number)).text for number in numbers] == ["done"] * 3
-
-
-async def test_answers_that_nobody_takes_make_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.server.http2.MOST_STREAMS_OF_ALL", 5)
-    async with site.talking(window=0) as stuck, site.talking() as other:
-        for _ in range(5):
-            number = stuck.begin("/echo")
-            await stuck.until(lambda number=number: stuck.answers[number].status)
-        assert (await other.ask("/echo")).status == 200
-        await stuck.until(lambda: stuck.closed)
-
-
-async def test_idle_connections_are_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.5)
-    async with site.talking() as silent, site.talking() as busy, site.talking(window=0) as stuck:
-        number = busy.begin("/slow")
-        stuck.begin("/echo")
-        await eventually(lambda: site.slow.at_work == 1)
-        for talk in (silent, stuck):
-            await talk.until(lambda talk=talk: talk.closed)
-            assert talk.goodbye == ErrorCodes.NO_ERROR
-        assert not busy.closed
-        site.slow.release.set()
-        assert (await busy.whole(number)).text == "done"
-        await busy.until(lambda: busy.closed)
-
-
-async def test_idle_connections_make_room(authority: Authority, pairs: dict[str, Pair]) -> None:
-    async with site_of(authority, pairs, most=5) as site, AsyncExitStack() as stack:
-        busy = await stack.enter_async_context(site.talking())
-        number = busy.begin("/slow")
-        await eventually(lambda: site.slow.at_work == 1)
-        others = [await stack.enter_async_context(site.talking()) for _ in range(12)]
-        assert (await others[-1].ask("/echo")).status == 200
-        await eventually(lambda: sum(talk.closed for talk in others) >= 7)
-        site.slow.release.set()
-        assert (await busy.whole(number)).text == "done"
-
-
-async def test_stopping_lets_answers_be_finished(authority: Authority, pairs: dict[str, Pair]) -> None:
-    async with TaskScope() as scope, AsyncExitStack() as clients:
-        serving = AsyncExitStack()
-        site = await serving.enter_async_context(site_of(authority, pairs))
-        try:
-            talk = await clients.enter_async_context(site.talking())
-            idle = await clients.enter_async_context(site.talking())
-            assert (await idle.ask("/echo")).status == 200
-            number = talk.begin("/slow")
-            await eventually(lambda: site.slow.at_work == 1)
-        finally:
-            stopping = scope.start(serving.aclose(), name="stopping")
-        await idle.until(lambda: idle.closed)
-        await talk.until(lambda: talk.goodbye is not None)
-        assert (talk.goodbye, idle.goodbye) == (ErrorCodes.NO_ERROR, ErrorCodes.NO_ERROR)
-        site.slow.release.set()
-        assert (await talk.whole(number)).text == "done"
-        await talk.until(lambda: talk.closed)
-        await stopping
-
-
-async def test_stopping_does_not_wait_for_ever(authority: Authority, pairs: dict[str, Pair]) -> None:
-    async with AsyncExitStack() as clients:
-        async with site_of(authority, pairs) as site:
-            for _ in range(2):
-                talk = await clients.enter_async_context(site.talking())
-                for _ in range(3):
-                    talk.begin("/slow")
-            await eventually(lambda: site.slow.at_work == 6)
-            began = time.monotonic()
-        assert time.monotonic() - began < 15
-        assert (site.slow.at_work, site.slow.cancelled) == (0, 6)
-
-
-async def test_a_client_that_says_goodbye_gets_its_answers(site: Site) -> None:
-    async with site.talking() as talk:
-        number = talk.begin("/slow")
-        await eventually(lambda: site.slow.at_work == 1)
-        talk.raw(GoAwayFrame(0, last_stream_id=0, error_code=0))
-        site.slow.release.set()
-        assert (await talk.whole(number)).text == "done"
-        await talk.until(lambda: talk.closed)
-
-
-async def test_settings_of_the_client_are_followed(site: Site) -> None:
-    async with site.talking(window=100) as talk:
-        talk.wire.update_settings({SettingCodes.MAX_FRAME_SIZE: 2**20, SettingCodes.HEADER_TABLE_SIZE: 2**30})
-        talk.flush()
-        for _ in range(20):
-            assert (await talk.ask("/echo", headers=[("x", "y" * 500)])).status == 200
-        [connection] = standing()
-        # However much the client would remember for us.
-        assert connection._wire.encoder.header_table_size == 4096
 
 
 async def test_what_is_spoken(site: Site, authority: Authority) -> None:

@@ -32,11 +32,11 @@ from pykubelet.server.http2_connection import Http2Connection
 from pykubelet.server.http2_frames import BUDGET, LONGEST_FRAME, PREFACE, BadFrames, Budget, Frames, TooBusy
 from pykubelet.server.http2_heads import Malformed, NotHere, answer_head, request_head
 from pykubelet.server.http2_stream import Stream
-from tests.server import test_http2
+from tests.server import http2_site
 from tests.server.http2_client import Client
-from tests.server.test_http2 import Site, eventually
+from tests.server.http2_site import Site, eventually
 
-authority, pairs, site = test_http2.authority, test_http2.pairs, test_http2.site
+authority, pairs, site = http2_site.authority, http2_site.pairs, http2_site.site
 
 REQUEST = [(":method", "GET"), (":scheme", "https"), (":authority", "node"), (":path", "/slow")]
 

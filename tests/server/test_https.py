@@ -1,171 +1,27 @@
-"""The secured server over real TLS: certificates that change, clients that misbehave, and who gets what."""
+"""The secured server over real TLS: certificates that change, and who gets what."""
 
 import asyncio
-import shutil
 import socket
 import ssl
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
 
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.transport import Transport
-from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import AlwaysAllow
-from pykubelet.server.client_certs import ClientCertificates
-from pykubelet.server.https import https_server
 from pykubelet.server.identity import NOBODY
-from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pipeline import USER
-from pykubelet.server.reviews import AccessReviews, TokenReviews
 from pykubelet.server.tls import NoCertificate, ServingTls, TlsProblem, TlsSettings, server_context
-from pykubelet.tasks import TaskScope
-from tests.kube.certs import NAMES, Authority, Pair, encrypt
-from tests.kube.servers import serving
-from tests.server.people import ADMIN_TOKEN, VIEWER_TOKEN, People, client_context, subresources
+from tests.kube.certs import Authority, Pair, encrypt
+from tests.server import https_node
+from tests.server.https_node import Starter
+from tests.server.people import ADMIN_TOKEN, VIEWER_TOKEN, client_context, subresources
 
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("https"), "cluster")
-
-
-@pytest.fixture(scope="session")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("https"), "stranger")
-
-
-@pytest.fixture(scope="session")
-def pairs(authority: Authority, stranger: Authority) -> dict[str, Pair]:
-    return {
-        "server": authority.sign("/CN=node", NAMES),
-        "second": authority.sign("/CN=second", NAMES),
-        "admin": authority.sign("/O=system:masters/CN=admin"),
-        "viewer": authority.sign("/CN=viewer"),
-        "expired": authority.sign("/CN=admin", begins=-7200, ends=-3600),
-        "foreign": stranger.sign("/O=system:masters/CN=admin"),
-    }
-
-
-async def who(request: web.Request) -> web.Response:
-    return web.Response(text=request[USER].name)
-
-
-async def echo_size(request: web.Request) -> web.Response:
-    return web.Response(text=str(len(await request.read())))
-
-
-async def fail(request: web.Request) -> web.Response:
-    raise ValueError("a secret of the inside")
-
-
-ROUTES = [
-    web.get("/pods", who),
-    web.get("/healthz", who),
-    web.get("/stats/summary", who),
-    web.post("/run/{a}/{b}/{c}", who),
-    web.put("/manifests/{name}", echo_size),
-    web.get("/debug/fail", fail),
-]
-
-
-class Node:
-    """A secured server, and ways to ask it."""
-
-    def __init__(self, port: int, authority: Authority, folder: Path, registry: CollectorRegistry) -> None:
-        self.port, self.authority, self.folder, self.registry = port, authority, folder, registry
-        self.people = People()
-
-    @property
-    def url(self) -> str:
-        return f"https://localhost:{self.port}"
-
-    async def ask(
-        self, path: str, pair: Pair | None = None, token: str = "", method: str = "GET", **options: Any
-    ) -> tuple[int, str]:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        connector = aiohttp.TCPConnector(ssl=client_context(self.authority, pair))
-        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-            async with session.request(method, self.url + path, **options) as answer:
-                return answer.status, await answer.text()
-
-    async def raw(self, data: bytes) -> bytes:
-        """Send bytes over TLS and give everything that comes back."""
-        reader, writer = await asyncio.open_connection(
-            "localhost", self.port, ssl=client_context(self.authority)
-        )
-        writer.write(data)
-        try:
-            async with asyncio.timeout(30):
-                return await reader.read()
-        except ConnectionError:
-            return b""
-        finally:
-            writer.close()
-
-    def metric(self, line: str) -> float:
-        for found in generate_latest(self.registry).decode().splitlines():
-            if found.startswith(line + " "):
-                return float(found.rpartition(" ")[2])
-        return 0.0
-
-
-Starter = Callable[..., Any]
-
-
-@pytest.fixture
-async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) -> AsyncIterator[Starter]:
-    async with AsyncExitStack() as stack:
-
-        async def begin(
-            *, anonymous: bool = False, open_to_all: bool = False, most: int = 100, **settings: Any
-        ) -> Node:
-            registry = CollectorRegistry()
-            metrics = ServerMetrics(registry)
-            node = Node(0, authority, tmp_path, registry)
-            scope = await stack.enter_async_context(TaskScope())
-            api = await stack.enter_async_context(serving(None))
-            api.default = node.people.answer
-            transport = Transport(Access(api.url))
-            stack.push_async_exit(transport)
-            client = ApiClient(transport, TokenBucket(-1, 0), timeout=5)
-            for name in ("crt", "key"):
-                pair = pairs["server"]
-                shutil.copy(pair.certificate if name == "crt" else pair.key, tmp_path / f"kubelet.{name}")
-            shutil.copy(authority.certificate, tmp_path / "ca.crt")
-            node.port = await stack.enter_async_context(
-                https_server(
-                    "::",
-                    0,
-                    ROUTES,
-                    tls=ServingTls(
-                        TlsSettings(request_certificates=True, **settings),
-                        lambda: (tmp_path / "kubelet.crt", tmp_path / "kubelet.key"),
-                    ),
-                    authenticator=Authenticator(
-                        ClientCertificates(tmp_path / "ca.crt", metrics),
-                        TokenReviews(client, scope, 60, metrics),
-                        anonymous=anonymous,
-                    ),
-                    judge=AlwaysAllow()
-                    if open_to_all
-                    else AccessReviews(client, scope, lambda: "n1", metrics, yes_seconds=60, no_seconds=60),
-                    metrics=metrics,
-                    most_connections=most,
-                )
-            )
-            return node
-
-        yield begin
+authority, stranger, pairs, start = (
+    https_node.authority,
+    https_node.stranger,
+    https_node.pairs,
+    https_node.start,
+)
 
 
 async def test_who_gets_what(start: Starter, pairs: dict[str, Pair]) -> None:
@@ -414,127 +270,6 @@ async def test_both_families_are_served(start: Starter, authority: Authority) ->
             continue
         _, writer = await asyncio.open_connection(address, node.port, ssl=context)
         writer.close()
-
-
-# Clients that misbehave.
-
-
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (b"GET /pods HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200"),
-        (b"GET //pods HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
-        (b"GET /pods/../run HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
-        (b"GET /logs/%2e%2e/etc HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
-        (b"GET /pods%2Fx HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
-        (b"GET /pods%00 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
-        (b"GET http://evil/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"40"),
-        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"40"),
-        (b"CONNECT evil:80 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"40"),
-        (b"BREW /pods HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"40"),
-        (b"\x16\x03\x01\x00\x00garbage\r\n\r\n", b"400"),
-        (b"GET /pods HTTP/9.9\r\n\r\n", b"40"),
-        (b"GET /pods HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"400"),
-        (b"GET /pods HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 5_000 + b"\r\n", b"400"),
-        (b"GET /" + b"p" * 1_200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
-        (b"GET /pods?" + b"p" * 500_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200"),
-        (b"GET /debug/fail HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"500"),
-        (
-            b"PUT /manifests/x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n" + b"z" * 1_100_000,
-            b"413",
-        ),
-        (b"PUT /manifests/x HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
-        (
-            b"PUT /manifests/x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            b"400",
-        ),
-    ],
-)
-async def test_strange_requests_get_a_status_and_nothing_else(
-    start: Starter, request_: bytes, status: bytes
-) -> None:
-    node = await start(open_to_all=True, anonymous=True)
-    answer = await node.raw(request_)
-    first = answer.partition(b"\r\n")[0]
-    assert first.startswith(b"HTTP/1."), answer[:500]
-    assert first.split()[1].startswith(status), answer[:500]
-    assert b"Traceback" not in answer
-    assert b"secret" not in answer
-    assert (await node.ask("/pods"))[0] == 200
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-async def test_idle_connections_make_room(start: Starter, authority: Authority) -> None:
-    node = await start(open_to_all=True, anonymous=True, most=20)
-    before = open_files()
-    async with AsyncExitStack() as stack:
-        readers = []
-        for _ in range(60):
-            reader, writer = await asyncio.open_connection(
-                "localhost", node.port, ssl=client_context(authority)
-            )
-            stack.callback(writer.close)
-            readers.append(reader)
-        assert (await node.ask("/pods"))[0] == 200
-        # Also for those who do not even begin to speak TLS.
-        for _ in range(60):
-            _, writer = await asyncio.open_connection("127.0.0.1", node.port)
-            stack.callback(writer.close)
-        assert (await node.ask("/pods"))[0] == 200
-        closed = [reader for reader in readers if reader.at_eof()]
-        assert len(closed) >= 40
-    deadline = time.monotonic() + 30
-    while open_files() > before and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    assert open_files() <= before
-
-
-async def test_connections_at_work_are_not_given_up_for_new_ones(
-    start: Starter, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release, begun = asyncio.Event(), asyncio.Semaphore(0)
-
-    async def slow(_: web.Request) -> web.Response:
-        begun.release()
-        await release.wait()
-        return web.Response(text="done")
-
-    monkeypatch.setitem(globals(), "ROUTES", [*ROUTES, web.get("/debug/slow", slow)])
-    node = await start(open_to_all=True, anonymous=True, most=5)
-    async with TaskScope() as scope:
-        busy = [scope.start(node.ask("/debug/slow"), name="busy") for _ in range(5)]
-        for _ in busy:
-            await begun.acquire()
-        with pytest.raises((aiohttp.ClientError, ConnectionError)):
-            await node.ask("/pods")
-        release.set()
-        assert [await task for task in busy] == [(200, "done")] * 5
-    assert (await node.ask("/pods"))[0] == 200
-
-
-@asynccontextmanager
-async def plain_connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-
-
-@pytest.mark.parametrize(
-    "bytes_", [b"GET /pods HTTP/1.1\r\n\r\n", b"\0" * 100, b"\x16\x03\x01\xff\xff" + b"z" * 100]
-)
-async def test_what_is_no_tls_is_hung_up_on(start: Starter, bytes_: bytes) -> None:
-    node = await start()
-    async with plain_connection(node.port) as (reader, writer), asyncio.timeout(30):
-        writer.write(bytes_)
-        writer.write_eof()
-        while await reader.read(100):
-            pass
 
 
 async def test_requests_are_counted(start: Starter) -> None:

@@ -1,0 +1,205 @@
+"""Reviews by the API server: what is asked, for how long an answer is kept, and what is not kept."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pykubelet.kube.errors import BadAnswer, Forbidden, KubeError, ServerError, TimedOut
+from pykubelet.server.answer_cache import AnswerCache
+from pykubelet.server.attributes import Wish
+from pykubelet.server.identity import (
+    BadCredentials,
+    User,
+)
+from pykubelet.server.reviews import MOST_REMEMBERED, AccessReviews, NoAnswer, TokenReviews
+from pykubelet.tasks import TaskScope
+from tests.server import reviewing
+from tests.server.reviewing import Api, metrics, user_info
+
+scope = reviewing.scope
+
+
+@pytest.mark.looptime
+async def test_answers_are_kept_for_their_time_and_asked_for_once(scope: TaskScope) -> None:
+    asked: list[str] = []
+    cache: AnswerCache[str, str] = AnswerCache(scope, lambda answer: len(answer), most=2, name="test")
+
+    async def ask(answer: str) -> str:
+        asked.append(answer)
+        await asyncio.sleep(0.5)
+        return answer
+
+    same = await asyncio.gather(*(cache.get("a", lambda: ask("long")) for _ in range(10)))
+    assert (same, asked) == (["long"] * 10, ["long"])
+    await asyncio.sleep(3.9)
+    assert await cache.get("a", lambda: ask("other")) == "long"
+    await asyncio.sleep(0.2)
+    assert await cache.get("a", lambda: ask("other")) == "other"
+    assert await cache.get("", lambda: ask("")) == ""
+    assert cache.known("") is None
+    for key in "bcd":
+        await cache.get(key, lambda: ask("x" * 60))
+    assert len(cache) == 2
+    assert cache.known("b") is None
+    assert cache.known("d") is not None
+
+
+@pytest.mark.looptime
+async def test_whoever_gives_up_does_not_take_the_answer_from_others(scope: TaskScope) -> None:
+    cache: AnswerCache[str, int] = AnswerCache(scope, lambda _: 60, most=9, name="test")
+
+    async def ask() -> int:
+        await asyncio.sleep(1)
+        return 7
+
+    async with TaskScope() as others:
+        first = others.start(cache.get("q", ask), name="first")
+        second = others.start(cache.get("q", ask), name="second")
+        await asyncio.sleep(0.1)
+        first.cancel()
+        assert await second == 7
+
+
+@pytest.mark.looptime
+async def test_failures_reach_everybody_and_are_not_kept(scope: TaskScope) -> None:
+    cache: AnswerCache[str, int] = AnswerCache(scope, lambda _: 60, most=9, name="test")
+
+    async def fail() -> int:
+        await asyncio.sleep(1)
+        raise NoAnswer("down")
+
+    async def ask() -> int:
+        return 7
+
+    outcomes = await asyncio.gather(*(cache.get("q", fail) for _ in range(3)), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [NoAnswer] * 3
+    assert await cache.get("q", ask) == 7
+
+
+@pytest.mark.looptime
+async def test_tokens_are_reviewed_once_in_their_time(scope: TaskScope) -> None:
+    api = Api(authenticated=True, user=user_info("jane"))
+    reviews = TokenReviews(api, scope, 120, metrics())
+    users = await asyncio.gather(*(reviews.user("secret") for _ in range(5)))
+    assert users == [User("jane", "1", ("g",), {"k": ["v"]})] * 5
+    assert [review.spec.token for review in api.asked] == ["secret"]
+    await asyncio.sleep(119)
+    await reviews.user("secret")
+    assert len(api.asked) == 1
+    await asyncio.sleep(2)
+    await reviews.user("secret")
+    assert len(api.asked) == 2
+    assert "secret" not in repr(vars(reviews)) + repr(vars(reviews._answers))
+
+
+@pytest.mark.looptime
+async def test_bad_tokens_are_remembered_but_not_those_that_could_not_be_checked(scope: TaskScope) -> None:
+    api = Api()
+    reviews = TokenReviews(api, scope, 120, metrics())
+    for _ in range(3):
+        with pytest.raises(BadCredentials):
+            await reviews.user("bad")
+    assert len(api.asked) == 1
+    api.status = {"error": "the issuer cannot be reached"}
+    for _ in range(3):
+        with pytest.raises(BadCredentials, match="issuer"):
+            await reviews.user("odd")
+    assert len(api.asked) == 4
+
+
+@pytest.mark.looptime
+async def test_no_ttl_means_no_memory(scope: TaskScope) -> None:
+    api = Api(authenticated=True)
+    reviews = TokenReviews(api, scope, 0, metrics())
+    await reviews.user("t")
+    await reviews.user("t")
+    assert len(api.asked) == 2
+
+
+@pytest.mark.looptime
+async def test_a_flood_of_tokens_costs_bounded_memory(scope: TaskScope) -> None:
+    reviews = TokenReviews(Api(), scope, 10**6, metrics())
+    for start in range(0, MOST_REMEMBERED + 200, 20):
+        await asyncio.gather(*(reviews.user(f"t{start + n}") for n in range(20)), return_exceptions=True)
+    assert len(reviews._answers) == MOST_REMEMBERED
+
+
+def access(api: Api, scope: TaskScope, node: str = "n1") -> AccessReviews:
+    return AccessReviews(api, scope, lambda: node, metrics(), yes_seconds=300, no_seconds=30)
+
+
+@pytest.mark.looptime
+async def test_yes_and_no_are_remembered_for_different_times(scope: TaskScope) -> None:
+    api = Api(allowed=True)
+    reviews = access(api, scope)
+    user, wish = User("jane", "1", ("g",), {"k": ["v"]}), Wish("get", "proxy")
+    assert await reviews.allowed(user, wish)
+    spec = api.asked[0].spec
+    assert (spec.user, spec.uid, spec.groups, spec.extra) == ("jane", "1", ["g"], {"k": ["v"]})
+    wanted = spec.resource_attributes
+    assert (wanted.verb, wanted.version, wanted.resource, wanted.subresource, wanted.name, wanted.group) == (
+        *("get", "v1", "nodes", "proxy", "n1"),
+        "",
+    )
+    api.status = {"allowed": False}
+    await asyncio.sleep(299)
+    assert await reviews.allowed(user, wish)
+    await asyncio.sleep(2)
+    assert not await reviews.allowed(user, wish)
+    api.status = {"allowed": True}
+    await asyncio.sleep(28)
+    assert not await reviews.allowed(user, wish)
+    await asyncio.sleep(2)
+    assert await reviews.allowed(user, wish)
+    assert len(api.asked) == 3
+    # Somebody else, or something else, is another question.
+    await reviews.allowed(User("jane", "2", ("g",), {"k": ["v"]}), wish)
+    await reviews.allowed(user, Wish("create", "proxy"))
+    assert len(api.asked) == 5
+
+
+@pytest.mark.looptime
+async def test_both_yes_and_no_is_no_answer(scope: TaskScope) -> None:
+    with pytest.raises(NoAnswer):
+        await access(Api(allowed=True, denied=True), scope).allowed(User("x"), Wish("get", "proxy"))
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("errors", "asked", "fails"),
+    [
+        ([ServerError(500), ServerError(503)], 3, False),
+        ([ServerError(500)] * 5, 5, True),
+        ([Forbidden(403)], 1, True),
+        ([TimedOut("https://x", "slow")], 1, True),
+        ([BadAnswer("?")], 1, True),
+    ],
+)
+async def test_what_is_put_off_is_asked_again(
+    scope: TaskScope, errors: list[KubeError], asked: int, fails: bool
+) -> None:
+    api = Api(allowed=True)
+    api.errors = list(errors)
+    reviews = access(api, scope)
+    if fails:
+        with pytest.raises(NoAnswer):
+            await reviews.allowed(User("x"), Wish("get", "proxy"))
+    else:
+        assert await reviews.allowed(User("x"), Wish("get", "proxy"))
+    assert len(api.asked) == asked
+    api.errors = []
+    assert await reviews.allowed(User("x"), Wish("get", "proxy"))
+
+
+@pytest.mark.looptime
+async def test_an_api_server_that_never_answers_is_waited_for_half_a_minute(scope: TaskScope) -> None:
+    class Silent(Api):
+        async def create(self, resource: Any, obj: Any, namespace: str = "") -> Any:
+            await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    with pytest.raises(NoAnswer):
+        await access(Silent(), scope).allowed(User("x"), Wish("get", "proxy"))
+    assert 29 < loop.time() - before < 31
