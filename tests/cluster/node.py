@@ -19,7 +19,7 @@ from pykubelet.resources.cgroup_names import parse_path
 from pykubelet.resources.cgroup_values import CgroupValues
 from tests.cluster.plane import Document, Plane, pod_document, unique
 from tests.conftest import RunningRuntime
-from tests.engine.node import BIN, Node, is_ready
+from tests.engine.node import BIN, PATIENCE, Node, is_ready
 
 GRACE = 2
 """Pods of tests end quickly."""
@@ -107,7 +107,7 @@ class ClusterNode(Node):
         return found if found is not None and found["metadata"]["uid"] == meta["uid"] else None
 
     def wait_api_pod(
-        self, pod: Document, what: str, fits: Callable[[Document], object], seconds: float = 30
+        self, pod: Document, what: str, fits: Callable[[Document], object], seconds: float = PATIENCE
     ) -> Document:
         """Wait until the API server's pod fits; gives it."""
 
@@ -117,17 +117,17 @@ class ClusterNode(Node):
 
         return self.wait(f"pod {pod['metadata']['name']} {what}", look, seconds)
 
-    def wait_pod_ready(self, pod: Document, seconds: float = 30) -> Document:
+    def wait_pod_ready(self, pod: Document, seconds: float = PATIENCE) -> Document:
         """Wait until the API server says that the pod is ready."""
         return self.wait_api_pod(pod, "to be ready", is_ready, seconds)
 
-    def wait_pod_phase(self, pod: Document, phase: str, seconds: float = 30) -> Document:
+    def wait_pod_phase(self, pod: Document, phase: str, seconds: float = PATIENCE) -> Document:
         """Wait until the API server says that the pod is in this phase."""
         return self.wait_api_pod(
             pod, f"to be {phase}", lambda found: found["status"].get("phase") == phase, seconds
         )
 
-    def delete_pod(self, pod: Document, seconds: float = 30) -> None:
+    def delete_pod(self, pod: Document, seconds: float = PATIENCE) -> None:
         """Delete a pod as people do, and wait until it is gone from the API and from the node."""
         meta = pod["metadata"]
         self.plane.delete("pod", meta["name"], meta["namespace"])

@@ -185,7 +185,10 @@ async def test_rotated_without_a_missed_heartbeat(plane: Plane, joining: Joining
     user = f"system:node:{joining.name}"
     renewals = [event for event in plane.audit(joining.mark) if event["user"]["username"] == user]
     renewals = [event for event in renewals if event["objectRef"]["resource"] == "leases"]
-    assert {event["responseStatus"]["code"] for event in renewals} <= {200, 201, 404}
+    # Whatever a busy API server says, it never says that it does not know who asks.
+    codes = {event["responseStatus"]["code"] for event in renewals}
+    assert codes & {200, 201}
+    assert not codes & {401, 403}
     used = {str(event["user"].get("extra", {})) for event in renewals}
     assert len(used) >= 3
 

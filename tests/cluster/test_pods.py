@@ -172,13 +172,17 @@ def test_a_pod_held_by_a_finalizer(member: ClusterNode, namespace: str) -> None:
     name, uid = created["metadata"]["name"], created["metadata"]["uid"]
     delete(member, created)
     member.wait("the node to be done", lambda: not member.left_of(uid))
-    held = member.wait_pod_phase(created, "Succeeded")
-    assert held["metadata"]["deletionGracePeriodSeconds"] == 0
-    # An agent that finds it so leaves it so.
-    member.restart()
-    time.sleep(2)
-    assert not member.truth.sandboxes(name)
-    member.plane.patch("pod", name, namespace, {"metadata": {"finalizers": None}})
+    try:
+        held = member.wait_pod_phase(created, "Succeeded")
+        member.wait_api_pod(
+            held, "to be let go", lambda found: found["metadata"]["deletionGracePeriodSeconds"] == 0
+        )
+        # An agent that finds it so leaves it so.
+        member.restart()
+        time.sleep(2)
+        assert not member.truth.sandboxes(name)
+    finally:
+        member.plane.patch("pod", name, namespace, {"metadata": {"finalizers": None}})
     wait_gone(member, created)
 
 

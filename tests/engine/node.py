@@ -38,6 +38,8 @@ BIN = Path(sys.executable).parent
 NAME = "n1"
 """The node's name; it is behind every static pod's name."""
 POLL = 0.05
+PATIENCE = 45.0
+"""In seconds: long for a busy machine, and less than the minute after which an agent looks at everything."""
 _NOT_YET = (
     urllib.error.URLError,
     ConnectionError,
@@ -191,7 +193,7 @@ class Node:
 
     # Waiting
 
-    def wait(self, what: str, look: Callable[[], T | None], seconds: float = 20) -> T:
+    def wait(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
         """Give the first answer of `look` that is true; raises AssertionError with the whole story."""
         deadline = time.monotonic() + seconds
         last: object = None
@@ -213,7 +215,7 @@ class Node:
             time.sleep(POLL)
 
     def wait_pod(
-        self, name: str, what: str, fits: Callable[[Document], object], seconds: float = 20
+        self, name: str, what: str, fits: Callable[[Document], object], seconds: float = PATIENCE
     ) -> Document:
         """Wait until the pod is there and fits; gives it."""
 
@@ -223,13 +225,13 @@ class Node:
 
         return self.wait(f"pod {name} {what}", look, seconds)
 
-    def wait_ready(self, name: str, seconds: float = 20) -> Document:
+    def wait_ready(self, name: str, seconds: float = PATIENCE) -> Document:
         return self.wait_pod(name, "to be ready", is_ready, seconds)
 
-    def wait_phase(self, name: str, phase: str, seconds: float = 20) -> Document:
+    def wait_phase(self, name: str, phase: str, seconds: float = PATIENCE) -> Document:
         return self.wait_pod(name, f"to be {phase}", lambda pod: pod["status"]["phase"] == phase, seconds)
 
-    def wait_event(self, name: str, reason: str, seconds: float = 20) -> str:
+    def wait_event(self, name: str, reason: str, seconds: float = PATIENCE) -> str:
         """Wait for an event with this reason; gives its message."""
         return self.wait(
             f"event {reason} of {name}",
@@ -237,7 +239,7 @@ class Node:
             seconds,
         )
 
-    def wait_gone(self, name: str, uid: str, seconds: float = 30) -> None:
+    def wait_gone(self, name: str, uid: str, seconds: float = PATIENCE) -> None:
         """Wait until nothing of a pod is left: not here, not in the runtime, not on the disk."""
         self.wait(
             f"pod {name} to be gone",
@@ -245,7 +247,7 @@ class Node:
             seconds,
         )
 
-    def start_pod(self, document: Document, seconds: float = 20) -> Document:
+    def start_pod(self, document: Document, seconds: float = PATIENCE) -> Document:
         """Write a manifest and wait until its pod is ready."""
         return self.wait_ready(self.write(document), seconds)
 
