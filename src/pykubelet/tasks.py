@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -41,6 +41,24 @@ class TaskScope:
         for task in tuple(self._tasks):
             task.cancel()
         await self._group.__aexit__(kind, err, trace)
+
+
+async def begun(beginning: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
+    """Await the beginning of something that cannot be cut in two, such as the start of a program.
+
+    A caller that is cancelled meanwhile waits until it has begun and has it undone: nobody else would
+    know of it.
+    """
+    task = asyncio.ensure_future(beginning)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            await undo(task.result())
+        raise
 
 
 async def finish_in_thread(work: Callable[[], T]) -> T:

@@ -1,6 +1,7 @@
 """The small value helpers: names of fields, CPUs, addresses, names, kernel parameters, quoting."""
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pykubelet.api import cpuset
 from pykubelet.api.casing import wire_name
 from pykubelet.api.ip import parse_cidr, parse_ip
+from pykubelet.api.meta import ObjectMeta, to_json
 from pykubelet.api.names import (
     dns_label_problem,
     dns_subdomain_problem,
@@ -267,3 +269,19 @@ def test_quoted_is_one_short_line(text: str) -> None:
     assert len(shown) <= 10 * (LONGEST_SHOWN + 1) + 2
     if len(text) <= LONGEST_SHOWN:
         assert shown == repr(text)
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=[])), st.text(st.characters(exclude_categories=[]))
+    )
+)
+def test_whatever_a_text_holds_it_can_be_sent(labels: dict[str, str]) -> None:
+    read = json.loads(to_json(ObjectMeta(name="x", labels=labels)))
+    good = {name: value for name, value in labels.items() if not _has_surrogates(name + value)}
+    assert good.items() <= read.get("labels", {}).items()
+    assert not any(_has_surrogates(name + value) for name, value in read.get("labels", {}).items())
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)

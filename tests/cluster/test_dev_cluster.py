@@ -47,18 +47,21 @@ def one_line(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert all(part in line for part in parts), line
 
 
-def up(folder: Path) -> tuple[str, dict[Component, int]]:
+def up(folder: Path, port: int) -> tuple[str, dict[Component, int]]:
     """Start a cluster; gives what was said and the pids."""
-    done = dev("up", folder, f"--port={PORT}", "--node=here")
+    done = dev("up", folder, f"--port={port}", "--node=here")
     assert done.returncode == 0, done.stderr
     return done.stdout, {name: process.pid for name, process in running(Layout.at(folder)).items()}
 
 
-PORT = free_ports(1)[0]
+@pytest.fixture
+def port() -> int:
+    """One that is free now, not when the tests were collected."""
+    return free_ports(1)[0]
 
 
-def test_its_whole_life(programs: Programs, folder: Path) -> None:
-    said, pids = up(folder)
+def test_its_whole_life(programs: Programs, folder: Path, port: int) -> None:
+    said, pids = up(folder, port)
     assert set(pids) == set(Component)
     assert f"export KUBECONFIG={folder}/admin.kubeconfig" in said
     assert f"--kubeconfig={folder}/node.kubeconfig" in said
@@ -78,7 +81,7 @@ def test_its_whole_life(programs: Programs, folder: Path) -> None:
         )
         assert yaml.safe_load(told.stdout)["status"]["userInfo"]["username"].startswith(user)
 
-    again, same = up(folder)
+    again, same = up(folder, port)
     assert "already running" in again
     assert same == pids
     status = dev("status", folder)
@@ -92,14 +95,14 @@ def test_its_whole_life(programs: Programs, folder: Path) -> None:
     broken = dev("status", folder)
     assert broken.returncode == 1
     assert "not running" in broken.stdout
-    repaired, after = up(folder)
+    repaired, after = up(folder, port)
     assert "Starting etcd, kube-apiserver\n" in repaired
     assert set(after) == set(Component)
 
     # All gone, as after a reboot: it goes on where it was.
     for pid in after.values():
         os.kill(pid, signal.SIGKILL)
-    up(folder)
+    up(folder, port)
     done = dev("down", folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "Nothing is left."
@@ -109,8 +112,8 @@ def test_its_whole_life(programs: Programs, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-def test_ended_in_the_middle(programs: Programs, folder: Path, sign: signal.Signals) -> None:
-    command = [PYKUBELET, "dev", "cluster", "up", "--data-dir", str(folder), f"--port={PORT}"]
+def test_ended_in_the_middle(programs: Programs, folder: Path, sign: signal.Signals, port: int) -> None:
+    command = [PYKUBELET, "dev", "cluster", "up", "--data-dir", str(folder), f"--port={port}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while Component.APISERVER not in running(Layout.at(folder)):
@@ -123,7 +126,7 @@ def test_ended_in_the_middle(programs: Programs, folder: Path, sign: signal.Sign
         assert running(Layout.at(folder)) == {}
     else:
         assert set(running(Layout.at(folder))) == {Component.ETCD, Component.APISERVER}
-        up(folder)
+        up(folder, port)
 
 
 def test_a_taken_port(programs: Programs, folder: Path) -> None:
@@ -134,12 +137,14 @@ def test_a_taken_port(programs: Programs, folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_program_that_does_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_does_not_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
     for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"):
         (tmp_path / name).write_text("#!/bin/sh\necho 'E1116 cannot do that'\nexit 1\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    one_line(dev("up", folder, f"--port={PORT}"), "ended while waiting for", "cannot do that")
+    one_line(dev("up", folder, f"--port={port}"), "ended while waiting for", "cannot do that")
 
 
 def test_no_programs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +181,6 @@ def test_broken_settings(programs: Programs, folder: Path) -> None:
     one_line(dev("status", folder), "cannot be read")
 
 
-def test_a_parent_that_is_not_there(programs: Programs, tmp_path: Path) -> None:
-    done = dev("up", tmp_path / "a" / "b", f"--port={PORT}")
+def test_a_parent_that_is_not_there(programs: Programs, tmp_path: Path, port: int) -> None:
+    done = dev("up", tmp_path / "a" / "b", f"--port={port}")
     one_line(done, f"mkdir -p {tmp_path / 'a'}")

@@ -387,7 +387,8 @@ def test_a_clock_two_hours_off(plane: Plane, make_node: MakeNode, namespace: str
     assert restarts(now) == 0
     since = datetime.now(UTC)
     node.wait("the node to be alive", lambda: is_alive(node, since), 30)
-    assert re.search("(2:00:0[01]|1:59:5.) ahead of the API server's clock", node.log_text())
+    # An answer may be read long after it was written.
+    assert re.search("(2:00|1:59):.. ahead of the API server's clock", node.log_text())
     tokens = [
         event for event in plane.writes(node.user, mark) if event["objectRef"].get("subresource") == "token"
     ]

@@ -23,6 +23,7 @@ from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, refuse, server_context, serving
 from tests.kube.signing import PATH, Document, Signing
+from tests.kube.waiting import until
 
 NODE = {"metadata": {"name": "one"}}
 
@@ -195,8 +196,7 @@ async def test_the_api_server_comes_late(
         pass
     node = Node(tmp_path, gone, authority)
     ensuring = asyncio.ensure_future(node.ensure())
-    while "Failed to get a client certificate" not in said(caplog):
-        await asyncio.sleep(0.05)
+    await until(lambda: "Failed to get a client certificate" in said(caplog))
     assert node.files == {"kubelet-client.key.tmp"}
     assert not node.kubeconfig.exists()
     async with serving(server_context(authority, server_pair), gone.port) as back:
@@ -212,8 +212,8 @@ async def test_refused_credentials_are_asked_again(
     """A bootstrap token that has expired, until somebody writes a new one into the file."""
     server.say(*[refuse(401, "Unauthorized", "Unauthorized")] * 2)
     ensuring = asyncio.ensure_future(node.ensure())
-    while "the token or certificate of the kubeconfig's user is not accepted" not in said(caplog):
-        await asyncio.sleep(0.05)
+    words = "the token or certificate of the kubeconfig's user is not accepted"
+    await until(lambda: words in said(caplog))
     node.write(node.bootstrap, server, token="new")
     await ensuring
     assert server.seen[-1].header("Authorization") == "Bearer new"
@@ -235,11 +235,13 @@ async def test_denied_then_approved(node: Node, signing: Signing) -> None:
 
 async def test_stopped_while_it_waits(node: Node, signing: Signing, server: Server) -> None:
     signing.decide = lambda _: None
-    for _ in range(2):
-        count = sum("watch" in seen.query for seen in server.seen)
+
+    async def watched(times: int) -> None:
+        await until(lambda: sum("watch" in seen.query for seen in server.seen) >= times)
+
+    for times in (1, 2):
         async with running(node.ensure):
-            while sum("watch" in seen.query for seen in server.seen) == count:
-                await asyncio.sleep(0.01)
+            await watched(times)
     assert node.files == {"kubelet-client.key.tmp"}
     assert stat.S_IMODE(node.pending.stat().st_mode) == 0o600
     (request,) = signing.requests.values()
@@ -283,8 +285,7 @@ async def test_a_full_disk_keeps_the_request(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "symlink_to", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
         async with running(lambda: node.ensure(clock=lambda: later)):
-            while len(signing.requests) < 2 or not node.pending.exists():
-                await asyncio.sleep(0.01)
+            await until(lambda: len(signing.requests) >= 2 and node.pending.exists())
             signing.decide = lambda _: None
             await asyncio.sleep(0.3)
     assert node.pending.exists()

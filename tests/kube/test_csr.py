@@ -22,6 +22,7 @@ from pykubelet.kube.tls import check_identity
 from tests.kube.certs import Authority
 from tests.kube.servers import Server, refuse, reset
 from tests.kube.signing import Signing
+from tests.kube.waiting import until
 
 NODE = Subject("system:node:one", ("system:nodes",))
 KEY = """-----BEGIN EC PRIVATE KEY-----
@@ -112,8 +113,7 @@ async def test_making_is_bounded_and_cancellable(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "executable", str(slow))
     making = asyncio.ensure_future(draft_request(NODE))
     pid = tmp_path / "python.pid"
-    while not pid.exists() or not pid.read_text():
-        await asyncio.sleep(0.01)
+    await until(lambda: pid.exists() and pid.read_text())
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
         await making
@@ -183,14 +183,12 @@ async def test_issued_late_and_through_faults(signing: Signing, client: ApiClien
     signing.decide = lambda _: None
     draft = await draft_request(NODE, KEY)
     asking = asyncio.ensure_future(ask(client, draft, name=NAME))
-    while not any("watch" in seen.query for seen in server.seen):
-        await asyncio.sleep(0.01)
+    await until(lambda: any("watch" in seen.query for seen in server.seen))
     server.say(reset, refuse(500, "InternalError"))
     # The watch breaks with all connections; it is taken up again.
     await client.transport.close_all()
     signing.condition(signing.requests[NAME], "Approved")
-    while len([seen for seen in server.seen if "watch" in seen.query]) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len([seen for seen in server.seen if "watch" in seen.query]) >= 2)
     assert not asking.done()
     signing.issue(signing.requests[NAME])
     check_identity(await asking + KEY.encode())
@@ -218,7 +216,7 @@ async def test_nobody_decides(signing: Signing, client: ApiClient) -> None:
 
 
 async def test_forbidden(server: Server, client: ApiClient) -> None:
-    server.default = refuse(403, "Forbidden", "no")
+    server.default = refuse(403, "Forbidden", 'User "system:anonymous" cannot create resource "x"')
     with pytest.raises(Forbidden, match="permission to create certificatesigningrequests is missing"):
         await ask(client, await draft_request(NODE))
 

@@ -18,6 +18,7 @@ from pykubelet.kube.errors import (
     StatusDetails,
     Superseded,
     TooManyRequests,
+    Unauthorized,
     Unreachable,
 )
 from pykubelet.kube.reflector import Reflector, Source
@@ -208,11 +209,31 @@ async def test_an_hour_without_the_server(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.looptime
-async def test_too_many_requests_keeps_the_version_and_waits() -> None:
-    source = ScriptedSource(page(version="7"), TooManyRequests(429, retry_after=20), FOREVER)
+@pytest.mark.parametrize(("wanted", "waited"), [(20, 20), (86400, 60)])
+async def test_too_many_requests_keeps_the_version_and_waits(wanted: float, waited: float) -> None:
+    source = ScriptedSource(page(version="7"), TooManyRequests(429, retry_after=wanted), FOREVER)
     await played(source)
     assert asked(source, "resourceVersion")[1:] == [("watch", "7"), ("watch", "7")]
-    assert source.times[2] - source.times[1] == pytest.approx(20, abs=0.1)
+    assert source.times[2] - source.times[1] == pytest.approx(waited, abs=0.1)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("bookmarks", "seconds"), [(1, 60 + 10_000), (3, 180 + 180)])
+async def test_bookmarks_that_stop_tell_of_a_server_that_hangs(bookmarks: int, seconds: float) -> None:
+    """Only a server that has sent several is known to send them."""
+    minutes = [step for number in range(bookmarks) for step in (60, bookmark(str(number + 8)))]
+    source = ScriptedSource(page(version="7"), [*minutes, 10_000, AWAY], FOREVER)
+    await played(source, 20_000)
+    assert asked(source, "resourceVersion")[1:] == [("watch", "7"), ("watch", str(bookmarks + 7))]
+    assert source.times[2] - source.times[1] == pytest.approx(seconds, abs=1)
+
+
+@pytest.mark.looptime
+async def test_who_is_refused_waits_as_for_a_server_that_is_away() -> None:
+    """Not longer than until others are let in again: the certificate may have been renewed."""
+    source = ScriptedSource(Unauthorized(401, "Unauthorized"), page(version="7"), FOREVER)
+    await played(source)
+    assert source.pauses == [0.8]
 
 
 @pytest.mark.looptime
@@ -307,7 +328,7 @@ async def test_an_owner_that_fails_is_not_hidden() -> None:
 # Against a real server.
 
 
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
@@ -336,6 +357,7 @@ async def test_everything_that_can_go_wrong(server: Server, client: ApiClient) -
         reset,
         text('{"metadata": {"resourceVersion": "5"}, "items": [{'),
         text("<html>login</html>"),
+        text('{"items":' + "[" * 100_000),
         cut(b'{"metadata": {"resourceVersion": "5"},', 1000),
         listing([pod("a", 4)], "5"),
         stream(event("ADDED", pod("b", 6)), b'{"type": "ADDED", "obj', end=True),
@@ -344,6 +366,8 @@ async def test_everything_that_can_go_wrong(server: Server, client: ApiClient) -
         listing([pod("a", 4), pod("c", 8)], "9"),
         refuse(429, "TooManyRequests", "later", {"Retry-After": "0"}),
         cut(b'{"type": "DELETED", "object": {"meta', 1000),
+        stream(b'{"type": "DELETED", "object":' + b"[" * 100_000 + b"\n"),
+        listing([pod("a", 4), pod("c", 8)], "9"),
         stream(event("DELETED", pod("a", 10)), 0.05, end=False),
     )
     server.default = hold
@@ -359,7 +383,8 @@ async def test_a_silent_watch_is_given_up(
     server: Server, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pykubelet.kube.reflector.WATCH_SECONDS", (0, 0))
-    monkeypatch.setattr("pykubelet.kube.reflector.GRACE_SECONDS", 0.3)
+    # So long the bookmark may take to arrive.
+    monkeypatch.setattr("pykubelet.kube.reflector.GRACE_SECONDS", 2.0)
     heard = Heard()
     server.say(
         listing([pod("a", 4)], "5"),

@@ -264,6 +264,48 @@ async def test_ours_is_renewed_and_anothers_is_not(
     assert theirs[0].read_bytes() == before
 
 
+async def test_a_full_disk_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certificate_serving, "LOOK_SECONDS", 0.01)
+    now, tries = [datetime.now(UTC)], 0
+
+    async def full(*_: object, **__: object) -> Any:
+        nonlocal tries
+        tries += 1
+        raise OSError(28, "No space left on device")
+
+    certificate = await self_signed_certificate(tmp_path, "one", clock=lambda: now[0])
+    monkeypatch.setattr(certificate_serving, "self_signed", full)
+    now[0] += timedelta(days=365)
+    async with TaskScope() as scope:
+        scope.start(certificate.run(), name="self-signed")
+        await until(lambda: tries >= 5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Failed to renew the self-signed certificate"
+    ]
+
+
+async def test_what_somebody_is_about_to_replace_is_left_alone(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate is there, its key is not yet: an agent that runs has no business with them."""
+    monkeypatch.setattr(certificate_serving, "LOOK_SECONDS", 0.02)
+    certificate = await self_signed_certificate(tmp_path, "one")
+    told: list[str] = []
+    files = certificate.current()
+    certificate.listen(lambda: told.append(read_pair(*files).subject.common_name))
+    theirs = authority.sign("/CN=theirs")
+    async with TaskScope() as scope:
+        scope.start(certificate.run(), name="self-signed")
+        shutil.copy(theirs.certificate, files[0])
+        await asyncio.sleep(0.5)
+        assert files[0].read_bytes() == theirs.certificate.read_bytes()
+        shutil.copy(theirs.key, files[1])
+        await until(lambda: bool(told))
+    assert told == ["theirs"]
+
+
 def test_shapes(client: ApiClient, files: tuple[Path, Path], tmp_path: Path) -> None:
     shapes: list[ServingCertificate] = [
         CertificateFiles(*files),

@@ -24,6 +24,7 @@ from pykubelet.kube.transport import Transport
 from tests.kube.certs import NAMES, Authority, Pair, encrypt
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, hang, refuse, server_context, serving, stream
+from tests.kube.waiting import until
 
 NODE = {"metadata": {"name": "one"}}
 
@@ -201,8 +202,7 @@ async def test_a_replaced_client_certificate_is_used_at_once(
     server.say(hang(0.5))
     slow = asyncio.ensure_future(client.get(NODES, "slow"))
     server_watch = stream({"type": "BOOKMARK"}, end=False)
-    while len(server.seen) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(server.seen) >= 2)
     server.say(server_watch)
 
     async def watch() -> None:
@@ -211,8 +211,7 @@ async def test_a_replaced_client_certificate_is_used_at_once(
                 pass
 
     watching = asyncio.ensure_future(watch())
-    while len(server.seen) < 3:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(server.seen) >= 3)
     replacement = authority.sign("/CN=system:node:renewed")
     replacement.key.replace(files.key)
     # Half-way, key and certificate do not belong together: the old pair stays in use.
@@ -220,7 +219,7 @@ async def test_a_replaced_client_certificate_is_used_at_once(
     shutil.copy(replacement.certificate, files.certificate)
     await client.get(NODES, "one")
     with pytest.raises(Superseded):
-        await asyncio.wait_for(watching, 2)
+        await asyncio.wait_for(watching, 15)
     # The request that was under way is still answered.
     with pytest.raises(Exception, match="not a Node"):
         await slow
@@ -245,14 +244,13 @@ async def test_a_stream_that_begins_while_certificates_change(
                 pass
 
     watching = asyncio.ensure_future(watch())
-    while not server.seen:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.seen)
     replacement = authority.sign("/CN=system:node:renewed")
     shutil.copy(replacement.key, files.key)
     shutil.copy(replacement.certificate, files.certificate)
     await client.get(NODES, "one")
     with pytest.raises(Superseded):
-        await asyncio.wait_for(watching, 2)
+        await asyncio.wait_for(watching, 15)
 
 
 async def test_a_replaced_authority(
@@ -378,8 +376,7 @@ def test_on_the_loop_that_the_agent_uses(authority: Authority, server_pair: Pair
                 await client.get(NODES, "one")
                 server.say(hang())
                 waiting = asyncio.ensure_future(client.patch(NODES, "one", {}))
-                while len(server.seen) < 3:
-                    await asyncio.sleep(0.01)
+                await until(lambda: len(server.seen) >= 3)
                 await transport.close_all()
                 with pytest.raises(Unreachable):
                     await waiting

@@ -52,6 +52,24 @@ async def test_a_slow_server_gets_as_many_as_allowed() -> None:
     assert loop.time() - began < 2.4, "ten rounds of twelve, and a moment to get there"
 
 
+async def test_who_is_stuck_does_not_keep_the_others_back() -> None:
+    loop = asyncio.get_running_loop()
+    turns = Turns(12)
+    stuck, quick = _Server(turns, 60), _Server(turns, 0.01)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stuck.ask_many(14))
+        await asyncio.sleep(0.5)
+        began = loop.time()
+        for _ in range(20):
+            await quick.ask()
+        assert loop.time() - began < 5
+        assert stuck.now == 14
+        group.create_task(stuck.ask_many(200))
+        await asyncio.sleep(55)
+        assert stuck.now < 96
+    assert stuck.most <= 96
+
+
 async def test_what_was_allowed_is_forgotten_after_silence() -> None:
     turns = Turns(12)
     server = _Server(turns, 0.2)

@@ -99,6 +99,13 @@ def test_log_file_and_threshold(capsys: Streams, tmp_path: Path) -> None:
     assert log_health() is None
 
 
+def test_a_line_that_is_no_text_reaches_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.log"
+    configure(LogOptions(to_stderr=False, file=str(path)))
+    get_logger("pykubelet.x").info("Found", file="caf\udce9")
+    assert "caf\\udce9" in path.read_text()
+
+
 def test_log_file_starts_over_at_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.log"
     configure(LogOptions(to_stderr=False, file=str(path), file_max_megabytes=1))

@@ -16,6 +16,7 @@ import msgspec
 
 from pykubelet.api.casing import wire_name
 from pykubelet.api.quantity import Quantity
+from pykubelet.api.text import readable
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ def from_json(kind: type[T], data: bytes) -> T:
     plan_reading(cast(Any, kind))
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_read_hook)
-    except msgspec.MsgspecError as err:
+    except (msgspec.MsgspecError, RecursionError) as err:
         raise ValueError(str(err).replace("`$.", "`").replace("`$`", "the document")) from err
 
 
@@ -123,5 +124,16 @@ def to_document(value: Any) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """Give an object as JSON text."""
-    return msgspec.json.encode(value, enc_hook=_write_hook)
+    """Give an object as JSON text; what is no text in it (a file's name may be anything) becomes U+FFFD."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_write_hook)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_readable(to_document(value)))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, dict):
+        return {_readable(name): _readable(inner) for name, inner in value.items()}
+    return [_readable(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,6 +1,9 @@
 """Showing a stranger's text in a message of ours: on one line, and never a page of it."""
 
+import re
+
 LONGEST_SHOWN = 60
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
 def quoted(text: str) -> str:
@@ -9,3 +12,8 @@ def quoted(text: str) -> str:
         half = LONGEST_SHOWN // 2
         text = f"{text[:half]}…{text[-half:]}"
     return repr(text)
+
+
+def readable(text: str) -> str:
+    """Give a text that can be sent: bytes that were none, kept as `surrogateescape` does, become U+FFFD."""
+    return _NO_TEXT.sub("\ufffd", text)

@@ -8,11 +8,12 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.host import HostError
+from pykubelet.tasks import begun
 
 _PROC = Path("/proc")
 
@@ -95,12 +96,15 @@ async def run(*argv: str, input: bytes | None = None, timeout: float = 30.0) -> 
     """
     program = Path(argv[0]).name
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE if input is not None else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(),
+        process = await begun(
+            asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.PIPE if input is not None else asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment(),
+            ),
+            kill_and_wait,
         )
     except OSError as err:
         raise CommandError(f"{program} could not be started: {err.strerror or err}") from err
@@ -111,14 +115,20 @@ async def run(*argv: str, input: bytes | None = None, timeout: float = 30.0) -> 
         raise CommandError(f"{_shown(argv)} did not end within {timeout:g} s") from err
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await kill_and_wait(process)
     if process.returncode:
         words = " ".join(complaint.decode(errors="replace").split())
         raise CommandError(
             f"{_shown(argv)} failed with status {process.returncode}: {words or 'it gave no reason'}"
         )
     return out.decode(errors="surrogateescape")
+
+
+async def kill_and_wait(process: asyncio.subprocess.Process) -> None:
+    """End a program of ours at once, whether or not it still runs."""
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 def _shown(argv: Sequence[str]) -> str:

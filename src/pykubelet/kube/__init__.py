@@ -3,6 +3,7 @@
 From the kubeconfig to an answer:
 
     kubeconfig.py     a file becomes an `Access`: one server, one user (access.py), perhaps a proxy
+    kubeconfig_watch.py       the file is replaced while the agent runs
     credentials.py    tokens and certificates as they are now: files, plugins (exec_plugin.py), TLS (tls.py)
     transport.py      connections, kept and watched, perhaps through a proxy; failures in words (reaching.py)
     kept.py           the connections for writing, without the HTTP library

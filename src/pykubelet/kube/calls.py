@@ -18,6 +18,7 @@ from pykubelet.kube.errors import ApiError, NoCredentials, TimedOut, api_error, 
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.rate import TokenBucket
 from pykubelet.kube.resources import Resource
+from pykubelet.kube.retrying import Complaints
 from pykubelet.kube.transport import Chunks, Transport, Whole
 from pykubelet.kube.turns import Turns
 from pykubelet.logs import get_logger
@@ -27,7 +28,7 @@ log = get_logger(__name__)
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 MOST_RETRIES = 10
 AT_ONCE = 12
-"""How many requests of a client may be under way, when the server is slow to answer."""
+"""How many requests of a client may be under way, when the server is slow to answer; see `turns.py`."""
 LONGEST_WAIT_SECONDS = 30.0
 """A longer Retry-After is the caller's to obey."""
 # Servers begin to answer a watch at once; some proxies only with its first event.
@@ -77,6 +78,7 @@ class Caller:
         self._retries = retries
         self._metrics = metrics
         self._at_once = Turns(AT_ONCE)
+        self._renewing = Complaints(log, "Failed to renew refused credentials")
 
     async def call(self, request: Request) -> bytes:
         """Give the body of a good answer; raises a KubeError otherwise."""
@@ -98,7 +100,7 @@ class Caller:
                     if await self._transport.credentials.renewed(credentials):
                         continue
                 except NoCredentials as err:
-                    log.error(err, "Failed to renew refused credentials")
+                    self._renewing.failed(err, asyncio.get_running_loop().time())
             wait = error.retry_after
             put_off = error.code == 429 or error.code >= 500
             if not put_off or wait is None or wait > LONGEST_WAIT_SECONDS or retries >= self._retries:
@@ -106,6 +108,8 @@ class Caller:
             retries += 1
             log.v(4).info("The API server wants to be asked later", seconds=wait, request=str(request))
             await asyncio.sleep(wait)
+            if self._metrics is not None:
+                self._metrics.retried(error.code, request.method, self._transport.host)
 
     async def _ask(self, request: Request, credentials: Credentials) -> Whole:
         try:

@@ -35,6 +35,7 @@ from pykubelet.kube.certificate_store import (
 from pykubelet.kube.certificates import Subject
 from pykubelet.kube.client import ApiClient
 from pykubelet.kube.csr import request_certificate
+from pykubelet.kube.retrying import Complaints
 from pykubelet.kube.rotation import Rotation
 from pykubelet.logs import get_logger
 
@@ -171,13 +172,17 @@ class CertificateFiles:
 
     async def run(self) -> NoReturn:
         """Look for changes until cancelled."""
+        clock = asyncio.get_running_loop().time
+        complaints = Complaints(log, "Failed to renew the self-signed certificate", path=str(self._files[0]))
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self._prepare is not None:
                 try:
                     await self._prepare()
                 except (MakingError, OSError) as err:
-                    log.error(err, "Failed to renew the self-signed certificate")
+                    complaints.failed(err, clock())
+                else:
+                    complaints.succeeded(clock())
             self._check()
 
     def _check(self) -> None:
@@ -214,13 +219,12 @@ async def self_signed_certificate(
     """Give the self-signed certificate of the folder, made if need be; raises MakingError, OSError.
 
     What an administrator put there (`kubelet.crt` and `kubelet.key`) is used as it is, one that was
-    made for this host is made anew a day before it ends.
+    made for this host is made anew a day before it ends. While the agent runs, files that cannot be used
+    are left alone: somebody may be about to replace them.
     """
     files = cert_dir / "kubelet.crt", cert_dir / "kubelet.key"
 
-    async def prepare() -> None:
-        if _is_usable(files, host, clock):
-            return
+    async def make() -> None:
         dns, addresses = _host_names(host, ips)
         made = await self_signed(host, dns=dns, ips=addresses)
         # In this order: a certificate without its key is made anew at the next start.
@@ -228,18 +232,28 @@ async def self_signed_certificate(
         write_file(files[0], made.certificate.encode(), 0o644)
         log.v(4).info("Using self-signed cert", tlsCertFile=str(files[0]), tlsPrivateKeyFile=str(files[1]))
 
-    await prepare()
-    return CertificateFiles(*files, prepare)
+    async def renew() -> None:
+        try:
+            ending = _is_ending(read_pair(*files), host, clock)
+        except StoreError:
+            return
+        if ending:
+            await make()
 
-
-def _is_usable(files: Files, host: str, clock: Clock) -> bool:
     try:
-        pair = read_pair(*files)
+        ending = _is_ending(read_pair(*files), host, clock)
     except StoreError as err:
         log.v(2).info("Making a self-signed certificate", why=str(err))
-        return False
+        ending = True
+    if ending:
+        await make()
+    return CertificateFiles(*files, renew)
+
+
+def _is_ending(pair: StoredPair, host: str, clock: Clock) -> bool:
+    """Whether a certificate is one that was made here, and it ends soon."""
     ours = re.fullmatch(re.escape(host[:40]) + r".*@[0-9]+", pair.subject.common_name)
-    return not ours or not pair.expired(clock() + _RENEW_BEFORE)
+    return ours is not None and pair.expired(clock() + _RENEW_BEFORE)
 
 
 def _host_names(host: str, ips: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -187,6 +187,6 @@ def read_page(body: bytes, request: str = "") -> RawPage:
     """Read a list without reading its objects; raises BadAnswer."""
     try:
         found = msgspec.json.decode(body, type=_List)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise BadAnswer(f"{request}: the answer is not a list: {err}") from None
     return Page(found.items or [], found.metadata.resource_version, found.metadata.continue_ or "")

@@ -32,6 +32,9 @@ log = get_logger(__name__)
 
 PLUGIN_PAUSE_SECONDS = 5.0
 """After a plugin failed, it is not run again for so long."""
+PLUGIN_LEAST_SECONDS = 30.0
+"""So long an answer is used that is over as soon as it comes. The clock may be hours ahead: then the API
+server knows better, and the plugin cannot be run for each request."""
 
 Headers = tuple[tuple[str, str], ...]
 # What may stand in the name of a header unescaped; letters are lowered by everyone on the way.
@@ -64,13 +67,10 @@ class CredentialSource:
             metrics.plugin_certificate(self._plugin_seconds_left)
         self._environ = environ
         self._clock = clock
-        self._files = {
-            path: WatchedFile(path)
-            for path in (access.ca, access.certificate, access.key, access.token_file)
-            if isinstance(path, Path)
-        }
+        self._files = _files(access)
         self._plugin_lock = asyncio.Lock()
         self._answer: PluginAnswer | None = None
+        self._at_least_until = 0.0
         self._stale = False
         self._failure: tuple[float, PluginError] | None = None
         self._material: tuple[bytes | None, bytes] | None = None
@@ -86,6 +86,11 @@ class CredentialSource:
         identity = self._identity() if answer is None else answer.identity
         context = self._context(ca, identity)
         return self._remember(self._headers(answer), context)
+
+    def use(self, access: Access) -> None:
+        """Be this user from now on; a certificate that cannot be used leaves the one before in use."""
+        self._access, self._files = access, _files(access)
+        self._answer = self._failure = None
 
     async def renewed(self, refused: Credentials) -> bool:
         """After the API server refused these: look for newer ones, and say whether there are any."""
@@ -173,9 +178,10 @@ class CredentialSource:
         if plugin is None or access.token or access.token_file or access.username or access.certificate:
             return None
         async with self._plugin_lock:
-            if self._answer is not None and not self._stale and not self._expired(self._answer):
-                return self._answer
             now = asyncio.get_running_loop().time()
+            known = None if self._stale else self._answer
+            if known is not None and (now < self._at_least_until or not self._expired(known)):
+                return known
             if self._failure is not None and now < self._failure[0] + PLUGIN_PAUSE_SECONDS:
                 raise self._none(str(self._failure[1]))
             before = self._answer
@@ -185,6 +191,8 @@ class CredentialSource:
                 self._failure = (asyncio.get_running_loop().time(), err)
                 raise self._none(str(err)) from None
             self._failure, self._stale = None, False
+            late = self._expired(self._answer)
+            self._at_least_until = asyncio.get_running_loop().time() + PLUGIN_LEAST_SECONDS if late else 0.0
             if before is not None and before.identity != self._answer.identity:
                 self._count_rotation(before)
             return self._answer
@@ -202,6 +210,11 @@ class CredentialSource:
 
     def _none(self, why: str) -> NoCredentials:
         return NoCredentials(self._access.server, why)
+
+
+def _files(access: Access) -> dict[Path, WatchedFile]:
+    paths = (access.ca, access.certificate, access.key, access.token_file)
+    return {path: WatchedFile(path) for path in paths if isinstance(path, Path)}
 
 
 def impersonation_headers(who: Impersonation) -> Headers:

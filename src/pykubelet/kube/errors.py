@@ -15,6 +15,8 @@ KubeError
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from pykubelet.api.casing import wire_name
@@ -233,11 +235,13 @@ def read_status(body: bytes) -> Status | None:
     """Read a Status; None for anything else."""
     try:
         status = msgspec.json.decode(body, type=Status)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return status if status.kind == "Status" else None
 
 
+_MAY_NOT = re.compile(r'User ".*" cannot \S+ (resource|path)\b')
+"""What API servers say of permissions, whoever decides on them."""
 _STRANGER = "no relationship found between node"
 _ANOTHER_NODES = (
     "same name as the requesting node",
@@ -252,7 +256,9 @@ _ANOTHER_NODES = (
 def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace: str = "") -> str:
     """Say what would allow a request that was forbidden, by RBAC or by the node authorizer.
 
-    `resource` is with its subresource (`pods/status`); without a namespace it is the cluster's.
+    `resource` is with its subresource (`pods/status`); without a namespace it is the cluster's. Empty
+    when the user may ask, and only what is asked for is refused (a quota, a pod's security): no rule
+    would help, and the message says why.
     """
     if _STRANGER in message:
         return "a node may only use objects that pods bound to it refer to"
@@ -261,6 +267,8 @@ def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace
             "the kubeconfig is another node's: give this node one of its own, or the name in its "
             "certificate by --hostname-override"
         )
+    if message and not _MAY_NOT.search(message):
+        return ""
     where = f"a Role in namespace {namespace} or a ClusterRole" if namespace else "a ClusterRole"
     return (
         f"the permission to {verb} {resource} is missing: bind {where} with the rule "

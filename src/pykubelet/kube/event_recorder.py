@@ -3,8 +3,9 @@
 `record` only puts an event into a queue of bounded length; when it is full, events are dropped and
 counted. One task sends them in their order; ordinary ones wait for a while when the node has better
 to do, and go before the next warning. While the API server is away the one at hand is tried
-again for about two minutes, as by the reference, or for as long as it takes; one that the server
-refuses is given up.
+again for about two minutes, as by the reference, or for as long as it takes. One that the server
+refuses is given up, and so is, after a few tries, one at which only the server fails: what makes it
+fail (a webhook of one namespace) must not keep all others from being told.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from pykubelet.kube.errors import (
 )
 from pykubelet.kube.events import Correlator, Write, new_event
 from pykubelet.kube.resources import EVENTS, Resource
-from pykubelet.kube.retrying import Complaints
+from pykubelet.kube.retrying import Complaints, put_off
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
 
 QUEUED = 1000
 TRIES = 12
+FAILED_TRIES = 3
+"""How often an event is tried at which the API server itself fails (500)."""
 TRY_AGAIN_SECONDS = 10.0
 HOLD_SECONDS = 10.0
 """How long events may wait for a quiet moment."""
@@ -46,6 +49,7 @@ LOOK_SECONDS = 0.25
 """How soon a quiet moment is noticed."""
 
 _TRANSIENT = (Unreachable, BadAnswer, ServerError, TooManyRequests, Unauthorized)
+_SECOND = 1_000_000_000
 
 
 class Happening(Protocol):
@@ -148,8 +152,8 @@ class EventRecorder:
             try:
                 await self._wait_for_quiet(recorded, crowded)
                 self._urgent -= _is_urgent(event)
-                now = asyncio.get_running_loop().time()
-                if (write := self._correlator.correlate(event, now)) is not None:
+                # As of when it happened: what waited for the server did not all happen when it was back.
+                if (write := self._correlator.correlate(event, recorded)) is not None:
                     await self._deliver(write)
             finally:
                 self._queue.task_done()
@@ -179,7 +183,7 @@ class EventRecorder:
                     await self._hurry.wait()
 
     async def _deliver(self, write: Write) -> None:
-        tries = 0
+        tries = failed = 0
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -189,7 +193,8 @@ class EventRecorder:
             except _TRANSIENT as err:
                 self._sending.failed(err, loop.time())
                 tries += 1
-                if self._tries is not None and tries >= self._tries:
+                failed += isinstance(err, ServerError) and err.code == 500
+                if failed >= FAILED_TRIES or (self._tries is not None and tries >= self._tries):
                     break
                 await self._wait(err, tries)
             except AlreadyExists:
@@ -215,14 +220,15 @@ class EventRecorder:
 
     async def _wait(self, err: KubeError, tries: int) -> None:
         pause = TRY_AGAIN_SECONDS * (self._chance() if tries == 1 else 1.0)
-        if isinstance(err, ApiError) and err.retry_after is not None:
-            pause = max(pause, err.retry_after)
-        await self._store.pause(pause)
+        await self._store.pause(put_off(pause, err.retry_after if isinstance(err, ApiError) else None))
 
     def _now(self) -> int:
-        # Names are made of the time, so no two events may share it.
-        self._last_ns = max(self._clock(), self._last_ns + 1)
-        return self._last_ns
+        now = self._clock()
+        # Names are made of the time, so no two events may share it; a clock that was set back is followed.
+        if now <= self._last_ns < now + _SECOND:
+            now = self._last_ns + 1
+        self._last_ns = now
+        return now
 
 
 def _is_urgent(event: Event) -> bool:

@@ -251,4 +251,4 @@ def _request(
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
     size = f"Content-Length: {len(body or b'')}\r\n"
     head = f"{method} {target} HTTP/1.1\r\nHost: {authority}\r\n{lines}{size}\r\n"
-    return head.encode("latin-1") + (body or b"")
+    return head.encode() + (body or b"")

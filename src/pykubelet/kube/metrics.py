@@ -25,6 +25,12 @@ class RestMetrics:
             ["code", "method", "host"],
             registry=registry,
         )
+        self._retries = Counter(
+            "rest_client_request_retries_total",
+            "Requests that were made again, by code of the answer before, verb and host.",
+            ["code", "verb", "host"],
+            registry=registry,
+        )
         self._duration = Histogram(
             "rest_client_request_duration_seconds",
             "How long the API server took to answer, by verb and host.",
@@ -69,6 +75,10 @@ class RestMetrics:
     def waited(self, verb: str, host: str, seconds: float) -> None:
         """Count a wait for the agent's own limit."""
         self._limiter.labels(verb, host).observe(seconds)
+
+    def retried(self, code: int, verb: str, host: str) -> None:
+        """Count a request that is made again after an answer with this code."""
+        self._retries.labels(str(code), verb, host).inc()
 
     def answered(self, method: str, host: str, code: str, seconds: float, sent: int) -> None:
         """Count a request that was answered, or failed (`<error>`)."""

@@ -7,7 +7,7 @@ without even a name cannot be kept apart from others: then the whole answer is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic
 
@@ -53,6 +53,11 @@ class Applied(Generic[T]):
     """What the server ended the watch with, or an event that cannot be understood."""
 
 
+def no_flaw(obj: object) -> str:
+    """Find nothing wrong with an object."""
+    return ""
+
+
 class _Envelope(ObjectStruct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
@@ -60,8 +65,10 @@ class _Envelope(ObjectStruct):
 class ObjectCopy(Generic[T]):
     """The objects by namespace and name."""
 
-    def __init__(self, resource: Resource[T]) -> None:
+    def __init__(self, resource: Resource[T], flaw: Callable[[T], str] = no_flaw) -> None:
+        """`flaw` says why an object cannot be used although it fits its type; empty when it can."""
         self._resource = resource
+        self._flaw = flaw
         self.objects: dict[Key, T] = {}
         self.unreadable: dict[Key, str] = {}
 
@@ -69,9 +76,9 @@ class ObjectCopy(Generic[T]):
         """Read an object; raises BadAnswer when not even its name can be read."""
         try:
             obj = read_object(self._resource.struct, raw)
-            if obj.metadata.name:
+            why = self._flaw(obj) if obj.metadata.name else "it has no name"
+            if not why:
                 return obj
-            why = "it has no name"
         except ValueError as err:
             why = str(err)
         try:
@@ -162,4 +169,5 @@ def _key(metadata: Metadata) -> Key:
 
 def _same(one: T, other: T | Unreadable) -> bool:
     """Whether both are the same object, not two of the same name."""
-    return one.metadata.uid == other.metadata.uid
+    uid = other.metadata.uid
+    return one.metadata.uid == uid or (isinstance(other, Unreadable) and not uid)

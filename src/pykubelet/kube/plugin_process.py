@@ -13,6 +13,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pykubelet.tasks import begun
+
 _CHUNK = 64 * 1024
 _MAX_COMPLAINT = 1024
 _END_SECONDS = 5.0
@@ -44,13 +46,16 @@ async def run_bounded(
     Raises OSError when it cannot be started, TimeoutError when it takes longer than `seconds`, and
     TooMuch when it writes more than `max_bytes` to its output.
     """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL if data is None else asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=dict(environment),
-        start_new_session=True,
+    process = await begun(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL if data is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
+        ),
+        _end,
     )
     stdout, stderr = process.stdout, process.stderr
     assert stdout is not None

@@ -28,11 +28,12 @@ from pykubelet.kube.errors import (
     KubeError,
     Superseded,
     TooManyRequests,
+    Unauthorized,
     Unreachable,
 )
-from pykubelet.kube.object_copy import Key, ObjectCopy, Unreadable, Update
+from pykubelet.kube.object_copy import Key, ObjectCopy, Unreadable, Update, no_flaw
 from pykubelet.kube.resources import Resource, T
-from pykubelet.kube.retrying import Complaints, Pauses
+from pykubelet.kube.retrying import Complaints, Pauses, put_off
 from pykubelet.kube.watch_stream import WatchStream
 from pykubelet.logs import get_logger
 
@@ -43,6 +44,10 @@ WATCH_SECONDS = (300, 600)
 """A watch is asked to last a random time between these, so that not all end at once."""
 GRACE_SECONDS = 30.0
 """A watch that outlives its time by so much is dead."""
+BOOKMARKS = 2
+SILENT_SECONDS = 180.0
+"""API servers send a bookmark each minute. From a watch that had two of them, none for so long means that
+nobody is there any more: a server that hangs keeps its connections."""
 _SHORT_SECONDS = 1.0
 
 
@@ -64,6 +69,7 @@ class Source(Protocol):
 class Reflector(Generic[T]):
     """Mirrors the objects that the selectors choose, of one namespace or of all.
 
+    An object in which `flaw` finds something counts as one that cannot be read.
     `on_update` is awaited after each change of `objects`: after every listing, and after each batch
     of events that arrived together. While it takes its time, nothing more is read.
     """
@@ -77,6 +83,7 @@ class Reflector(Generic[T]):
         namespace: str = "",
         field_selector: str = "",
         label_selector: str = "",
+        flaw: Callable[[T], str] = no_flaw,
         pauses: Pauses | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -87,7 +94,7 @@ class Reflector(Generic[T]):
         selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
         self._selectors = [(name, text) for name, text in selectors.items() if text]
         self._chance = chance
-        self._copy = ObjectCopy(resource)
+        self._copy = ObjectCopy(resource, flaw)
         self._version = ""
         self._version_lost = False
         self._must_list = True
@@ -147,8 +154,8 @@ class Reflector(Generic[T]):
         else:
             self._complaints.failed(err, now)
         pause = self._pauses.next(now, isinstance(err, Unreachable))
-        if isinstance(err, ApiError):
-            await asyncio.sleep(max(pause, err.retry_after or 0.0))
+        if isinstance(err, ApiError) and not isinstance(err, Unauthorized):
+            await asyncio.sleep(put_off(pause, err.retry_after))
         else:
             await self._source.pause(pause)
 
@@ -201,9 +208,11 @@ class Reflector(Generic[T]):
             self._resource, self._namespace, params, seconds=seconds + GRACE_SECONDS
         ) as chunks:
             self._succeeded()
-            async for chunk in chunks:
+            bookmarks = 0
+            while chunk := await self._next(chunks, SILENT_SECONDS if bookmarks >= BOOKMARKS else None):
                 if events := stream.feed(chunk):
                     silent = False
+                    bookmarks += sum(event.type == "BOOKMARK" for event in events)
                     applied = self._copy.apply(events)
                     self._version = applied.version or self._version
                     if applied.update.changed or applied.update.removed:
@@ -215,6 +224,15 @@ class Reflector(Generic[T]):
             raise BadAnswer(f"the watch of {self._resource.plural} ended in the middle of an event")
         if silent and loop.time() - begin < _SHORT_SECONDS:
             raise BadAnswer(f"the watch of {self._resource.plural} ended as soon as it began")
+
+    async def _next(self, chunks: AsyncIterator[bytes], patience: float | None) -> bytes:
+        """Give what comes next; nothing at the end, or when the watch has gone silent."""
+        try:
+            async with asyncio.timeout(patience):
+                return await anext(chunks, b"")
+        except TimeoutError:
+            log.info("A watch has gone silent, asking again", resource=self._resource.plural)
+            return b""
 
     def _succeeded(self) -> None:
         self._complaints.succeeded(asyncio.get_running_loop().time())

@@ -111,7 +111,7 @@ def read_object(struct: type[S], data: bytes) -> S:
     except ValueError:
         try:
             document = msgspec.json.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             document = None
         if document is None:
             raise

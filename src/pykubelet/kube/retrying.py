@@ -13,6 +13,15 @@ from collections.abc import Callable
 from pykubelet.logs import Log
 
 REMIND_SECONDS = 600.0
+LONGEST_PUT_OFF_SECONDS = 60.0
+
+
+def put_off(pause: float, retry_after: float | None) -> float:
+    """Give a pause as long as a server wants it (Retry-After), within reason.
+
+    A proxy in front of it may say an hour on its page about maintenance, and be done in a minute.
+    """
+    return max(pause, min(retry_after or 0.0, LONGEST_PUT_OFF_SECONDS))
 
 
 class Pauses:

@@ -306,7 +306,10 @@ class Transport:
     def _heard(self, method: str, code: int, date: str, begin: float, body: bytes | None) -> None:
         self._count(method, str(code), begin, body)
         self._clock_check.heard(date, time.monotonic())
-        if not self._reachable and code < 500:
+        if code == 401:
+            # As good as away: what waits need not wait any longer once the agent is somebody again.
+            self._reachable = False
+        elif not self._reachable and code < 500:
             self._reachable = True
             self._recovery.set()
             self._recovery = asyncio.Event()

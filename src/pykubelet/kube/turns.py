@@ -2,7 +2,9 @@
 
 Each takes a connection, and a new one costs both sides more than several requests do. A request that
 finds all of them taken therefore waits for a moment: with an API server nearby, one is free by then. If
-none is, the server is far away or slow, and one connection more is allowed, up to a limit.
+none is, the server is far away or slow, and one connection more is allowed, up to a limit. Beyond it
+there is one more only when nothing moves at all: a server that does not answer some (for secrets it may
+have to ask another) must not keep a pod's status from being told.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from typing import Self
 
 PATIENCE_SECONDS = 0.01
 """How long the first in the line waits before there is one more."""
+STUCK_SECONDS = 1.0
+"""How long he waits when there are as many as there should be."""
+STUCK_TIMES = 8
+"""How many times as many there may be when nothing moves."""
 KEPT_SECONDS = 30.0
 """After so much silence connections are closed, and what there was no longer counts."""
 
@@ -70,8 +76,9 @@ class Turns:
 
     def _watch(self) -> None:
         """Have one more when the first in the line has waited long enough."""
-        if self._timer is None and self._waiting and self._allowed < self._most:
-            self._timer = asyncio.get_running_loop().call_later(self._patience, self._grow, self._waiting[0])
+        if self._timer is None and self._waiting and self._allowed < self._most * STUCK_TIMES:
+            patience = self._patience if self._allowed < self._most else STUCK_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(patience, self._grow, self._waiting[0])
 
     def _grow(self, first: asyncio.Future[None]) -> None:
         self._timer = None

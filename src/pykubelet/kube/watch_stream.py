@@ -51,7 +51,7 @@ class WatchStream:
         self._check(len(line))
         try:
             return msgspec.json.decode(line, type=WatchEvent)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
             raise BadAnswer(f"a line of a watch is not an event: {err}") from None
 
     def _check(self, length: int) -> None:

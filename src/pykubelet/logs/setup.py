@@ -39,7 +39,8 @@ class BoundedFile(logging.Handler):
         super().__init__()
         self._limit = limit_bytes
         self.failure: OSError | None = None
-        self._stream = path.open("a", encoding="utf-8")
+        # Names of files, which lines may quote, need not be text.
+        self._stream = path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append one line."""

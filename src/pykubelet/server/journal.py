@@ -11,11 +11,11 @@ import os
 import shutil
 import stat
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from pykubelet.host.processes import search_path
+from pykubelet.host.processes import kill_and_wait, search_path
 from pykubelet.server.log_query import LogQuery, journal_arguments, places_of
+from pykubelet.tasks import begun
 
 PATIENCE_SECONDS = 30.0
 _BLOCK = 256 * 1024
@@ -92,12 +92,15 @@ async def _units(program: str) -> bytes:
 
 async def _pass_on(program: str, arguments: Sequence[str], write: Write) -> None:
     try:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+        process = await begun(
+            asyncio.create_subprocess_exec(
+                program,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            ),
+            kill_and_wait,
         )
     except OSError:
         await write(b"\nerror: journal output not available\n")
@@ -107,6 +110,4 @@ async def _pass_on(program: str, arguments: Sequence[str], write: Write) -> None
         while data := await process.stdout.read(_BLOCK):
             await write(data)
     finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await kill_and_wait(process)
