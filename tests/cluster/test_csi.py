@@ -5,25 +5,21 @@ What the driver's own attacher would do (fulfil VolumeAttachments) the test does
 
 import json
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pykubelet.devcluster.api import UNREACHABLE, ApiRefusal
-from pykubelet.host.mounts import plan_unmounts, read_mounts, unmount
-from pykubelet.volumes.csi.names import attachment_name, unique_name
+from pykubelet.devcluster.reference import reference_traces
+from pykubelet.host.mounts import read_mounts
+from pykubelet.volumes.csi.names import MIGRATED, attachment_name, unique_name
+from tests.cluster.csi_rig import SECONDS, Rig, attaching, csi_rig, drivers, in_use
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane, unique
+from tests.cluster.plane import Document, Plane
 from tests.conftest import RunningRuntime
-from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
+from tests.csi_driver.process import DRIVER, driver_process
 
 pytestmark = pytest.mark.machine
-
-SECONDS = 90
 
 
 @pytest.fixture(scope="module")
@@ -33,140 +29,11 @@ def node(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
         yield started
 
 
-class Rig:
-    """A driver on a node, and its objects."""
-
-    def __init__(self, node: ClusterNode, driver: DriverProcess, namespace: str) -> None:
-        self.node = node
-        self.plane = node.plane
-        self.driver = driver
-        self.namespace = namespace
-        self.volumes: list[str] = []
-
-    def driver_object(self, **spec: Any) -> None:
-        self.plane.delete("csidriver", DRIVER)
-        meta = {"name": DRIVER}
-        self.plane.create(
-            {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": meta, "spec": spec}
-        )
-
-    def claim(self, *, block: bool = False, **source: Any) -> tuple[str, str]:
-        """Have a claim with its volume; gives the volume's name and its handle."""
-        name, handle, mode = unique("pv"), unique("vol"), "Block" if block else "Filesystem"
-        common = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeMode": mode}
-        self.volumes.append(name)
-        self.plane.create(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": name},
-                "spec": common
-                | {
-                    "capacity": {"storage": "16Mi"},
-                    "persistentVolumeReclaimPolicy": "Retain",
-                    "claimRef": {"namespace": self.namespace, "name": name},
-                    "csi": {"driver": DRIVER, "volumeHandle": handle, **source},
-                },
-            }
-        )
-        self.plane.create(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": name, "namespace": self.namespace},
-                "spec": common | {"volumeName": name, "resources": {"requests": {"storage": "16Mi"}}},
-            }
-        )
-        self.plane.wait_for(
-            "persistentvolumeclaim",
-            name,
-            self.namespace,
-            lambda found: found["status"].get("phase") == "Bound",
-            60,
-        )
-        return name, handle
-
-    def pod(self, volume: Document, *, device: bool = False, **spec: Any) -> Document:
-        """Create a pod with one volume at `/data`, or as the device `/dev/data`."""
-        uses: Document = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
-        if device:
-            uses = {"volumeDevices": [{"name": "data", "devicePath": "/dev/data"}]}
-        document = self.node.pod_document(
-            unique("p"), self.namespace, volumes=[{"name": "data", **volume}], **spec
-        )
-        document["spec"]["containers"][0] |= uses
-        return self.plane.create(document)
-
-    def shell(self, pod: Document, script: str) -> str:
-        return self.node.shell(pod["metadata"]["name"], script)
-
-    def left(self) -> list[str]:
-        """What is left of CSI volumes on the node."""
-        root = self.node.root
-        places = [*root.glob("pods/*/volumes/kubernetes.io~csi/*"), *root.glob("pods/*/volumeDevices/*/*")]
-        places += root.glob("plugins/kubernetes.io/csi/*/*")
-        mounts = [mount.point for mount in read_mounts() if "csi" in str(mount.point.relative_to("/"))]
-        return [
-            *map(str, places),
-            *(str(point) for point in mounts if point.is_relative_to(root)),
-            *self.driver.loops(),
-        ]
-
-
 @pytest.fixture
 def rig(node: ClusterNode, namespace: str) -> Iterator[Rig]:
     """A driver that has registered; at the end nothing is left of its volumes, nor of itself."""
-    plane = node.plane
-    with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as folder:
-        base = Path(folder).resolve()
-        options = (f"--node-id={node.name}", "--limit=5", f"--topology=rack.example.com/{node.name}=r1")
-        with driver_process(base, node.root / "plugins_registry", *options) as driver:
-            made = Rig(node, driver, namespace)
-            made.driver_object()
-            try:
-                node.wait("the driver to be told", lambda: drivers(node), SECONDS)
-                yield made
-                for pod in plane.items("pod", namespace):
-                    node.delete_pod(pod, SECONDS)
-                node.wait("nothing to be left", lambda: not made.left(), SECONDS)
-            finally:
-                driver.stop()
-                for name in made.volumes:
-                    plane.delete("persistentvolume", name)
-                plane.delete("csidriver", DRIVER)
-                for point in plan_unmounts(read_mounts(), base):
-                    unmount(point, detach=True)
-                node.wait("the driver to be gone", lambda: not drivers(node), SECONDS)
-
-
-def drivers(node: ClusterNode) -> list[Document]:
-    found = node.plane.find("csinode", node.name)
-    return (found or {}).get("spec", {}).get("drivers") or []
-
-
-@contextmanager
-def attaching(plane: Plane) -> Iterator[None]:
-    """Play the driver's attacher for the time of a block."""
-    ended = threading.Event()
-
-    def work() -> None:
-        while not ended.wait(0.1):
-            try:
-                for found in plane.items("volumeattachment"):
-                    if found["spec"]["attacher"] == DRIVER and not found["status"].get("attached"):
-                        status = {"attached": True, "attachmentMetadata": {"disk": "seven"}}
-                        name = found["metadata"]["name"]
-                        plane.patch("volumeattachment", name, "", {"status": status}, subresource="status")
-            except (*UNREACHABLE, ApiRefusal):
-                continue
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with csi_rig(node, namespace) as made:
+        yield made
 
 
 def test_the_cluster_knows_the_driver(rig: Rig, node: ClusterNode) -> None:
@@ -217,6 +84,38 @@ def test_a_volume_is_attached_used_and_detached(rig: Rig, node: ClusterNode) -> 
     node.plane.wait_gone("volumeattachment", attachment, seconds=SECONDS)
 
 
+def test_a_volume_of_a_kind_of_old_is_its_drivers(rig: Rig, node: ClusterNode) -> None:
+    """The attach controller reads it by itself: it and the agent must mean the same volume."""
+    name = MIGRATED["awsElasticBlockStore"]
+
+    def names() -> list[str]:
+        return [found["name"] for found in drivers(node)]
+
+    def in_tree(handle: str) -> Document:
+        return {"awsElasticBlockStore": {"volumeID": f"aws://zone/{handle}", "fsType": "ext4"}}
+
+    with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as folder:
+        base, registry = Path(folder).resolve(), node.root / "plugins_registry"
+        with driver_process(base, registry, f"--name={name}", f"--node-id={node.name}") as driver:
+            node.wait("the driver to be told", lambda: name in names(), SECONDS)
+            claim, handle = rig.claim(of=in_tree)
+            with attaching(node.plane, name):
+                pod = rig.pod({"persistentVolumeClaim": {"claimName": claim}})
+                node.wait_pod_ready(pod, SECONDS)
+            (published,) = driver.calls("NodePublishVolume")
+            assert published["volume_id"] == handle
+            assert published["volume_context"] == {"partition": "0"}
+            assert published["publish_context"] == {"disk": "seven"}
+            assert rig.shell(pod, "echo x > /data/x; cat /data/x").strip() == "x"
+            node.wait("it to be in use", lambda: in_use(node) == [unique_name(name, handle)], SECONDS)
+            node.delete_pod(pod, SECONDS)
+            node.wait("nothing to be left", lambda: not rig.left() and not driver.loops(), SECONDS)
+            attachment = attachment_name(handle, name, node.name)
+            node.plane.wait_gone("volumeattachment", attachment, seconds=SECONDS)
+            driver.stop()
+            node.wait("the driver to be gone", lambda: name not in names(), SECONDS)
+
+
 def test_a_device_survives_the_agents_death(rig: Rig, node: ClusterNode) -> None:
     rig.driver_object(attachRequired=False)
     name, handle = rig.claim(block=True)
@@ -232,6 +131,54 @@ def test_a_device_survives_the_agents_death(rig: Rig, node: ClusterNode) -> None
         assert image.read(7) == b"written"
 
 
+def test_volumes_go_from_ours_to_the_reference_kubelet_and_back(rig: Rig, node: ClusterNode) -> None:
+    """Each takes down what the other has mounted, by what it left on disk."""
+    program = rig.plane.reference_kubelet
+    if program is None:
+        pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
+    rig.driver_object(attachRequired=False, volumeLifecycleModes=["Persistent", "Ephemeral"])
+
+    def hand_to(agent: Path | None) -> None:
+        node.kill()
+        node.hand_to(agent)
+        node.start()
+        node.wait_registered()
+
+    def pods() -> dict[str, Document]:
+        files, block = rig.claim(fsType="ext4"), rig.claim(block=True)
+        made = {
+            files[1]: rig.pod({"persistentVolumeClaim": {"claimName": files[0]}}),
+            block[1]: rig.pod({"persistentVolumeClaim": {"claimName": block[0]}}, device=True),
+            "inline": rig.pod({"csi": {"driver": DRIVER}}),
+        }
+        for pod in made.values():
+            node.wait_pod_ready(pod, SECONDS)
+        return made
+
+    def delete(made: dict[str, Document]) -> None:
+        for pod in made.values():
+            node.delete_pod(pod, SECONDS)
+        node.wait("nothing to be left", lambda: not rig.left(), SECONDS)
+        unstaged = {call["volume_id"] for call in rig.driver.calls("NodeUnstageVolume")}
+        assert set(made) - {"inline"} <= unstaged
+
+    with reference_traces():
+        try:
+            ours = pods()
+            hand_to(program)
+            for pod in ours.values():
+                node.wait_pod_ready(pod, SECONDS)
+            delete(ours)
+            theirs = pods()
+            hand_to(None)
+            for pod in theirs.values():
+                node.wait_pod_ready(pod, SECONDS)
+            delete(theirs)
+        finally:
+            if node.reference:
+                hand_to(None)
+
+
 def test_an_inline_volume_with_tokens_while_the_driver_hangs_and_the_agent_dies(
     rig: Rig, node: ClusterNode
 ) -> None:
@@ -245,8 +192,10 @@ def test_an_inline_volume_with_tokens_while_the_driver_hangs_and_the_agent_dies(
     rig.driver.behave(hang=["NodePublishVolume"])
     pod = rig.pod({"csi": {"driver": DRIVER, "volumeAttributes": {"color": "blue"}}})
     node.wait("the driver to be asked", lambda: rig.driver.calls("NodePublishVolume"), SECONDS)
-    node.restart()
+    assert node.stop() == 0, node.log_tail()
+    # Before the next agent starts: it asks at once, and waits for two minutes for a driver that hangs.
     rig.driver.behave()
+    node.start()
     node.wait_pod_ready(pod, SECONDS)
     context = rig.driver.calls("NodePublishVolume")[-1]["volume_context"]
     assert context["csi.storage.k8s.io/pod.uid"] == pod["metadata"]["uid"]
@@ -298,10 +247,6 @@ def test_a_pod_waits_for_a_driver_that_comes_later(rig: Rig, node: ClusterNode) 
     node.wait_pod_ready(pod, SECONDS)
 
 
-def in_use(node: ClusterNode) -> list[str]:
-    return (node.node_object() or {})["status"].get("volumesInUse") or []
-
-
 def test_pods_leave_although_their_driver_never_comes_back(rig: Rig, node: ClusterNode) -> None:
     """Nobody may detach the volumes meanwhile; an agent that dies owes the same as before."""
     rig.driver_object(attachRequired=True)
@@ -335,10 +280,13 @@ def test_pods_leave_although_their_driver_never_comes_back(rig: Rig, node: Clust
     assert in_use(node) == used
     for attachment in attachments:
         assert "deletionTimestamp" not in node.plane.get("volumeattachment", attachment)["metadata"]
+    before = len(rig.driver.calls())
     rig.driver.start()
     node.wait("nothing to be left", lambda: not rig.left(), SECONDS)
-    last = rig.driver.names()[-4:]
-    assert sorted(last) == ["NodeUnpublishVolume"] * 2 + ["NodeUnstageVolume"] * 2
+    asked = [(call["call"], call["request"].get("volume_id")) for call in rig.driver.calls()]
+    for handle in handles:
+        assert ("NodeUnpublishVolume", handle) in asked[before:]
+        assert ("NodeUnstageVolume", handle) in asked[before:]
     node.wait("the volumes not to be in use", lambda: in_use(node) == [], SECONDS)
     assert not (node.root / "pykubelet").exists()
     for attachment in attachments:

@@ -213,6 +213,29 @@ def test_one_pod_at_a_time(storage: Storage, cluster_member: ClusterNode, tmp_pa
     cluster_member.wait_pod_ready(second, 60)
 
 
+def test_a_disk_of_a_storage_network_is_attached_first(storage: Storage, cluster_member: ClusterNode) -> None:
+    """There is no such disk here, but the controllers give leave to look for it."""
+    iqn = f"iqn.2026-01.com.example:{unique('disk')}"
+    name = storage.volume("claim", iscsi={"targetPortal": "192.0.2.7", "iqn": iqn, "lun": 0})
+    storage.claim("claim")
+    storage.wait_bound("claim")
+    pod = storage.pod(volumes=data("claim"))
+    reason = storage.failure(pod, "iscsiadm")
+    assert reason.startswith(f'MountVolume.SetUp failed for volume "{name}" : ')
+    status = storage.plane.get("node", cluster_member.name)["status"]
+    attached = f"kubernetes.io/iscsi/192.0.2.7:{iqn}:0"
+    assert attached in status["volumesInUse"]
+    assert attached in [volume["name"] for volume in status["volumesAttached"]]
+    cluster_member.delete_pod(pod)
+    storage.plane.wait_for(
+        "node",
+        cluster_member.name,
+        "",
+        lambda found: attached not in found["status"].get("volumesInUse", ()),
+        60,
+    )
+
+
 def test_what_is_wrong_with_a_volume(storage: Storage, tmp_path: Path) -> None:
     name = storage.volume("claim", local=f"{tmp_path}/nothing")
     storage.claim("claim")

@@ -1,5 +1,6 @@
-"""Stand-ins for the machine's programs, found through PATH; each records how it was called."""
+"""Stand-ins: for the machine's programs, found through PATH, and for a server that is away."""
 
+import ctypes
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
+from pykubelet.host.mounts import unmount
 from pykubelet.volumes.kind import Surroundings, Wanted
 from tests.volumes.conftest import ALLOCATABLE, Node, Shelf
 
@@ -81,3 +83,18 @@ def wanted(pod: Pod, **more: Any) -> Wanted:
     volume = pod.spec.volumes[0]
     kind, source = volume.sources[0]
     return Wanted(pod, volume, kind, source, more.pop("name", volume.name), **more)
+
+
+@contextmanager
+def dead_server(point: Path) -> Iterator[None]:
+    """A file system of which nobody answers: whoever looks at it hangs, until it is over."""
+    point.mkdir()
+    at = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        options = f"fd={at},rootmode=40000,user_id=0,group_id=0".encode()
+        assert libc.mount(b"dead", os.fsencode(point), b"fuse", 0, options) == 0, ctypes.get_errno()
+        yield
+    finally:
+        os.close(at)  # now the kernel answers that nobody does
+        unmount(point, detach=True)

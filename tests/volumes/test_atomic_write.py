@@ -363,8 +363,10 @@ class TestKills:
             with subprocess.Popen([sys.executable, "-c", program, str(volume), start]) as writer:
                 try:
                     self.wait_for(volume, start)
-                    end = time.monotonic() + 0.05 + attempt / 50
-                    while time.monotonic() < end:
+                    begin, before = time.monotonic(), len(versions)
+                    end = begin + 0.05 + attempt / 50
+                    while time.monotonic() < end or len(versions) < before + 3:
+                        assert time.monotonic() < begin + 60, "the writer does not go on"
                         versions |= self.read_one_version(volume)
                 finally:
                     writer.send_signal(signal.SIGKILL)

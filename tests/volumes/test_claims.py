@@ -157,15 +157,24 @@ class TestRefused:
         bound(server, tmp_path, nodeAffinity={"required": {"nodeSelectorTerms": terms}})
         await volumes.mount(pod_with(CLAIM))
         labels["kubernetes.io/hostname"] = "node-2"
-        assert await refusal(volumes, pod_with(CLAIM)) == (
+        assert await refusal(volumes, pod_with(CLAIM, metadata={"uid": "u-2"})) == (
             'MountVolume.NodeAffinity check failed for volume "data" : no matching NodeSelectorTerms'
         )
 
     async def test_a_kind_of_old(self, volumes: PodVolumes, server: Server) -> None:
         server.claim("claim", "pv-1")
-        server.volume("pv-1", "claim", gcePersistentDisk={"pdName": "d"})
-        assert 'for volume "pv-1" : gcePersistentDisk volumes are no longer mounted' in await refusal(
+        server.volume("pv-1", "claim", cephfs={"monitors": ["m"]})
+        assert 'for volume "pv-1" : cephfs volumes are no longer mounted' in await refusal(
             volumes, pod_with(CLAIM)
+        )
+
+    async def test_a_kind_that_became_a_drivers_without_a_counterpart(
+        self, volumes: PodVolumes, server: Server
+    ) -> None:
+        server.claim("claim", "pv-1")
+        server.volume("pv-1", "claim", azureDisk={"diskURI": "/d", "kind": "Shared"})
+        assert await refusal(volumes, pod_with(CLAIM)) == (
+            f"{FAILED}failed to translate in-tree pv to CSI: kind(Shared) is not supported in csi migration"
         )
 
     async def test_no_cluster(self, root: Path, shelf: Shelf) -> None:
@@ -197,6 +206,7 @@ class TestEphemeral:
         server.volume("pv-1", "p-data", hostPath={"path": str(tmp_path)})
         server.claim("p-data", "pv-1", metadata=metadata | {"ownerReferences": [owner]})
         assert (await volumes.mount(pod_with(EPHEMERAL)))["data"].path == str(tmp_path)
+        await volumes.unmount("u-1")
         for refs in ([], [owner | {"uid": "u-0"}], [owner | {"controller": False}]):
             server.claim("p-data", "pv-1", metadata=metadata | {"ownerReferences": refs})
             assert "PVC default/p-data was not created for pod default/p (pod is not owner)" in await refusal(
@@ -264,6 +274,25 @@ class TestRefresh:
         server.away = True
         mounted = await volumes.mount(pod_with(CLAIM))
         assert mounted["data"].path == str(tmp_path), "what was said of the claim still holds"
+
+    async def test_a_pod_keeps_what_it_has(
+        self, volumes: PodVolumes, server: Server, labels: dict[str, str], tmp_path: Path
+    ) -> None:
+        """Its containers may be started again, whatever has become of the claim and of the node's labels."""
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}
+        affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
+        bound(server, tmp_path, nodeAffinity=affinity)
+        await volumes.mount(pod_with(CLAIM))
+        server.claim("claim", "pv-1", status={"phase": "Lost"})
+        assert (await volumes.mount(pod_with(CLAIM)))["data"].path == str(tmp_path)
+        bound(server, tmp_path, nodeAffinity=affinity)
+        labels["kubernetes.io/hostname"] = "node-2"
+        assert (await volumes.mount(pod_with(CLAIM)))["data"].path == str(tmp_path)
+        server.objects.clear()
+        assert (await volumes.mount(pod_with(CLAIM)))["data"].path == str(tmp_path)
+        assert "not found" in await refusal(volumes, pod_with(CLAIM, metadata={"uid": "u-2"}))
+        await volumes.unmount("u-1")
+        assert "not found" in await refusal(volumes, pod_with(CLAIM))
 
 
 async def test_volumes_that_nobody_uses_are_left_alone(volumes: PodVolumes) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.node import AttachedVolume
-from pykubelet.api.node import Node as ApiNode
 from pykubelet.api.pod import Pod
 from pykubelet.host.mounts import read_mounts
-from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes import flex
+from pykubelet.volumes.errors import BadSource, KindError, NotYet
 from pykubelet.volumes.flex import FlexKind
 from pykubelet.volumes.flex_driver import DriverError, NotSupportedError, escaped, read_answer
-from pykubelet.volumes.mount_helper import HelperError
+from pykubelet.volumes.mount_helper import HelperError, is_mounted
 from tests.volumes.conftest import Shelf, mode_of, needs_root, pod_with
 from tests.volumes.helpers import surroundings, wanted
 
@@ -199,6 +198,21 @@ class TestPlainDrivers:
         await kind.set_up(wanted(pod_of()))
         await kind.take_down("u-1", "v")
 
+    async def test_a_driver_that_only_fails_cannot_keep_a_pod_for_ever(
+        self, kind: FlexKind, drivers: Drivers, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drivers.add(PLAIN)
+        place = Path((await kind.set_up(wanted(pod_of()))).path)
+        drivers.add("if command == 'unmount': answer('Failure', 1, message='not today')\n" + PLAIN)
+        for _ in range(2):
+            with pytest.raises(DriverError, match="not today"):
+                await kind.take_down("u-1", "v")
+            assert is_mounted(place)
+        monkeypatch.setattr(flex, "PATIENCE", 0.0)
+        await kind.take_down("u-1", "v")
+        assert not place.exists()
+        assert not read_mounts(root)
+
     async def test_secrets(self, kind: FlexKind, shelf: Shelf, drivers: Drivers) -> None:
         drivers.add(PLAIN + "\nif command == 'mount': answer('Failure', 1, message='no')")
         shelf.secrets["s"] = {"key": b"\xffvalue"}
@@ -287,24 +301,23 @@ class TestAttachingDrivers:
     async def test_a_cluster_s_controllers_attach(self, root: Path, shelf: Shelf, drivers: Drivers) -> None:
         """Then the agent only waits until they have, and says that it uses the volume."""
         drivers.add(ATTACHING)
-        api = Server()
-        kind = FlexKind(surroundings(root, shelf, flex_drivers=drivers.folder, api=api))
-        with pytest.raises(KindError, match=r"volume example.com/disk/v is not attached to node n1 yet"):
+        attached = ""
+
+        async def device(wanted: object, name: str) -> str:
+            assert name == "example.com/disk/v"
+            if not attached:
+                raise NotYet("not attached")
+            return attached
+
+        given = surroundings(
+            root, shelf, flex_drivers=drivers.folder, api=object(), attached=device, attaches=False
+        )
+        kind = FlexKind(given)
+        with pytest.raises(NotYet):
             await kind.set_up(wanted(pod_of()))
-        api.node.status.volumes_attached.append(AttachedVolume("example.com/disk/v", "/dev/flex9"))
+        attached = "/dev/flex9"
         mounted = await kind.set_up(wanted(pod_of()))
         assert mounted.attached == "example.com/disk/v"
         assert [call[:2] for call in drivers.calls[:2]] == [["init"], ["waitforattach", "/dev/flex9"]]
         await kind.take_down("u-1", "v")
         assert drivers.calls[-1][0] == "unmountdevice"
-
-
-class Server:
-    """An API server that has nothing but the node."""
-
-    def __init__(self) -> None:
-        self.node = ApiNode()
-
-    async def get(self, resource: object, name: str) -> ApiNode:
-        assert name == "n1"
-        return self.node

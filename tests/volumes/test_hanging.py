@@ -1,25 +1,26 @@
 """Volumes that hang: nobody else waits for them, and their pods can be deleted."""
 
 import asyncio
-import contextlib
-import ctypes
-import os
 import threading
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from pykubelet.host import mounts
-from pykubelet.host.mounts import read_mounts, unmount
+from pykubelet.host.mounts import read_mounts
 from pykubelet.tasks import TaskScope, in_own_thread
 from pykubelet.volumes import host_path, kinds, pod_volumes, take_down, unmounting
 from pykubelet.volumes.errors import NotYet, VolumeError
+from pykubelet.volumes.flex import FlexKind
 from pykubelet.volumes.kind import PlainKind, Wanted
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.operations import FIRST_PAUSE
 from pykubelet.volumes.pod_volumes import PodVolumes
 from tests.volumes.conftest import Shelf, needs_root, pod_with, volumes_at
+from tests.volumes.helpers import dead_server, surroundings
 
 CLOUD = {"name": "cloud", "glusterfs": {"path": "p"}}
 DATA = {"name": "data", "emptyDir": {}}
@@ -142,7 +143,8 @@ class TestKinds:
         cloud.error = OSError("broken")
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod_with(CLOUD))
-        assert caught.value.retry_after == pytest.approx(FIRST_PAUSE, abs=0.2)
+        assert caught.value.retry_after is not None
+        assert 0 < caught.value.retry_after <= FIRST_PAUSE
         cloud.error = None
         cloud.up.set()
         with pytest.raises(VolumeError, match="broken"):
@@ -150,6 +152,24 @@ class TestKinds:
         volumes._wake("u-1")
         assert woken == ["u-1"]
         assert (await volumes.mount(pod_with(CLOUD))).keys() == {"cloud"}
+
+    async def test_a_kind_with_a_bug_is_a_failure_like_others(
+        self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may be somebody else's: the agent goes on, and the pod's author is told."""
+
+        async def broken(*args: object) -> NoReturn:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(cloud, "set_up", broken)
+        with pytest.raises(VolumeError) as caught:
+            await volumes.mount(pod_with(CLOUD, DATA))
+        assert str(caught.value) == 'MountVolume.SetUp failed for volume "cloud" : a bug'
+        monkeypatch.setattr(cloud, "sweep", broken)
+        await volumes.sweep()
+        assert volumes.in_use() == []
+        monkeypatch.setattr(cloud, "in_use", lambda: 1 // 0)
+        assert volumes.in_use() is None, "not that there are none: they would be detached"
 
     async def test_volumes_of_an_earlier_agent(self, volumes: PodVolumes, cloud: Cloud, root: Path) -> None:
         (root / "pods/u-1/volumes" / cloud.folder / "cloud").mkdir(parents=True)
@@ -159,21 +179,6 @@ class TestKinds:
         await volumes.refresh(pod_with(CLOUD))
         assert cloud.calls == ["set_up"]
         assert volumes.in_use() == ["cloud/1"]
-
-
-@contextlib.contextmanager
-def dead_server(point: Path) -> Iterator[None]:
-    """A file system of which nobody answers: whoever looks at it hangs, until it is over."""
-    point.mkdir()
-    at = os.open("/dev/fuse", os.O_RDWR)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        options = f"fd={at},rootmode=40000,user_id=0,group_id=0".encode()
-        assert libc.mount(b"dead", os.fsencode(point), b"fuse", 0, options) == 0, ctypes.get_errno()
-        yield
-    finally:
-        os.close(at)  # now the kernel answers that nobody does
-        unmount(point, detach=True)
 
 
 @pytest.mark.machine
@@ -195,6 +200,47 @@ class TestDeadServer:
                 await hanging
             await volumes.unmount("u-1")
 
+    async def test_a_part_of_a_volume_that_does_not_answer(
+        self, volumes: PodVolumes, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its pod is told, tried again without one more thread that hangs, and can be deleted."""
+        monkeypatch.setattr(pod_volumes, "SUB_PATH_SECONDS", 0.3)
+        monkeypatch.setattr(pod_volumes, "in_own_thread", partial(in_own_thread, patience=0.2))
+        mount = {"name": "dead", "mountPath": "/d", "subPath": "part"}
+        dead = {"name": "dead", "hostPath": {"path": f"{tmp_path}/dead"}}
+        pod = pod_with(dead, containers=[{"name": "main", "image": "i", "volumeMounts": [mount]}])
+        with dead_server(tmp_path / "dead"):
+            mounted = await volumes.mount(pod)
+            for _ in range(3):
+                with pytest.raises(VolumeError, match=r"\['dead'\] of container \"main\": .* not answer"):
+                    await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: "part"})
+            hanging = [thread for thread in threading.enumerate() if thread.name == "sub-paths"]
+            assert len(hanging) == 1
+            await volumes.unmount(pod.uid)
+        await asyncio.to_thread(hanging[0].join, 30)
+        assert not hanging[0].is_alive()
+        await volumes.unmount(pod.uid)
+        assert read_mounts(root.resolve()) == []
+
+    async def test_another_pods_flex_volume_is_not_looked_into(self, root: Path, shelf: Shelf) -> None:
+        """Whether another pod has a volume is asked while the first one's is taken down."""
+        kind = FlexKind(surroundings(root, shelf))
+        volumes = root / "pods/u-2/volumes"
+        for folder in ("example.com~disk", "kubernetes.io~flexvolume"):
+            (volumes / folder).mkdir(parents=True)
+        (volumes / "kubernetes.io~flexvolume/v").symlink_to("../example.com~disk/v")
+
+        async def others(driver: str) -> bool:
+            async with asyncio.timeout(30):
+                return await in_own_thread(
+                    lambda: kind._others("u-1", "v", driver), name="others", patience=0
+                )
+
+        assert not await others("example.com~disk")
+        with dead_server(volumes / "example.com~disk/v"):
+            assert await others("example.com~disk")
+            assert not await others("example.com~other")
+
     async def test_work_in_a_thread_that_hangs_is_left_behind(self, tmp_path: Path) -> None:
         with dead_server(tmp_path / "dead"):
             loop = asyncio.get_running_loop()
@@ -208,19 +254,18 @@ class TestDeadServer:
 @pytest.mark.machine
 @needs_root
 class TestUnmount:
-    @pytest.fixture(autouse=True)
-    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(unmounting, "PATIENCE", 0.3)
-        monkeypatch.setattr(unmounting, "BUSY_SECONDS", 0.5)
-
     async def test_one_that_hangs_is_detached(
         self, volumes: PodVolumes, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await volumes.mount(pod_with(MEMORY, DATA))
         forever = threading.Event()
+        patience = unmounting.PATIENCE
+        monkeypatch.setattr(unmounting, "PATIENCE", 1.0)
 
         def hang(point: Path, *, detach: bool = False) -> bool:
             if not detach:
+                # Only for this there is no patience: all else may take its time.
+                monkeypatch.setattr(unmounting, "PATIENCE", patience)
                 forever.wait(60)
             return mounts.unmount(point, detach=detach)
 
@@ -234,7 +279,43 @@ class TestUnmount:
         finally:
             forever.set()
 
-    async def test_one_that_is_busy_is_detached_in_the_end(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_many_files_are_deleted_by_one_thread(
+        self, volumes: PodVolumes, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each try joins it: more of them would only keep each other from running."""
+        await volumes.mount(pod_with(DATA))
+        go_on = threading.Event()
+
+        def slowly(path: Path, *more: object) -> None:
+            assert go_on.wait(60)
+            mounts.remove_tree(path)
+
+        monkeypatch.setattr(take_down, "remove_tree", slowly)
+        monkeypatch.setattr(unmounting, "PATIENCE", 0.3)
+        try:
+            for _ in range(3):
+                with pytest.raises(VolumeError, match="deleting its files takes long, and goes on"):
+                    await volumes.unmount("u-1")
+            names = [thread.name for thread in threading.enumerate()]
+            assert names.count("unmount u-1") == 1
+        finally:
+            monkeypatch.setattr(unmounting, "PATIENCE", 20.0)
+            go_on.set()
+        await volumes.unmount("u-1")
+        assert not (root / "pods/u-1/volumes/kubernetes.io~empty-dir").exists()
+
+    async def test_kinds_that_are_not_known_any_more(self, volumes: PodVolumes, root: Path) -> None:
+        """Who gave them is not installed any more, and the pod has to go."""
+        place = root / "pods/u-1/volumes/example.com~gone/v"
+        place.mkdir(parents=True)
+        mounts.mount("tmpfs", place, "tmpfs")
+        await volumes.unmount("u-1")
+        assert read_mounts(root.resolve()) == []
+        assert place.is_dir(), "it goes with the pod's folder"
+
+    async def test_one_that_is_busy_is_detached_in_the_end(
+        self, volumes: PodVolumes, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = Path((await volumes.mount(pod_with(MEMORY)))["memory"].path)
         (path / "held").write_text("x")
         with (path / "held").open() as held:
@@ -243,7 +324,7 @@ class TestUnmount:
             assert len(read_mounts(root.resolve())) == 1
             with pytest.raises(VolumeError, match="Device or resource busy"):
                 await volumes.unmount("u-1")
-            await asyncio.sleep(unmounting.BUSY_SECONDS)
+            monkeypatch.setattr(unmounting, "BUSY_SECONDS", 0.0)
             await volumes.unmount("u-1")
             assert read_mounts(root.resolve()) == []
             assert held.read() == "x", "who uses it is not harmed"

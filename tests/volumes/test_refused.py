@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.volume import Volume
+from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import BadSource
 from pykubelet.volumes.kinds import make_kinds
 from pykubelet.volumes.refused import REASONS, RefusedKind
@@ -32,4 +33,4 @@ def test_why_not_git_repositories() -> None:
 def test_every_kind_of_the_api_is_given_or_refused(tmp_path: Path, shelf: Shelf) -> None:
     known = {wire for wire in Volume.__struct_encode_fields__ if wire != "name"}
     kinds = make_kinds(surroundings(tmp_path, shelf))
-    assert known - set(kinds) - BY_CLAIM - {"csi"} == set()
+    assert known - set(kinds) - BY_CLAIM - set(MIGRATED) == set()

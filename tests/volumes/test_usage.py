@@ -112,14 +112,22 @@ class Measured:
         self._loop = asyncio.get_running_loop()
         monkeypatch.setattr(usage_module, "measure", self)
         # The loop's time would pass while a thread works.
-        monkeypatch.setattr(self._loop, "run_in_executor", self._at_once)
+        monkeypatch.setattr(usage_module, "in_own_thread", self._at_once)
+        self.hung: set[str] = set()
+        """Pods whose volumes never answer."""
+        self.back = asyncio.Event()
 
-    def _at_once(self, _: object, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        done = self._loop.create_future()
-        done.set_result(work())
-        return done
+    async def _at_once(self, work: Callable[[], Any], *, name: str, patience: float) -> Any:
+        found = work()
+        if found is None:
+            await self.back.wait()
+            self.hung.clear()
+            found = work()
+        return found
 
-    def __call__(self, root: Path, pod: Pod, pace: Pace, clock: object) -> dict[str, Usage]:
+    def __call__(self, root: Path, pod: Pod, pace: Pace, clock: object) -> dict[str, Usage] | None:
+        if pod.uid in self.hung:
+            return None
         moments = self.moments.setdefault(pod.uid, [])
         moments.append(self._loop.time())
         return {"disk": replace(SOME, used=len(moments))}
@@ -210,6 +218,51 @@ async def test_a_server_that_never_answers_holds_up_nobody(
         assert usage.of("hung").keys() == {"disk", "share"}
         await asyncio.sleep(PERIOD * 3)
         assert asked.count("hung") > 1
+
+
+@pytest.mark.looptime
+async def test_a_volume_that_never_answers_holds_up_nobody(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has mounted a share inside of its volume, and the server is away."""
+    measured = Measured(monkeypatch)
+    measured.hung = {"hung"}
+    usage = VolumeUsage(root, lambda: [pod("hung"), pod("good")], PERIOD)
+    async with running(usage):
+        await asyncio.sleep(PERIOD * 10)
+        assert len(measured.moments["good"]) >= 4
+        assert usage.of("hung") == {}
+        measured.back.set()
+        await asyncio.sleep(1)
+        assert usage.of("hung").keys() == {"disk"}
+        await asyncio.sleep(PERIOD * 3)
+        assert len(measured.moments["hung"]) > 1
+
+
+@pytest.mark.looptime
+async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of many large volumes would all be made at once."""
+    inside = most = 0
+
+    async def slowly(work: Callable[[], Pace], *, name: str, patience: float) -> dict[str, Usage]:
+        nonlocal inside, most
+        pace = work()
+        inside += 1
+        most = max(most, inside)
+        for _ in range(10):
+            pace.step()
+            await asyncio.sleep(usage_module.STUCK_SECONDS * 0.9)
+        inside -= 1
+        return {"disk": SOME}
+
+    monkeypatch.setattr(usage_module, "measure", lambda root, pod, pace, clock: pace)
+    monkeypatch.setattr(usage_module, "in_own_thread", slowly)
+    usage = VolumeUsage(root, lambda: [pod("a"), pod("b")], PERIOD)
+    async with running(usage):
+        await asyncio.sleep(PERIOD * 10)
+        assert usage.of("a")
+        assert usage.of("b")
+    assert most == 1
 
 
 async def test_a_long_walk_ends_with_the_agent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

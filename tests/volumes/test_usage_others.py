@@ -78,7 +78,7 @@ async def test_a_dead_server_is_asked_once_until_it_answers(
         return file_system(tmp_path)
 
     monkeypatch.setattr(usage_others, "file_system", answer)
-    monkeypatch.setattr(usage_others, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(usage_others, "ANSWER_SECONDS", 1.0)
     pod = pod_with({"name": "dead", **SHARE}, {"name": "good", **SHARE})
     held = [holding(pod, name, "nfs", MountedVolume(str(tmp_path / name))) for name in ("dead", "good")]
     others = OtherUsage(lambda _: held, {})
@@ -93,6 +93,20 @@ async def test_a_dead_server_is_asked_once_until_it_answers(
     async with asyncio.timeout(30):
         while "dead" not in await others.of_pod(pod):
             await asyncio.sleep(0.01)
+
+
+async def test_a_kind_with_a_bug_takes_nothing_from_others(tmp_path: Path) -> None:
+    class Broken(Driver):
+        async def usage(self, pod: Pod) -> Mapping[str, Usage]:
+            raise RuntimeError("a bug")
+
+    pod = pod_with({"name": "share", **SHARE}, {"name": "driven", **SHARE})
+    held = [
+        holding(pod, "share", "nfs", MountedVolume(str(tmp_path))),
+        holding(pod, "driven", "theirs", MountedVolume("/nowhere")),
+    ]
+    others = OtherUsage(lambda _: held, {"theirs": Broken()})
+    assert (await others.of_pod(pod)).keys() == {"share"}
 
 
 def test_numbers_of_a_file_system_of_its_own() -> None:

@@ -114,10 +114,16 @@ def wanted_volume(pod: Pod, volume: Volume, claim: PersistentVolumeClaim, found:
         found.metadata.name,
         persistent=found,
         claim=claim,
-        read_only=named is not None and named.read_only,
+        read_only=named is not None and _is_read_only(pod, named.claim_name),
         block=found.spec.is_block,
         mount_options=mount_options(found),
     )
+
+
+def _is_read_only(pod: Pod, name: str) -> bool:
+    """Whether a pod only reads what is behind its claim, which several of its volumes may name."""
+    claims = (volume.persistent_volume_claim for volume in pod.spec.volumes)
+    return all(claim.read_only for claim in claims if claim is not None and claim.claim_name == name)
 
 
 def mount_options(found: PersistentVolume) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ leads to its folder. So an agent that never saw the pod knows whom to ask to tak
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,8 +20,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.api.volume_sources import Flex
-from pykubelet.kube.errors import KubeError
-from pykubelet.kube.resources import NODES
+from pykubelet.logs import get_logger
 from pykubelet.tasks import in_own_thread
 from pykubelet.volumes.bind import bind_folder
 from pykubelet.volumes.disks import format_and_mount
@@ -34,6 +34,11 @@ from pykubelet.volumes.named_secrets import named_secret
 from pykubelet.volumes.operations import Locks
 from pykubelet.volumes.ownership import Walk, own
 
+log = get_logger(__name__)
+
+PATIENCE = 120.0
+"""Seconds for which a driver may fail to undo what it did: a pod can always be deleted."""
+
 _PREFIX = "kubernetes.io/"
 
 
@@ -46,6 +51,8 @@ class FlexKind(PlainKind):
         self._given = given
         self._drivers: dict[str, FlexDriver] = {}
         self._locks = Locks()
+        self._failing: dict[Path, float] = {}
+        """Since when drivers fail to undo something, in the loop's time."""
 
     async def set_up(self, wanted: Wanted) -> MountedVolume:
         """Have the driver make it; raises KindError, ObjectError and OSError."""
@@ -65,7 +72,8 @@ class FlexKind(PlainKind):
             if can.fsgroup and not read_only:
                 await self._own(wanted, place, new=new)
         attached = _attached_name(wanted) if can.attach and self._given.api is not None else ""
-        return MountedVolume(str(place), read_only=read_only, relabel=can.selinuxrelabel, attached=attached)
+        relabel = can.selinuxrelabel and not read_only
+        return MountedVolume(str(place), read_only=read_only, relabel=relabel, attached=attached)
 
     async def take_down(self, uid: str, name: str) -> None:
         """Have the driver unmount it, and its device when no other pod has it; raises as `set_up`."""
@@ -103,20 +111,12 @@ class FlexKind(PlainKind):
 
     async def _attached(self, wanted: Wanted, driver: FlexDriver, options: str) -> str:
         """Give the attached device: from the cluster's controllers, or by asking the driver ourselves."""
-        if self._given.api is None:
-            try:
-                return (await driver.call("attach", options, self._given.node_name)).device
-            except NotSupportedError:
-                return ""
-        name = _attached_name(wanted)
+        if not self._given.attaches:
+            return await self._given.attached(wanted, _attached_name(wanted))
         try:
-            node = await self._given.api.get(NODES, self._given.node_name)
-        except KubeError as err:
-            raise KindError(f"cannot see whether the volume is attached: {err}") from err
-        for attached in node.status.volumes_attached:
-            if attached.name == name:
-                return attached.device_path
-        raise KindError(f"volume {name} is not attached to node {self._given.node_name} yet")
+            return (await driver.call("attach", options, self._given.node_name)).device
+        except NotSupportedError:
+            return ""
 
     async def _mount(self, wanted: Wanted, driver: FlexDriver, place: Path) -> None:
         make_folder(place)
@@ -157,7 +157,7 @@ class FlexKind(PlainKind):
         if not is_mounted(place) and not place.is_dir():
             return
         await self._undo(driver, "unmountdevice", place)
-        if self._given.api is None:
+        if self._given.attaches:
             with suppress(NotSupportedError, MissingHelper):
                 await driver.call("detach", name, self._given.node_name)
 
@@ -168,10 +168,16 @@ class FlexKind(PlainKind):
             await driver.call(command, str(place))
         except (NotSupportedError, BadSource):
             pass  # a driver may be gone by now, or not care
+        except KindError as err:
+            now = asyncio.get_running_loop().time()
+            if now - self._failing.setdefault(place, now) < PATIENCE:
+                raise
+            log.error(err, "A volume is taken down without its driver, which only fails", path=place)
+        self._failing.pop(place, None)
         while is_mounted(place):
             await unmount_with_helper(place)
-        if place.is_dir():
-            place.rmdir()
+        with suppress(OSError):
+            place.rmdir()  # what is in it goes with the pod's folder
 
     def _driver(self, name: str) -> FlexDriver:
         if name not in self._drivers:
@@ -183,8 +189,9 @@ class FlexKind(PlainKind):
 
     def _others(self, uid: str, name: str, driver: str) -> bool:
         """Whether another pod has a volume of this name of the same driver."""
-        notes = (self._given.root / "pods").glob(f"*/volumes/{self.folder}/{name}")
-        return any(note.parts[-4] != uid and note.readlink().parts[-2] == driver for note in notes)
+        # Only names are read: looking at what is mounted there would ask a server that may be away.
+        pods = [pod / "volumes" for pod in (self._given.root / "pods").iterdir() if pod.name != uid]
+        return any((pod / self.folder / name).is_symlink() and name in _names(pod / driver) for pod in pods)
 
 
 def _source(wanted: Wanted) -> Flex:
@@ -236,3 +243,10 @@ def _note(note: Path, place: Path) -> None:
     make_folder(note.parent)
     note.unlink(missing_ok=True)
     note.symlink_to(target)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

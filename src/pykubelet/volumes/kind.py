@@ -42,6 +42,11 @@ async def _use_untold(wanted: Wanted, name: str) -> None:
     """Tell nobody, as on a node that belongs to no cluster."""
 
 
+async def _attached_by_nobody(wanted: Wanted, name: str) -> str:
+    """Wait for nobody, as on a node that belongs to no cluster."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """All that kinds are made of."""
@@ -67,6 +72,11 @@ class Surroundings:
     """Gives the pod with this uid, also one that ends; None when nobody knows it."""
     use: Callable[[Wanted, str], Awaitable[None]] = _use_untold
     """Has the node's status name an attached volume as in use, and waits for it; raises KindError."""
+    attached: Callable[[Wanted, str], Awaitable[str]] = _attached_by_nobody
+    """Gives the device that the cluster's controllers have attached a volume as, by its name in the node's
+    status, after telling that it will be in use; raises NotYet while they have not, and KindError."""
+    attaches: bool = True
+    """Whether the node attaches volumes itself: it belongs to no cluster, or its controllers shall not."""
     sweep: Callable[[], None] = lambda: None
     """Has all kinds sweep soon."""
     metrics: VolumeMetrics = field(default_factory=VolumeMetrics)

@@ -69,7 +69,7 @@ class LocalKind(PlainKind):
             if not await _thread(lambda: mount_at(place) is not None):
                 await self._own(wanted, origin)
             await _thread(lambda: bind_folder(origin, place, flags))
-        return MountedVolume(str(place), read_only=wanted.read_only, relabel=True)
+        return MountedVolume(str(place), read_only=wanted.read_only, relabel=not wanted.read_only)
 
     async def sweep(self, in_use: Collection[str]) -> None:
         """Unmount the disks that no pod uses any more."""

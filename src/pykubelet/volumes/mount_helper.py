@@ -19,6 +19,7 @@ from pathlib import Path
 from pykubelet.host.mounts import Mount, read_mounts
 from pykubelet.host.processes import environment, search_path
 from pykubelet.logs import get_logger
+from pykubelet.tasks import begun
 from pykubelet.volumes.errors import KindError
 
 log = get_logger(__name__)
@@ -225,14 +226,17 @@ class _Ears:
 
 async def _run(path: str, argv: Sequence[str], deadline: float, ears: _Ears) -> int | None:
     """Give the exit status, negative for a signal; None for a program that was killed because it hung."""
-    process = await asyncio.create_subprocess_exec(
-        path,
-        *argv[1:],
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=ears.writing,
-        stderr=ears.writing,
-        env=environment(),
-        start_new_session=True,
+    process = await begun(
+        asyncio.create_subprocess_exec(
+            path,
+            *argv[1:],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=ears.writing,
+            stderr=ears.writing,
+            env=environment(),
+            start_new_session=True,
+        ),
+        lambda process: _kill(process, argv[0]),
     )
     try:
         async with asyncio.timeout(deadline):

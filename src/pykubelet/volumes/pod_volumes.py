@@ -24,10 +24,12 @@ from pykubelet.kube.client import ApiClient
 from pykubelet.logs import get_logger
 from pykubelet.pods.objects import PodObjects
 from pykubelet.tasks import TaskScope, in_own_thread
+from pykubelet.volumes.attached import Attached
 from pykubelet.volumes.block import global_folder
 from pykubelet.volumes.claim_rules import ClaimError, is_exclusive, used_names, volume_group
 from pykubelet.volumes.claims import Claims, ServerAway
 from pykubelet.volumes.counting import Counting
+from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import BadOptions, KindError, NoRoomOnNode, VolumeError
 from pykubelet.volumes.holdings import Holding, Holdings
 from pykubelet.volumes.in_use import InUseReports
@@ -47,7 +49,11 @@ log = get_logger(__name__)
 MOUNT_SECONDS = 123.0
 """How long a pod's worker waits for a volume at a time; a little more than others' two minutes."""
 
+SUB_PATH_SECONDS = 20.0
+"""How long it waits for parts of volumes."""
+
 _SET_UP = "setting up"
+_BIND = "binding parts"
 
 
 class PodVolumes:
@@ -67,6 +73,7 @@ class PodVolumes:
         node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
         image_volumes: bool = False,
         flex_drivers: Path | None = None,
+        attach_detach: bool = True,
         tasks: TaskScope | None = None,
         metrics: VolumeMetrics | None = None,
     ) -> None:
@@ -74,8 +81,9 @@ class PodVolumes:
 
         `memory_limit` and `allocatable_memory`: what bounds a pod's memory and all pods' (bytes);
         `pod_level`: whether resources of the whole pod count (`PodLevelResources`); `image_volumes`:
-        whether the runtime mounts images; `flex_drivers`: the folder of FlexVolume's drivers; `tasks`:
-        where work lives that goes on when its caller leaves.
+        whether the runtime mounts images; `flex_drivers`: the folder of FlexVolume's drivers;
+        `attach_detach`: whether the cluster's controllers attach volumes (`enableControllerAttachDetach`);
+        `tasks`: where work lives that goes on when its caller leaves.
         """
         self._root = root
         self.metrics = metrics or VolumeMetrics()
@@ -83,6 +91,9 @@ class PodVolumes:
         self._teller: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
         self._finder: Callable[[str], Pod | None] = lambda uid: None
         self._reports = InUseReports()
+        self._attached: Attached | None = None
+        if api is not None and attach_detach:
+            self._attached = Attached(api, node_name, self._use, self._wake)
         given = Surroundings(
             root,
             objects,
@@ -96,13 +107,15 @@ class PodVolumes:
             tell=self._tell,
             find=self._find,
             use=self._use,
+            attached=self._attached_device,
+            attaches=self._attached is None,
             sweep=self._sweep_soon,
             metrics=self.metrics,
             image_volumes=image_volumes,
             flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
         )
         self.kinds = make_kinds(given)
-        self._claims = Claims(api, node_name, node_labels)
+        self._claims = Claims(api, node_name, node_labels, given=self.kinds)
         self._operations = Operations(tasks)
         self._holdings = Holdings(root)
         self._counting = Counting(self.metrics, self.kinds, self._holdings)
@@ -133,6 +146,11 @@ class PodVolumes:
         """Take note of what the API server was told to be in use."""
         self._reports.reported(names)
 
+    def node_changed(self, status: bytes) -> None:
+        """Take note of the node's own status, as the API server wrote it: a volume may be attached."""
+        if self._attached is not None:
+            self._attached.node_changed(status)
+
     def in_use(self) -> list[str] | None:
         """Give the attached volumes that pods use; None while that is not known.
 
@@ -146,7 +164,11 @@ class PodVolumes:
                 if self._reports.last is None:
                     return None
                 earlier = self._reports.last
-        known = {name for kind in self.kinds.values() for name in kind.in_use()}
+        try:
+            known = {name for kind in self.kinds.values() for name in kind.in_use()}
+        except Exception as err:  # of others' kinds, too: the node's status has to go on, with what it had
+            log.error(err, "Could not see which attached volumes are in use")
+            return None
         return sorted(known.union(self._holdings.attached(), earlier))
 
     def held(self, uid: str) -> list[Holding]:
@@ -186,14 +208,33 @@ class PodVolumes:
         if not any(paths.values()):
             return {}
         root = self._root.resolve()
-        return await in_own_thread(
-            lambda: bind_sub_paths(root, pod, container, mounted, paths), name="sub-paths"
-        )
+
+        async def in_thread() -> dict[int, str]:
+            return await in_own_thread(
+                lambda: bind_sub_paths(root, pod, container, mounted, paths), name="sub-paths"
+            )
+
+        try:
+            # Looking into a volume whose server is away hangs; whoever tries again joins who hangs already.
+            return await self._operations.run(
+                f"{pod.uid}/sub-paths/{container.name}",
+                _BIND,
+                in_thread,
+                patience=SUB_PATH_SECONDS,
+                pauses=False,
+            )
+        except StillBusy:
+            names = sorted({container.volume_mounts[index].name for index, path in paths.items() if path})
+            raise VolumeError(
+                f'failed to prepare subPath for volumeMounts {names} of container "{container.name}": '
+                "a volume does not answer: is a server behind it down?"
+            ) from None
 
     async def unmount(self, uid: str) -> None:
         """Take down whatever a pod has mounted, and delete what lived with it; raises VolumeError."""
         try:
-            await self._operations.end(f"{uid}/", _SET_UP, patience=PATIENCE)
+            for what in (_SET_UP, _BIND):
+                await self._operations.end(f"{uid}/", what, patience=PATIENCE)
         except StillBusy as err:
             raise VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {err}") from err
         # What was begun and left nothing in the pod's folder may have left something on the node.
@@ -201,6 +242,8 @@ class PodVolumes:
         self._operations.forget(f"{uid}/")
         self._holdings.drop(uid)
         self.metrics.count.forget(uid)
+        if self._attached is not None:
+            self._attached.forget(uid)
         for waiting in sorted(self._excluded - {uid}):
             self._wake(waiting)
         self._excluded.clear()
@@ -227,6 +270,9 @@ class PodVolumes:
             holding.attached = name
         await self._reports.wait(name, new=new)
 
+    async def _attached_device(self, wanted: Wanted, name: str) -> str:
+        return await self._attached.device(wanted, name) if self._attached is not None else ""
+
     def _find(self, uid: str) -> Pod | None:
         return self._finder(uid)
 
@@ -239,10 +285,15 @@ class PodVolumes:
 
     def _is_stale(self, pod: Pod, volume: Volume) -> bool:
         if volume.persistent_volume_claim is None and volume.ephemeral is None:
-            kind = next((self.kinds[kind] for kind in volume.kinds if kind in self.kinds), None)
+            kinds = ("csi" if self._is_migrated(kind) else kind for kind in volume.kinds)
+            kind = next((self.kinds[kind] for kind in kinds if kind in self.kinds), None)
             return kind is not None and (kind.live or (kind.slow and self._is_new(pod, volume)))
         held = self._holdings.get(pod.uid, volume.name)
         return held is None or held.mounted is None or self.kinds[held.wanted.kind].live
+
+    def _is_migrated(self, kind: str) -> bool:
+        """Whether volumes of this kind are a CSI driver's by now, and nobody else's."""
+        return kind in MIGRATED and kind not in self.kinds
 
     def _is_new(self, pod: Pod, volume: Volume) -> bool:
         held = self._holdings.get(pod.uid, volume.name)
@@ -304,6 +355,9 @@ class PodVolumes:
             return Problem("context deadline exceeded", stage="full")
         except FAILURES as err:
             return self._failed(pod, name, err, block)
+        except Exception as err:  # anything may go wrong in others' kinds, and the pod's author has to know
+            log.exception(err, "Unexpected error while setting up a volume", pod=pod.full_name, volume=name)
+            return self._failed(pod, name, err, block)
 
     def _tell_mapped(self, kind: VolumeKind, wanted: Wanted, mounted: MountedVolume) -> None:
         """Tell of a new device; of volumes that are mounted nobody is told, there are too many."""
@@ -323,14 +377,21 @@ class PodVolumes:
             what = " and ".join(kind for kind, _ in sources) or "none that is known"
             raise KindError(f"its kind is {what}; supported are {', '.join(self.kinds)}")
         ((kind, source),) = sources
+        if self._is_migrated(kind):
+            from pykubelet.volumes.csi.migrated import migrated_wanted
+
+            return migrated_wanted(pod, volume)
         if kind not in ("persistentVolumeClaim", "ephemeral"):
             return Wanted(pod, volume, kind, source, volume.name)
         try:
             return await self._claims.wanted(pod, volume)
-        except ServerAway:
+        except KindError as err:
             held = self._holdings.get(pod.uid, volume.name)
             if held is None or held.mounted is None:
                 raise
+            # The pod has it: a claim that is gone, or labels of the node that have changed, are no reason to
+            # keep a container of it from being started again.
+            log.v(2).info("A claim is not as it was", pod=pod.full_name, volume=volume.name, reason=str(err))
             return held.wanted
 
     async def _held(self, kind: VolumeKind, wanted: Wanted) -> MountedVolume:
@@ -349,7 +410,14 @@ class PodVolumes:
             )
         else:
             mounted = await kind.set_up(wanted)
-        mounted = replace(mounted, group=volume_group(persistent), name=wanted.name)
+        named = wanted.volume.persistent_volume_claim
+        mounted = replace(
+            mounted,
+            # Another volume of the pod may name the same claim, to write there.
+            read_only=mounted.read_only or (named is not None and named.read_only),
+            group=volume_group(persistent),
+            name=wanted.name,
+        )
         holding.mounted = mounted
         if mounted.attached != holding.attached:
             holding.attached = mounted.attached

@@ -1,4 +1,4 @@
-"""Kinds of volumes that no node mounts by itself any more: removed, or handed over to a driver.
+"""Kinds of volumes that no node mounts by itself any more, and that no driver has taken over as they are.
 
 Each is refused in one line that says what to use instead.
 """
@@ -11,15 +11,8 @@ from pykubelet.volumes.errors import BadSource
 from pykubelet.volumes.kind import PlainKind, Wanted
 
 _DRIVERS = {
-    "awsElasticBlockStore": "ebs.csi.aws.com",
-    "azureDisk": "disk.csi.azure.com",
-    "azureFile": "file.csi.azure.com",
     "cephfs": "cephfs.csi.ceph.com",
-    "cinder": "cinder.csi.openstack.org",
-    "gcePersistentDisk": "pd.csi.storage.gke.io",
-    "portworxVolume": "pxd.portworx.com",
     "rbd": "rbd.csi.ceph.com",
-    "vsphereVolume": "csi.vsphere.vmware.com",
 }
 _GONE = ("flocker", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos")
 _GIT = (

@@ -48,6 +48,8 @@ class SharedDiskKind(PlainKind):
         self.scsi = scsi or Scsi()
         self._disks = given.root / "plugins" / self.folder.replace("~", "/")
         self._locks = Locks()
+        self._here: dict[Path, str] = {}
+        """The names in the node's status of the disks that are here, by their places."""
 
     def disk_name(self, wanted: Wanted) -> str:
         """Give the disk's own path below the kind's folder; raises KindError."""
@@ -72,15 +74,24 @@ class SharedDiskKind(PlainKind):
     async def set_up(self, wanted: Wanted) -> MountedVolume:
         """Have the disk bound, or mapped as a device."""
         read_only = wanted.read_only or (wanted.persistent is None and bool(wanted.source.read_only))
-        name = self.disk_name(wanted)
+        name, attached = self.disk_name(wanted), self._attached_name(wanted)
+        folders = VolumeFolders.of(self.given.root, wanted.uid)
+        place = folders.volume(self.folder, wanted.name)
+        mapped = wanted.block and folders.device(self.folder, wanted.name).is_symlink()
+        if not mapped and not is_mounted(place):
+            # What a pod has already was its own before; an earlier agent has asked.
+            await self.given.attached(wanted, attached)
         async with self._locks(name):
+            self._here[(self._disks / DEVICES if wanted.block else self._disks) / name] = attached
             if wanted.block:
                 return await self._as_device(wanted, name, read_only=read_only)
-            place = VolumeFolders.of(self.given.root, wanted.uid).volume(self.folder, wanted.name)
             if not is_mounted(place):
                 await self._bind(wanted, self._disks / name, place, read_only=read_only)
-        attached = self._attached_name(wanted)
-        return MountedVolume(str(place), read_only=read_only, relabel=True, attached=attached)
+        return MountedVolume(str(place), read_only=read_only, relabel=not read_only, attached=attached)
+
+    def in_use(self) -> Collection[str]:
+        """Give the disks that are here, until they are unmounted: then another node may have them."""
+        return {name for name in self._here.values() if name}
 
     async def sweep(self, in_use: Collection[str]) -> None:
         """Unmount and detach the disks that no pod has any more."""
@@ -88,6 +99,8 @@ class SharedDiskKind(PlainKind):
             for place in self._places(folder):
                 async with self._locks(str(place.relative_to(folder))):
                     await self._release(place, as_device=folder.name == DEVICES)
+        for place in [place for place in self._here if not place.exists()]:
+            del self._here[place]
 
     async def _as_device(self, wanted: Wanted, name: str, *, read_only: bool) -> MountedVolume:
         device = await self.attach(wanted, self._disks / DEVICES / name)

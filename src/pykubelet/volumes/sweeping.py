@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from pykubelet.logs import get_logger
 from pykubelet.volumes.holdings import Holdings
 from pykubelet.volumes.kind import VolumeKind
-from pykubelet.volumes.operations import FAILURES, Operations
+from pykubelet.volumes.operations import Operations
 from pykubelet.volumes.together import side_by_side
 
 log = get_logger(__name__)
@@ -61,5 +61,5 @@ class Sweeping:
 
         try:
             await self._operations.run(f"all/{name}", "sweeping", work, patience=PATIENCE, pauses=False)
-        except FAILURES as err:
+        except Exception as err:  # anything may go wrong in others' kinds, and the agent has to go on
             log.error(err, "Could not take down volumes that no pod uses any more", kind=name)

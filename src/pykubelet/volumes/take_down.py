@@ -8,7 +8,7 @@ something is mounted in it, so that no one else's files go with it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from pykubelet.host.mounts import plan_unmounts, read_mounts, remove_tree, unmount
@@ -22,8 +22,9 @@ log = get_logger(__name__)
 class TakeDown:
     """One try to take away a pod's volumes of some kinds (by their folders); it blocks, and may hang.
 
-    With `detach`, mounts that somebody still uses vanish from the pod's folder too: they end when
-    their last user does.
+    Others are only unmounted: who gave them may not be installed any more, and the pod has to go; with it go
+    their folders. With `detach`, mounts that somebody still uses vanish from the pod's folder too: they end
+    when their last user does.
     """
 
     def __init__(self, root: Path, uid: str, kinds: Collection[str], *, detach: bool = False) -> None:
@@ -42,12 +43,12 @@ class TakeDown:
         folders = self._folders
         if any(path.exists() for path in (folders.sub_paths, folders.markers, folders.pod / DEVICES)):
             return True
-        return bool(_kind_folders(folders, self._kinds)) or any(mapped_devices(self._root, self._uid))
+        return bool(_entries(folders.volumes)) or any(mapped_devices(self._root, self._uid))
 
     def volumes(self) -> Iterator[tuple[str, str]]:
         """Give the volumes that are there, each as its kind's folder and its name; reads only names."""
-        for folder in _kind_folders(self._folders, self._kinds):
-            yield from ((folder.name, path.name) for path in sorted(folder.iterdir()))
+        for folder in self._known(self._folders):
+            yield from ((folder.name, path.name) for path in _entries(folder))
         yield from mapped_devices(self._root, self._uid)
 
     def sub_paths(self) -> None:
@@ -61,16 +62,19 @@ class TakeDown:
         remove_tree(real.markers)
         for kind, name in mapped_devices(self._root, self._uid):
             unmap_device(self._root, kind, self._uid, name)
-        folders = (real.sub_paths, *_kind_folders(real, self._kinds), real.pod / DEVICES)
-        self._remove(folders, real)
+        folders = (real.sub_paths, *self._known(real), real.pod / DEVICES)
+        self._remove(folders, real, others=[path for path in _entries(real.volumes) if path not in folders])
 
     def _real(self) -> VolumeFolders:
         """The mount table knows real paths only."""
         return VolumeFolders(self._folders.pod.parent.resolve() / self._folders.pod.name)
 
-    def _remove(self, folders: Iterable[Path], real: VolumeFolders) -> None:
+    def _known(self, folders: VolumeFolders) -> list[Path]:
+        return [path for path in _entries(folders.volumes) if path.name in self._kinds]
+
+    def _remove(self, folders: Sequence[Path], real: VolumeFolders, others: Sequence[Path] = ()) -> None:
         mounts = read_mounts(real.pod)
-        if points := [point for folder in folders for point in plan_unmounts(mounts, folder)]:
+        if points := [point for folder in (*folders, *others) for point in plan_unmounts(mounts, folder)]:
             for point in points:
                 self.at = point
                 self._unmount(point)
@@ -89,8 +93,8 @@ class TakeDown:
             unmount(point, detach=True)
 
 
-def _kind_folders(folders: VolumeFolders, kinds: Collection[str]) -> list[Path]:
+def _entries(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folders.volumes.iterdir() if path.name in kinds)
+        return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []

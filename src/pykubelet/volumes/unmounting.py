@@ -59,6 +59,8 @@ class Unmounting:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._troubled: dict[str, float] = {}
         """Since when a pod's volumes cannot be unmounted, in the loop's time."""
+        self._working: dict[str, TakeDown] = {}
+        """What is at work in a thread, by the pod."""
 
     async def pod(self, uid: str) -> bool:
         """Take down all of a pod's volumes; gives whether others than quick ones were among them.
@@ -79,6 +81,7 @@ class Unmounting:
         except (OSError, ValueError) as err:
             raise _failed(uid, err) from err
         if not needed:
+            self._troubled.pop(uid, None)
             return False
         well = False
         try:
@@ -120,18 +123,24 @@ class Unmounting:
 
         async def in_thread() -> None:
             async with self._turn():
-                await in_own_thread(step, name=f"unmount {uid}", patience=0)
+                self._working[uid] = work
+                try:
+                    await in_own_thread(step, name=f"unmount {uid}", patience=0)
+                finally:
+                    del self._working[uid]
 
         try:
             await self._operations.run(key, _UNMOUNT, in_thread, patience=PATIENCE, pauses=False)
         except StillBusy as err:
             self._troubled.setdefault(uid, now)
-            point = work.at
-            if point is not None:
-                await self._detach(uid, point)
+            # It may have been begun by an earlier try.
+            point = self._working.get(uid, work).at
+            if point is None:
+                # Millions of files take their time; a second thread for them would only take it from others.
+                raise _failed(uid, "deleting its files takes long, and goes on") from err
+            await self._detach(uid, point)
             await self._operations.end(key, _UNMOUNT, patience=PATIENCE)
-            where = f"{point} does not answer, so it is detached" if point is not None else str(err)
-            raise _failed(uid, where) from err
+            raise _failed(uid, f"{point} does not answer, so it is detached") from err
         except OSError as err:
             self._troubled.setdefault(uid, now)
             raise _failed(uid, told(err)) from err

@@ -2,8 +2,9 @@
 
 Each pod's volumes are measured every `volumeStatsAggPeriod`, at a moment of the pod's own: between one
 and two periods after the last time, as the reference does it. One pod at a time is measured, in a
-thread; what takes long takes its time (`usage_count.py`). A number is never older than it must be and
-never waited for: readers get the last one.
+thread; what takes long takes its time (`usage_count.py`), but one that hangs is left behind: a container may
+have mounted a server's share inside of its volume, and the server be away. A number is never older than it
+must be and never waited for: readers get the last one.
 
 - emptyDir, configMap, secret, downwardAPI and projected volumes are the node's own. Those in memory are
   file systems of their own, which know what they hold (a file's further names take an inode each there),
@@ -26,6 +27,7 @@ from types import MappingProxyType
 
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
+from pykubelet.tasks import in_own_thread
 from pykubelet.volumes.config_map import ConfigMapKind
 from pykubelet.volumes.downward_api import DownwardKind
 from pykubelet.volumes.empty_dir import EmptyDirKind
@@ -46,6 +48,8 @@ OWN_KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The kinds that are measured here, with their folders."""
+STUCK_SECONDS = 10.0
+"""After which a walk that has not seen a single file more counts as one that hangs."""
 UNMEASURED = frozenset({"hostPath", "image", "gitRepo"})
 
 _NONE: Mapping[str, Usage] = MappingProxyType({})
@@ -109,6 +113,7 @@ class VolumeUsage:
         self._own: dict[str, Mapping[str, Usage]] = {}
         self._foreign: dict[str, Mapping[str, Usage]] = {}
         self._asking: set[str] = set()
+        self._walking: set[str] = set()
 
     def of(self, uid: str) -> Mapping[str, Usage]:
         """Give the last numbers of a pod's volumes, by name; none before they were measured once."""
@@ -149,18 +154,28 @@ class VolumeUsage:
         if self._others is not None and pod.uid not in self._asking and has_others(pod):
             self._asking.add(pod.uid)
             tasks.create_task(self._ask(self._others, pod), name=f"volume-usage-{pod.uid}")
-        if not own_volumes(self._root, pod):
+        if pod.uid in self._walking or not own_volumes(self._root, pod):
             return
         stop = threading.Event()
-        work = asyncio.get_running_loop().run_in_executor(
-            None, lambda: measure(self._root, pod, Pace(stop), self._clock)
-        )
+        pace = Pace(stop)
+        walk = tasks.create_task(self._walk(pod, pace, stop), name=f"volume-walk-{pod.uid}")
+        seen = -1
+        while not walk.done() and pace.steps != seen:
+            seen = pace.steps
+            await asyncio.wait([walk], timeout=STUCK_SECONDS)
+        if not walk.done():
+            log.info("A pod's volumes cannot be measured: one does not answer", pod=pod.full_name)
+
+    async def _walk(self, pod: Pod, pace: Pace, stop: threading.Event) -> None:
+        self._walking.add(pod.uid)
         try:
-            found = await asyncio.shield(work)
-        except asyncio.CancelledError:
+            found = await in_own_thread(
+                lambda: measure(self._root, pod, pace, self._clock), name="volume-usage", patience=0
+            )
+        finally:
             stop.set()
-            raise
-        if found is not None:
+            self._walking.discard(pod.uid)
+        if found is not None and pod.uid in self._due:
             self._own[pod.uid] = MappingProxyType(found)
             log.v(4).info(
                 "Measured a pod's volumes",

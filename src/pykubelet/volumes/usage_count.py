@@ -68,13 +68,14 @@ class Pace:
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
         self._stop = stop
         self._clock = clock
-        self._steps = 0
+        self.steps = 0
+        """How many pieces of work were done: others may see whether there is any progress."""
         self._began = clock()
 
     def step(self) -> None:
         """Count a small piece of work, and rest when it is time; raises Interrupted."""
-        self._steps += 1
-        if self._steps % _EVERY:
+        self.steps += 1
+        if self.steps % _EVERY:
             return
         worked = self._clock() - self._began
         if worked < WORK_SECONDS:

@@ -64,7 +64,7 @@ class OtherUsage:
             if holding.mounted is not None and holding.wanted.kind not in knowing
         }
         parts = await asyncio.gather(
-            *(kind.usage(pod) for kind in knowing.values()),
+            *(_asked(kind, pod) for kind in knowing.values()),
             *(self._one(pod, name, mounted) for name, mounted in plain.items()),
         )
         return {name: usage for part in parts for name, usage in part.items()}
@@ -94,6 +94,14 @@ class OtherUsage:
             )
             return {}
         return {name: Usage.of_file_system(found, self._clock())}
+
+
+async def _asked(kind: Measuring, pod: Pod) -> Mapping[str, Usage]:
+    try:
+        return await kind.usage(pod)
+    except Exception as err:  # anything may go wrong in others' kinds, and the agent has to go on
+        log.error(err, "A kind of volumes cannot tell how full they are", pod=pod.full_name, podUID=pod.uid)
+        return {}
 
 
 def _device(path: str) -> FileSystem:

@@ -236,6 +236,7 @@ def persistent(
             "spec": {
                 "accessModes": list(modes),
                 "capacity": {"storage": size},
+                "mountOptions": list(mount_options),
                 "volumeMode": "Block" if block else "Filesystem",
                 "csi": {"driver": DRIVER, "volumeHandle": handle, **source},
             },

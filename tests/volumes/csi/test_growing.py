@@ -17,7 +17,7 @@ from pykubelet.volumes.csi.limits import Limits
 from pykubelet.volumes.csi.node_info import NodeInfo
 from pykubelet.volumes.csi.volume_use import NodeFacts
 from pykubelet.volumes.errors import KindError, NoRoomOnNode
-from tests.csi_driver.process import DRIVER, DriverProcess
+from tests.csi_driver.process import DriverProcess
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, api_of, make_pod, needs_root, persistent
 
 MakeDriver = Callable[..., DriverProcess]
@@ -92,7 +92,11 @@ async def test_a_device_grows_before_its_pod_starts(rig: Rig, make_driver: MakeD
         with Path(mounted.device).open("rb") as device:
             assert device.seek(0, os.SEEK_END) == 32 << 20
         assert status(rig)["capacity"] == {"storage": "32Mi"}
-        assert "block" in driver.calls("NodeExpandVolume")[0]["volume_capability"]
+        (asked,) = driver.calls("NodeExpandVolume")
+        assert "block" in asked["volume_capability"]
+        devices = rig.root / "plugins/kubernetes.io/csi/volumeDevices"
+        assert asked["volume_path"] == str(devices / "publish/pv-vol-1/u-1"), "where it was published"
+        assert asked["staging_target_path"] == str(devices / "staging/pv-vol-1")
         await kind.take_down("u-1", "pv-vol-1")
         await kind.sweep(())
     assert (rig.left(), driver.loops()) == ([], [])
@@ -151,28 +155,31 @@ class Client:
     def __init__(self) -> None:
         self.limit = 5
         self.broken = False
+        self.hangs = False
         self.asked = 0
 
     async def info(self) -> NodeFacts:
         self.asked += 1
+        if self.hangs:
+            await asyncio.sleep(1000)
         if self.broken:
             raise PluginError("Unavailable", "away")
         return NodeFacts("this", self.limit)
 
 
-class OneDriver(Drivers):
-    """Drivers of which one is there."""
+class SomeDrivers(Drivers):
+    """Drivers that are there."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, **clients: Any) -> None:
         super().__init__(DriverNode(), lambda uid: None)
-        self._client: Any = client
+        self._clients = clients
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset((DRIVER,))
+        return frozenset(self._clients)
 
     def client(self, name: str) -> Any:
-        return self._client
+        return self._clients[name]
 
 
 class Objects(DriverObjects):
@@ -188,7 +195,7 @@ class Objects(DriverObjects):
 @pytest.mark.looptime
 async def test_limits_are_asked_for_at_the_drivers_period() -> None:
     api, client, objects = StorageApi(), Client(), Objects(None)
-    limits = Limits(OneDriver(client), objects, NodeInfo(api, NODE))
+    limits = Limits(SomeDrivers(one=client), objects, NodeInfo(api, NODE))
     running = asyncio.create_task(limits.run())
 
     def told() -> Any:
@@ -213,6 +220,17 @@ async def test_limits_are_asked_for_at_the_drivers_period() -> None:
         listener()
     await asyncio.sleep(1000)
     assert client.asked == 3
+    running.cancel()
+
+
+@pytest.mark.looptime
+async def test_a_driver_that_does_not_say_its_limit_holds_up_no_other() -> None:
+    hanging, well, objects = Client(), Client(), Objects(None)
+    hanging.hangs, objects.period = True, 60
+    drivers = SomeDrivers(a=hanging, b=well)
+    running = asyncio.create_task(Limits(drivers, objects, NodeInfo(StorageApi(), NODE)).run())
+    await asyncio.sleep(65)
+    assert (hanging.asked, well.asked) == (1, 1)
     running.cancel()
 
 

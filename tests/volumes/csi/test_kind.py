@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pykubelet.host.loops import loops_of
+from pykubelet.volumes.csi import files
 from pykubelet.volumes.csi.names import attachment_name, inline_handle, staged_folder, unique_name
 from pykubelet.volumes.errors import KindError, NotYet
 from tests.csi_driver.backend import is_mounted
@@ -80,8 +81,8 @@ async def test_a_persistent_volume_is_staged_once_for_two_pods(rig: Rig, make_dr
         "nodeStageSecretRef": {"name": "stage", "namespace": "vault"},
         "nodePublishSecretRef": {"name": "publish", "namespace": "vault"},
     }
-    one = persistent(make_pod("u-1"), mount_options=("noatime",), **source)
-    two = persistent(make_pod("u-2"), read_only=True, mount_options=("noatime",), **source)
+    one = persistent(make_pod("u-1"), mount_options=("sync", "noatime"), **source)
+    two = persistent(make_pod("u-2"), read_only=True, mount_options=("sync", "noatime"), **source)
     async with rig.running() as kind:
         await rig.registered()
         first, second = await kind.set_up(one), await kind.set_up(two)
@@ -99,7 +100,7 @@ async def test_a_persistent_volume_is_staged_once_for_two_pods(rig: Rig, make_dr
             "publish_context": {"device": "/dev/x"},
             "staging_target_path": str(staged / "globalmount"),
             "volume_capability": {
-                "mount": {"fs_type": "ext4", "mount_flags": ["noatime"]},
+                "mount": {"fs_type": "ext4", "mount_flags": ["sync", "noatime"]},
                 "access_mode": {"mode": "SINGLE_NODE_WRITER"},
             },
             "secrets": {"a": "1"},
@@ -162,6 +163,8 @@ async def test_a_volume_as_a_device(rig: Rig, make_driver: MakeDriver) -> None:
         bound = devices / "pv-vol-1/dev/u-1"
         assert bound.stat().st_rdev == link.stat().st_rdev
         assert len(loops_of(bound)) == 1, "a loop device keeps it open"
+        await kind.usage(wanted.pod)
+        assert [call["volume_path"] for call in driver.calls("NodeGetVolumeStats")] == [str(bound)]
         with link.open("r+b", buffering=0) as device:
             device.write(b"raw" + bytes(509))
         (stage,) = driver.calls("NodeStageVolume")
@@ -282,6 +285,45 @@ async def test_the_pods_group_by_the_agent_or_by_the_driver(rig: Rig, make_drive
     assert rig.left() == []
 
 
+async def test_a_pod_with_another_label_gets_its_volume_staged_anew(
+    rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of the test has no SELinux, and the driver does not mind."""
+    monkeypatch.setattr(files, "mount_label", lambda volume, spec: f"label-of-{volume.wanted.uid[:3]}")
+    driver = make_driver()
+    rig.driver_object()
+    async with rig.running() as kind:
+        await rig.registered()
+        for uid in ("u-1", "u-1-more", "u-2"):
+            await kind.set_up(persistent(make_pod(uid)))
+            staged = rig.root / "plugins/kubernetes.io/csi" / DRIVER / staged_folder("vol-1")
+            assert data(staged)["seLinuxMountContext"] == f"label-of-{uid[:3]}"
+            await kind.take_down(uid, "pv-vol-1")
+        await kind.sweep(())
+    stage, unstage = "NodeStageVolume", "NodeUnstageVolume"
+    once = ["NodePublishVolume", "NodeUnpublishVolume"]
+    assert driver.names() == [stage, *once, *once, unstage, stage, *once, unstage]
+    flags = [call["volume_capability"]["mount"]["mount_flags"] for call in driver.calls("NodeStageVolume")]
+    assert flags == [['context="label-of-u-1"'], ['context="label-of-u-2"']]
+    assert rig.left() == []
+
+
+async def test_what_a_driver_writes_anew_is_the_groups_too(rig: Rig, make_driver: MakeDriver) -> None:
+    make_driver("--no-stage")
+    rig.driver_object(requiresRepublish=True, fsGroupPolicy="File")
+    wanted = inline(make_pod(securityContext={"fsGroup": 4321}))
+    async with rig.running() as kind:
+        await rig.registered()
+        rotated = Path((await kind.set_up(wanted)).path) / "rotated"
+        rotated.write_text("new")
+        assert rotated.stat().st_gid == 4321, "the folder's mark"
+        os.chown(rotated, 0, 0)
+        await kind.set_up(wanted)
+        assert rotated.stat().st_gid == 4321
+        await kind.take_down("u-1", "data")
+    assert rig.left() == []
+
+
 async def test_tokens_are_given_again_and_again(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver("--no-stage")
     rig.driver_object(
@@ -323,13 +365,16 @@ def _in_secrets(rig: Rig) -> bool:
     return found is not None and found.spec.service_account_token_in_secrets is True
 
 
-async def test_a_secret_that_is_not_there(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_a_secret_that_is_not_there_or_no_text(rig: Rig, make_driver: MakeDriver) -> None:
     make_driver()
     rig.driver_object()
     wanted = persistent(make_pod(), nodeStageSecretRef={"name": "key", "namespace": "vault"})
     async with rig.running() as kind:
         await rig.registered()
         with pytest.raises(KindError, match=r"fetching NodeStageSecretRef vault/key failed: .*not found"):
+            await kind.set_up(wanted)
+        api_of(rig).put("secrets", "key", "vault", data={"a": "/w=="})
+        with pytest.raises(KindError, match="the secret has a value that is no text in UTF-8"):
             await kind.set_up(wanted)
         await kind.sweep(())
     assert rig.left() == []

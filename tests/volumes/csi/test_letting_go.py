@@ -1,11 +1,13 @@
 """Pods leave although their driver does not come back; the driver is asked when it does."""
 
 import asyncio
+import errno
 import os
 import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,14 @@ from pykubelet.host.mounts import mount, read_mounts, unmount
 from pykubelet.host.plugin_registration import Plugin
 from pykubelet.volumes.csi import letting_go, patience
 from pykubelet.volumes.csi.debts import FOLDER, Debt, Debts
+from pykubelet.volumes.csi.drivers import DriverNode, Drivers
 from pykubelet.volumes.csi.kind import CsiKind
 from pykubelet.volumes.csi.names import unique_name
 from pykubelet.volumes.csi.patience import ABSENT_SECONDS, FAILING_SECONDS, Patience
+from pykubelet.volumes.csi.paying import Paying
 from pykubelet.volumes.errors import KindError
 from pykubelet.volumes.kind import Wanted
+from pykubelet.volumes.operations import Locks
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
 from tests.volumes.csi.conftest import Rig, inline, make_pod, needs_root, persistent
@@ -348,6 +353,48 @@ def test_agents_that_are_killed_between_any_two_steps(
         assert len(driver.calls("NodeUnpublishVolume")) > published
         assert (rig.left(), driver.loops()) == ([], []), f"step {moment}"
     assert moment > 6, "the kills met different moments"
+
+
+@pytest.mark.looptime
+async def test_a_disk_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was paid is asked for again, when it could not be crossed out; others are paid meanwhile."""
+    owed, asked, paid = Debts(tmp_path), [], []
+    for number in (1, 2):
+        trace = str(tmp_path / "nothing")
+        owed.note(Debt(driver="d", handle=f"h{number}", target=f"/t{number}", trace=trace))
+    settle, broken = owed.settle, True
+
+    def settle_perhaps(debt: Debt) -> None:
+        if broken and debt.handle == "h1":
+            raise OSError(errno.EROFS, "Read-only file system")
+        settle(debt)
+
+    monkeypatch.setattr(owed, "settle", settle_perhaps)
+
+    class Client:
+        async def unpublish(self, handle: str, path: str) -> None:
+            asked.append(handle)
+
+    class OneDriver(Drivers):
+        names = frozenset(("d",))
+
+        def client(self, name: str) -> Any:
+            return Client()
+
+    paying = Paying(owed, OneDriver(DriverNode(), lambda uid: None), Locks(), lambda: paid.append(1))
+    running = asyncio.create_task(paying.run())
+    async with asyncio.timeout(600):
+        while asked.count("h1") < 3:
+            await asyncio.sleep(1)
+        assert [debt.handle for debt in owed.all()] == ["h1"]
+        broken = False
+        while owed.all():
+            await asyncio.sleep(1)
+    assert not running.done()
+    assert asked.count("h2") == 1
+    running.cancel()
 
 
 @pytest.mark.looptime

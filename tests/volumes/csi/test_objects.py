@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pykubelet.kube.errors import Unreachable
 from pykubelet.volumes.csi.attachments import Attachments
 from pykubelet.volumes.csi.driver_objects import PATIENCE_SECONDS, DriverObjects
+from pykubelet.volumes.csi.names import unique_name
 from pykubelet.volumes.csi.node_info import NodeInfo
+from pykubelet.volumes.csi.volume_use import NodeFacts
 from pykubelet.volumes.csi.waiting import Waiting
-from pykubelet.volumes.errors import KindError
-from tests.volumes.csi.conftest import NODE, StorageApi
+from pykubelet.volumes.errors import KindError, NotYet
+from tests.volumes.csi.conftest import NODE, Rig, StorageApi, make_pod
 
 pytestmark = pytest.mark.looptime
 
@@ -82,6 +86,68 @@ async def test_the_node_has_its_csi_node_as_soon_as_it_is_registered() -> None:
     api.put("nodes", NODE, "")
     await asyncio.wait_for(task, 30)
     assert ("csinodes", "", NODE) in api.objects
+
+
+async def test_a_csi_node_of_an_older_agent_says_which_kinds_are_drivers() -> None:
+    api = StorageApi()
+    await NodeInfo(api, NODE).initialize()
+    meta = api.objects[("csinodes", "", NODE)]["metadata"]
+    told = meta["annotations"].pop("storage.alpha.kubernetes.io/migrated-plugins")
+    await NodeInfo(api, NODE).initialize()
+    again = api.objects[("csinodes", "", NODE)]["metadata"]
+    assert again["annotations"]["storage.alpha.kubernetes.io/migrated-plugins"] == told
+    version = again["resourceVersion"]
+    await NodeInfo(api, NODE).initialize()
+    assert api.objects[("csinodes", "", NODE)]["metadata"]["resourceVersion"] == version, "nothing to say"
+
+
+async def test_a_driver_that_comes_back_while_its_end_is_told() -> None:
+    """By another socket, so that nobody has it wait."""
+    api = SlowApi()
+    info = NodeInfo(api, NODE)
+    facts = NodeFacts("this")
+    await info.install("d", facts)
+    known: set[str] = set()
+    leaving = asyncio.create_task(info.uninstall("d", lambda: "d" not in known))
+    await asyncio.wait_for(api.removing.wait(), 30)
+    known.add("d")
+    coming = asyncio.create_task(info.install("d", facts))
+    await asyncio.sleep(1)
+    api.go_on.set()
+    await asyncio.gather(leaving, coming)
+    assert [one["name"] for one in api.objects[("csinodes", "", NODE)]["spec"]["drivers"]] == ["d"]
+    annotations = api.objects[("nodes", "", NODE)]["metadata"]["annotations"]
+    assert annotations["csi.volume.kubernetes.io/nodeid"] == '{"d":"this"}'
+
+
+class SlowApi(StorageApi):
+    """An API server that takes its time to take a driver from a CSINode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.removing, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def patch(self, resource: Any, name: str, patch: Any, *args: Any, **kinds: Any) -> Any:
+        if "$patch" in str(patch):
+            self.removing.set()
+            await self.go_on.wait()
+        return await super().patch(resource, name, patch, *args, **kinds)
+
+
+async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, StorageApi())
+    for uid in ("known", "on-disk", "gone"):
+        with pytest.raises(NotYet):
+            rig.kind.drivers.needed("d", uid)
+        with pytest.raises(NotYet):
+            await rig.kind.attachments.publish_context("d", "h", uid)
+    rig.pods["known"] = make_pod("known")
+    (rig.root / "pods/on-disk").mkdir(parents=True)
+    await rig.kind.sweep(())
+    for waited_for, name in ((rig.kind.drivers, "d"), (rig.kind.attachments, unique_name("d", "h"))):
+        rig.woken.clear()
+        waited_for._waiting.there([name])
+        assert rig.woken == ["known", "on-disk"]
 
 
 def test_who_waits_is_woken_once() -> None:

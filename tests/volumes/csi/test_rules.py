@@ -219,8 +219,21 @@ def test_the_end_of_a_token() -> None:
         assert token_end(odd) is None
 
 
+def using(*levels: str | None) -> list[dict[str, Any]]:
+    """Containers that use the volume, each with a level of its own, or none."""
+    return [
+        {
+            "name": f"c{index}",
+            "image": "i",
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            "securityContext": {"seLinuxOptions": {"level": level}} if level else {},
+        }
+        for index, level in enumerate(levels)
+    ]
+
+
 def test_labels_only_where_the_machine_has_them(tmp_path: Path) -> None:
-    pod = make_pod(securityContext={"seLinuxOptions": {"level": "s0:c1,c2"}})
+    pod = make_pod(securityContext={"seLinuxOptions": {"level": "s0:c1,c2"}}, containers=using(None))
     volume = CsiVolume.of(persistent(pod, modes=["ReadWriteOncePod"]))
     fs, policies = tmp_path / "fs", tmp_path / "etc"
     driver = spec(seLinuxMount=True)
@@ -240,14 +253,25 @@ def test_labels_only_where_the_machine_has_them(tmp_path: Path) -> None:
     assert mount_label(volume, spec(), fs, policies) == ""
     shared = CsiVolume.of(persistent(pod, modes=["ReadWriteOnce"]))
     assert mount_label(shared, driver, fs, policies) == ""
-    plain = CsiVolume.of(persistent(make_pod(), modes=["ReadWriteOncePod"]))
-    assert mount_label(plain, driver, fs, policies) == ""
-    containers = [
-        {"name": name, "image": "i", "securityContext": {"seLinuxOptions": {"level": level}}}
-        for name, level in (("a", "s0:c1"), ("b", "s0:c2"))
-    ]
-    differing = CsiVolume.of(persistent(make_pod(containers=containers), modes=["ReadWriteOncePod"]))
-    assert mount_label(differing, driver, fs, policies) == ""
+
+    def label_for(context: dict[str, Any] | None = None, **spec: Any) -> str:
+        pod = make_pod(securityContext=context or {}, **spec)
+        wanted = CsiVolume.of(persistent(pod, modes=["ReadWriteOncePod"]))
+        return mount_label(wanted, driver, fs, policies).removeprefix("system_u:object_r:container_file_t:")
+
+    common = {"seLinuxOptions": {"level": "s0:c9", "user": "u"}}
+    other = {"name": "other", "image": "i", "securityContext": {"seLinuxOptions": {"level": "s0:c7"}}}
+    assert label_for(containers=using(None)) == ""
+    assert label_for(containers=using("s0:c1", "s0:c2")) == ""
+    assert label_for(common, containers=using("s0:c1", None)) == ""
+    assert label_for(containers=using("s0:c1", None)) == "s0:c1"
+    assert label_for(common, containers=using("s0:c1")) == "s0:c1", "in the place of all of the pod's"
+    assert label_for(containers=[*using("s0:c1"), other]) == "s0:c1", "the other one does not use it"
+    assert label_for(containers=[other]) == ""
+    assert label_for(initContainers=using("s0:c1"), containers=[other]) == "s0:c1"
+    recursive = common | {"seLinuxChangePolicy": "Recursive"}
+    assert label_for(recursive, containers=using("s0:c1")) == "", "each file is relabelled instead"
+    assert label_for(common | {"seLinuxChangePolicy": "MountOption"}, containers=using("s0:c1")) == "s0:c1"
 
 
 # Growth
@@ -334,3 +358,7 @@ def test_what_a_claim_says_about_its_growth() -> None:
             ],
         }
     }
+    again = from_document(GrowingClaim, apply_patch(before, failed(claim, "no", now, infeasible=False)))
+    assert failed(again, "still no", now, infeasible=False) == {}, "it has been said"
+    stage = {"allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"}}
+    assert failed(again, "never", now, infeasible=True) == {"status": stage}

@@ -86,6 +86,10 @@ class Attachments:
         """Take note that a pod waits no more."""
         self._waiting.forget(uid)
 
+    def keep(self, is_known: Callable[[str], bool]) -> None:
+        """Take note that pods which are not known any more do not wait."""
+        self._waiting.keep(is_known)
+
     def node_changed(self, status: bytes) -> None:
         """Take note of the node's own status, as the API server wrote it: wakes whose volumes it names."""
         if not self._waiting:

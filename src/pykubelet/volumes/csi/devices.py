@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pykubelet.api.storage import CsiDriverSpec
@@ -20,7 +21,7 @@ from pykubelet.logs import get_logger
 from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.csi.letting_go import let_go
 from pykubelet.volumes.csi.names import KIND, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.parts import DriverFailed, Parts, all_swept, asking
+from pykubelet.volumes.csi.parts import DriverFailed, Parts, Sweeps, asking
 from pykubelet.volumes.csi.paying import pay_before
 from pykubelet.volumes.csi.places import DevicePlaces
 from pykubelet.volumes.csi.volume import CsiVolume, must_attach
@@ -106,13 +107,10 @@ class DeviceVolumes:
 
         await let_go(self._parts, data.owed(target, link, uid, name), ordinary, clear)
 
-    async def sweep(self, in_use: Collection[str]) -> None:
-        """Have volumes unstaged that no pod has, one driver not waiting for another.
-
-        Raises KindError for those that could not be.
-        """
+    async def sweeps(self, in_use: Collection[str]) -> Sweeps:
+        """Give what has volumes unstaged that no pod has."""
         found = await finish_in_thread(lambda: list(self._parts.places.all_devices()))
-        await all_swept([self._sweep_one(places, in_use) for places in found])
+        return {places.name: partial(self._sweep_one, places, in_use) for places in found}
 
     async def _sweep_one(self, places: DevicePlaces, in_use: Collection[str]) -> None:
         if places.name in in_use:

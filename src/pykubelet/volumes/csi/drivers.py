@@ -40,8 +40,8 @@ class DriverNode:
     async def install(self, driver: str, facts: NodeFacts) -> None:
         """Tell of a driver; raises RegistrationRefused."""
 
-    async def uninstall(self, driver: str) -> None:
-        """Tell that a driver is gone; raises nothing."""
+    async def uninstall(self, driver: str, is_gone: Callable[[], bool]) -> None:
+        """Tell that a driver is gone, as long as it is; raises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,10 @@ class Drivers:
         """Take note that a pod needs no driver any more."""
         self._waiting.forget(uid)
 
+    def keep(self, is_known: Callable[[str], bool]) -> None:
+        """Take note that pods which are not known any more need no driver."""
+        self._waiting.keep(is_known)
+
     # As a PluginHandler
 
     def validate(self, plugin: Plugin) -> None:
@@ -137,8 +141,10 @@ class Drivers:
             return
         self._drivers.pop(plugin.name, None)
         self._changed()
-        if plugin.name not in self._beginning:
-            await self._node.uninstall(plugin.name)
+        # Another registration may come while the cluster is told of this one's end.
+        await self._node.uninstall(
+            plugin.name, lambda: plugin.name not in self._beginning and plugin.name not in self._drivers
+        )
 
     def _version(self, plugin: Plugin) -> Version:
         what = f'CSI driver "{plugin.name}" failed.'

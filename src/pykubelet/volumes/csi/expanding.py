@@ -181,8 +181,10 @@ class Expanding:
         infeasible = err.code in _INFEASIBLE or (changed and volume.unique_name in self._refused)
         self._refused.add(volume.unique_name)
         now = datetime.fromtimestamp(self._clock(), UTC)
+        if not (patch := failed(claim, reason, now, infeasible=infeasible)):
+            return
         try:
-            await self._patched(api, claim, failed(claim, reason, now, infeasible=infeasible))
+            await self._patched(api, claim, patch)
         except KindError as problem:
             log.error(problem, "Failed to mark node expansion as failed", volume=volume.unique_name)
 

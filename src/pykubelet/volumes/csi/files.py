@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from pykubelet.api.storage import CsiDriverSpec
 from pykubelet.host.mounts import read_mounts
+from pykubelet.host.selinux import has_selinux
 from pykubelet.logs import get_logger
 from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.csi.letting_go import let_go
 from pykubelet.volumes.csi.names import KIND, MOUNT_GROUP, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.parts import DriverFailed, Parts, all_swept, asking
+from pykubelet.volumes.csi.parts import DriverFailed, Parts, Sweeps, asking
 from pykubelet.volumes.csi.paying import pay_before
-from pykubelet.volumes.csi.selinux import has_selinux, mount_label
+from pykubelet.volumes.csi.selinux import mount_label
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
 from pykubelet.volumes.csi.volume_data import (
     DATA_FILE,
@@ -73,7 +74,8 @@ class FileVolumes:
             if not volume.ephemeral and STAGE_UNSTAGE in abilities:
                 staged = await self._stage(volume, client, use, published, label)
             await self._publish(volume, client, path, staged, use, context, label, again=again)
-        if not again and MOUNT_GROUP not in abilities and agent_owns(volume, spec, group):
+        # Also when it is published again: a driver may have written files anew.
+        if MOUNT_GROUP not in abilities and agent_owns(volume, spec, group):
             try:
                 await own(wanted.pod, path, self._tell)
             except OSError as err:
@@ -81,7 +83,7 @@ class FileVolumes:
         return MountedVolume(
             str(path),
             read_only=volume.read_only,
-            relabel=not label and has_selinux() and _has_labels(path),
+            relabel=not label and not volume.read_only and has_selinux() and _has_labels(path),
             attached=volume.unique_name if must_attach(volume, spec) else "",
         )
 
@@ -104,13 +106,13 @@ class FileVolumes:
         debt = data.owed(place, file, uid, name)
         await let_go(self._parts, debt, ordinary, lambda: drop_place(place, file))
 
-    async def sweep(self, in_use: Collection[str]) -> None:
-        """Have volumes unstaged that no pod has, one driver not waiting for another.
-
-        Raises KindError for those that could not be.
-        """
+    async def sweeps(self, in_use: Collection[str]) -> Sweeps:
+        """Give what has volumes unstaged that no pod has."""
         places = await finish_in_thread(lambda: list(self._parts.places.all_staged()))
-        await all_swept([self._sweep_one(place, in_use) for place in places])
+        return {
+            f"{place.parent.parent.name}^{place.parent.name}": partial(self._sweep_one, place, in_use)
+            for place in places
+        }
 
     async def _sweep_one(self, place: Path, in_use: Collection[str]) -> None:
         file = place.parent / DATA_FILE
@@ -132,6 +134,7 @@ class FileVolumes:
     ) -> str:
         place = self._parts.places.staged(volume.driver, volume.handle)
         file = place.parent / DATA_FILE
+        await self._unstage_other_label(place, file, label)
         if volume.unique_name in self._parts.staged and file.exists():
             return str(place)
         context = await self._parts.teller.for_staging(volume, published)
@@ -158,6 +161,17 @@ class FileVolumes:
             raise
         self._parts.staged.add(volume.unique_name)
         return str(place)
+
+    async def _unstage_other_label(self, place: Path, file: Path, label: str) -> None:
+        """Undo what was staged for a pod with another SELinux label, which has left just now.
+
+        All of a volume has the label that it was staged with.
+        """
+        data = read_data(file)
+        if data is None or data.se_linux_mount_context == label:
+            return
+        if not await finish_in_thread(partial(self._is_used, data)):
+            await self._unstage(data, place, file)
 
     async def _publish(
         self,

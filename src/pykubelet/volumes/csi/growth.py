@@ -118,17 +118,22 @@ def finished(claim: GrowingClaim, size: Quantity) -> Patch:
 
 
 def failed(claim: GrowingClaim, reason: str, now: datetime, *, infeasible: bool) -> Patch:
-    """Give the patch by which a claim says why it does not grow; `infeasible`: and never will like this."""
-    condition = {
-        "type": ERROR,
-        "status": "True",
-        "lastTransitionTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "message": f"failed to expand pvc with {reason}",
-    }
-    change: Patch = {"conditions": [condition]}
+    """Give the patch by which a claim says why it does not grow; `infeasible`: and never will like this.
+
+    Empty when it has said so before: the first reason stays, with its time.
+    """
+    change: Patch = {}
+    if not any(known.type == ERROR and known.status == "True" for known in claim.status.conditions):
+        condition = {
+            "type": ERROR,
+            "status": "True",
+            "lastTransitionTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "message": f"failed to expand pvc with {reason}",
+        }
+        change["conditions"] = [condition]
     if infeasible:
         change["allocatedResourceStatuses"] = {STORAGE: INFEASIBLE}
-    return _patch(claim, change, exact=False)
+    return _patch(claim, change, exact=False) if change else {}
 
 
 def _patch(claim: GrowingClaim, status: Patch, *, exact: bool) -> Patch:

@@ -45,11 +45,14 @@ from pykubelet.volumes.csi.volume_use import DriverUsage
 from pykubelet.volumes.errors import NoRoomOnNode
 from pykubelet.volumes.kind import Surroundings, Wanted
 from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.operations import Operations
 from pykubelet.volumes.usage import Usage
 
 log = get_logger(__name__)
 
 ABNORMAL = "VolumeConditionAbnormal"
+SWEEP_SECONDS = 10.0
+"""How long a sweep waits for drivers to unstage, who go on then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,12 @@ class _Given:
     volume: CsiVolume
     mounted: MountedVolume
     path: Path
+    """Where the driver has published it."""
+
+    @property
+    def measured(self) -> Path:
+        """Where the driver is asked how full it is: of a device, where it is bound for the pod."""
+        return Path(self.mounted.bound, self.volume.wanted.uid) if self.mounted.bound else self.path
 
 
 class CsiKind:
@@ -97,6 +106,7 @@ class CsiKind:
         self._files = FileVolumes(self._parts, given.tell)
         self._devices = DeviceVolumes(self._parts)
         self._expanding = Expanding(self._parts, api, given.tell, clock)
+        self._sweeps = Operations(None)
         self._limits = Limits(self.drivers, self._objects, self._info) if self._info is not None else None
         self._given_pod = given.find
         self._use = given.use
@@ -135,14 +145,18 @@ class CsiKind:
     async def run(self) -> None:
         """Tell the cluster of this node's drivers, and hear of the cluster's, until cancelled."""
         async with TaskScope() as scope:
+            self._sweeps = Operations(scope)
             scope.start(self._objects.run(), name="csi-driver-objects")
             scope.start(self._paying.run(), name="csi-debts")
             if self._limits is not None:
                 scope.start(self._limits.run(), name="csi-limits")
-            if self._info is not None:
-                await self._info.initialize()
-                self._ready()
-            await asyncio.get_running_loop().create_future()
+            try:
+                if self._info is not None:
+                    await self._info.initialize()
+                    self._ready()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._sweeps = Operations(None)
 
     # As a VolumeKind
 
@@ -161,7 +175,8 @@ class CsiKind:
         if not self._objects.standalone:
             check_mode(volume, spec)
         mounted = await self._first(volume, spec)
-        path = Path(mounted.path or mounted.device)
+        published = self._parts.places.device(wanted.name).published if wanted.block else None
+        path = published / wanted.uid if published is not None else Path(mounted.path)
         await self._expanding.expand(volume, path, mounting=True)
         self._given[key] = _Given(volume, mounted, path)
         return mounted
@@ -178,7 +193,17 @@ class CsiKind:
     async def sweep(self, in_use: Collection[str]) -> None:
         """Have drivers undo what they did for the node, for volumes that no pod has."""
         self._expanding.keep({given.volume.unique_name for given in self._given.values()})
-        await all_swept([self._files.sweep(in_use), self._devices.sweep(in_use)])
+        for waited_for in (self.drivers, self.attachments):
+            # Pods that left before they had anything are not taken down, and so not forgotten.
+            waited_for.keep(self._is_around)
+        sweeps = await self._files.sweeps(in_use) | await self._devices.sweeps(in_use)
+        # Each for itself: a driver that hangs is waited for only shortly, and goes on hanging alone.
+        await all_swept(
+            [
+                self._sweeps.run(name, "unstaging", work, patience=SWEEP_SECONDS, pauses=False)
+                for name, work in sweeps.items()
+            ]
+        )
 
     # For others
 
@@ -220,7 +245,7 @@ class CsiKind:
             name = given.volume.wanted.volume.name
             try:
                 if GET_STATS in await client.abilities():
-                    usage = await client.usage(given.volume.handle, str(given.path))
+                    usage = await client.usage(given.volume.handle, str(given.measured))
                     found[name] = as_usage(usage, self._clock())
                     self._tell_health(pod, name, usage)
             except PluginError as err:
@@ -235,6 +260,10 @@ class CsiKind:
         pod = self._given_pod(uid)
         if pod is not None:
             self._tell(pod, "Warning", reason, message)
+
+    def _is_around(self, uid: str) -> bool:
+        """Whether somebody knows a pod, or something of it is on the disk."""
+        return self._given_pod(uid) is not None or (self._parts.places.root / "pods" / uid).exists()
 
     def _owes(self) -> None:
         """Something was written down that a driver is owed; if the driver is there, it is asked again."""

@@ -15,6 +15,7 @@ from pykubelet.logs import get_logger
 from pykubelet.volumes.csi.driver_objects import DriverObjects
 from pykubelet.volumes.csi.drivers import Drivers
 from pykubelet.volumes.csi.node_info import NodeInfo
+from pykubelet.volumes.together import side_by_side
 
 log = get_logger(__name__)
 
@@ -57,9 +58,10 @@ class Limits:
                 name: min(self._due.get(name, clock() + period), clock() + period)
                 for name, period in periods.items()
             }
-            for name in [name for name, due in self._due.items() if due <= clock()]:
-                await self.refresh(name)
-                self._due[name] = clock() + periods[name]
+            due = [name for name, moment in self._due.items() if moment <= clock()]
+            # Together: one that hangs does not keep the others from being asked.
+            await side_by_side([self.refresh(name) for name in due])
+            self._due |= {name: clock() + periods[name] for name in due}
             pause = min(self._due.values()) - clock() if self._due else None
             try:
                 async with asyncio.timeout(pause):

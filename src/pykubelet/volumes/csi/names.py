@@ -18,6 +18,17 @@ MOUNT_GROUP = "VOLUME_MOUNT_GROUP"
 EPHEMERAL = "Ephemeral"
 PERSISTENT = "Persistent"
 
+MIGRATED = {
+    "awsElasticBlockStore": "ebs.csi.aws.com",
+    "azureDisk": "disk.csi.azure.com",
+    "azureFile": "file.csi.azure.com",
+    "cinder": "cinder.csi.openstack.org",
+    "gcePersistentDisk": "pd.csi.storage.gke.io",
+    "portworxVolume": "pxd.portworx.com",
+    "vsphereVolume": "csi.vsphere.vmware.com",
+}
+"""The kinds of volumes that are drivers' business now (`migrated.py`), and whose."""
+
 
 def attachment_name(handle: str, driver: str, node: str) -> str:
     """Give the name of the VolumeAttachment of a volume and a node."""

@@ -21,6 +21,7 @@ from pykubelet.logs import get_logger
 from pykubelet.volumes.csi.drivers import DriverNode
 from pykubelet.volumes.csi.node_objects import (
     TopologyCollision,
+    announced,
     belongs_to,
     blank_csi_node,
     installed,
@@ -57,7 +58,9 @@ class NodeInfo(DriverNode):
         while True:
             try:
                 async with self._turn:
-                    await self._csi_node()
+                    found = await self._csi_node()
+                    if patch := announced(found):
+                        await self._api.patch(CSI_NODES, self._name, patch)
             except NotFound as err:
                 log.v(2).info("The node is not registered yet, so it has no CSINode either", err=err)
                 await self._until_seen(pauses.next(clock(), type(err)))
@@ -96,10 +99,12 @@ class NodeInfo(DriverNode):
 
         await self._tried("error updating CSINode object with CSI driver node info", tell_csi_node)
 
-    async def uninstall(self, driver: str) -> None:
+    async def uninstall(self, driver: str, is_gone: Callable[[], bool]) -> None:
         """Tell that a driver is gone; what cannot be told is logged, the next registration corrects it."""
 
         async def tell_csi_node() -> None:
+            if not is_gone():
+                return
             try:
                 found = await self._api.get(CSI_NODES, self._name)
             except NotFound:
@@ -108,6 +113,8 @@ class NodeInfo(DriverNode):
                 await self._api.patch(CSI_NODES, self._name, patch)
 
         async def tell_node() -> None:
+            if not is_gone():
+                return
             node = await self._api.get(NODES, self._name)
             if patch := node_uninstalled(node.metadata, driver):
                 await self._api.patch(NODES, self._name, patch, subresource="status")

@@ -56,11 +56,17 @@ def belongs_to(found: CsiNode, node_name: str, node_uid: str) -> bool:
     )
 
 
+def announced(found: CsiNode) -> Patch:
+    """Give the patch by which a CSINode says which kinds are drivers' business; empty when it does."""
+    kinds = found.metadata.annotations.get(MIGRATED, "")
+    if set(kinds.split(",")) == set(MIGRATED_PLUGINS.split(",")):
+        return {}
+    return {"metadata": {"annotations": {MIGRATED: MIGRATED_PLUGINS}}}
+
+
 def installed(found: CsiNode, driver: str, facts: NodeFacts) -> Patch:
     """Give the strategic patch by which a CSINode has a driver; empty when it has it so already."""
-    patch: Patch = {}
-    if found.metadata.annotations.get(MIGRATED) != MIGRATED_PLUGINS:
-        patch["metadata"] = {"annotations": {MIGRATED: MIGRATED_PLUGINS}}
+    patch = announced(found)
     count = min(facts.most_volumes, MOST_COUNT) if facts.most_volumes > 0 else None
     wanted = CsiNodeDriver(
         name=driver,

@@ -70,6 +70,10 @@ class Parts:
         )
 
 
+Sweeps = dict[str, Callable[[], Coroutine[Any, Any, None]]]
+"""What is to be done for volumes that no pod has, by names for people, each another one."""
+
+
 async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Do all of this at once; raises one KindError that tells of each that failed."""
 

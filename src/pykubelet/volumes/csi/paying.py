@@ -102,7 +102,7 @@ class Paying:
                 try:
                     if await self._round(driver, client):
                         return
-                except PluginError as err:
+                except (PluginError, OSError) as err:
                     complaints.failed(err, clock())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -112,8 +112,11 @@ class Paying:
             self._under_way.discard(driver)
 
     async def _round(self, driver: str, client: NodeClient) -> bool:
-        """Try each debt once; says whether nothing is owed any more. Raises the last PluginError."""
-        failure: PluginError | None = None
+        """Try each debt once; says whether nothing is owed any more.
+
+        Raises the last PluginError, or OSError of a disk that does not let a debt be crossed out.
+        """
+        failure: PluginError | OSError | None = None
         paid = waiting = False
         for debt in await finish_in_thread(self._debts.all):
             if debt.driver != driver:
@@ -125,7 +128,7 @@ class Paying:
                 try:
                     await pay(self._debts, debt, client)
                     paid = True
-                except PluginError as err:
+                except (PluginError, OSError) as err:
                     failure = err
         if paid:
             self._paid()

@@ -16,6 +16,7 @@ and, of volumes that are wanted as devices:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +97,12 @@ class Places:
                 yield from (folder / GLOBAL_MOUNT for folder in _folders(driver))
 
     def all_data(self) -> Iterator[Path]:
-        """Find the data of all pods' volumes."""
-        yield from self.root.glob(f"pods/*/volumes/{FOLDER}/*/{DATA_FILE}")
+        """Find where the data of all pods' volumes is, while pods come and go."""
+        # Often asked, and mostly there are none: so only names are looked at.
+        pods = str(self.root / "pods")
+        for uid in _names(pods):
+            volumes = f"{pods}/{uid}/volumes/{FOLDER}"
+            yield from (Path(volumes, name, DATA_FILE) for name in _names(volumes))
 
     def device(self, name: str) -> DevicePlaces:
         """The places of a volume that is wanted as a device."""
@@ -112,6 +117,14 @@ class Places:
     def device_link(self, uid: str, name: str) -> Path:
         """The link in the pod's folder that leads to its device."""
         return VolumeFolders.of(self.root, uid).device(FOLDER, name)
+
+
+def _names(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _folders(path: Path) -> list[Path]:

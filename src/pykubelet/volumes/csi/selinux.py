@@ -1,7 +1,8 @@
 """Mounting volumes with a pod's SELinux label instead of relabelling each file, where the machine has it.
 
 That needs a driver that can (`seLinuxMount`), a volume that no other pod has at the same time
-(`ReadWriteOncePod`), and a pod whose containers all have the same label.
+(`ReadWriteOncePod`), and a pod of which all containers that use it have the same label, and that does not
+want each file to be relabelled (`seLinuxChangePolicy: Recursive`).
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ from pathlib import Path
 
 from pykubelet.api.pod import Pod, SELinuxOptions
 from pykubelet.api.storage import CsiDriverSpec
+from pykubelet.host.selinux import FS, has_selinux
 from pykubelet.volumes.csi.volume import CsiVolume
 
-_FS = Path("/sys/fs/selinux")
+RECURSIVE = "Recursive"
 _POLICIES = Path("/etc/selinux")
 
 
-def has_selinux(fs: Path = _FS) -> bool:
-    """Whether the machine has SELinux."""
-    return (fs / "enforce").exists()
-
-
 def mount_label(
-    volume: CsiVolume, spec: CsiDriverSpec | None, fs: Path = _FS, policies: Path = _POLICIES
+    volume: CsiVolume, spec: CsiDriverSpec | None, fs: Path = FS, policies: Path = _POLICIES
 ) -> str:
     """Give the label to mount a volume with; empty when it is not to be mounted with one."""
     if spec is None or not spec.se_linux_mount or volume.access_modes != ("ReadWriteOncePod",):
         return ""
-    options = _options(volume.wanted.pod)
+    if volume.wanted.pod.spec.security_context.se_linux_change_policy == RECURSIVE:
+        return ""
+    options = _options(volume.wanted.pod, volume.wanted.volume.name)
     if options is None or not has_selinux(fs):
         return ""
     default = _file_label(policies)
@@ -37,22 +36,25 @@ def mount_label(
     return ":".join((options.get("user") or user, role, kind, options.get("level") or level))
 
 
-def _options(pod: Pod) -> dict[str, str] | None:
-    """Give the pod's options, with its containers' over them; None when it has none, or they differ."""
-    common = _fields(pod.spec.security_context.se_linux_options)
+def _options(pod: Pod, volume: str) -> dict[str, str] | None:
+    """Give the options of the containers that use a volume; None when they have none, or different ones.
+
+    A container's own take the place of the pod's, as they do for its processes.
+    """
+    spec = pod.spec
     found = set()
-    for container in (*pod.spec.init_containers, *pod.spec.containers):
+    for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
+        if all(mount.name != volume for mount in container.volume_mounts):
+            continue
         context = container.security_context
-        own = _fields(context.se_linux_options) if context is not None else {}
-        found.add(tuple(sorted((common | own).items())))
-    if len(found) != 1:
-        return None
-    return dict(found.pop()) or None
+        own = context.se_linux_options if context is not None else None
+        options = own if own is not None else spec.security_context.se_linux_options
+        if options is not None:
+            found.add(tuple(sorted(_fields(options).items())))
+    return (dict(found.pop()) or None) if len(found) == 1 else None
 
 
-def _fields(options: SELinuxOptions | None) -> dict[str, str]:
-    if options is None:
-        return {}
+def _fields(options: SELinuxOptions) -> dict[str, str]:
     found = {"user": options.user, "role": options.role, "type": options.type, "level": options.level}
     return {name: value for name, value in found.items() if value}
 

@@ -77,7 +77,13 @@ class Teller:
                 f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: failed to find the secret "
                 f"{ref.name} in the namespace {ref.namespace} with error: {reason}"
             ) from err
-        return {key: value.decode(errors="replace") for key, value in found.data.items()}
+        try:
+            return {key: value.decode() for key, value in found.data.items()}
+        except UnicodeDecodeError:
+            raise KindError(
+                f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: the secret has a value that is "
+                "no text in UTF-8, which CSI has no place for: encode it as the driver expects it"
+            ) from None
 
     async def _tokens(self, volume: CsiVolume, spec: CsiDriverSpec) -> str:
         found = {}

@@ -89,7 +89,9 @@ class CsiVolume:
         mode = self.access_modes[0] if self.access_modes else READ_WRITE_ONCE
         if self.wanted.block:
             return VolumeUse(mode, block=True)
-        options = self.wanted.mount_options
+        # In their author's order, unlike `Wanted.mount_options`: it may mean something to a driver.
+        persistent = self.wanted.persistent
+        options = tuple(persistent.spec.mount_options) if persistent is not None else ()
         if label:
             options = (*options, f'context="{label}"')
         return VolumeUse(mode, fs_type=self.fs_type, mount_options=options, group=group)

@@ -31,6 +31,12 @@ class Waiting:
         for what in list(self._pods):
             self.done(what, uid)
 
+    def keep(self, is_known: Callable[[str], bool]) -> None:
+        """Take note that pods which are not known any more do not wait for anything."""
+        for uid in set().union(*self._pods.values()):
+            if not is_known(uid):
+                self.forget(uid)
+
     def there(self, names: Iterable[str]) -> None:
         """Wake all pods that wait for one of these."""
         for what in names:

@@ -1,0 +1,30 @@
+"""Plugins put together: the folders that plugins expect, and what happens where there can be none."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pykubelet import plugins
+from pykubelet.tasks import TaskScope
+
+
+async def test_the_folders_of_plugins_are_there_and_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[Path] = []
+    monkeypatch.setattr(plugins, "share_with_containers", shared.append)
+    async with TaskScope() as tasks:
+        plugins.start_plugins(tmp_path, CollectorRegistry(), tasks)
+        assert (tmp_path / "plugins").is_dir()
+        assert (tmp_path / "plugins_registry").is_dir()
+    assert shared == [tmp_path / "plugins_registry", tmp_path / "plugins"]
+
+
+async def test_a_folder_that_cannot_be_does_not_stop_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "plugins").write_text("in the way")
+    async with TaskScope() as tasks:
+        plugins.start_plugins(tmp_path, CollectorRegistry(), tasks)
+        await asyncio.sleep(0)
+        assert (tmp_path / "plugins_registry").is_dir()

@@ -1,0 +1,166 @@
+"""Disks that the cluster's controllers attach are touched when they say so, and not before."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pykubelet.api.node import AttachedVolume
+from pykubelet.api.node import Node as ApiNode
+from pykubelet.kube.client import ApiClient
+from pykubelet.tasks import TaskScope
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.shared_disk import SharedDiskKind
+from tests.volumes.conftest import ALLOCATABLE, Node, Server, Shelf, pod_with
+
+IQN = "iqn.2026-01.com.example:disk"
+NAME = f"kubernetes.io/iscsi/192.0.2.7:{IQN}:4"
+WAITING = (
+    f'MountVolume.WaitForAttach failed for volume "v" : volume {NAME} is not attached according to '
+    "the status of node node-1"
+)
+DISK = {"name": "v", "iscsi": {"targetPortal": "192.0.2.7", "iqn": IQN, "lun": 4}}
+
+
+class Rig:
+    """A node of a cluster with one kind of disks, of which nothing is really mounted."""
+
+    def __init__(self, root: Path, shelf: Shelf, scope: TaskScope, *, attach_detach: bool = True) -> None:
+        self.server = Server()
+        self.node = ApiNode()
+        self.server.objects["nodes", "", "node-1"] = self.node
+        self.volumes = PodVolumes(
+            root,
+            objects=shelf,
+            node=Node(),
+            memory_limit=lambda pod: None,
+            allocatable_memory=ALLOCATABLE,
+            api=cast(ApiClient, self.server),
+            node_name="node-1",
+            attach_detach=attach_detach,
+            tasks=scope,
+        )
+        self.woken: list[str] = []
+        self.bound: list[str] = []
+        self.volumes.listen(self.woken.append, lambda *event: None)
+        self.volumes.listen_in_use(self.report)
+
+    def report(self) -> None:
+        """Report the node's status at once."""
+        self.volumes.reported(self.volumes.in_use() or [])
+
+    def attach(self, *names: str) -> None:
+        """Have the controllers attach this, and the node see it."""
+        self.node.status.volumes_attached[:] = [AttachedVolume(name, "") for name in names]
+        attached = [{"name": name, "devicePath": ""} for name in names]
+        self.volumes.node_changed(json.dumps({"volumesAttached": attached}).encode())
+
+
+@pytest.fixture
+async def scope() -> AsyncIterator[TaskScope]:
+    async with TaskScope() as tasks:
+        yield tasks
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pods that were given the disk."""
+    given: list[str] = []
+
+    async def bind(self: object, wanted: Any, disk: Path, place: Path, *, read_only: bool) -> None:
+        disk.mkdir(parents=True, exist_ok=True)
+        given.append(wanted.uid)
+
+    async def as_device(self: object, wanted: Any, name: str, *, read_only: bool) -> MountedVolume:
+        given.append(wanted.uid)
+        return MountedVolume("", device="/dev/x")
+
+    monkeypatch.setattr(SharedDiskKind, "_bind", bind)
+    monkeypatch.setattr(SharedDiskKind, "_as_device", as_device)
+    return given
+
+
+async def failure(volumes: PodVolumes, uid: str = "u-1") -> str:
+    with pytest.raises(VolumeError) as caught:
+        await volumes.mount(pod_with(DISK, metadata={"uid": uid}))
+    return str(caught.value)
+
+
+async def test_a_disk_that_is_still_another_nodes(
+    root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
+) -> None:
+    rig = Rig(root, shelf, scope)
+    assert await failure(rig.volumes) == WAITING
+    assert rig.volumes.in_use() == [NAME], "the controllers are told that it is wanted"
+    rig.attach(f"kubernetes.io/iscsi/192.0.2.7:{IQN}:5")
+    assert (bound, rig.woken) == ([], [])
+    rig.attach(NAME)
+    assert rig.woken == ["u-1"]
+    await rig.volumes.mount(pod_with(DISK))
+    assert bound == ["u-1"]
+
+
+async def test_it_is_in_use_until_the_node_has_unmounted_it(
+    root: Path, shelf: Shelf, scope: TaskScope, bound: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(root, shelf, scope)
+    rig.attach(NAME)
+    await rig.volumes.mount(pod_with(DISK))
+    await rig.volumes.unmount("u-1")
+    assert rig.volumes.in_use() == [NAME], "only the pod has left it"
+
+    async def busy(self: object, place: Path, *, as_device: bool) -> None:
+        raise OSError(16, "Device or resource busy", str(place))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedDiskKind, "_release", busy)
+        await rig.volumes.sweep()
+    assert rig.volumes.in_use() == [NAME]
+    await rig.volumes.sweep()
+    assert rig.volumes.in_use() == []
+
+
+async def test_a_pod_that_leaves_while_it_waits(
+    root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
+) -> None:
+    rig = Rig(root, shelf, scope)
+    await failure(rig.volumes)
+    await rig.volumes.unmount("u-1")
+    assert rig.volumes.in_use() == []
+    rig.attach(NAME)
+    assert rig.woken == []
+
+
+async def test_a_server_that_is_away_lets_nobody_use_a_disk(
+    root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
+) -> None:
+    rig = Rig(root, shelf, scope)
+    rig.attach(NAME)
+    rig.server.away = True
+    assert "cannot see whether the volume is attached" in await failure(rig.volumes)
+    assert bound == []
+
+
+async def test_a_node_that_attaches_by_itself(
+    root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
+) -> None:
+    """`enableControllerAttachDetach: false`."""
+    rig = Rig(root, shelf, scope, attach_detach=False)
+    await rig.volumes.mount(pod_with(DISK))
+    assert bound == ["u-1"]
+    assert rig.volumes.in_use() == [NAME]
+
+
+async def test_a_status_that_cannot_be_read(
+    root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
+) -> None:
+    rig = Rig(root, shelf, scope)
+    rig.volumes.node_changed(b"[")
+    await failure(rig.volumes)
+    for status in (b"[", b"{}", b'{"volumesAttached": null}'):
+        rig.volumes.node_changed(status)
+    assert rig.woken == []
