@@ -59,6 +59,13 @@ def wait_wiped(node: ClusterNode, since: int = 0) -> None:
     node.wait("slices to be taken back", wiped, SECONDS)
 
 
+def start_again(node: ClusterNode) -> None:
+    """Start a node's agent, and wait until it has taken back what was offered: it would take more later."""
+    mark = node.plane.audit_mark()
+    node.start()
+    wait_wiped(node, mark)
+
+
 class Rig:
     """A driver on a node, and its objects."""
 
@@ -262,11 +269,9 @@ def test_a_shared_claim_while_the_agent_dies(rig: Rig) -> None:
     rig.node.wait_pod_ready(first, SECONDS)
     rig.node.wait_pod_ready(second, SECONDS)
     assert rig.driver.claims(PREPARE) == [[source["resourceClaimName"]]]
-    mark = rig.plane.audit_mark()
     rig.node.kill()
-    rig.node.start()
+    start_again(rig.node)
     # Whoever offers devices must do so anew; the claims are not touched.
-    wait_wiped(rig.node, mark)
     rig.plane.wait_gone("resourceslice", rig.slice, seconds=SECONDS)
     rig.publish_slice()
     rig.node.delete_pod(first, SECONDS)
@@ -285,7 +290,7 @@ def test_the_agent_dies_between_preparing_and_starting(rig: Rig) -> None:
     assert rig.kept() == [name], "before the driver hears of it"
     rig.node.kill()
     rig.driver.behave()
-    rig.node.start()
+    start_again(rig.node)
     rig.node.wait_pod_ready(pod, SECONDS)
     assert len(rig.driver.prepared()) == 1
     assert len(rig.cdi(pod)[-1]) == 1
@@ -350,7 +355,7 @@ def test_a_damaged_file_is_not_guessed_about(rig: Rig) -> None:
     finally:
         rig.node.kill()
         path.write_bytes(whole)
-        rig.node.start()
+        start_again(rig.node)
 
 
 @pytest.mark.parametrize("resource", [GPU, "deviceclass.resource.kubernetes.io/{}"])
@@ -374,11 +379,9 @@ def test_claims_go_from_the_reference_kubelet_to_ours_and_back(rig: Rig) -> None
     theirs, ours = ({"resourceClaimName": rig.claim()} for _ in range(2))
 
     def hand_to(agent: Path | None) -> None:
-        mark = rig.plane.audit_mark()
         rig.node.kill()
         rig.node.hand_to(agent)
-        rig.node.start()
-        wait_wiped(rig.node, mark)
+        start_again(rig.node)
         rig.plane.wait_gone("resourceslice", rig.slice, seconds=SECONDS)
         rig.publish_slice()
 
@@ -401,5 +404,5 @@ def test_claims_go_from_the_reference_kubelet_to_ours_and_back(rig: Rig) -> None
             if rig.node.reference:
                 rig.node.kill()
                 rig.node.hand_to(None)
-                rig.node.start()
+                start_again(rig.node)
     assert rig.driver.claims(PREPARE) == [list(theirs.values()), list(ours.values())]

@@ -1,11 +1,12 @@
 """Cgroups that somebody removed, filled, or left behind: pods get theirs again, and strangers go."""
 
+import errno
 import shutil
 import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,25 @@ def guaranteed(name: str, **spec: Any) -> Document:
     return pod(name, container(resources={"requests": LIMITS, "limits": LIMITS}), **spec)
 
 
-def take_away(folder: Path) -> None:
+def take_away(node: Node, folder: Path) -> None:
     """Move all processes of a cgroup to the root of its hierarchy, and remove it."""
     root = detect_cgroups().mounts["pids"] / "cgroup.procs"
-    for pid in members(folder):
-        root.write_text(str(pid))
-    for path in (*folder.iterdir(), folder):
-        if path.is_dir():
-            path.rmdir()
+
+    def gone() -> bool:
+        # Who is forked meanwhile is still inside, and the kernel lets go of those who end a moment later.
+        for pid in members(folder):
+            with suppress(ProcessLookupError):
+                root.write_text(str(pid))
+        try:
+            for path in (*(path for path in folder.iterdir() if path.is_dir()), folder):
+                path.rmdir()
+        except OSError as err:
+            if err.errno != errno.EBUSY:
+                raise
+            return False
+        return True
+
+    node.wait(f"{folder} to be taken away", gone, 30)
 
 
 def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
@@ -70,7 +82,7 @@ def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
     (old,) = node.truth.running("robbed-n1")
     place = folders(node, f"pod{found['metadata']['uid']}")
     (place["memory"] / "memory.limit_in_bytes").write_text(str(64 << 20))
-    take_away(place["pids"])
+    take_away(node, place["pids"])
 
     def again() -> bool:
         new = [one.id for one in node.truth.running("robbed-n1") if one.id != old.id]
@@ -88,7 +100,7 @@ def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
 
 def test_one_that_runs_only_once_does_not_run_again(node: Node) -> None:
     found = node.start_pod(guaranteed("once", restartPolicy="Never"))
-    take_away(folders(node, f"pod{found['metadata']['uid']}")["pids"])
+    take_away(node, folders(node, f"pod{found['metadata']['uid']}")["pids"])
     ended = node.wait_pod(
         "once-n1", "to end", lambda it: it["status"]["phase"] in ("Succeeded", "Failed"), 40
     )

@@ -305,6 +305,8 @@ def test_what_lies_where_the_sockets_belong_is_replaced(node: Node, asking: Aski
         listener.bind(str(stale))
     node.start()
     assert not stale.exists()
+    assert "[+]device-plugin ok" in node.page("/healthz?verbose").splitlines()
+    assert (node.root / "plugins").is_dir()
     with dongles(tmp_path / "plugin", node.root):
         wait_offered(node, asking, "d1", "d2")
 

@@ -31,8 +31,16 @@ def kills(*records: KernelRecord | str) -> list[OomKill]:
     return found
 
 
-def killed(pid: int, process: str, cgroup: str = "", limit: str = "") -> OomKill:
-    return OomKill(pid=pid, process=process, cgroup=cgroup, limit=limit, microseconds=5, sequence=7)
+def killed(pid: int, process: str, cgroup: str = "", limit: str = "", *, whole: bool = False) -> OomKill:
+    return OomKill(
+        pid=pid,
+        process=process,
+        cgroup=cgroup,
+        limit=limit,
+        microseconds=5,
+        sequence=7,
+        of_the_machine=whole,
+    )
 
 
 def reason(
@@ -149,11 +157,27 @@ class TestKills:
     def test_of_the_machine(self) -> None:
         new = reason("global_oom", "/user.slice")
         words = "Out of memory: Killed process 9 (app) total-vm:1kB, anon-rss:1kB"
-        assert kills("x invoked oom-killer: order=0", new, words) == [killed(9, "app", "/user.slice")]
+        assert kills("x invoked oom-killer: order=0", new, words) == [
+            killed(9, "app", "/user.slice", whole=True)
+        ]
         old = "Killed process 9, UID 48, (app) total-vm:1kB, anon-rss:1kB"
         (kill,) = kills("x invoked oom-killer: order=0", "Out of memory: Kill process 9 (app) score 1", old)
-        assert kill == killed(9, "app")
-        assert kill.of_the_machine
+        assert kill == killed(9, "app", whole=True)
+
+    def test_when_the_kernel_says_little(self) -> None:
+        """Of many kills in a short time only the last line is written."""
+        assert kills(last_words()) == [killed(9, "app")]
+        words = "Out of memory: Killed process 9 (app) total-vm:1kB, anon-rss:1kB"
+        assert kills(words, last_words(10), words) == [
+            killed(9, "app", whole=True),
+            killed(10, "app"),
+            killed(9, "app", whole=True),
+        ]
+        old = (
+            "Memory cgroup out of memory: Kill process 9 (app) score 1",
+            "Killed process 9 (app) total-vm:1kB",
+        )
+        assert kills(*old) == [killed(9, "app")]
 
     def test_a_line_in_parts(self) -> None:
         parts = (

@@ -1,5 +1,6 @@
 """The chains that others rely on, in a network namespace of the test's own."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -7,8 +8,10 @@ import sys
 
 import pytest
 
+from pykubelet.host import kube_chains
 from pykubelet.host.iptables import parse_save
 from pykubelet.host.kube_chains import CANARY, FIREWALL, HINT, plan_chains
+from pykubelet.host.processes import CommandError
 
 NOTHING = "*mangle\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
 RULE = (
@@ -94,3 +97,29 @@ def test_a_machine_without_it_is_left_in_peace() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "None\n"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("failing", "tries"), [(2, 3), (9, 3)])
+async def test_a_filter_that_is_busy_at_first(
+    failing: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def ensure(program: str) -> None:
+        asked.append(program)
+        if len(asked) <= failing:
+            raise CommandError("somebody holds the lock")
+
+    async def lives(program: str) -> bool:
+        return True
+
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/sbin/iptables-save")
+    monkeypatch.setattr(kube_chains, "ensure_chains", ensure)
+    monkeypatch.setattr(kube_chains, "_canary_lives", lives)
+    keeping = asyncio.create_task(kube_chains.keep_chains("iptables"))
+    await asyncio.sleep(10 * kube_chains.CHECK_SECONDS)
+    assert len(asked) == tries
+    # It goes on where it has succeeded in the end, and gives up where it has not.
+    assert keeping.done() == (failing > tries)
+    keeping.cancel()

@@ -267,6 +267,14 @@ class TestTiers:
         assert values["Burstable"].memory == 8 * GIB
         assert values["BestEffort"].memory == 7 * GIB
 
+    @pytest.mark.parametrize("burstable", [6 * GIB, 7 * GIB])
+    def test_when_all_memory_is_reserved_nothing_is_left_for_the_rest(self, burstable: int) -> None:
+        demands = [Demand("Guaranteed", 0, 4 * GIB), Demand("Burstable", 0, burstable)]
+        values = tier_values(demands, TierPolicy(memory_reserved=100, allocatable_memory=10 * GIB))
+        assert values["Burstable"].memory == 6 * GIB
+        (limit,) = (one.text for one in v1_writes(values["BestEffort"]) if one.controller == "memory")
+        assert limit == "4096"
+
     def test_protection_on_v2(self) -> None:
         demands = [Demand("Guaranteed", 0, 40), Demand("Burstable", 0, 2), Demand("BestEffort", 0, 0)]
         on = tier_values(demands, TierPolicy(protect_memory=True))

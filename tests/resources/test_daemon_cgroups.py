@@ -1,10 +1,15 @@
 """Processes are moved to where the configuration wants them, in every hierarchy."""
 
+import asyncio
 import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from pykubelet.host.cgroups import detect_cgroups
+from pykubelet.resources import daemon_cgroups
 from pykubelet.resources.cgroup_files import CgroupFiles
 from pykubelet.resources.cgroup_names import parse_path
 from pykubelet.resources.cgroup_values import CgroupValues
@@ -44,3 +49,41 @@ def test_who_is_nowhere(root: str) -> None:
         assert cgroup_of(found, process.pid) == f"{root}/system"
     # The first process stays, and so do the kernel's own, of which the second is the parent.
     assert not strays(found) & {1, 2}
+
+
+@pytest.mark.skipif(
+    not Path("/proc/2/comm").exists() or Path("/proc/2/comm").read_text() != "kthreadd\n",
+    reason="the parent of the kernel's threads is out of sight",
+)
+def test_one_that_cannot_be_moved_is_no_reason_to_leave_the_others(root: str) -> None:
+    found = detect_cgroups()
+    with subprocess.Popen(["sleep", "300"]) as process:
+        try:
+            with pytest.raises(OSError, match="cannot move process 2 to "):
+                join(found, f"{root}/daemons", [2, process.pid])
+            for controller in found.mounts:
+                members = (found.path(controller, f"{root}/daemons") / "cgroup.procs").read_text()
+                assert members.split() == [str(process.pid)], controller
+        finally:
+            process.kill()
+
+
+async def test_both_are_kept_where_they_shall_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there is trouble with one of them."""
+    found, asked = detect_cgroups(), list[str]()
+
+    def nobody(cgroups: object, path: str, pids: Iterable[int]) -> None:
+        asked.append(path)
+        if path == "/agent":
+            raise OSError("no such place")
+
+    monkeypatch.setattr(daemon_cgroups, "join", nobody)
+    keeping = asyncio.create_task(daemon_cgroups.keep_daemons(found, agent="/agent", system="/system"))
+    async with asyncio.timeout(30):
+        while len(asked) < 2:
+            await asyncio.sleep(0)
+    assert sorted(asked) == ["/agent", "/system"]
+    assert not keeping.done()
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from pykubelet.api.pod_status import ResourceHealth
+from pykubelet.pods.handover import write_atomically
+from pykubelet.resources import dra_health
 from pykubelet.resources import dra_health_pb2 as pb
 from pykubelet.resources.dra_health import Device, Health, HealthBook, shortened, updated
 from pykubelet.resources.dra_state import PreparedDevice
@@ -147,3 +150,34 @@ async def test_a_file_that_cannot_be_read_is_worth_nothing(tmp_path: Path, conte
     (tmp_path / "dra_health_state").write_bytes(content)
     async with TaskScope() as tasks:
         assert Book(tmp_path, tasks).health.health == "Unknown"
+
+
+async def test_a_driver_that_never_stops_talking_does_not_pile_up_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+
+    def counted(path: Path, content: bytes, mode: int) -> None:
+        time.sleep(0.05)  # a slow disk
+        write_atomically(path, content, mode)
+        written.append(content)
+
+    monkeypatch.setattr(dra_health, "write_atomically", counted)
+    async with TaskScope() as tasks:
+        found = Book(tmp_path, tasks)
+        for number in range(100):
+            found.book.told("d", answer(("dev", pb.HEALTHY, f"{number} degrees", 0)))
+            await asyncio.sleep(0)
+        writers = [task for task in asyncio.all_tasks() if task.get_name() == "dra-health"]
+        assert len(writers) == 1
+        async with asyncio.timeout(60):
+            await writers[0]
+    assert b"99 degrees" in written[-1]
+    assert len(written) < 50
+    assert len(found.told) == 100
+
+
+def test_words_that_hold_for_ever_are_words_that_other_agents_can_read() -> None:
+    found = updated({}, answer(("dev", pb.HEALTHY, "", 2**62)), 100)["pool", "dev"]
+    assert found.at(100 + 86400.0) == found
+    assert found.holds * 1e9 < 2**63

@@ -91,6 +91,14 @@ def test_eight_nodes_and_five_resources_take_no_combinations() -> None:
     assert merged == hint("0.1!")
 
 
+def test_sixteen_nodes_on_which_nobody_agrees() -> None:
+    """As many as `max-allowable-numa-nodes` may allow; the agent must not stand still for an hour."""
+    machine = Numa(frozenset(range(16)))
+    some: list[Hint] | None = [Hint(nodes, preferred=False) for nodes in node_sets(machine.nodes)]
+    high: list[Hint] | None = [Hint(nodes, preferred=True) for nodes in node_sets(range(3, 16))]
+    assert merge("best-effort", machine, [{"a": some}, {"b": high}]) == hint("3")
+
+
 def test_sets_of_nodes_come_small_first() -> None:
     sets = list(node_sets([4, 0, 2]))
     assert [sorted(each) for each in sets] == [[0], [2], [4], [0, 2], [0, 4], [2, 4], [0, 2, 4]]

@@ -272,6 +272,11 @@ def test_a_full_disk_loses_nothing_while_the_agent_lives(file: Path) -> None:
     assert state_of(file).entries == {}
     with pytest.raises(AllocationError):
         manager.allocate(other, other.spec.containers[0], ANYWHERE)
+    manager.catch_up()
+    assert set(state_of(file).entries) == {"one"}
+    file.unlink()
+    manager.catch_up()
+    assert not file.exists(), "once is enough"
     manager.keep_only(set())
     manager.allocate(other, other.spec.containers[0], ANYWHERE)
     assert set(state_of(file).entries) == {"other"}

@@ -1,10 +1,12 @@
 """What a node as a whole keeps and enforces: amounts as pure functions, limits on real cgroups of v1."""
 
 import asyncio
+import errno
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,10 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.host.cgroups import detect_cgroups
+from pykubelet.resources import node_cgroups, pod_cgroups
 from pykubelet.resources.capacity import allocatable, overcommitment, reserved_amounts
+from pykubelet.resources.cgroup_files import CgroupError
+from pykubelet.resources.node_cgroups import NodeLimits
 from pykubelet.resources.pod_cgroups import PodCgroups
 from tests.resources.making import amounts, pod_of
 from tests.resources.test_cgroup_tree import CAPACITY, NO_LIMIT, needs_v1, root, value
@@ -95,6 +100,26 @@ async def eater(parent: str, mebibytes: int) -> AsyncIterator[None]:
         await process.wait()
 
 
+@pytest.mark.looptime
+async def test_pods_that_use_too_much_are_left_in_peace_for_a_while() -> None:
+    """The kernel takes their caches from them with each try."""
+    loop, tried, told = asyncio.get_running_loop(), list[float](), list[str]()
+
+    async def write(*_: object) -> None:
+        tried.append(loop.time())
+        if len(tried) < 3:
+            raise CgroupError(errno.EBUSY, "more is in use")
+
+    groups: Any = SimpleNamespace(write=write)
+    limits = NodeLimits(KubeletConfiguration(), groups, CAPACITY, (), lambda *event: told.append(event[1]))
+    await limits.limit_pods(("kubepods",))
+    for _ in range(100):
+        await limits.retry(("kubepods",))
+        await asyncio.sleep(2)
+    assert tried == [0, 60, 120]
+    assert told == ["FailedNodeAllocatableEnforcement", "NodeAllocatableEnforced"]
+
+
 @pytest.mark.machine
 @needs_v1
 class TestV1:
@@ -107,7 +132,10 @@ class TestV1:
 
         return PodCgroups(settings, gates or FeatureGates(), detect_cgroups(), CAPACITY, record=record)
 
-    async def test_a_limit_that_pods_are_in_the_way_of_is_told_once(self, root: str) -> None:
+    async def test_a_limit_that_pods_are_in_the_way_of_is_told_once(
+        self, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(node_cgroups, "RETRY_SECONDS", 0.0)
         told: Told = []
         pod, before = pod_of({}), self.pods(root, [])
         await before.setup()
@@ -130,8 +158,11 @@ class TestV1:
         assert told[0][2].startswith(f"Failed to update Node Allocatable Limits {root}/kubepods: cannot set ")
         assert told[1][2] == "Updated Node Allocatable limit across pods"
 
-    async def test_memory_that_lower_classes_cannot_have(self, root: str) -> None:
+    async def test_memory_that_lower_classes_cannot_have(
+        self, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """`qosReserved`, as pods come and go, and where more is in use already."""
+        monkeypatch.setattr(pod_cgroups, "REWRITE_SECONDS", 0.0)
         gates = FeatureGates().with_overrides({"QOSReserved": True})
         cgroups = self.pods(root, [], gates, qos_reserved={"memory": "50%"})
         whole = int(CAPACITY["memory"])

@@ -1,5 +1,6 @@
 """The pod-resources API, as its clients see it through grpcio."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, Pod
+from pykubelet.cri.connection import Status
+from pykubelet.cri.grpc_server import GrpcError, Unary
 from pykubelet.resources import pod_resources_pb2 as pb
 from pykubelet.resources.pod_resources import (
     ClaimedDevice,
@@ -19,6 +22,7 @@ from pykubelet.resources.pod_resources import (
     Devices,
     MemoryUse,
     PodResourcesMetrics,
+    methods,
     serving_pod_resources,
 )
 from tests.resources.making import pod_of
@@ -172,16 +176,38 @@ async def test_the_version_before_tells_of_devices_only(tmp_path: Path) -> None:
         assert pod["containers"][0].keys() == {"name", "devices"}
 
 
-async def test_the_rate_is_limited(tmp_path: Path) -> None:
-    async with client_in(tmp_path) as client:
-        codes = []
-        for _ in range(400):
-            try:
-                await client.call("List", pb.ListPodResourcesResponse)
-                codes.append("OK")
-            except grpc.aio.AioRpcError as err:
-                codes.append(f"{err.code().name}: {err.details()}")
-            if codes[-1] != "OK":
-                break
-        assert codes[:10] == ["OK"] * 10
-        assert codes[-1] == "RESOURCE_EXHAUSTED: rejected by rate limit"
+@pytest.mark.looptime
+async def test_the_rate_is_limited() -> None:
+    registry = CollectorRegistry()
+    asked = methods(Facts(), PodResourcesMetrics(registry))
+
+    refused = Status("RESOURCE_EXHAUSTED", "rejected by rate limit")
+
+    async def said(number: int) -> Status | None:
+        """Why a call is refused, whatever it is; None when it is answered."""
+        version = ("v1", "v1alpha1")[number % 2]
+        method = asked[f"/{version}.PodResourcesLister/List"]
+        assert isinstance(method, Unary)
+        try:
+            await method.handler(pb.ListPodResourcesRequest())
+        except GrpcError as err:
+            return err.status
+        return None
+
+    async def answered() -> int:
+        """How many of twenty calls at once are answered; the others are refused."""
+        answers = [await said(number) for number in range(20)]
+        assert set(answers) == {None, refused}
+        return answers.count(None)
+
+    assert await answered() == 10
+    await asyncio.sleep(0.0501)
+    assert await answered() == 5
+    await asyncio.sleep(10)
+    assert await answered() == 10
+    total = "kubelet_pod_resources_endpoint_requests_total"
+    counts = [
+        registry.get_sample_value(total, {"server_api_version": version}) or 0
+        for version in ("v1", "v1alpha1")
+    ]
+    assert sum(counts) == 25, "who is turned away is not counted"

@@ -169,6 +169,7 @@ class TestBook:
             with pytest.raises(OSError, match="No space"):
                 book.put_for_good(uid, A)
             assert book.of(uid) == before
+            assert book.changed.is_set()  # what others had put before is still to be written
         book.close()  # says so, and goes on
 
     @pytest.mark.looptime

@@ -1,5 +1,6 @@
 """What is done to resize a pod, in which order, and what is not done: memory in use stays."""
 
+import math
 from typing import Any
 
 import pytest
@@ -170,7 +171,10 @@ class TestOrder:
 
     @given(limits, limits)
     def test_a_pod_grows_before_and_shrinks_after(self, now: PodLimits, new: PodLimits) -> None:
-        known, wanted = now._asdict(), new._asdict()
+        known, wanted = (
+            {**limits._asdict(), "quota": math.inf if limits.quota < 0 else limits.quota}
+            for limits in (now, new)
+        )
         for resource in ("memory", "cpu"):
             before, after = pod_steps(now, new, resource)
             assert all(wanted[part] > known[part] for part in before)
@@ -182,6 +186,10 @@ class TestOrder:
         small, large = PodLimits(1, 10, 10), PodLimits(1, 20, 20)
         assert pod_steps(small, large, "cpu") == (["quota", "shares"], [])
         assert pod_steps(large, small, "cpu") == ([], ["shares", "quota"])
+
+    def test_a_first_bound_comes_after_the_containers(self) -> None:
+        # The kernel takes no quota of a pod that is below that of one of its containers.
+        assert pod_steps(PodLimits(1, -1, 10), PodLimits(1, 20, 10), "cpu") == ([], ["quota"])
 
     @given(st.integers(1, 10_000))
     def test_weights_there_and_back(self, weight: int) -> None:

@@ -45,16 +45,13 @@ class OomKill:
     cgroup: str
     """The cgroup that it was in, from the root of the hierarchy; empty when the kernel did not say."""
     limit: str
-    """The cgroup whose limit was reached; empty when the whole machine was out of memory."""
+    """The cgroup whose limit was reached; empty when there was none, or the kernel did not say."""
     microseconds: int
     """Since the boot of the machine."""
     sequence: int
     """Of the record that told of it."""
-
-    @property
-    def of_the_machine(self) -> bool:
-        """Whether the machine itself was out of memory, and not a cgroup."""
-        return not self.limit
+    of_the_machine: bool = False
+    """Whether the machine itself was out of memory, and not a cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +64,8 @@ class OomState:
     """Whether the one that this is about has been told already."""
     group: bool = False
     """Whether everybody in the cgroup is killed, one after the other and without another word."""
+    whole: bool = False
+    """Whether the machine itself is out of memory."""
     fragment: str = ""
     """The part of a line that may be continued."""
 
@@ -78,6 +77,7 @@ def follow(state: OomState, record: KernelRecord) -> tuple[OomState, OomKill | N
     continued = "+" in record.flags
     text = state.fragment + record.text if continued else record.text
     state = replace(state, fragment=text[:_LONGEST_LINE] if continued or "c" in record.flags else "")
+    scope = _scope(text)
     if found := _KILLED.fullmatch(text):
         known = OomState() if state.told and not state.group else state
         kill = OomKill(
@@ -87,9 +87,10 @@ def follow(state: OomState, record: KernelRecord) -> tuple[OomState, OomKill | N
             limit=known.limit,
             microseconds=record.microseconds,
             sequence=record.sequence,
+            of_the_machine=not known.limit and (known.whole if scope is None else scope),
         )
         return replace(state, told=True), kill
-    return _learn(state, text), None
+    return _learn(state if scope is None else replace(state, whole=scope), text), None
 
 
 def _learn(state: OomState, text: str) -> OomState:
@@ -99,10 +100,20 @@ def _learn(state: OomState, text: str) -> OomState:
         return OomState(found["cgroup"], found["limit"], fragment=state.fragment)
     if (reason := _reason(text)) is not None:
         cgroup, limit = reason
-        return OomState(cgroup, limit, fragment=state.fragment)
+        return OomState(cgroup, limit, whole=not limit, fragment=state.fragment)
     if found := _GROUP.fullmatch(text):
         return replace(state, cgroup=found["cgroup"], group=True)
     return state
+
+
+def _scope(text: str) -> bool | None:
+    """Say whether a line is about the machine (true) or a cgroup; None when it does not say.
+
+    When there are many kills in a short time, this is all that the kernel says.
+    """
+    if text.startswith("Memory cgroup out of memory: "):
+        return False
+    return True if text.startswith("Out of memory") else None
 
 
 def _reason(text: str) -> tuple[str, str] | None:

@@ -10,9 +10,11 @@ the canary is gone, by which the rest is noticed and made again. What is missing
 from __future__ import annotations
 
 import asyncio
+import itertools
+import shutil
 
 from pykubelet.host.iptables import Table, parse_save
-from pykubelet.host.processes import CommandError, run
+from pykubelet.host.processes import CommandError, run, search_path
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
@@ -21,6 +23,7 @@ HINT, FIREWALL, CANARY = "KUBE-IPTABLES-HINT", "KUBE-FIREWALL", "KUBE-KUBELET-CA
 CHECK_SECONDS = 60.0
 PROGRAMS = ("iptables", "ip6tables")
 
+_FIRST_TRIES = 3
 _COMMENT = "block incoming localnet connections"
 _MARTIANS = (
     f"-A {FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "
@@ -56,13 +59,22 @@ async def ensure_chains(program: str = "iptables") -> None:
 async def keep_chains(program: str, every: float = CHECK_SECONDS) -> None:
     """Have the chains of one family, and have them again when they were flushed; for ever.
 
-    Returns where there is no such packet filter: then there is nobody who would need them.
+    Returns where there is no such packet filter: then there is nobody who would need them. One that only
+    fails is tried a few times: while a machine boots others hold its lock for long.
     """
-    try:
-        await ensure_chains(program)
-    except CommandError as err:
-        log.info("No iptables chains for other components on this machine", program=program, why=str(err))
-        return
+    for tries in itertools.count(1):
+        try:
+            await ensure_chains(program)
+            break
+        except CommandError as err:
+            missing = shutil.which(f"{program}-save", path=search_path()) is None
+            if missing or tries == _FIRST_TRIES:
+                log.info(
+                    "No iptables chains for other components on this machine", program=program, why=str(err)
+                )
+                return
+            log.v(2).info("Could not have iptables chains yet", program=program, why=str(err))
+            await asyncio.sleep(every)
     log.info("Initialized iptables rules", program=program)
     while True:
         await asyncio.sleep(every)

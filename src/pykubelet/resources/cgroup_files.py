@@ -47,6 +47,8 @@ class CgroupFiles:
         self._unified = cgroups.unified
         self._driver = driver
         self._points = [cgroups.root] if self._unified else list(dict.fromkeys(cgroups.mounts.values()))
+        # Asked for with every step of a pod, hence not as paths.
+        self._needed = {str(point) for name, point in cgroups.mounts.items() if name in _NEEDED_V1}
         # systemd's own hierarchy holds no limits, but a runtime may have put processes there.
         self._others = [cgroups.root / "unified"] if cgroups.mode is CgroupMode.HYBRID else []
 
@@ -54,8 +56,8 @@ class CgroupFiles:
         """Whether the cgroup is there with all controllers that matter."""
         if self._unified:
             return not self._lacking(*self._folders(name, self._points))
-        points = {point for controller, point in self._cgroups.mounts.items() if controller in _NEEDED_V1}
-        return all(folder.is_dir() for folder in self._folders(name, points))
+        below = self._path(name)
+        return all(os.access(point + below, os.F_OK) for point in self._needed)
 
     def make(self, name: CgroupName, values: CgroupValues) -> None:
         """Make a cgroup, and those above it, and set it; raises CgroupError."""

@@ -24,12 +24,14 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.cri.grpc_server import serving
 from pykubelet.host.plugin_calls import PluginError
 from pykubelet.host.plugin_registration import PluginHandler
+from pykubelet.host.selinux import share_with_containers
 from pykubelet.logs import get_logger
 from pykubelet.resources.device_checkpoint import FILE_NAME, encode, read_checkpoint, write_checkpoint
-from pykubelet.resources.device_choice import ChoiceError, choose, is_served, reusable
+from pykubelet.resources.device_choice import ChoiceError, Question, choose, is_served, reusable
 from pykubelet.resources.device_grants import grants_of
 from pykubelet.resources.device_hints import device_hints
 from pykubelet.resources.device_metrics import DeviceMetrics
+from pykubelet.resources.device_plugin import DevicePlugin
 from pykubelet.resources.device_plugins import DevicePlugins
 from pykubelet.resources.device_table import DeviceTable, Holder
 from pykubelet.resources.grants import NOTHING, DeviceGrants
@@ -88,6 +90,7 @@ class DeviceManager:
     async def serving(self) -> AsyncIterator[None]:
         """Be there for plugins and pods; raises PolicyError when the checkpoint is not sound, and OSError."""
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        share_with_containers(self._folder)
         self._table = read_checkpoint(self._folder / FILE_NAME)
         # Plugins take the disappearance of their socket as the sign to register anew.
         for path in self._folder.iterdir():
@@ -108,6 +111,12 @@ class DeviceManager:
         """Give who takes plugins of the type `DevicePlugin`, while it is `serving`."""
         assert self._plugins is not None
         return self._plugins
+
+    def registration_problem(self) -> str | None:
+        """Say why plugins cannot register now; None when they can."""
+        if self._plugins is not None:
+            return None
+        return "device registration error: no device plugins can register, their socket is not served"
 
     # A HintProvider
 
@@ -303,7 +312,7 @@ class DeviceManager:
             )
             wish: list[str] = []
             if plugin.has_preferences and (asked := choice.question):
-                wish = await plugin.preferred(asked.available, asked.required, asked.size)
+                wish = await _preferred(plugin, asked)
             ids = choice.settled(wish)
             self._table.promise(holder, ids)
             with self._metrics.timed(resource):
@@ -343,6 +352,13 @@ class DeviceManager:
             if content != self._saved:
                 await finish_in_thread(lambda: write_checkpoint(self._folder / FILE_NAME, content))
                 self._saved = content
+
+
+async def _preferred(plugin: DevicePlugin, asked: Question) -> list[str]:
+    try:
+        return await plugin.preferred(asked.available, asked.required, asked.size)
+    except PluginError as err:
+        raise ChoiceError(f"device plugin GetPreferredAllocation rpc failed with err: {err}") from err
 
 
 def _quantities(counts: dict[str, int]) -> Resources:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import time
 
@@ -28,6 +29,8 @@ log = get_logger(__name__)
 FILE_NAME = "dra_health_state"
 HOLDS_SECONDS = 30.0
 """How long a driver's word holds when it does not say."""
+MOST_SECONDS = 10.0 * 365 * 86400
+"""How long it can hold at most; the file counts nanoseconds, of which other agents know only so many."""
 LONGEST_MESSAGE = 1024
 
 _PRIVATE = 0o600
@@ -93,7 +96,8 @@ class HealthBook:
         self._messages = messages
         self._clock = clock
         self._known: dict[str, dict[Device, Health]] = _read(self._path)
-        self._saving = asyncio.Lock()
+        self._saving: asyncio.Task[None] | None = None
+        self._unsaved = False
 
     def told(self, driver: str, answer: pb.NodeWatchResourcesResponse) -> None:
         """Take a driver's newest list."""
@@ -107,13 +111,13 @@ class HealthBook:
         }
         self._known[driver] = after
         if different:
-            self._tasks.start(self._save(), name="dra-health")
+            self._save_soon()
             self.changed(driver, different)
 
     def ended(self, driver: str) -> None:
         """Take note that a driver tells no more."""
         if self._known.pop(driver, None) is not None:
-            self._tasks.start(self._save(), name="dra-health")
+            self._save_soon()
 
     def of(self, driver: str, device: PreparedDevice) -> ResourceHealth:
         """Tell how a device is now, as a pod's status does."""
@@ -128,11 +132,18 @@ class HealthBook:
             message=message or msgspec.UNSET,
         )
 
+    def _save_soon(self) -> None:
+        """Have it written down; a driver that changes its mind faster than that does not pile up writes."""
+        self._unsaved = True
+        if self._saving is None or self._saving.done():
+            self._saving = self._tasks.start(self._save(), name="dra-health")
+
     async def _save(self) -> None:
-        async with self._saving:
-            content = _encode(self._known)
+        while self._unsaved:
+            self._unsaved = False
+            write = partial(write_atomically, self._path, _encode(self._known), _PRIVATE)
             try:
-                await finish_in_thread(lambda: write_atomically(self._path, content, _PRIVATE))
+                await finish_in_thread(write)
             except OSError as err:
                 log.error(err, "Could not keep what drivers say of their devices; a restart forgets it")
 
@@ -147,7 +158,7 @@ def updated(
         after[one.device.pool_name, one.device.device_name] = Health(
             _NAMES.get(one.health, _UNKNOWN),
             shortened(one.message),
-            holds if holds > 0 else HOLDS_SECONDS,
+            min(holds, MOST_SECONDS) if holds > 0 else HOLDS_SECONDS,
             now,
         )
     return after

@@ -66,6 +66,8 @@ class DriverPlugin:
     service: str
     metrics: DraMetrics
     connected: bool = False
+    tells: bool = False
+    """Whether it has told of its devices' health, and goes on."""
 
     @property
     def driver(self) -> str:
@@ -174,11 +176,10 @@ class Drivers:
         for found in [one for one in plugins if one.plugin is plugin]:
             plugins.remove(found)
             self._watches.pop(found).cancel()
-            found.connected = False
+            found.connected = found.tells = False
         if not plugins:
             self._plugins.pop(plugin.name, None)
-            if self._health is not None:
-                self._health.ended(plugin.name)
+        self._health_ended(plugin.name)
         self._changed(plugin.name)
 
     # A plugin's connection
@@ -210,16 +211,23 @@ class Drivers:
             call = connection.call(_HEALTH, health_pb.NodeWatchResourcesRequest().SerializeToString())
             try:
                 while (message := await call.read()) is not None:
+                    plugin.tells = True
                     self._health.told(plugin.driver, health_pb.NodeWatchResourcesResponse.FromString(message))
             except DecodeError as err:
                 log.error(err, "Cannot read what a DRA driver tells of its devices", driver=plugin.driver)
             finally:
                 call.cancel()
-            self._health.ended(plugin.driver)
+                plugin.tells = False
+            self._health_ended(plugin.driver)
             if call.status is not None and call.status.code == "UNIMPLEMENTED":
                 break
             await connection.wait_lost(HEALTH_SECONDS)
         await connection.wait_lost()
+
+    def _health_ended(self, driver: str) -> None:
+        """Forget what a driver said, unless another plugin of it goes on telling: it would not repeat it."""
+        if self._health is not None and not any(one.tells for one in self._plugins.get(driver, ())):
+            self._health.ended(driver)
 
     def _changed(self, driver: str) -> None:
         usable = any(one.connected for one in self._plugins.get(driver, ()))

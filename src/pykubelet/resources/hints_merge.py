@@ -1,9 +1,10 @@
 """Which NUMA nodes suit everybody: the hints of all providers, merged into one.
 
 Each way to pick one hint per resource gives a candidate, the nodes that all the picked ones have in
-common; the best candidate wins. Candidates are ordered completely, so neither the order of providers nor
-that of their hints matters. That also spares trying every combination, of which eight NUMA nodes
-and four resources have four billion: only the distinct intermediate results are carried along.
+common; the best candidate wins. What everybody prefers is best. Candidates are ordered completely, so neither
+the order of providers nor that of their hints matters. That also spares trying every combination, of which
+eight NUMA nodes and four resources have four billion: only the distinct intermediate results are carried
+along, and `hints_meet` finds them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pykubelet.resources.hints import ANYWHERE, Hint, Hints, breadth
+from pykubelet.resources.hints import ANYWHERE, Hint, Hints
+from pykubelet.resources.hints_meet import meets
 
 Policy = Literal["none", "best-effort", "restricted", "single-numa-node"]
 
@@ -21,8 +23,6 @@ Distances = Mapping[int, Mapping[int, int]]
 
 _NO_PREFERENCE = Hint(None, preferred=True)
 _IMPOSSIBLE = Hint(None, preferred=False)
-_ALL_NODES = -1
-"""As bits: the common nodes as long as no hint named any."""
 
 
 @dataclass(frozen=True)
@@ -65,45 +65,47 @@ def _is_single(hint: Hint) -> bool:
 
 
 def _best(resources: Sequence[Sequence[Hint]], machine: Numa) -> Hint:
-    # What takes the most nodes decides how many are right when nothing is preferred.
-    right_size = max((_fewest(hints) for hints in resources), default=0)
     distances = machine.distances
 
-    def rank(hint: Hint) -> tuple[int, int, int, int, int]:
-        nodes = hint.nodes or frozenset()
-        size, bits = breadth(nodes)
+    def order(nodes: frozenset[int]) -> tuple[int, int]:
         apart = sum(distances[one][other] for one in nodes for other in nodes) if distances else 0
-        if hint.preferred:
-            return 0, 0, size, apart, bits
-        if size > right_size:
-            return 1, 1, size, apart, bits
-        return 1, 0, -size, apart, bits
+        return apart, _bits(nodes)
 
-    candidates = [hint for hint in _candidates(resources, machine.nodes) if hint.nodes]
-    return min(candidates, key=rank, default=Hint(machine.nodes, preferred=False))
+    if agreed := _agreed(resources, machine.nodes):
+        size = min(map(len, agreed))
+        return Hint(min((nodes for nodes in agreed if len(nodes) == size), key=order), preferred=True)
+    common = _common(resources, machine.nodes)
+    if not common:
+        return Hint(machine.nodes, preferred=False)
+    # What takes the most nodes decides how many are right when nothing is preferred.
+    right_size = max(map(_fewest, resources), default=0)
+    sizes = set(map(len, common))
+    size = max((size for size in sizes if size <= right_size), default=min(sizes))
+    return Hint(min((nodes for nodes in common if len(nodes) == size), key=order), preferred=False)
 
 
 def _fewest(hints: Iterable[Hint]) -> int:
     return min((len(hint.nodes) for hint in hints if hint.nodes is not None), default=0)
 
 
-def _candidates(resources: Iterable[Iterable[Hint]], nodes: frozenset[int]) -> set[Hint]:
-    """Give what any choice of one hint per resource leads to.
+def _agreed(resources: Sequence[Sequence[Hint]], nodes: frozenset[int]) -> set[frozenset[int]]:
+    """Give the sets of nodes that every resource prefers, of those that prefer some at all."""
+    wishes = [{hint.nodes for hint in hints if hint.preferred} for hints in resources]
+    named = {wish for some in wishes for wish in some if wish is not None}
+    agreed = {wish & nodes for wish in named if all(wish in some or None in some for some in wishes)}
+    if all(None in some for some in wishes):
+        agreed.add(nodes)
+    return agreed - {frozenset()}
 
-    A candidate is preferred when all its hints are, and all that name nodes name the same ones.
-    """
-    reached = {(_ALL_NODES, True)}
+
+def _common(resources: Iterable[Iterable[Hint]], nodes: frozenset[int]) -> set[frozenset[int]]:
+    """Give the nodes that any choice of one hint per resource has in common, where there are some."""
+    everything = _bits(nodes)
+    reached = {everything}
     for hints in resources:
-        picks = {(_ALL_NODES if hint.nodes is None else _bits(hint.nodes), hint.preferred) for hint in hints}
-        reached = {
-            (common & bits, preferred and wanted and (_ALL_NODES in (common, bits) or common == bits))
-            for common, preferred in reached
-            for bits, wanted in picks
-        }
-    return {
-        Hint(frozenset(node for node in nodes if common >> node & 1), preferred)
-        for common, preferred in reached
-    }
+        picks = {everything if hint.nodes is None else _bits(hint.nodes) & everything for hint in hints}
+        reached = meets(reached, picks)
+    return {frozenset(node for node in nodes if common >> node & 1) for common in reached if common}
 
 
 def _bits(nodes: frozenset[int]) -> int:

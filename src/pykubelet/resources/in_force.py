@@ -37,19 +37,19 @@ def resources_in_force(
     if memory is not None:
         requests.setdefault("memory", memory)
     if values.memory:
-        limits["memory"] = Quantity.of(_whole_pages(values.memory), "binary")
+        limits["memory"] = Quantity.of(whole_pages(values.memory), "binary")
     elif not unified:
-        limits["memory"] = Quantity.of(_whole_pages(2**63 - 1), "binary")
+        limits["memory"] = Quantity.of(whole_pages(2**63 - 1), "binary")
     return limits, requests
+
+
+def whole_pages(size: int) -> int:
+    """Give the bytes that the kernel makes of a limit: it bounds memory by whole pages."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return size // page * page
 
 
 def _tells_more(milli: int, asked: Resources, least: int) -> bool:
     """Whether an amount is more than the kernel's least, which stands for anything up to that."""
     known = asked.get("cpu")
     return milli > least or (known is not None and known.milli > least)
-
-
-def _whole_pages(size: int) -> int:
-    """The kernel bounds memory by whole pages."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return size // page * page

@@ -66,6 +66,7 @@ class MemoryManager:
         self._file = state_file
         self._pod_level = pod_level
         self._metrics = metrics or MemoryMetrics()
+        self._unsaved = False
         machine: Machine = {}
         if policy == "Static":
             machine = untouched(nodes, reserved_by_node(nodes, reservations, kept or {}))
@@ -157,6 +158,11 @@ class MemoryManager:
         for uid in self.holders - uids:
             self.forget(uid)
 
+    def catch_up(self) -> None:
+        """Write down what could not be when it was given: the next agent would give it to others."""
+        if self._unsaved:
+            self._save()
+
     def memory_nodes(self, uid: str, container: str) -> frozenset[int]:
         """Give the NUMA nodes that a container's memory is to come from; none: from any."""
         return frozenset(node for block in self.blocks(uid, container) for node in block.numa_affinity)
@@ -230,8 +236,12 @@ class MemoryManager:
         try:
             write_state(self._file, self._state)
         except OSError as err:
-            # The account is right as long as the agent lives, and is written whole with the next change.
-            log.error(err, "Could not save which container has which memory", path=str(self._file))
+            # The account is right as long as the agent lives, and is written whole the next time.
+            if not self._unsaved:
+                log.error(err, "Could not save which container has which memory", path=str(self._file))
+            self._unsaved = True
+        else:
+            self._unsaved = False
 
 
 def _before(pod: Pod, container: Container) -> Iterator[Container]:

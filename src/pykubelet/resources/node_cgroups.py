@@ -11,6 +11,7 @@ Both are told as events of the node, which people look for when a daemon was slo
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 from collections.abc import Callable
@@ -31,6 +32,8 @@ log = get_logger(__name__)
 Record = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Takes an event about the node: its type, reason and message."""
 
+RETRY_SECONDS = 60.0
+"""How long to leave pods in peace that use too much: with each try the kernel takes all caches from them."""
 ENFORCED, FAILED = "NodeAllocatableEnforced", "FailedNodeAllocatableEnforcement"
 
 
@@ -62,6 +65,7 @@ class NodeLimits:
         self._record = record
         self._protect_memory = protect_memory
         self._unmet = False
+        self._next = 0.0
 
     async def limit_pods(self, name: CgroupName) -> None:
         """Set what all pods may use together; raises CgroupError, but not when they use more already."""
@@ -76,13 +80,14 @@ class NodeLimits:
             if not self._unmet:
                 log.error(err, "Pods use more than they may together, the limit will be tried again")
             self._unmet = True
+            self._next = asyncio.get_running_loop().time() + RETRY_SECONDS
             return
         self._unmet = False
         self._record("Normal", ENFORCED, "Updated Node Allocatable limit across pods")
 
     async def retry(self, name: CgroupName) -> None:
-        """Try again what pods were in the way of; raises CgroupError."""
-        if self._unmet:
+        """Try again what pods were in the way of, once in a while; raises CgroupError."""
+        if self._unmet and asyncio.get_running_loop().time() >= self._next:
             await self.limit_pods(name)
 
     async def enforce_reservations(self) -> None:
@@ -108,6 +113,12 @@ class NodeLimits:
                 self._record("Normal", ENFORCED, f"Updated limits on {kind} reserved cgroup {path}")
 
     async def _enforce(self, enforcement: str, path: str, amounts: dict[str, str], *, only_cpu: bool) -> None:
+        if not amounts:
+            field = "kubeReserved" if enforcement.startswith("kube") else "systemReserved"
+            raise CgroupError(
+                errno.EINVAL,
+                f"enforceNodeAllocatable has {enforcement} but nothing is reserved: set {field}",
+            )
         name = self._groups.parse(path)
         if not self._groups.files.exists(name):
             raise CgroupError(

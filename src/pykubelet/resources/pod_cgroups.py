@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from pykubelet.resources.cgroup_driver import CgroupDriver
 from pykubelet.resources.cgroup_files import CgroupError
 from pykubelet.resources.cgroup_names import (
     CgroupName,
+    cgroupfs_path,
     last_part,
     parse_path,
     pod_part,
@@ -49,6 +51,8 @@ from pykubelet.resources.resize_cgroup import PodGroup
 log = get_logger(__name__)
 
 ALL_PODS = "kubepods"
+REWRITE_SECONDS = 60.0
+"""How often the tiers are set although nothing has changed: others can write there, too."""
 
 _ONLINE = Path("/sys/devices/system/cpu/online")
 
@@ -103,6 +107,7 @@ class PodCgroups:
         self._demands: dict[str, Demand] | None = None
         self._read: dict[str, tuple[Pod, Demand]] = {}
         self._settled = False
+        self._look_again = 0.0
         self._owns_cpus: Callable[[str], bool] = lambda uid: False
         self._weighing = asyncio.Lock()
 
@@ -121,14 +126,8 @@ class PodCgroups:
         if not self._enabled:
             return
         self._check()
-        await self._groups.make(self._root, CgroupValues(cpus=self._all_cpus()))
-        await self._limits.limit_pods(self._root)
-        for qos, tier in tier_values((), self._tier_policy).items():
-            # What pods want together is known when the sources have told of them; until then what an
-            # earlier life of the agent has set is better than nothing.
-            shares = tier.shares if qos == "BestEffort" else None
-            first = CgroupValues(shares=shares, huge_pages=tier.huge_pages)
-            await self._groups.make(self._root + TIERS[qos], first)
+        await self._make_root()
+        await self._make_tiers()
         await self._limits.enforce_reservations()
 
     async def ensure(self, pod: Pod) -> str:
@@ -141,7 +140,8 @@ class PodCgroups:
         qos = qos_class(pod, pod_level=self._policy.pod_level)
         name = self._name(qos, pod.uid)
         if pod.uid not in self._made or not self._files.exists(name):
-            await self._groups.make(name, self._values(pod))
+            await self._restore(name[:-1])
+            await self._make(pod, name)
             self._made[pod.uid] = qos
             await self._weigh(pod.uid, self._demand(pod))
         return runtime_parent(name, self._driver)
@@ -197,8 +197,8 @@ class PodCgroups:
         """Weigh the tiers by all pods that are to run here; raises CgroupError.
 
         To be called when the sources have told of their pods, and often: between the calls `ensure`
-        and `remove` keep the weights right, and a call with the same pods costs nothing. While one
-        waits for systemd others return at once.
+        and `remove` keep the weights right, and a call with the same pods costs nothing, but once a
+        minute. While one waits for systemd others return at once.
         """
         if not self._enabled or self._weighing.locked():
             return
@@ -206,15 +206,58 @@ class PodCgroups:
             await self._update_qos(pods)
 
     async def _update_qos(self, pods: Iterable[Pod]) -> None:
+        due = (now := asyncio.get_running_loop().time()) >= self._look_again
+        if due:
+            self._look_again = now + REWRITE_SECONDS
+            await self._restore(self._root)
         await self._limits.retry(self._root)
         self._read = {pod.uid: (pod, self._demand(pod)) for pod in pods}
         demands = {uid: demand for uid, (_, demand) in self._read.items()}
-        if self._settled and demands == self._demands:
+        if self._settled and demands == self._demands and not due:
             return
         self._demands = demands
         self._settled = True
         for qos, values in tier_values(demands.values(), self._tier_policy).items():
             await self._write_tier(self._root + TIERS[qos], values)
+        if self._tier_policy.protect_memory:
+            promised = Counter[QOSClass]()
+            for demand in demands.values():
+                promised[demand.qos] += demand.memory
+            self._metrics.protected(promised["Guaranteed"], promised["Burstable"])
+
+    async def _make_root(self) -> None:
+        await self._groups.make(self._root, CgroupValues(cpus=self._all_cpus()))
+        await self._limits.limit_pods(self._root)
+
+    async def _make_tiers(self) -> None:
+        for qos, tier in tier_values((self._demands or {}).values(), self._tier_policy).items():
+            # What pods want together is known when the sources have told of them; until then what an
+            # earlier life of the agent has set is better than nothing.
+            known = self._demands is not None or qos == "BestEffort"
+            first = CgroupValues(shares=tier.shares if known else None, huge_pages=tier.huge_pages)
+            await self._groups.make(self._root + TIERS[qos], first)
+        self._settled = False
+
+    async def _restore(self, above: CgroupName) -> None:
+        """Have what is above a pod's cgroup as it shall be: somebody may have removed it while it was empty.
+
+        The kernel's own values would give those who asked for nothing as much as those who asked for a cpu.
+        """
+        if self._files.exists(above):
+            return
+        log.info("Cgroups of all pods were removed; making them again", cgroup=cgroupfs_path(above))
+        if not self._files.exists(self._root):
+            await self._make_root()
+        await self._make_tiers()
+
+    async def _make(self, pod: Pod, name: CgroupName) -> None:
+        try:
+            await self._groups.make(name, self._values(pod))
+        except CgroupError as err:
+            if err.errno not in (errno.EBUSY, errno.EINVAL) or not self._files.children(name):
+                raise
+            # Its containers have more than the pod shall have: they shrink first, which is a resize's work.
+            log.info("A pod keeps what its cgroup is set to for now", podUID=pod.uid, why=str(err))
 
     def _values(self, pod: Pod) -> CgroupValues:
         unbound = self._policy.quota and self._owns_cpus(pod.uid)
@@ -265,10 +308,10 @@ class PodCgroups:
         try:
             await self._groups.make(name, values)
         except CgroupError as err:
-            self._settled = False
             if err.errno != errno.EBUSY or values.memory is None:
+                self._settled = False
                 raise
-            # Already above its limit: at least it shall not grow.
+            # Already above its limit: at least it shall not grow, until all is set again in a while.
             usage = max(values.memory, self._files.memory_usage(name))
             await self._groups.write(name, CgroupValues(memory=usage))
 

@@ -24,6 +24,7 @@ TIERS: Mapping[QOSClass, tuple[str, ...]] = {
 """Where pods of a class live, below `kubepods`."""
 
 _NOTHING = Quantity.of(0)
+_LEAST_MEMORY = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,9 @@ def _memory_left(guaranteed: int, burstable: int, policy: TierPolicy) -> tuple[i
     if percent is None or not policy.allocatable_memory:
         return None, None
     first = policy.allocatable_memory - guaranteed * percent // 100
-    return first, first - burstable * percent // 100
+    second = first - burstable * percent // 100
+    # Nothing left must not read as no limit at all.
+    return max(first, _LEAST_MEMORY), max(second, _LEAST_MEMORY)
 
 
 def _protection(guaranteed: int, burstable: int, policy: TierPolicy) -> tuple[dict[str, str], dict[str, str]]:

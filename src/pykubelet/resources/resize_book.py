@@ -82,6 +82,7 @@ class ResourceBook:
             self._entries.pop(uid)
             if known is not None:
                 self._entries[uid] = known
+            self.changed.set()  # entries of others may have waited for this
             raise
 
     def forget(self, uid: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pykubelet.resources.cgroup_driver import CgroupDriver
 from pykubelet.resources.cgroup_names import CgroupName
 from pykubelet.resources.cgroup_values import UNLIMITED, CgroupValues, shares_of_weight, weight_of_shares
+from pykubelet.resources.in_force import whole_pages
 from pykubelet.resources.qos import MIN_SHARES
 from pykubelet.resources.resize_plan import Part, PodLimits
 
@@ -41,7 +42,13 @@ class PodGroup:
         if self._unified:
             # The kernel's weights are coarser; the same weight is no change.
             shares = shares_of_weight(weight_of_shares(shares))
-        return PodLimits(self._values.memory or now.memory, self._values.quota or now.quota, shares)
+        memory = whole_pages(self._values.memory) if self._values.memory else now.memory
+        return PodLimits(memory, self._values.quota or now.quota, shares)
+
+    @property
+    def period(self) -> int:
+        """The microseconds over which the quota of cpu is measured."""
+        return self._values.period
 
     @property
     def memory_limit(self) -> int | None:

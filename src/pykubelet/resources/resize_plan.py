@@ -7,6 +7,7 @@ limit because another has not given back yet. Memory and cpu are two rounds, mem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -56,9 +57,11 @@ class ResizePlan:
     """By name; only those that run."""
     whole: bool = False
     """Whether what is written for the whole pod differs."""
+    pod: bool = False
+    """Whether the pod's own cgroup was last set to another promise: some of the containers may not run."""
 
     def __bool__(self) -> bool:
-        return self.whole or bool(self.containers)
+        return self.whole or self.pod or bool(self.containers)
 
 
 NOTHING = ResizePlan()
@@ -108,7 +111,7 @@ def pod_steps(current: PodLimits, wanted: PodLimits, resource: Resource) -> tupl
     Limits grow before requests and shrink after them: a request is never above its limit.
     """
     order: tuple[Part, ...] = ("memory",) if resource == "memory" else ("quota", "shares")
-    now, new = current._asdict(), wanted._asdict()
+    now, new = ({**limits._asdict(), "quota": _bound(limits.quota)} for limits in (current, wanted))
     before = [part for part in order if new[part] > now[part]]
     after = [part for part in reversed(order) if new[part] < now[part]]
     return before, after
@@ -164,6 +167,11 @@ def _restarts(container: Container, current: Sizes, wanted: Sizes) -> bool:
     }
     policies = {policy.resource_name: policy.restart_policy for policy in reversed(container.resize_policy)}
     return any(changed[name] and policies.get(name) == "RestartContainer" for name in changed)
+
+
+def _bound(quota: int) -> float:
+    """Give a quota as it compares: a first bound takes something away, so it comes after the containers'."""
+    return quota if quota >= 0 else math.inf
 
 
 def _whole_sizes(whole: ResourceRequirements | None) -> Sizes:

@@ -1,0 +1,47 @@
+"""Whether tmpfs can be kept from the disk, and who is told when it cannot."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import pykubelet.host.memory_only
+import pykubelet.host.swap
+from pykubelet.host.memory_only import can_refuse_swap
+from pykubelet.host.mounts import mounts_below, read_mounts
+from pykubelet.host.swap import SwapArea
+from pykubelet.preparing import warn_of_swap
+
+AREA = SwapArea("/dev/zram0", "partition", 4, 0, 100)
+
+
+@pytest.mark.machine
+def test_this_kernel(tmp_path: Path) -> None:
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    if (major, minor) < (6, 4):
+        pytest.skip("the kernel may or may not know it")
+    assert can_refuse_swap(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert not mounts_below(read_mounts(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("areas", "error", "told"), [([], errno.EINVAL, []), ([AREA], 0, []), ([AREA], errno.EINVAL, ["Warning"])]
+)
+async def test_people_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, areas: list[SwapArea], error: int, told: list[str]
+) -> None:
+    def mount(source: str, point: Path, kind: str, options: str) -> None:
+        assert (source, kind, options) == ("tmpfs", "tmpfs", "noswap")
+        if error:
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(pykubelet.host.memory_only, "mount", mount)
+    monkeypatch.setattr(pykubelet.host.memory_only, "unmount", lambda point, detach: True)
+    monkeypatch.setattr(pykubelet.host.swap, "swap_areas", lambda: areas)
+    events: list[tuple[str, str, str]] = []
+    await warn_of_swap(tmp_path, lambda *event: events.append(event))
+    assert [kind for kind, _, _ in events] == told
+    assert {reason for _, reason, _ in events} <= {"PossibleMemoryBackedVolumesOnDisk"}
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,53 @@
+"""SELinux as files tell of it: here it is made up, no machine of ours has it."""
+
+from pathlib import Path
+
+import pytest
+
+from pykubelet.host.selinux import has_selinux, share_with_containers
+
+
+class Attributes:
+    """Remembers what is set."""
+
+    def __init__(self, problem: OSError | None = None) -> None:
+        self.written: list[tuple[Path, str, bytes]] = []
+        self._problem = problem
+
+    def write(self, path: Path, name: str, value: bytes) -> None:
+        self.written.append((path, name, value))
+        if self._problem is not None:
+            raise self._problem
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> Path:
+    (tmp_path / "selinux").mkdir()
+    (tmp_path / "selinux" / "enforce").write_text("0")
+    return tmp_path / "selinux"
+
+
+def test_whether_there_is_selinux(tmp_path: Path, fs: Path) -> None:
+    assert has_selinux(fs), "also where it only warns"
+    assert not has_selinux(tmp_path / "nothing")
+
+
+def test_a_folder_for_plugins_gets_the_label_of_containers_files(tmp_path: Path, fs: Path) -> None:
+    found = Attributes()
+    share_with_containers(tmp_path, fs, found.write)
+    assert found.written == [(tmp_path, "security.selinux", b"system_u:object_r:container_file_t:s0")]
+
+
+def test_without_selinux_nothing_is_touched(tmp_path: Path) -> None:
+    found = Attributes()
+    share_with_containers(tmp_path, tmp_path / "nothing", found.write)
+    assert found.written == []
+
+
+def test_a_label_that_cannot_be_set_does_not_stop_the_agent(
+    tmp_path: Path, fs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = Attributes(OSError(95, "Operation not supported"))
+    share_with_containers(tmp_path, fs, found.write)
+    assert len(found.written) == 1
+    assert "plugins in plain containers may not work" in caplog.text

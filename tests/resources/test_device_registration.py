@@ -1,0 +1,153 @@
+"""How device plugins come and go: both ways to register, taking over, being refused and being forgotten."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from pykubelet.cri.grpc_server import Streaming, Unary, serving
+from pykubelet.host.plugin_registration import Plugin, PluginRegistration
+from pykubelet.resources import device_manager, device_plugin, device_plugins
+from pykubelet.resources import device_plugin_pb2 as pb
+from pykubelet.tasks import TaskScope
+from tests.device_plugin.process import RESOURCE, plugin_process
+from tests.resources.device_node import TWO, node_in, plugin_in, wanting
+
+
+async def test_who_registers_twice_takes_over(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        with plugin_in(tmp_path, *TWO) as first:
+            await node.offers(2)
+            pod = wanting(1)
+            await node.admit(pod)
+            options = ("--device=d1", "--device=d2", "--device=d3", "--socket=dongle2.sock", "--mark=second")
+            with plugin_process(tmp_path / "second", node.folder, *options) as second:
+                await node.offers(3)
+                await node.until(second.registrations)
+                assert (first.registrations(), second.registrations()) == (["registered"], ["registered"])
+                other = wanting(1)
+                await node.admit(other)
+                grants = await node.manager.grants(other, other.spec.containers[0])
+                assert grants.env["TEST_PLUGIN"] == "second"
+                # The end of the one before means nothing any more.
+                first.kill()
+                await node.admit(wanting(1))
+                assert node.numbers() == (3, 3)
+
+
+async def test_a_plugin_registers_again_with_the_next_agent(tmp_path: Path) -> None:
+    with plugin_in(tmp_path, *TWO) as plugin:
+        for times in (1, 2):
+            async with node_in(tmp_path) as node:
+                await node.offers(2)
+                while len(plugin.registrations()) < times:
+                    await asyncio.sleep(0.01)
+        assert plugin.registrations() == ["registered"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            ["--version=v1alpha"],
+            'requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]',
+        ),
+        (["--resource=cpu"], 'the ResourceName "cpu" is invalid'),
+        (["--resource=kubernetes.io/x"], 'the ResourceName "kubernetes.io/x" is invalid'),
+    ],
+)
+async def test_registrations_that_are_refused(tmp_path: Path, options: list[str], problem: str) -> None:
+    async with node_in(tmp_path) as node:
+        with plugin_in(tmp_path, *options) as plugin:
+            await node.until(plugin.registrations)
+            assert plugin.registrations() == [f"UNKNOWN: {problem}"]
+        assert node.manager.amounts() == ({}, {}, [])
+
+
+async def test_a_registration_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_plugin, "CONNECT_SECONDS", 0.3)
+    async with node_in(tmp_path) as node:
+        silent = socket.socket(socket.AF_UNIX)
+        silent.bind(str(node.folder / "silent.sock"))
+        silent.listen()
+        async with grpc.aio.insecure_channel(f"unix://{node.folder / 'kubelet.sock'}") as channel:
+            call = channel.unary_unary("/v1beta1.Registration/Register")
+            for endpoint in ("nobody.sock", "silent.sock", "kubelet.sock", "", "\0", "x" * 200, "../../x"):
+                request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=RESOURCE)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(request.SerializeToString(), timeout=60)
+                assert caught.value.code() == grpc.StatusCode.UNKNOWN, endpoint
+        silent.close()
+        assert node.manager.amounts() == ({}, {}, [])
+
+
+async def test_whether_plugins_can_register(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        assert node.manager.registration_problem() is None
+    assert "no device plugins can register" in (node.manager.registration_problem() or "")
+
+
+async def test_registration_through_the_folder_of_all_plugins(tmp_path: Path) -> None:
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    async with node_in(tmp_path) as node, TaskScope() as scope:
+        with plugin_in(tmp_path, *TWO, f"--registry={registry}"):
+            handlers = {"DevicePlugin": node.manager.handler}
+            scope.start(PluginRegistration(registry, handlers).run(), name="registration")
+            await node.offers(2)
+            (registry / "dongle.sock").unlink()
+            await node.offers(2, 0)
+
+
+@pytest.mark.looptime
+async def test_a_resource_is_forgotten_five_minutes_after_its_plugin(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    loop = asyncio.get_running_loop()
+    silent = loop.create_future()
+
+    async def options(_: pb.Empty) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions()
+
+    async def devices(_: pb.Empty) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
+        yield pb.ListAndWatchResponse(devices=[pb.Device(ID="d1", health="Healthy")])
+        await silent
+
+    methods: dict[str, Any] = {
+        "/v1beta1.DevicePlugin/GetDevicePluginOptions": Unary(pb.Empty, options),
+        "/v1beta1.DevicePlugin/ListAndWatch": Streaming(pb.Empty, devices),
+    }
+    async with node_in(tmp_path) as node:
+        node.breath = 0.002
+        plugin = Plugin("DevicePlugin", RESOURCE, str(folder / "p.sock"), ("v1beta1",))
+        async with serving(folder / "p.sock", methods):
+            await node.manager.handler.register(plugin)
+            await node.offers(1)
+        await node.offers(1, 0)
+        began = loop.time()
+        await asyncio.sleep(device_plugins.GRACE_SECONDS - 30)
+        assert node.numbers() == (1, 0)
+        async with serving(folder / "p.sock", methods):
+            await node.manager.handler.register(plugin)
+            await node.offers(1)
+            await asyncio.sleep(60)
+            assert node.numbers() == (1, 1)
+        await node.offers(1, 0)
+        again = loop.time()
+        await node.until(lambda: node.numbers() is None, 1000, 1.0)
+        assert loop.time() - again == pytest.approx(300, abs=5)
+        assert loop.time() - began > 500
+        assert node.manager.amounts() == ({}, {}, [RESOURCE])
+        await node.until(lambda: node.checkpoint()["RegisteredDevices"] == {})
+
+
+async def test_the_folder_is_one_that_containers_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[Path] = []
+    monkeypatch.setattr(device_manager, "share_with_containers", shared.append)
+    async with node_in(tmp_path) as node:
+        assert shared == [node.folder]

@@ -1,0 +1,35 @@
+"""What sets of nodes have in common, by counting, is what trying each pair finds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.resources.hints_meet import meets
+
+_SETS = st.integers(0, 2**6 - 1)
+_FEW_OR_MANY = st.sets(_SETS) | st.sets(_SETS, min_size=40)
+"""With many, pairs are not tried any more."""
+
+
+@given(_FEW_OR_MANY, _FEW_OR_MANY, st.sampled_from([0, 1, 5, 40]))
+def test_as_if_each_pair_were_tried(some: set[int], others: set[int], shift: int) -> None:
+    some, others = {one << shift for one in some}, {one << shift for one in others}
+    assert meets(some, others) == {one & other for one in some for other in others}
+
+
+@given(st.sets(_SETS, max_size=12), st.sets(_SETS, max_size=12))
+def test_gaps_between_numbers_do_not_matter(some: set[int], others: set[int]) -> None:
+    def spread(one: int) -> int:
+        return sum(1 << 7 * bit for bit in range(6) if one >> bit & 1)
+
+    everything = set(range(2**6))
+    wide = meets(set(map(spread, some | everything)), set(map(spread, others | everything)))
+    assert wide == set(map(spread, everything))
+    assert meets(set(map(spread, some)), set(map(spread, others))) == set(map(spread, meets(some, others)))
+
+
+def test_all_sets_of_sixteen_nodes_meet_in_a_moment() -> None:
+    """Four billion pairs: by trying them this test would not end."""
+    all_of_them = range(1, 2**16)
+    found = meets(all_of_them, {one for one in all_of_them if one % 3})
+    assert 0 in found
+    assert len(found) > 2**15
