@@ -93,3 +93,5 @@ def test_a_cgroup_that_is_not_there(make_node: Make, runtime: RunningRuntime) ->
     assert problem in node.log_text().splitlines()[-1]
     (found,) = (one for one in node_events(node) if one[1] == "FailedNodeAllocatableEnforcement")
     assert found[2].startswith(f'Failed to enforce System Reserved Cgroup Limits on "{root}/sys": ')
+    (found,) = (one for one in node_events(node) if one[1] == "KubeletSetupFailed")
+    assert problem in found[2]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pykubelet.api.node import NodeAddress
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.host.addresses import IPAddress, is_global_unicast
 from pykubelet.host.interfaces import read_interfaces
 from pykubelet.kube import kubeconfig
 from pykubelet.kube.clients import Clients, Limits, make_clients
@@ -40,6 +42,11 @@ class Reported:
         self.name = name
         self.runtime = FakeRuntime()
         self.pressures = Pressures()
+        self.addresses: list[NodeAddress] = []
+        """As pods would be told of them."""
+        self.answers = asyncio.Event()
+        """Whether the runtime's status can be had; the node is not registered without."""
+        self.answers.set()
         self.config = KubeletConfiguration(eviction_hard={"memory.available": "100Mi"})
         self.capacity = machine_amounts(self.config, tmp_path)
 
@@ -52,7 +59,12 @@ class Reported:
         async with clients(self.plane.node_kubeconfig(self.name)) as made, TaskScope() as scope:
             recorder = EventRecorder(made.events, self.name)
             about = node_reference(self.name)
-            sources = self.runtime.sources(capacity=self.capacity, pressures=lambda: self.pressures)
+            sources = self.runtime.sources(
+                capacity=self.capacity,
+                pressures=lambda: self.pressures,
+                addressed=self.addressed,
+                refresh=self.refresh,
+            )
             reporter = NodeReporter(
                 made,
                 self.settings(**changes),
@@ -64,6 +76,13 @@ class Reported:
             scope.start(reporter.run(), name="node")
             yield reporter
             assert await recorder.flush(SECONDS)
+
+    def addressed(self, addresses: list[NodeAddress]) -> None:
+        self.addresses = addresses
+
+    async def refresh(self) -> None:
+        await self.answers.wait()
+        await self.runtime.health.status()
 
     async def poll(self) -> None:
         while True:
@@ -192,10 +211,16 @@ async def test_comes_back(reported: Reported) -> None:
     plane.patch(
         "node", reported.name, "", {"metadata": {"labels": {"kubernetes.io/arch": "z80", "my": "own"}}}
     )
-    ours = [ip for interface in read_interfaces() for ip in interface.addresses if ip.version == 4]
-    usable = [ip for ip in ours if not ip.is_loopback and not ip.is_link_local]
+    usable = [ip for ip in own_ips() if ip.version == 4]
     external = {"external_cloud": True, "ips": (usable[0],)} if usable else {"external_cloud": True}
-    async with reported.running(attach_detach=False, **external):
+    reported.addresses = []
+    reported.answers.clear()
+    async with reported.running(attach_detach=False, **external) as reporter:
+        # Pods of the cluster wait for the node to be known, so it must be told to them by then.
+        await reporter.informer.synced()
+        told = [(address.type, address.address) for address in reported.addresses]
+        assert told == [(address["type"], address["address"]) for address in before["status"]["addresses"]]
+        reported.answers.set()
         node = await reported.wait(
             "to be corrected", lambda node: node["metadata"]["labels"]["kubernetes.io/arch"] != "z80"
         )
@@ -272,7 +297,7 @@ def plane_node(reported: Reported) -> Document:
 
 async def test_dual_stack(reported: Reported) -> None:
     """Two addresses of one type, which a merge by type would lose."""
-    found = {ip.version: ip for interface in read_interfaces() for ip in interface.addresses if _fits(ip)}
+    found = {ip.version: ip for ip in own_ips()}
     if len(found) < 2:
         pytest.skip("this machine has no address of one of the families")
     async with reported.running():
@@ -285,8 +310,10 @@ async def test_dual_stack(reported: Reported) -> None:
         ]
 
 
-def _fits(ip: Any) -> bool:
-    return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified)
+def own_ips() -> list[IPAddress]:
+    """This machine's addresses; those of its loopback come and go with other tests."""
+    found = [ip for one in read_interfaces() if not one.loopback for ip in one.addresses]
+    return [ip for ip in found if is_global_unicast(ip)]
 
 
 async def test_without_permission(plane: Plane, reported: Reported) -> None:

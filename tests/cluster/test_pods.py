@@ -142,15 +142,20 @@ def test_a_pod_deleted_by_force_ends_too(member: ClusterNode, namespace: str) ->
     wait_gone(member, created)
 
 
-def test_a_namesake_waits_for_the_end_of_its_predecessor(member: ClusterNode, namespace: str) -> None:
+def test_a_namesake_does_not_wait_for_a_pod_deleted_by_force(member: ClusterNode, namespace: str) -> None:
     name = unique("p")
-    first = member.create_pod(namespace, name, script=STUBBORN, terminationGracePeriodSeconds=3)
+    first = member.create_pod(namespace, name, script=STUBBORN, terminationGracePeriodSeconds=20)
     member.wait_pod_ready(first)
     delete(member, first, grace=0)
     second = member.create_pod(namespace, name)
     member.wait_pod_ready(second)
-    boxes = {box.labels["io.kubernetes.pod.uid"] for box in member.truth.ready(name)}
-    assert boxes == {second["metadata"]["uid"]}
+
+    def boxes() -> set[str]:
+        return {box.labels["io.kubernetes.pod.uid"] for box in member.truth.ready(name)}
+
+    assert boxes() == {first["metadata"]["uid"], second["metadata"]["uid"]}
+    member.wait("the first to end", lambda: boxes() == {second["metadata"]["uid"]})
+    member.wait_pod_ready(second)
 
 
 def test_a_finished_pod_stays_until_it_is_deleted(member: ClusterNode, namespace: str) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from pykubelet.api.node import NodeAddress
 from pykubelet.cri.errors import CriError
 from pykubelet.kube.errors import Conflict, Forbidden, KubeError, ServerError, Unreachable
 from pykubelet.kube.resources import NODES
 from pykubelet.node.conditions import Pressures
 from pykubelet.node.node_events import NodeEvents
 from pykubelet.node.registration import blank_node
+from pykubelet.node.settings import NodeSettings
 from pykubelet.node.sources import Observer
 from pykubelet.node.status import next_node
 from pykubelet.node.status_loop import StatusLoop
@@ -26,7 +28,8 @@ AWAY = Unreachable("https://api", "refused")
 class Reporting:
     """A status loop on an API server in memory, with a wall clock that follows the loop's."""
 
-    def __init__(self, **sources: Any) -> None:
+    def __init__(self, node: NodeSettings | None = None, **sources: Any) -> None:
+        self.settings = node or settings()
         self.api = MemoryApi()
         self.runtime = FakeRuntime()
         self.recorded = Recorded()
@@ -40,10 +43,10 @@ class Reporting:
                 **sources,
             }
         )
-        self.observer = Observer(made, settings())
+        self.observer = Observer(made, self.settings)
         self.loop = StatusLoop(
             self.api,
-            settings(),
+            self.settings,
             made,
             self.observer,
             NodeEvents(self.recorded, "vm"),
@@ -55,9 +58,9 @@ class Reporting:
         self.runtime.health.listen(self.loop.wake)
 
     async def register(self) -> None:
-        blank = blank_node(settings(), "amd64")
-        node, _ = next_node(blank, await self.observer.facts(), settings(), NOW)
-        self.loop.registered(await self.api.create(NODES, node))
+        blank = blank_node(self.settings, "amd64")
+        node, _ = next_node(blank, await self.observer.facts(), self.settings, NOW)
+        self.loop.answered(await self.api.create(NODES, node))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -246,6 +249,25 @@ class TestFaults:
             assert len(it.api.asked) == (1 if isinstance(err, Forbidden) else 5)
             assert it.api.closed == 0
 
+    async def test_a_fact_that_cannot_be_found_out_is_looked_for_again(self) -> None:
+        failing = False
+
+        def volumes() -> list[str]:
+            if failing:
+                raise FileNotFoundError("a folder that went away")
+            return ["csi/x"]
+
+        it = Reporting(volumes_in_use=volumes)
+        async with it.settled():
+            failing = True
+            it.pressures = Pressures(disk=True)
+            it.loop.wake()
+            await asyncio.sleep(1)
+            assert it.api.conditions()["DiskPressure"] == "False"
+            failing = False
+            await asyncio.sleep(11)
+            assert it.api.conditions()["DiskPressure"] == "True"
+
     async def test_away_at_start_is_not_hammered(self) -> None:
         it = Reporting()
         await it.runtime.health.status()
@@ -331,6 +353,50 @@ class TestOthers:
         async with it.settled():
             assert it.api.node["status"]["volumesInUse"] == ["csi/x"]
             assert it.reported[-1] == ["csi/x"]
+
+    async def test_a_server_of_old(self) -> None:
+        """Restored from a copy, its versions are lower than those that we have seen."""
+        it = Reporting()
+        async with it.settled():
+            document, uid = it.api.node, it.api.node["metadata"]["uid"]
+            for condition in document["status"]["conditions"]:
+                condition["status"] = "Unknown"
+            it.api.version = 50
+            it.api.put_node(document, uid=uid)
+            await asyncio.sleep(12)
+            assert set(it.api.conditions().values()) == {"True", "False"}
+
+    async def test_a_watch_that_shows_nothing(self) -> None:
+        """Then the node is asked for, once a round, until the watch shows what was written."""
+        it = Reporting()
+        async with it.settled():
+            listener, it.api.on_change = it.api.on_change, lambda node: None
+            it.pressures = Pressures(disk=True)
+            await asyncio.sleep(31)
+            assert it.api.asked == ["patch nodes", "get nodes", "get nodes"]
+            document = it.api.node
+            for condition in document["status"]["conditions"]:
+                condition["status"] = "Unknown"
+            it.api.put_node(document, uid=document["metadata"]["uid"])
+            await asyncio.sleep(11)
+            assert set(it.api.conditions().values()) == {"True", "False"}
+            it.api.on_change = listener
+            listener(it.api.known())
+            it.api.asked.clear()
+            await asyncio.sleep(60)
+            assert it.api.asked == []
+
+    async def test_whoever_tells_pods_hears_of_the_addresses(self) -> None:
+        """Also of those that somebody else wrote, as a cloud does."""
+        heard: list[list[NodeAddress]] = []
+        it = Reporting(settings(ips=(), external_cloud=True), addressed=heard.append)
+        async with it.settled():
+            assert heard[-1] == [NodeAddress(type="Hostname", address="vm")]
+            document = it.api.node
+            document["status"]["addresses"] = [{"type": "InternalIP", "address": "10.0.0.9"}]
+            it.api.put_node(document, uid=document["metadata"]["uid"])
+            await asyncio.sleep(1.1)
+            assert heard[-1] == [NodeAddress(type="InternalIP", address="10.0.0.9")]
 
     async def test_a_watched_status_that_cannot_be_read_is_asked_for(self) -> None:
         it = Reporting()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,19 @@ from pykubelet.kube.errors import ServerError, Unreachable
 from pykubelet.pods.api_source import ApiSource
 from pykubelet.pods.mux import PodMux
 from pykubelet.tasks import TaskScope
-from tests.kube.making import ScriptedSource, event, page, pod
+from tests.kube.making import ScriptedSource, event, page
+from tests.kube.making import pod as document
 from tests.pods.making import Heard
 
 pytestmark = pytest.mark.looptime
+
+
+def pod(name: str, version: int = 1, uid: str | None = None, **spec: Any) -> dict[str, Any]:
+    """A pod as the API server writes it; one container unless others are given."""
+    made = document(name, version, **{"containers": [{"name": "main"}], **spec})
+    if uid is not None:
+        made["metadata"]["uid"] = uid
+    return made
 
 
 @asynccontextmanager
@@ -99,6 +109,29 @@ async def test_a_pod_that_cannot_be_read_is_not_taken_for_deleted() -> None:
         await asyncio.sleep(2)
         assert heard.names == ["a"]
         assert source.unreadable == {"default/a", "default/x"}
+
+
+async def test_a_pod_without_what_every_pod_has_is_ignored_and_not_taken_for_deleted() -> None:
+    heard = Heard()
+    bare, nobody, climber = pod("bare", containers=[]), pod("nobody", uid=""), pod("climber", uid="../../etc")
+    api = ScriptedSource(
+        page(pod("a"), pod("b"), bare, nobody, climber),
+        [1, event("MODIFIED", pod("a", 2, containers=[])), event("MODIFIED", pod("b", 3, uid="")), 3600],
+    )
+    async with watching(api, heard) as source:
+        await asyncio.sleep(0.5)
+        assert heard.names == ["a", "b"]
+        assert source.unreadable == {"default/bare", "default/nobody", "default/climber"}
+        assert heard.problems == [
+            "default/bare: cannot be read: it has no containers",
+            "default/nobody: cannot be read: it has no uid",
+            "default/climber: cannot be read: its uid is not a plain name",
+        ]
+        await asyncio.sleep(2)
+        # What ran before goes on as it was.
+        assert heard.names == ["a", "b"]
+        assert all(found.spec.containers and found.uid for found in heard.sets[-1][0])
+        assert source.unreadable >= {"default/a", "default/b"}
 
 
 @pytest.mark.looptime(False)

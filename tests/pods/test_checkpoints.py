@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.node import Node, NodeStatus
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.pod_status import PodStatus
+from pykubelet.api.quantity import Quantity
 from pykubelet.pods.checkpointed_objects import CheckpointedObjects
 from pykubelet.pods.checkpoints import Checkpoints
 from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
@@ -54,6 +57,10 @@ class Cluster(NoObjects):
     async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
         self._check("token")
         return f"token for {audience}"
+
+    async def handler(self, pod: Pod) -> str:
+        self._check("runtime class")
+        return "runsc"
 
 
 @pytest.mark.looptime
@@ -103,6 +110,58 @@ async def test_broken_files_are_left_alone_and_the_others_count(tmp_path: Path) 
 
 
 @pytest.mark.looptime
+async def test_what_pods_ask_of_the_node_is_kept(tmp_path: Path) -> None:
+    meta = ObjectMeta(name="one", labels={"disk": "fast"}, resource_version="7")
+    allocatable = {"example.com/dongle": Quantity.parse("2")}
+    seen = Node(metadata=meta, status=NodeStatus(phase="x", allocatable=allocatable))
+    before = Checkpoints(tmp_path)
+    assert before.node is None
+    async with running(before):
+        before.keep_node(seen)
+        await asyncio.sleep(1)
+        written = (tmp_path / "node.json").stat().st_ino
+        # A heartbeat is no reason to write.
+        before.keep_node(replace(seen, status=replace(seen.status, phase="y")))
+        await asyncio.sleep(1)
+        assert (tmp_path / "node.json").stat().st_ino == written
+    after = Checkpoints(tmp_path)
+    assert after.pods() == []
+    assert after.node is not None
+    assert after.node.metadata.labels == {"disk": "fast"}
+    assert after.node.status == NodeStatus(allocatable=allocatable)
+
+
+async def test_a_folder_with_other_things_in_it_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    (folder / "ssl").mkdir(parents=True)
+    (folder / "hosts").write_text("127.0.0.1 localhost")
+    folder.chmod(0o755)
+    checkpoints = Checkpoints(folder)
+    async with running(checkpoints):
+        checkpoints.keep(pod("a"))
+    assert sorted(path.name for path in folder.iterdir()) == ["hosts", "ssl", "uid-a.json"]
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert [it.metadata.name for it in Checkpoints(folder).pods()] == ["a"]
+
+
+async def test_a_folder_of_its_own_is_for_root_only(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    Checkpoints(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+async def test_pods_that_others_could_have_written_are_not_run(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    try:
+        with pytest.raises(PermissionError, match=r"others may write there.*: chown .* and chmod 700 it, or"):
+            Checkpoints(tmp_path)
+        assert tmp_path.stat().st_mode & 0o7777 == mode
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.looptime
 async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder)
@@ -115,9 +174,28 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
         assert (folder / "uid-a.json").exists()
 
 
+async def test_the_runtime_class_is_known_without_the_api_server(tmp_path: Path) -> None:
+    cluster, before = Cluster(), Checkpoints(tmp_path)
+    plain, classy = pod("plain"), pod("classy")
+    classy.spec.runtime_class_name = "gvisor"
+    objects = CheckpointedObjects(cluster, before, cluster.handler)
+    async with running(before):
+        for one in (plain, classy):
+            before.keep(one)
+        assert await objects.handler(plain) == ""
+        assert await objects.handler(classy) == "runsc"
+    cluster.away = True
+    objects = CheckpointedObjects(cluster, Checkpoints(tmp_path), cluster.handler)
+    assert await objects.handler(plain) == ""
+    assert await objects.handler(classy) == "runsc"
+    classy.spec.runtime_class_name = "kata"
+    with pytest.raises(ObjectError, match="away"):
+        await objects.handler(classy)
+
+
 async def test_what_pods_used_is_had_without_the_api_server(tmp_path: Path) -> None:
     cluster, before = Cluster(), Checkpoints(tmp_path)
-    objects = CheckpointedObjects(cluster, before)
+    objects = CheckpointedObjects(cluster, before, cluster.handler)
     async with running(before):
         before.keep(pod("a"))
         await objects.config_map(pod("a"), "map")
@@ -125,7 +203,7 @@ async def test_what_pods_used_is_had_without_the_api_server(tmp_path: Path) -> N
         await objects.token(pod("a"), audience="x", seconds=60)
         await objects.config_map(pod("unknown"), "map")
     cluster.away = True
-    objects = CheckpointedObjects(cluster, Checkpoints(tmp_path))
+    objects = CheckpointedObjects(cluster, Checkpoints(tmp_path), cluster.handler)
     assert (await objects.config_map(pod("a"), "map")).data == {"key": "value"}
     assert (await objects.secret(pod("a"), "secret")).data == {"key": b"\xff\x00"}
     assert await objects.token(pod("a"), audience="x", seconds=60) == "token for x"

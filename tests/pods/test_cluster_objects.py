@@ -11,10 +11,13 @@ from pykubelet.api.pod import Pod
 from pykubelet.kube.errors import Forbidden, Unreachable
 from pykubelet.pods.cluster_objects import ClusterObjects, object_ttl
 from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
+from pykubelet.pods.second_tries import MOMENTS
 from pykubelet.tasks import TaskScope
 from tests.pods.object_api import ObjectApi, pod, settle, volumes
 
 AWAY = Unreachable("https://api", "connection refused")
+STRANGE = Forbidden(403, "Forbidden", "no relationship found between node 'one' and this object")
+FORBIDDEN = Forbidden(403, "Forbidden", 'secrets "keys" is forbidden: User "x" cannot get it')
 ROOT_CA = "kube-root-ca.crt"
 
 
@@ -149,7 +152,7 @@ async def test_nobody_waits_longer_than_a_second_for_the_first_look(make: Make, 
     loop = asyncio.get_running_loop()
     api.put("secrets", "keys", data={"k": "eA=="})
     web = a_pod(secret="keys")
-    api.broken = Forbidden(403, "Forbidden", "no relationship found between node and this object")
+    api.broken = STRANGE
     begin = loop.time()
     objects.register(web)
     message = r"^failed to sync secret cache: timed out waiting for the condition$"
@@ -164,17 +167,49 @@ async def test_nobody_waits_longer_than_a_second_for_the_first_look(make: Make, 
 
 
 @pytest.mark.looptime
-async def test_a_node_that_is_not_allowed_yet_tries_again_soon(make: Make, api: ObjectApi) -> None:
-    objects = make()
+@pytest.mark.parametrize("strategy", ["Watch", "Cache", "Get"])
+async def test_a_node_that_is_not_allowed_yet_tries_again_soon(
+    make: Make, api: ObjectApi, strategy: str
+) -> None:
+    objects = make(strategy)
     api.put("secrets", "keys", data={"k": "eA=="})
     web = a_pod(secret="keys")
-    api.broken = Forbidden(403, "Forbidden", "no relationship found between node and this object")
-    objects.register(web)
-    await asyncio.sleep(0.05)
-    api.broken = None
+    api.refusals = [STRANGE, STRANGE]
     begin = asyncio.get_running_loop().time()
+    objects.register(web)
     assert (await objects.secret(web, "keys")).data == {"k": b"x"}
-    assert asyncio.get_running_loop().time() - begin < 0.3
+    assert asyncio.get_running_loop().time() - begin == pytest.approx(sum(MOMENTS[:2]))
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("strategy", ["Cache", "Get"])
+async def test_a_node_that_is_never_allowed_is_told_so(make: Make, api: ObjectApi, strategy: str) -> None:
+    objects = make(strategy)
+    web = a_pod(secret="keys")
+    objects.register(web)
+    api.broken = STRANGE
+    with pytest.raises(ObjectError, match=r"^no relationship found between node"):
+        await objects.secret(web, "keys")
+    assert api.count("get") == 1 + len(MOMENTS)
+    # Another reason to refuse is no matter of time.
+    api.broken, api.asked = FORBIDDEN, []
+    with pytest.raises(ObjectError, match="cannot get"):
+        await objects.secret(web, "keys")
+    assert api.count("get") == 1
+
+
+@pytest.mark.looptime
+async def test_a_watch_that_is_never_allowed_is_not_asked_for_in_a_hurry_again(
+    make: Make, api: ObjectApi
+) -> None:
+    objects = make()
+    api.broken = STRANGE
+    objects.register(a_pod(secret="keys"))
+    await asyncio.sleep(sum(MOMENTS) + 0.01)
+    assert api.count("list") == 1 + len(MOMENTS)
+    # From now on with pauses that grow from a tenth of a second, and at least double.
+    await asyncio.sleep(10)
+    assert api.count("list") <= 1 + len(MOMENTS) + 7
 
 
 async def test_an_object_that_cannot_be_read(make: Make, api: ObjectApi) -> None:

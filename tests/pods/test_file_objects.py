@@ -118,7 +118,7 @@ async def test_changes_are_served_soon_and_bad_files_keep_what_they_held(
 
 
 async def until_value(objects: LocalObjects, wanted: str) -> None:
-    for _ in range(2500):
+    for _ in range(15_000):
         if await value(objects) == wanted:
             return
         await asyncio.sleep(0.002)

@@ -29,15 +29,11 @@ from pykubelet.cri import runtime_pb2 as pb
 
 NAMES_PER_IMAGE = 5
 
-NOT_BUILT = frozenset(
-    {
-        "ExtendWebSocketsToKubelet",
-        "RestartAllContainersOnContainerExits",
-    }
-)
+NOT_BUILT = frozenset({"ExtendWebSocketsToKubelet"})
 _DECLARED: Mapping[str, Callable[[pb.RuntimeFeatures], bool]] = {
     "InPlacePodLevelResourcesVerticalScaling": lambda runtime: True,
     "InPlacePodVerticalScalingInitContainers": lambda runtime: True,
+    "RestartAllContainersOnContainerExits": lambda runtime: True,
     # The agent asks for both; whether they go together is the runtime's matter.
     "UserNamespacesHostNetworkSupport": lambda runtime: runtime.user_namespaces_host_network,
 }

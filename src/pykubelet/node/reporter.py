@@ -11,6 +11,7 @@ A node without an API server has none of this.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import NoReturn
 
 from pykubelet.api.meta import now
@@ -86,7 +87,7 @@ class NodeReporter:
                     reset_extended=self._sources.reset_extended,
                     created=self._startup.registered,
                 )
-                self._status.registered(node)
+                self._status.answered(node)
                 self._lease.wake()
                 self._registered.set()
             await self._status.run()
@@ -104,3 +105,10 @@ class NodeReporter:
             self._registered.set()
             if node.metadata.uid != before:
                 self._lease.wake()
+            if self._settings.external_cloud:
+                self._tell_addresses(node)
+
+    def _tell_addresses(self, node: KnownNode) -> None:
+        """Tell what the cloud wrote before the first pod of the cluster comes, which waits for the node."""
+        with contextlib.suppress(ValueError):  # The status loop says it, and asks.
+            self._sources.addressed(node.whole().status.addresses)

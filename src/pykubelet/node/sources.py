@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.api.meta import Resources
-from pykubelet.api.node import ContainerImage
+from pykubelet.api.node import ContainerImage, NodeAddress
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
@@ -75,6 +75,8 @@ class NodeSources:
     """Attachable volumes in use, None while that is not known yet."""
     volumes_reported: Callable[[list[str]], None] = lambda names: None
     """Told which of these the API server knows to be in use: only those may be used."""
+    addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
+    """Told the node's addresses, as its status has them."""
     problems: Callable[[], Sequence[str]] = list
     """Reasons beside the runtime's why the node is not ready: storage, shutting down."""
     warning: Callable[[], str] = str

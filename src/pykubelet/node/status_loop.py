@@ -41,6 +41,8 @@ MOMENT_SECONDS = 1.0
 """What the first moment lacks (the node's CSINode, the runtime's first word) is not told of a ready node."""
 SHORTEST_SECONDS = 1.0
 """Rounds that somebody rang for are at least so far apart."""
+ECHO_SECONDS = 8.0
+"""What was written comes back by the watch within this; else the watch may be dead, or the server of old."""
 
 
 class StatusLoop:
@@ -73,6 +75,7 @@ class StatusLoop:
         self._complaints = Complaints(log, "Failed to update the node's status", node=settings.name)
         self._seen: KnownNode | None = None
         self._latest: Node | None = None
+        self._answered_at = 0.0
         self._next_report = 0.0
         self._reported = False
 
@@ -98,9 +101,9 @@ class StatusLoop:
         elif self._latest is None or not _is_as_new(self._latest, node):
             self.wake()
 
-    def registered(self, node: Node) -> None:
+    def answered(self, node: Node) -> None:
         """Take the node as the API server answered."""
-        self._latest = node
+        self._latest, self._answered_at = node, asyncio.get_running_loop().time()
 
     async def run(self) -> NoReturn:
         """Report until cancelled."""
@@ -130,6 +133,10 @@ class StatusLoop:
                     return False
                 if number > 0 and isinstance(err, Unreachable):
                     await self._close_connections()
+            except OSError as err:
+                # Facts come from everywhere on the machine: files go away, disks fail.
+                self._complaints.failed(err, clock())
+                return False
             else:
                 self._complaints.succeeded(clock())
                 return True
@@ -153,9 +160,11 @@ class StatusLoop:
     async def _update(self, *, ask: bool) -> None:
         old = None if ask else self._freshest()
         if old is None:
-            old = self._latest = await self._store.get(NODES, self._settings.name)
+            old = await self._store.get(NODES, self._settings.name)
+            self.answered(old)
         await self._pod_cidr.follow(old.spec.pod_cidrs)
         new, transitions = next_node(old, await self._observer.facts(), self._settings, self._clock())
+        self._sources.addressed(new.status.addresses)
         self._events.transitions(transitions)
         self._events.booted(old.status.node_info.boot_id, new.status.node_info.boot_id)
         self._events.schedulable(not old.spec.unschedulable)
@@ -163,8 +172,9 @@ class StatusLoop:
         now = asyncio.get_running_loop().time()
         if changed or now >= self._next_report:
             patch = node_patch(old, new)
-            self._latest = await self._store.patch(NODES, self._settings.name, patch, subresource="status")
-            if is_ready(self._latest.status.conditions):
+            answer = await self._store.patch(NODES, self._settings.name, patch, subresource="status")
+            self.answered(answer)
+            if is_ready(answer.status.conditions):
                 self._ready()
             self._schedule(changed, now)
         self._sources.volumes_reported(new.status.volumes_in_use)
@@ -188,7 +198,18 @@ class StatusLoop:
             except ValueError as err:
                 log.v(2).info("The node's status as watched cannot be read, asking for it", err=err)
                 return None
+        elif self._latest is not None and not self._is_echoed(self._latest):
+            return None
         return self._latest
+
+    def _is_echoed(self, latest: Node) -> bool:
+        """Whether the watch shows the last answer, or still has time to."""
+        if (
+            self._seen is not None
+            and self._seen.metadata.resource_version == latest.metadata.resource_version
+        ):
+            return True
+        return asyncio.get_running_loop().time() - self._answered_at < ECHO_SECONDS
 
 
 def _is_as_new(node: Node, seen: KnownNode) -> bool:

@@ -7,6 +7,7 @@ takes no pod away; and once it has spoken, an API server that is away changes no
 - The list begins when the node itself has been read (`ready`), as whoever admits pods needs it.
 - A pod that cannot be read is a problem, not a deletion: its last good form stays, and of one that
   was never readable at least the name is known (`unreadable`), so that what runs of it is left alone.
+  So it is with one that lacks what every pod has: its uid names folders and cgroups.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pykubelet.kube.reflector import Reflector, Source
 from pykubelet.kube.resources import PODS
 from pykubelet.logs import get_logger
 from pykubelet.pods.file_source import Emit
+from pykubelet.pods.validate import is_uid
 
 log = get_logger(__name__)
 
@@ -46,7 +48,9 @@ class ApiSource:
     ) -> None:
         self._emit = emit
         self._ready = ready
-        self._reflector = Reflector(source, PODS, self._take, field_selector=f"spec.nodeName={node_name}")
+        self._reflector = Reflector(
+            source, PODS, self._take, field_selector=f"spec.nodeName={node_name}", flaw=_flaw
+        )
 
     @property
     def unreadable(self) -> Set[str]:
@@ -73,6 +77,12 @@ class ApiSource:
         # The oldest first: what was started in this order before is started so again.
         pods = sorted(self._reflector.objects.values(), key=_age)
         self._emit(self.name, pods, problems)
+
+
+def _flaw(pod: Pod) -> str:
+    if not is_uid(pod.uid):
+        return "its uid is not a plain name" if pod.uid else "it has no uid"
+    return "" if pod.spec.containers else "it has no containers"
 
 
 def _age(pod: Pod) -> datetime:

@@ -7,7 +7,7 @@ starts with it all the same, and gets a new one as soon as there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from pykubelet.api.core import ConfigMap, Secret
@@ -21,14 +21,16 @@ from pykubelet.pods.objects import ObjectError, ObjectMissing, PodObjects
 log = get_logger(__name__)
 
 T = TypeVar("T")
+HandlerOf = Callable[[Pod], Awaitable[str]]
 
 
 class CheckpointedObjects:
     """A `PodObjects` that falls back on the pods' checkpoints."""
 
-    def __init__(self, objects: PodObjects, checkpoints: Checkpoints) -> None:
+    def __init__(self, objects: PodObjects, checkpoints: Checkpoints, handler_of: HandlerOf) -> None:
         self._objects = objects
         self._checkpoints = checkpoints
+        self._handler_of = handler_of
 
     def register(self, pod: Pod) -> None:
         """Keep what a pod refers to from now on."""
@@ -76,6 +78,18 @@ class CheckpointedObjects:
         except ObjectError as err:
             return self._last(pod, err, lambda known: known.trust_bundles.get(key))
         self._checkpoints.keep_used(pod.uid, trust_bundle=(key, found))
+        return found
+
+    async def handler(self, pod: Pod) -> str:
+        """Give the runtime handler of the pod's class, if need be the one that the class meant last."""
+        name = pod.spec.runtime_class_name
+        if not name:
+            return ""
+        try:
+            found = await self._handler_of(pod)
+        except ObjectError as err:
+            return self._last(pod, err, lambda known: known.handlers.get(name))
+        self._checkpoints.keep_used(pod.uid, handler=(name, found))
         return found
 
     def listen(self, listener: Callable[[str], None]) -> None:

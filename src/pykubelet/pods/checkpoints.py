@@ -1,8 +1,9 @@
 """Pods of the API server on this node's own disk, so that they survive a reboot without it.
 
 With `--pod-checkpoint-dir`, every pod that the API server bound to this node has a file of its own:
-the pod with its last status, and the configMaps, secrets and tokens that it used. When the node comes
-up and the API server does not answer, the files speak; when it answers, its word wins.
+the pod with its last status, and the configMaps, secrets and tokens that it used. One more holds what
+the API server said of the node itself, as pods that ask for its labels would be refused without. When the
+node comes up and the API server does not answer, the files speak; when it answers, its word wins.
 
 A file is replaced as a whole and reaches the disk before it counts, and goes when its pod goes.
 Secrets are in there: the folder and the files are for root only. Writing is done in a thread, a
@@ -22,7 +23,8 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pykubelet.api.core import ConfigMap, Secret
-from pykubelet.api.meta import ObjectStruct, from_json, to_json
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, from_json, to_json
+from pykubelet.api.node import Node, NodeStatus
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.logs import get_logger
@@ -33,7 +35,9 @@ log = get_logger(__name__)
 GATHER_SECONDS = 0.5
 """How long changes are gathered before they are written."""
 RETRY_SECONDS = 10.0
-_SUFFIX = ".json"
+_SUFFIX, _UNFINISHED = ".json", ".new"
+_NODE = "node"
+"""The name of the node's own file, among those that are named by pods' uids."""
 
 V = TypeVar("V")
 
@@ -46,6 +50,8 @@ class Checkpoint(ObjectStruct):
     secrets: dict[str, Secret] = {}
     tokens: dict[str, str] = {}
     trust_bundles: dict[str, str] = {}
+    handlers: dict[str, str] = {}
+    """Which of the runtime's handlers a RuntimeClass means."""
 
 
 class Checkpoints:
@@ -54,8 +60,8 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         """Take the folder; raises OSError when it cannot be made or is not a folder of root's own."""
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        _claim(folder)
+        self._node: Node | None = None
         self._known = {checkpoint.pod.uid: checkpoint for checkpoint in self._read()}
         self._dirty: set[str] = set()
         self._changed = asyncio.Event()
@@ -68,6 +74,20 @@ class Checkpoints:
     def of(self, uid: str) -> Checkpoint | None:
         """What is known of a pod."""
         return self._known.get(uid)
+
+    @property
+    def node(self) -> Node | None:
+        """What others said of the node: labels, taints, and resources that only they know."""
+        return self._node
+
+    def keep_node(self, node: Node) -> None:
+        """Keep what pods are judged by, of a node as the API server has it."""
+        meta = ObjectMeta(name=node.metadata.name, uid=node.metadata.uid, labels=node.metadata.labels)
+        status = NodeStatus(allocatable=node.status.allocatable, features=node.status.features)
+        known = Node(metadata=meta, spec=node.spec, status=status)
+        if known != self._node:
+            self._node = known
+            self._touch(_NODE)
 
     def keep(self, pod: Pod, status: PodStatus | None = None) -> None:
         """Keep a pod, with the status that this node last gave it where that is newer."""
@@ -85,6 +105,7 @@ class Checkpoints:
         secret: Secret | None = None,
         token: tuple[str, str] | None = None,
         trust_bundle: tuple[str, str] | None = None,
+        handler: tuple[str, str] | None = None,
     ) -> None:
         """Keep something that a pod used; what is unchanged costs nothing."""
         if (known := self._known.get(uid)) is None:
@@ -98,6 +119,8 @@ class Checkpoints:
             changed |= _put(known.tokens, *token)
         if trust_bundle is not None:
             changed |= _put(known.trust_bundles, *trust_bundle)
+        if handler is not None:
+            changed |= _put(known.handlers, *handler)
         if changed:
             self._touch(uid)
 
@@ -133,7 +156,7 @@ class Checkpoints:
         """Give what is to be written, by uid: the file's content, or None for a file that must go."""
         self._changed.clear()
         dirty, self._dirty = self._dirty, set()
-        found = {uid: self._known.get(uid) for uid in sorted(dirty)}
+        found = {uid: self._node if uid == _NODE else self._known.get(uid) for uid in sorted(dirty)}
         return {uid: None if known is None else to_json(known) for uid, known in found.items()}
 
     def _touch(self, uid: str) -> None:
@@ -142,10 +165,14 @@ class Checkpoints:
 
     def _read(self) -> Iterator[Checkpoint]:
         for path in sorted(self._folder.iterdir()):
+            if path.suffix == _UNFINISHED:
+                path.unlink()  # it was being written when the node went down
             if path.suffix != _SUFFIX:
-                path.unlink()  # a file that was being written when the node went down
                 continue
             try:
+                if path.stem == _NODE:
+                    self._node = from_json(Node, path.read_bytes())
+                    continue
                 checkpoint = from_json(Checkpoint, path.read_bytes())
                 if checkpoint.pod.uid != path.stem:
                     raise ValueError(f"it is about the pod {checkpoint.pod.uid or 'of no uid'}")
@@ -153,6 +180,21 @@ class Checkpoints:
                 log.error(err, "Ignored a pod checkpoint that cannot be read", path=path)
             else:
                 yield checkpoint
+
+
+def _claim(folder: Path) -> None:
+    """Have the folder, for root alone if it holds nothing but checkpoints; raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        # Whoever can write here can have the node run anything.
+        raise PermissionError(
+            f"--pod-checkpoint-dir {folder}: others may write there, and what lies there will run: "
+            f"chown {os.geteuid()} and chmod 700 it, or name another folder"
+        )
+    # A folder that is somebody else's as well, perhaps by a slip, stays as it is.
+    if all(path.suffix in (_SUFFIX, _UNFINISHED) for path in folder.iterdir()):
+        folder.chmod(0o700)
 
 
 def _put(known: dict[str, V], name: str, value: V) -> bool:
@@ -174,7 +216,7 @@ def _write(folder: Path, files: Mapping[str, bytes | None]) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    new = path.with_suffix(".new")
+    new = path.with_suffix(_UNFINISHED)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

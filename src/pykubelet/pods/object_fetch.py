@@ -14,6 +14,7 @@ from pykubelet.kube.errors import ApiError, KubeError, NotFound
 from pykubelet.kube.object_copy import Key
 from pykubelet.kube.resources import HasMetadata, Resource, T
 from pykubelet.pods.objects import ObjectError, ObjectMissing
+from pykubelet.pods.second_tries import until_seen
 
 FROM_SERVERS_CACHE = (("resourceVersion", "0"),)
 """Asks for an answer that costs the API server little and may be a moment old."""
@@ -48,7 +49,7 @@ async def fetch(client: ApiClient, resource: Resource[T], key: Key, params: Para
     """Ask for an object; raises ObjectError, ObjectMissing when there is none."""
     namespace, name = key
     try:
-        return await client.get(resource, name, namespace, params=params)
+        return await until_seen(lambda: client.get(resource, name, namespace, params=params))
     except NotFound as err:
         raise ObjectMissing(err_text(err)) from err
     except KubeError as err:

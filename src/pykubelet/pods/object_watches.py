@@ -20,6 +20,7 @@ from pykubelet.kube.retrying import Pauses
 from pykubelet.logs import get_logger
 from pykubelet.pods.object_fetch import L, fetch
 from pykubelet.pods.objects import ObjectError, ObjectMissing
+from pykubelet.pods.second_tries import PatientSource
 from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -28,8 +29,7 @@ SYNC_SECONDS = 1.0
 """For how long whoever asks waits for the object to be known."""
 SHORTEST_IDLE_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 0.1
-"""A node may ask for an object once the API server has noted that its pod is here: often a moment
-after the node itself knows the pod."""
+"""Pods wait for the first look."""
 
 
 class WatchedObjects(Generic[L]):
@@ -104,7 +104,7 @@ class WatchedObjects(Generic[L]):
     def _start(self, key: Key) -> _Watched[L]:
         namespace, name = key
         reflector = Reflector(
-            self._client,
+            PatientSource(self._client),
             self._resource,
             lambda update: self._heard(key, watched, update),
             namespace=namespace,

@@ -3,10 +3,6 @@
 Volumes and plugins ask again and again and get the same token until four fifths of its life are
 over, or a day. A token that cannot be renewed is given out for as long as it is valid: the API
 server may be back before its end. A pod's tokens go with the pod.
-
-The part of the API server that judges a node's requests follows the pods by a watch of its own, and
-an agent that is quick asks before it has seen the pod. Then a moment's patience saves the pod a
-failed mount, its event and half a second.
 """
 
 from __future__ import annotations
@@ -16,22 +12,19 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from pykubelet.api.pod import Pod
 from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import Forbidden, KubeError, NotFound
+from pykubelet.kube.errors import KubeError
 from pykubelet.kube.retrying import Complaints
 from pykubelet.kube.tokens import ServiceToken, request_token
 from pykubelet.logs import get_logger
 from pykubelet.pods.object_fetch import err_text
 from pykubelet.pods.objects import ObjectError
+from pykubelet.pods.second_tries import until_seen
 
 log = get_logger(__name__)
-
-MOMENTS = (0.02, 0.05, 0.1, 0.2)
-"""Seconds to wait before asking again an API server that has not seen the pod yet."""
 
 
 class TokenCache:
@@ -78,7 +71,16 @@ class TokenCache:
     async def _renew(self, pod: Pod, key: _Key, kept: _Kept) -> None:
         """Have a new token; a failure is raised only when the old one is of no use any more."""
         try:
-            kept.token = await self._request(pod, key)
+            kept.token = await until_seen(
+                lambda: request_token(
+                    self._client,
+                    pod,
+                    key.account,
+                    audiences=key.audiences,
+                    seconds=key.seconds,
+                    account_uid=key.account_uid,
+                )
+            )
         except KubeError as err:
             if kept.token is None:
                 raise ObjectError(f"failed to fetch token: {err_text(err)}") from err
@@ -90,31 +92,6 @@ class TokenCache:
             self._complaints.failed(err, asyncio.get_running_loop().time())
         else:
             self._complaints.succeeded(asyncio.get_running_loop().time())
-
-    async def _request(self, pod: Pod, key: _Key) -> ServiceToken:
-        """Have one from an API server that may be a moment behind; raises KubeError."""
-        ask = partial(
-            request_token,
-            self._client,
-            pod,
-            key.account,
-            audiences=key.audiences,
-            seconds=key.seconds,
-            account_uid=key.account_uid,
-        )
-        for moment in MOMENTS:
-            try:
-                return await ask()
-            except (NotFound, Forbidden) as err:
-                if not _is_behind(err):
-                    raise
-            await asyncio.sleep(moment)
-        return await ask()
-
-
-def _is_behind(err: NotFound | Forbidden) -> bool:
-    """Whether the API server speaks as one that has not seen the pod, or not that it is this node's."""
-    return err.details.kind == "pod" if isinstance(err, NotFound) else err.to_a_stranger
 
 
 class _Key(NamedTuple):

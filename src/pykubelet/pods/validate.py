@@ -75,12 +75,16 @@ def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Prob
     ]
 
 
+def is_uid(text: str) -> bool:
+    """Whether a pod may have this uid: it names folders and cgroups."""
+    return _UID.fullmatch(text) is not None
+
+
 def _check_metadata(pod: Pod) -> Problems:
     meta = pod.metadata
     yield from named("metadata.name", meta.name, dns_subdomain_problem)
     yield from named("metadata.namespace", meta.namespace, dns_label_problem)
-    # The uid names folders and cgroups.
-    if not _UID.fullmatch(meta.uid):
+    if not is_uid(meta.uid):
         yield Problem("metadata.uid", "must be letters, digits, '-', '_' or '.', or left out")
     for key, value in meta.labels.items():
         yield from named(f"metadata.labels[{quoted(key)}]", key, qualified_name_problem)

@@ -1,0 +1,96 @@
+import asyncio
+from ipaddress import ip_address
+
+import pytest
+
+import pykubelet.node.host_addresses
+from pykubelet.api.node import NodeAddress
+from pykubelet.host.addresses import IPAddress, NodeIPError
+from pykubelet.node.host_addresses import HostAddresses, told_to_pods
+from pykubelet.node.settings import NodeSettings
+from pykubelet.tasks import TaskScope
+from tests.node.making import settings
+
+pytestmark = pytest.mark.looptime
+
+
+def addresses(*pairs: tuple[str, str]) -> list[NodeAddress]:
+    return [NodeAddress(type=kind, address=text) for kind, text in pairs]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((), []),
+        ((("Hostname", "vm"), ("InternalDNS", "10.0.0.9")), []),
+        ((("ExternalIP", "9.9.9.9"), ("InternalIP", "10.0.0.1")), ["10.0.0.1"]),
+        ((("ExternalIP", "9.9.9.9"),), ["9.9.9.9"]),
+        ((("InternalIP", "10.0.0.1"), ("InternalIP", "10.0.0.2")), ["10.0.0.1"]),
+        ((("InternalIP", "fd00::1"), ("InternalIP", "10.0.0.1")), ["fd00::1", "10.0.0.1"]),
+        ((("InternalIP", "10.0.0.1"), ("ExternalIP", "2001:db8::1")), ["10.0.0.1", "2001:db8::1"]),
+        ((("InternalIP", "nonsense"), ("InternalIP", "010.0.0.1")), ["10.0.0.1"]),
+    ],
+)
+def test_what_pods_are_told(given: tuple[tuple[str, str], ...], told: list[str]) -> None:
+    assert told_to_pods(addresses(*given)) == told
+
+
+class Machine:
+    """A machine whose addresses a test sets; None: it has none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ip: IPAddress | None = None
+        self.asked = 0
+        monkeypatch.setattr(pykubelet.node.host_addresses, "host_ips", self.host_ips)
+
+    async def host_ips(self, given: NodeSettings) -> list[IPAddress]:
+        self.asked += 1
+        await asyncio.sleep(0.1)
+        if self.ip is None:
+            raise NodeIPError("no default route")
+        return [self.ip]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+async def test_found_late_and_lost(machine: Machine) -> None:
+    known, changes = HostAddresses(settings()), []
+    held = known.ips
+    known.on_change = lambda: changes.append(list(held))
+    await known.look()
+    assert held == []
+    async with TaskScope() as scope:
+        scope.start(known.run(), name="addresses")
+        await asyncio.sleep(20)
+        machine.ip = ip_address("192.0.2.7")
+        await asyncio.sleep(6)
+        assert held == ["192.0.2.7"]
+        asked = machine.asked
+        machine.ip = None
+        await asyncio.sleep(70)
+        assert held == ["192.0.2.7"], "the last one known is better than none"
+        assert machine.asked - asked <= 2
+        machine.ip = ip_address("192.0.2.8")
+        await asyncio.sleep(70)
+    assert held == ["192.0.2.8"]
+    assert changes == [["192.0.2.7"], ["192.0.2.8"]]
+
+
+async def test_the_cluster_has_the_last_word(machine: Machine) -> None:
+    known = HostAddresses(settings())
+    machine.ip = ip_address("192.0.2.7")
+    await known.look()
+    known.follow(addresses(("Hostname", "vm")))
+    assert known.ips == ["192.0.2.7"], "a cloud that has not spoken yet"
+    async with asyncio.TaskGroup() as group:
+        group.create_task(known.look())
+        await asyncio.sleep(0.05)
+        known.follow(addresses(("InternalIP", "10.0.0.1"), ("InternalIP", "fd00::1")))
+    assert known.ips == ["10.0.0.1", "fd00::1"], "also while the machine is being asked"
+    await known.look()
+    known.follow([])
+    assert known.ips == ["10.0.0.1", "fd00::1"]
+    assert machine.asked == 2
