@@ -20,7 +20,7 @@ test: ## run the whole test suite (as root: it runs real containers)
 	@base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; \
 	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile --basetemp=$$base/t
 
-vmtest: ## run what needs systemd and cgroup v2 in a virtual machine (20 minutes)
+vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (half an hour)
 	@scripts/setup --vm
 	$(PY)/python -m tests.vm
 

@@ -72,7 +72,8 @@ def process_in(cgroup: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
         try:
             for controller in detect_cgroups().mounts:
                 procs = detect_cgroups().path(controller, cgroup) / "cgroup.procs"
-                procs.write_text(str(process.pid))
+                if controller != "devices" or procs.exists():
+                    procs.write_text(str(process.pid))
             yield process
         finally:
             process.kill()

@@ -1,12 +1,15 @@
-"""`python -m tests.vm`: the tests of `tests/vm/guest` in a virtual machine with systemd and cgroup v2.
+"""`python -m tests.vm [v1|v2] [ARGUMENTS]`: tests in a virtual machine with systemd and these cgroups.
 
-Arguments are pytest's; without any, all of them are run. Exits as pytest in the guest did.
+Arguments are pytest's; without any, all tests for that machine are run, and without a version both machines
+are booted, one after the other. Exits as pytest in the guest did.
 """
 
 import signal
 import sys
 
-from tests.vm.machine import run, why_not
+from tests.vm.machine import HIERARCHIES, run, why_not
+
+FOLDERS = {"v2": "tests/vm/guest", "v1": "tests/vm/guest_v1"}
 
 
 def main() -> int:
@@ -16,8 +19,14 @@ def main() -> int:
         return 3
     # So that what was made is removed, whoever ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    versions, arguments = [*FOLDERS], sys.argv[1:]
+    if arguments and arguments[0] in HIERARCHIES:
+        versions = [arguments.pop(0)]
+    elif arguments:
+        versions = ["v2"]
     try:
-        return run(sys.argv[1:] or ["-q", "tests/vm/guest"])
+        # The worst counts.
+        return max(run(arguments or ["-q", FOLDERS[version]], version) for version in versions)
     except RuntimeError as err:
         print(f"vmtest: {err}", file=sys.stderr)
         return 4

@@ -24,7 +24,12 @@ MEMORY_MB = 2048
 CPUS = 2
 SECONDS = 1800.0
 MARKER = "PYKUBELET_VM"
-"""Set where tests run in the guest."""
+"""Set where tests run in the guest, to the version of its cgroups."""
+HIERARCHIES = {
+    "v2": "systemd.unified_cgroup_hierarchy=1",
+    "v1": "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0",
+}
+"""How the kernel is told which cgroups systemd shall mount; v1 has systemd's own beside them, of v2."""
 FIRST_WORD = "--- the guest runs pytest"
 LAST_WORD = "--- the guest's pytest ended with "
 
@@ -51,7 +56,7 @@ Delegate=yes
 StandardOutput=file:/dev/ttyS1
 StandardError=file:/dev/ttyS1
 WorkingDirectory={checkout}
-Environment={marker}=1 PYTHONDONTWRITEBYTECODE=1 HOME=/root
+Environment={marker}={version} PYTHONDONTWRITEBYTECODE=1 HOME=/root
 Environment=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ExecStart=/bin/sh /etc/vmtest
 """
@@ -103,8 +108,10 @@ def why_not() -> str:
     return ""
 
 
-def run(arguments: Sequence[str], seconds: float = SECONDS, out: IO[str] = sys.stdout) -> int:
-    """Boot, run pytest with these arguments in the guest, and give its exit code.
+def run(
+    arguments: Sequence[str], version: str = "v2", seconds: float = SECONDS, out: IO[str] = sys.stdout
+) -> int:
+    """Boot with these cgroups, run pytest with these arguments in the guest, and give its exit code.
 
     Raises RuntimeError when it does not get as far, with the end of the console.
     """
@@ -114,7 +121,9 @@ def run(arguments: Sequence[str], seconds: float = SECONDS, out: IO[str] = sys.s
     )
     overlay = {
         "/etc/systemd/system/vmtest.target": _TARGET,
-        "/etc/systemd/system/vmtest.service": _SERVICE.format(checkout=CHECKOUT, marker=MARKER),
+        "/etc/systemd/system/vmtest.service": _SERVICE.format(
+            checkout=CHECKOUT, marker=MARKER, version=version
+        ),
         "/etc/vmtest": script,
         "/etc/fstab": "",
     }
@@ -122,7 +131,7 @@ def run(arguments: Sequence[str], seconds: float = SECONDS, out: IO[str] = sys.s
         first_files = Path(folder) / "initramfs"
         first_files.write_bytes(make_initramfs(kernel, overlay))
         console = Path(folder) / "console.log"
-        command = qemu_command(kernel.image, first_files, console)
+        command = qemu_command(kernel.image, first_files, console, version)
         with subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *command],
             stdin=subprocess.DEVNULL,
@@ -144,11 +153,11 @@ def run(arguments: Sequence[str], seconds: float = SECONDS, out: IO[str] = sys.s
     return code
 
 
-def qemu_command(image: Path, first_files: Path, console: Path) -> list[str]:
+def qemu_command(image: Path, first_files: Path, console: Path, version: str = "v2") -> list[str]:
     """Give the command that is the machine: its second serial port is the command's output."""
     masked = [f"systemd.mask={unit}" for unit in _MASKED]
     kernel_line = [
-        "console=ttyS0 panic=-1 loglevel=5 systemd.unified_cgroup_hierarchy=1 hugepages=16",
+        f"console=ttyS0 panic=-1 loglevel=5 {HIERARCHIES[version]} hugepages=16",
         "systemd.unit=vmtest.target systemd.show_status=0 systemd.log_target=console",
         # What makes a machine safe and watched costs time that an emulated one does not have.
         "mitigations=off init_on_alloc=0 random.trust_cpu=on audit=0 selinux=0 apparmor=0",

@@ -16,6 +16,7 @@ from pykubelet.host.cgroup_tree import members
 from pykubelet.host.cgroups import detect_cgroups
 from pykubelet.host.dbus_wire import Variant
 from pykubelet.host.systemd import Systemd, SystemdError, is_running
+from pykubelet.resources import node_cgroups
 from pykubelet.resources.cgroup_driver import CgroupDriver
 from pykubelet.resources.cgroup_files import CgroupError
 from pykubelet.resources.cgroup_values import CgroupValues
@@ -133,8 +134,9 @@ class TestGroups:
             assert not folder.exists()
             assert await stubborn.wait() != 0
 
-    async def test_a_limit_below_what_is_in_use(self, driver: str) -> None:
+    async def test_a_limit_below_what_is_in_use(self, driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Lowering what all pods may have kills none of them; it comes into force when there is room."""
+        monkeypatch.setattr(node_cgroups, "RETRY_SECONDS", 0.0)
         root = f"pyk{secrets.token_hex(4)}"
 
         def pods(memory: str) -> PodCgroups:
