@@ -16,6 +16,7 @@ from pykubelet.cluster import AgentSettings, Cluster
 from pykubelet.cri.connect import Cri
 from pykubelet.host.plugin_registration import PluginHandler
 from pykubelet.logs import get_logger
+from pykubelet.pods.second_tries import until_seen
 from pykubelet.preparing import StartError
 from pykubelet.resources.hints import PolicyError
 from pykubelet.runtime.runtime_skills import knows_cdi
@@ -53,7 +54,7 @@ def make_claims(
     slices.start()
 
     async def fetch(namespace: str, name: str) -> ResourceClaim:
-        return await api.get(RESOURCE_CLAIMS, name, namespace)
+        return await until_seen(lambda: api.get(RESOURCE_CLAIMS, name, namespace))
 
     extended = gates.enabled("DRAExtendedResource")
     try:

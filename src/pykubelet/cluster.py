@@ -32,6 +32,7 @@ from pykubelet.kube.certificate_serving import (
 from pykubelet.kube.client import ApiClient
 from pykubelet.kube.clients import Clients, Limits, make_clients
 from pykubelet.kube.event_recorder import EventRecorder, node_reference
+from pykubelet.kube.kubeconfig_watch import follow_kubeconfig
 from pykubelet.kube.metrics import RestMetrics
 from pykubelet.kube.resources import NODES
 from pykubelet.kube.rotation_client import ClientCertificateRotation
@@ -106,6 +107,7 @@ class Cluster:
                 volumes_reported=self._volumes_reported,
                 problems=self._problems,
                 devices=lambda: self.devices(),
+                addressed=lambda addresses: self.addressed(addresses),
             ),
             self.node_event,
             startup,
@@ -115,6 +117,8 @@ class Cluster:
         self._volumes: PodVolumes | None = None
         self.devices: Callable[[], DeviceAmounts] = DeviceAmounts
         """How many devices the node has to give."""
+        self.addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
+        """Told the node's addresses, as its status has them."""
         self.is_crowded: Callable[[], bool] = lambda: False
         """Whether events should wait: pods are being started."""
         self._services = Services(clients.objects)
@@ -128,8 +132,11 @@ class Cluster:
         )
         self.checkpoints = Checkpoints(Path(flags.pod_checkpoint_dir)) if flags.pod_checkpoint_dir else None
         self.objects: PodObjects = self._objects
+        self._handler_of = self._classes.handler
         if self.checkpoints is not None:
-            self.objects = CheckpointedObjects(self._objects, self.checkpoints)
+            kept = CheckpointedObjects(self._objects, self.checkpoints, self._classes.handler)
+            self.objects, self._handler_of = kept, kept.handler
+            self.reporter.informer.listen(lambda _: self._keep_node())
 
     def parts(self) -> ClusterParts:
         """What the engine needs of the cluster."""
@@ -137,7 +144,7 @@ class Cluster:
             client=self.clients.objects,
             node_uid=self._node_uid,
             objects=self.objects,
-            handler_of=self._classes.handler,
+            handler_of=self._handler_of,
             services=self._services.env,
             accounts=self._objects,
             node_ready=self.reporter.informer.synced,
@@ -155,6 +162,9 @@ class Cluster:
         """Report the volumes that pods use; they must not be detached meanwhile."""
         self._volumes = volumes
         volumes.listen_in_use(self.reporter.wake)
+        self.reporter.informer.listen(
+            lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
+        )
         csi = volumes.kinds.get("csi")
         if isinstance(csi, CsiKind):
             health = self._settings.gates.enabled("CSIVolumeHealth")
@@ -171,6 +181,8 @@ class Cluster:
     def node(self) -> Node | None:
         """The node as the API server was last seen to have it; None while it is not known."""
         known = self.reporter.informer.node
+        if self.checkpoints is not None and not self.reporter.informer.has_synced:
+            return self.checkpoints.node
         if known is not self._read[0]:
             try:
                 self._read = known, known.whole() if known is not None else None
@@ -178,6 +190,11 @@ class Cluster:
                 log.error(err, "Could not read the node's object", node=self._settings.node_name)
                 self._read = known, None
         return self._read[1]
+
+    def _keep_node(self) -> None:
+        node = self.node()
+        if node is not None and self.checkpoints is not None:
+            self.checkpoints.keep_node(node)
 
     async def fetch_node(self) -> Node:
         """Ask the API server for the node; raises KubeError."""
@@ -225,8 +242,8 @@ class Cluster:
         return object_ttl(node.metadata.annotations) if node is not None else None
 
     def _addresses(self) -> Iterable[NodeAddress]:
-        node = self.reporter.informer.node
-        return node.whole().status.addresses if node is not None else ()
+        node = self.node()
+        return node.status.addresses if node is not None else ()
 
 
 @contextlib.asynccontextmanager
@@ -260,6 +277,10 @@ async def join_cluster(
         cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state, startup)
         log.info("Joining the cluster", server=access.server, node=settings.node_name)
         tasks.start(cluster.recorder.run(lambda: cluster.is_crowded()), name="events")
+        if not config.rotate_certificates:
+            path = Path(settings.flags.kubeconfig)
+            following = follow_kubeconfig(path, load_kubeconfig, access, transport.credentials)
+            tasks.start(following, name="kubeconfig")
         try:
             yield cluster
         finally:

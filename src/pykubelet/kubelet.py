@@ -34,8 +34,9 @@ from pykubelet.images.provider_config import CredentialProvider, load_providers
 from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
-from pykubelet.node.addresses import host_ips
+from pykubelet.node.host_addresses import HostAddresses
 from pykubelet.node.own_node import own_node
+from pykubelet.node.pod_cidr import PodCidr
 from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import node_settings
 from pykubelet.plugins import start_plugins
@@ -54,7 +55,7 @@ from pykubelet.resources.node_cgroups import no_record
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
-from pykubelet.runtime.node_facts import gather_node_facts
+from pykubelet.runtime.node_facts import gather_node_facts, recursive_handlers
 from pykubelet.server.configz import configz_document
 from pykubelet.server.health import Check
 from pykubelet.server.metrics_agent import AgentFacts
@@ -67,7 +68,7 @@ from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
-from pykubelet.tuning import set_kernel_defaults, start_daemon_cgroups, start_util_chains
+from pykubelet.tuning import set_kernel_defaults, start_daemon_cgroups, start_util_chains, tell_kills
 from pykubelet.volumes.usage import VolumeUsage
 
 log = get_logger(__name__)
@@ -81,8 +82,12 @@ class NodeIdentity:
     """Who this node is on the network."""
 
     name: str
-    ips: list[str]
-    """One address, or one of each family."""
+    addresses: HostAddresses
+
+    @property
+    def ips(self) -> list[str]:
+        """One address, or one of each family; none while the machine's network is not there yet."""
+        return self.addresses.ips
 
 
 class Kubelet:
@@ -131,6 +136,7 @@ class Kubelet:
                 set_kernel_defaults()
             cri = await self._connect_runtime(stack)
             await take_cgroup_driver(cri, self.config, self.gates)
+            await PodCidr(cri.runtime.update_runtime_config).follow([self.config.pod_cidr])
             if self._stop.is_set():
                 return
             health = RuntimeHealth(cri.runtime.status)
@@ -145,17 +151,28 @@ class Kubelet:
             await devices.serve(stack)
             tasks = await stack.enter_async_context(TaskScope())
             tasks.start(runtime_state.run(), name="runtime-state")
+            tasks.start(identity.addresses.run(), name="host-addresses")
             start_util_chains(self.config, tasks)
             start_daemon_cgroups(self.config, tasks)
-            engine = await self._start_engine(stack, tasks, cri, identity, runtime_state, cluster, devices)
-            runtime_state.on_ready = engine.workers.wake_all
+            try:
+                engine = await self._start_engine(
+                    stack, tasks, cri, identity, runtime_state, cluster, devices
+                )
+            except StartError as err:
+                if cluster is not None:
+                    cluster.node_event("Warning", "KubeletSetupFailed", str(err))
+                raise
+            runtime_state.on_ready = identity.addresses.on_change = engine.workers.wake_all
             health.add_check("PLEG", engine.pleg.health)
             if cluster is not None:
+                cluster.addressed = identity.addresses.follow
                 cluster.start(engine)
+                tasks.start(tell_kills(cluster.node_event), name="oom-watch")
             checks: dict[str, Check] = {
                 "ping": lambda: None,
                 "log": log_health,
                 "syncloop": engine.loop.health,
+                "device-plugin": devices.manager.registration_problem,
             }
             await stack.enter_async_context(self._servers(identity, cri, engine, cluster, checks))
             notify.ready()
@@ -224,9 +241,10 @@ class Kubelet:
         if ignored := addresses.parse_node_ip(self.flags.node_ip).ignored:
             log.warning("Could not parse some node IPs, ignoring them", ignored=list(ignored))
         settings = node_settings(self.flags, self.config, self.gates, name)
-        ips = [str(address) for address in await host_ips(settings)]
-        log.info("Node identity", nodeName=name, nodeIPs=ips)
-        return NodeIdentity(name, ips)
+        identity = NodeIdentity(name, HostAddresses(settings))
+        await identity.addresses.look()
+        log.info("Node identity", nodeName=name, nodeIPs=identity.ips)
+        return identity
 
     async def _connect_runtime(self, stack: contextlib.AsyncExitStack) -> Cri:
         endpoint = self.config.container_runtime_endpoint
@@ -277,6 +295,7 @@ class Kubelet:
         volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks, self.registry)
         claims = devices.claims = make_claims(settings, self.registry, cluster, tasks)
         runtime = await cri.runtime.status()
+        node = dataclasses.replace(node, recursive_handlers=recursive_handlers(runtime))
         parts = EngineParts(
             config=self.config,
             node_name=identity.name,

@@ -14,9 +14,17 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pykubelet.host.plugin_registration import PluginHandler, PluginRegistration
+from pykubelet.host.selinux import share_with_containers
+from pykubelet.logs import get_logger
 from pykubelet.tasks import TaskScope
 
+log = get_logger(__name__)
+
 FOLDER = "plugins_registry"
+SOCKETS_FOLDER = "plugins"
+"""Where plugins have what they serve on: their manifests mount it, and may expect it to be there."""
+
+_FOLDER_MODE = 0o750
 
 
 def start_plugins(
@@ -24,9 +32,20 @@ def start_plugins(
 ) -> None:
     """Attend to plugins in the folder below `root`; each room gives its handlers, by type of plugin."""
     handlers = {kind: handler for room in rooms for kind, handler in room.items()}
+    for folder in (root / FOLDER, root / SOCKETS_FOLDER):
+        _share(folder)
     plugins = PluginRegistration(root / FOLDER, handlers)
     registry.register(_Plugins(plugins))
     tasks.start(plugins.run(), name="plugins")
+
+
+def _share(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    except OSError as err:
+        log.error(err, "Cannot make a folder of plugins", path=folder)
+    else:
+        share_with_containers(folder)
 
 
 class _Plugins(Collector):

@@ -7,6 +7,7 @@ fail later, in the middle of a pod's start, where nobody looks for the cause. Wh
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validate import validate_machine
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError, Unimplemented
-from pykubelet.cri.runtime_pb2 import SYSTEMD
+from pykubelet.cri.runtime_pb2 import CGROUPFS, SYSTEMD, RuntimeConfigResponse
 from pykubelet.host import cgroups, kernel, oom, propagation, rlimits, swap
+from pykubelet.host.memory_only import can_refuse_swap
 from pykubelet.logs import get_logger
 from pykubelet.resources.capacity import read_capacity, storage_capacity
 from pykubelet.resources.cgroup_files import CgroupError
@@ -36,6 +38,14 @@ from pykubelet.runtime.user_namespaces import UNIT, IdSpace, read_id_space
 
 log = get_logger(__name__)
 
+_DRIVERS = {SYSTEMD: "systemd", CGROUPFS: "cgroupfs"}
+_RUNTIME_TRIES = 3
+_RUNTIME_PAUSE = 2.0
+_ON_DISK = (
+    "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) "
+    "might be swapped to disk and should no longer be considered secure."
+)
+
 
 class StartError(Exception):
     """The agent cannot start here; the text is one line with the cause and a remedy."""
@@ -43,13 +53,20 @@ class StartError(Exception):
 
 def check_machine(config: KubeletConfiguration) -> None:
     """Raise ConfigError or StartError when the configuration is not one for this machine."""
-    found = cgroups.detect_cgroups()
+    try:
+        found = cgroups.detect_cgroups()
+        online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
+    except OSError as err:
+        raise StartError(
+            f"the machine does not show its cgroups and CPUs: {err}: mount /proc and /sys"
+        ) from err
     log.info("Cgroups", mode=found.mode.value, driver=config.cgroup_driver)
-    online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
     if problems := validate_machine(config, cgroup_v2=found.unified, online_cpus=online):
         raise ConfigError(problems)
     if not found.unified:
         log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
+    elif not (found.root / "cpu.stat").exists():
+        log.warning("cgroup v2 is not complete in this kernel: plan to move this node to 5.8 or later")
     differing = kernel.kernel_default_differences()
     if differing and config.protect_kernel_defaults:
         wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
@@ -87,7 +104,7 @@ async def prepare_cgroups(
     capacity = read_capacity()
     if config.local_storage_capacity_isolation:
         capacity |= storage_capacity(root)
-    metrics = CgroupMetrics(registry, unified=found.unified)
+    metrics = CgroupMetrics(registry, unified=found.unified, memory_qos=gates.enabled("MemoryQoS"))
     made = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record)
     try:
         await made.setup()
@@ -95,25 +112,55 @@ async def prepare_cgroups(
         raise StartError(str(err)) from err
     if not found.unified:
         record("Warning", "CgroupV1", "cgroup v1 detected. It is deprecated: please migrate to cgroup v2")
+    await warn_of_swap(root, record)
     return made
 
 
+async def warn_of_swap(root: Path, record: Record) -> None:
+    """Tell people when secrets may get to the disk: memory is swapped, and nothing can be kept from that."""
+    if swap.swap_areas() and not await asyncio.to_thread(can_refuse_swap, root):
+        record("Warning", "PossibleMemoryBackedVolumesOnDisk", _ON_DISK)
+
+
 async def take_cgroup_driver(cri: Cri, config: KubeletConfiguration, gates: FeatureGates) -> None:
-    """Use the runtime's cgroup driver where it tells: two opinions would strand pods."""
+    """Use the runtime's cgroup driver where it tells: two opinions would strand pods.
+
+    Raises StartError when a runtime that could tell does not: a guess would be one of the two opinions.
+    """
     if not gates.enabled("KubeletCgroupDriverFromCRI"):
         return
     try:
-        answer = await cri.runtime.runtime_config()
+        answer = await _runtime_config(cri)
     except Unimplemented:
         log.info("The runtime does not tell its cgroup driver; using the configured one")
         return
     except CriError as err:
-        log.error(err, "Could not ask the runtime for its cgroup driver; using the configured one")
+        raise StartError(f"cannot ask the container runtime for its cgroup driver: {err}") from err
+    if not answer.HasField("linux"):
+        # The first of the drivers is what a field that nobody has filled in would read as.
         return
-    driver = "systemd" if answer.linux.cgroup_driver == SYSTEMD else "cgroupfs"
+    driver = _DRIVERS.get(answer.linux.cgroup_driver)
+    if driver is None:
+        raise StartError(
+            f"the container runtime has an unknown cgroup driver ({answer.linux.cgroup_driver}): "
+            "set it to systemd or cgroupfs"
+        )
     if driver != config.cgroup_driver:
         log.info("Using the runtime's cgroup driver", driver=driver, configured=config.cgroup_driver)
         config.cgroup_driver = driver
+
+
+async def _runtime_config(cri: Cri) -> RuntimeConfigResponse:
+    """Ask a runtime for its settings; one that has just been started may need more than one try."""
+    for _ in range(_RUNTIME_TRIES - 1):
+        try:
+            return await cri.runtime.runtime_config()
+        except Unimplemented:
+            raise
+        except CriError as err:
+            log.error(err, "Could not ask the runtime for its cgroup driver; will be tried again")
+            await asyncio.sleep(_RUNTIME_PAUSE)
+    return await cri.runtime.runtime_config()
 
 
 def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:

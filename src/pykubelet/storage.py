@@ -50,6 +50,7 @@ async def make_volumes(
         node_labels=cluster.node_labels if cluster is not None else lambda: None,
         image_volumes=can_mount_images(runtime.runtime_name, runtime.runtime_version),
         flex_drivers=Path(settings.config.volume_plugin_dir),
+        attach_detach=settings.config.enable_controller_attach_detach,
         tasks=tasks,
         metrics=VolumeMetrics(registry),
     )

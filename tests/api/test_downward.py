@@ -97,6 +97,9 @@ def test_fields_of_another_version() -> None:
 
 def test_addresses_before_there_are_any() -> None:
     assert field_value(ObjectFieldSelector(field_path="status.podIP"), POD) == ""
+    for path in ("status.hostIP", "status.hostIPs"):
+        with pytest.raises(ValueError, match="host IP unknown"):
+            field_value(ObjectFieldSelector(field_path=path), POD)
 
 
 @pytest.mark.parametrize(

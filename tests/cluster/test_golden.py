@@ -382,7 +382,6 @@ TO_COME = {
     "image_manager",
     "image_manager/pulled",
     "image_manager/pulling",
-    "plugins",
 }
 """What is there for features that we do not have yet; whoever adds one takes its name away."""
 

@@ -142,6 +142,33 @@ def test_a_container_that_wants_to_be_restarted_for_it(namespace: str, node: Clu
     assert any("Container main resize requires restart" in text for text in said), said
 
 
+@v1_only
+def test_a_container_that_has_yet_to_start(namespace: str, node: ClusterNode) -> None:
+    """Its pod's cgroup grows at once: it will be started there."""
+    if node.reference:
+        pytest.skip("it leaves the pod's cgroup as it is, and the container cannot be started in it")
+    document = node.pod_document(unique("p"), namespace)
+    main = document["spec"]["containers"][0] | {"resources": SMALL}
+    wait = {"name": "first", "command": ["sh", "-c", "until [ -e /tmp/go ]; do sleep 0.2; done"]}
+    document["spec"] |= {"containers": [main], "initContainers": [main | wait]}
+    pod = node.plane.create(document)
+    node.wait_api_pod(
+        pod,
+        "to be initialized",
+        lambda found: any(one["state"].get("running") for one in all_statuses(found)),
+        SETTLED,
+    )
+    larger = {"shares": 256, "quota": 50_000, "memory": 128 * MI}
+    resize(node, pod, LARGE)
+    node.wait("the pod's cgroup to grow", lambda: cgroup(node, pod) == larger, SETTLED)
+    wait_event(node, pod, "ResizeCompleted")
+    where = ("-n", namespace, pod["metadata"]["name"], "-c", "first")
+    node.plane.kubectl("exec", *where, "--", "touch", "/tmp/go")
+    done = node.wait_pod_ready(pod)
+    assert is_settled(done)
+    assert cgroup(node, pod) == cgroup(node, pod, container_id(main_of(done))) == larger
+
+
 def test_no_room_now_and_room_later(namespace: str, node: ClusterNode) -> None:
     known = node.node_object()
     assert known is not None

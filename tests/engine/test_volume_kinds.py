@@ -17,7 +17,7 @@ from pykubelet.host.propagation import MS_REC, MS_SHARED
 from tests.conftest import RunningRuntime
 from tests.engine.making import container, forever, pod
 from tests.engine.node import Node, kubelet_node, running, status_of
-from tests.volumes.helpers import MOUNT, StandIns
+from tests.volumes.helpers import MOUNT, StandIns, dead_server
 
 pytestmark = pytest.mark.machine
 
@@ -250,6 +250,24 @@ class TestReadOnly:
         found = node.wait_phase("last-n1", "Succeeded", 30)
         ended = status_of(found, "main")["state"]["terminated"]
         assert (ended["exitCode"], ended["message"]) == (0, "last words\n")
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="needs fuse")
+def test_a_dead_server_keeps_nobody_else_from_starting(node: Node, tmp_path: Path) -> None:
+    """More pods hang on it than are started at a time; they can be deleted meanwhile."""
+    names = [f"stuck{number}-n1" for number in range(5)]
+
+    def begun() -> list[str]:
+        return [name for name in names if any("Pulled" in event for event in node.events(name))]
+
+    with dead_server(tmp_path / "dead"):
+        volumes = [{"name": "v", "hostPath": {"path": f"{tmp_path}/dead"}}]
+        main = container(volumeMounts=[mounting("v", subPath="part")])
+        for name in names:
+            node.write(pod(name.removesuffix("-n1"), main, volumes=volumes))
+        node.wait("the starts that hang", lambda: len(begun()) >= 4)
+        node.start_pod(pod("lively", container()))
+        node.clear()
 
 
 def test_the_group_of_a_volume(node: Node) -> None:

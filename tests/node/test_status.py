@@ -294,6 +294,12 @@ class TestFeatures:
         assert declared_features(able, off) == []
         assert declared_features(None, on) == []
 
+    def test_what_is_built_is_declared_unless_it_is_off(self) -> None:
+        name = "RestartAllContainersOnContainerExits"
+        assert name in declared_features(pb.StatusResponse(), FeatureGates())
+        off = FeatureGates().with_overrides({name: False})
+        assert name not in declared_features(pb.StatusResponse(), off)
+
     def test_what_is_not_built_is_not_declared(self) -> None:
         gates = FeatureGates().with_overrides(dict.fromkeys(NOT_BUILT, True))
         able = pb.StatusResponse(features=pb.RuntimeFeatures(user_namespaces_host_network=True))

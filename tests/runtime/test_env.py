@@ -130,6 +130,29 @@ def test_values_from_elsewhere(source: dict[str, Any], value: str | None) -> Non
 
 
 @pytest.mark.parametrize(
+    ("host", "ips", "host_network", "values"),
+    [
+        (("192.0.2.2",), ("10.0.0.1",), False, ("10.0.0.1", "10.0.0.1")),
+        (("192.0.2.2",), ("fd00::1", "10.0.0.1"), False, ("10.0.0.1", "10.0.0.1,fd00::1")),
+        (("2001:db8::2",), ("10.0.0.1", "fd00::1"), False, ("fd00::1", "fd00::1,10.0.0.1")),
+        (("192.0.2.2", "2001:db8::2"), (), True, ("192.0.2.2", "192.0.2.2,2001:db8::2")),
+    ],
+)
+def test_addresses(
+    host: tuple[str, ...], ips: tuple[str, ...], host_network: bool, values: tuple[str, str]
+) -> None:
+    """In the host's network the runtime tells none: the host's are the pod's."""
+    env = [
+        variable(name, field_ref=ObjectFieldSelector(field_path=f"status.{name}"))
+        for name in ("podIP", "podIPs")
+    ]
+    main = make_container(env=env)
+    given = facts(node=NodeFacts(host_ips=host), pod_ips=ips)
+    found = container_env(make_pod(main, host_network=host_network), main, given)
+    assert tuple(found.values()) == values
+
+
+@pytest.mark.parametrize(
     ("source", "message"),
     [
         ({"field_ref": ObjectFieldSelector(field_path="spec.everything")}, "unsupported fieldPath"),

@@ -99,7 +99,7 @@ def test_sub_paths_must_have_been_prepared() -> None:
 def test_images_as_volumes() -> None:
     image = cri.ImageSpec(image="sha256:1", user_specified_image="example.com/data:1")
     (mount,) = mounts(wish("artifact", "/a", sub_path="x"), image_volumes={"artifact": image})
-    assert mount == cri.Mount(container_path="/a", image=image, image_sub_path="x")
+    assert mount == cri.Mount(container_path="/a", image=image, image_sub_path="x", readonly=True)
 
 
 def test_a_missing_volume() -> None:
@@ -176,12 +176,13 @@ def test_sub_path(fields: dict[str, str], path: str) -> None:
         ({"sub_path": ".."}, r"must not contain '\.\.'"),
         ({"sub_path_expr": "$(UP)"}, r"must not contain '\.\.'"),
         ({"sub_path_expr": "$(ROOT)"}, "must not be an absolute path"),
+        ({"sub_path_expr": "$(RAW)"}, "SubPath `/\ufffd` must not be an absolute path"),
         ({"sub_path_expr": "$(B)/$(A)/$(EMPTY)"}, "missing value for A, B, EMPTY"),
     ],
 )
 def test_sub_paths_that_are_refused(fields: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigProblem, match=message):
-        sub_path(wish(**fields), {"UP": "../x", "ROOT": "/", "EMPTY": ""})
+        sub_path(wish(**fields), {"UP": "../x", "ROOT": "/", "EMPTY": "", "RAW": "/\udcff"})
 
 
 @given(st.text(alphabet="a./$()N"), st.text(alphabet="a./", max_size=6))

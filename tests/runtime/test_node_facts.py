@@ -59,3 +59,12 @@ def test_whether_all_of_a_container_is_killed(
     """By default all its processes are, where the kernel can do that."""
     config = KubeletConfiguration(single_process_oom_kill=said)
     assert facts(tmp_path, config, cgroup_v2=cgroup_v2).single_process_oom_kill is single
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_whether_files_of_containers_need_a_label(tmp_path: Path, there: bool) -> None:
+    """Where there is SELinux, containers could read none of their volumes without one."""
+    if there:
+        (tmp_path / "enforce").write_text("1")
+    node = gather_node_facts(CONFIG, FeatureGates(), tmp_path, [], cgroup_v2=False, selinux_fs=tmp_path)
+    assert node.selinux is there

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from pykubelet.api.meta import from_document
+from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
@@ -19,6 +20,7 @@ from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observe import observed_container
 from pykubelet.runtime.observed import ActualResources, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.runtime.sandbox_update import without_overhead
 from pykubelet.runtime.update import ResizeError, Resizer
 
 READY = ObservedSandbox(id="sb0", ready=True, created_at=1, ips=("10.0.0.1",))
@@ -94,6 +96,41 @@ class TestDecision:
         assert not actions.resize
 
 
+STALE = ResizePlan(pod=True)
+"""Only the pod's cgroup is not as it was promised: whoever that is for does not run."""
+
+
+class TestThePodsCgroupForContainersThatDoNotRun:
+    def test_one_that_crashed(self) -> None:
+        crashed = ObservedContainer(id="c0-id", name="c0", phase="exited", exit_code=137)
+        observed = ObservedPod(uid="u", sandboxes=(READY,), containers=(crashed,))
+        actions = decide(pod(needs(2, 2)), observed, resizes=STALE)
+        assert (actions.resize.pod, actions.start) == (True, ["c0"])
+
+    def test_one_that_waits_for_an_init_container(self) -> None:
+        wanted = pod(needs(2, 2))
+        first = Container(name="first", image="i")
+        wanted.spec.init_containers.append(first)
+        working = ObservedContainer(id="f", name="first", phase="running", hash=container_hash(first))
+        observed = ObservedPod(uid="u", sandboxes=(READY,), containers=(working,))
+        actions = decide(wanted, observed, resizes=STALE)
+        assert (actions.resize.pod, actions.start, actions.idle) == (True, [], False)
+
+    def test_all_of_a_pod_that_lost_its_sandbox(self) -> None:
+        lost = msgspec.structs.replace(READY, ready=False)
+        actions = decide(pod(needs(2, 2)), ObservedPod(uid="u", sandboxes=(lost,)), resizes=STALE)
+        assert (actions.create_sandbox, actions.resize.pod) == (True, True)
+
+    def test_nobody_of_a_pod_that_ends(self) -> None:
+        done = pod(needs(2, 2))
+        done.spec.restart_policy = "Never"
+        ended = ObservedContainer(id="c0-id", name="c0", phase="exited")
+        observed = ObservedPod(uid="u", sandboxes=(READY,), containers=(ended,))
+        actions = decide(done, observed, resizes=STALE)
+        assert actions.kill_pod
+        assert not actions.resize
+
+
 @dataclass
 class Machine:
     """A pod's cgroup and a runtime that keep note of what is done to them, and may refuse it."""
@@ -103,7 +140,13 @@ class Machine:
     usage: int = 0
     usages: dict[str, int] = field(default_factory=dict)
     refuses: str = ""
+    runtime_says: str = ""
+    """How the runtime answers when it is told of the pod as a whole; by default it does not know the call."""
+    cgroup_is_stuck: bool = False
+    period: int = 100_000
     done: list[str] = field(default_factory=list)
+    told: list[tuple[int, int, int]] = field(default_factory=list)
+    """Memory, quota and shares of the pod as a whole, as the runtime was told them."""
     noted: list[tuple[str, str]] = field(default_factory=list)
 
     # The cgroup
@@ -122,6 +165,8 @@ class Machine:
         return self.usage
 
     async def set(self, part: Part) -> None:
+        if self.cgroup_is_stuck:
+            raise OSError(16, "Device or resource busy")
         self._do(f"pod {part}")
 
     # The runtime
@@ -131,8 +176,17 @@ class Machine:
     async def update_container_resources(self, id: str, linux: pb.LinuxContainerResources) -> None:
         self._do(f"{id} {linux.memory_limit_in_bytes // MI}Mi {linux.cpu_quota // 100}m")
 
-    async def update_pod_sandbox_resources(self, *_: object, **__: object) -> None:
-        raise Unimplemented("UpdatePodSandboxResources", "Unimplemented", "unknown method")
+    async def update_pod_sandbox_resources(
+        self, sandbox_id: str, overhead: pb.LinuxContainerResources, resources: pb.LinuxContainerResources
+    ) -> None:
+        assert sandbox_id == "sb0"
+        self.told.append((resources.memory_limit_in_bytes, resources.cpu_quota, resources.cpu_shares))
+        match self.runtime_says:
+            case "":
+                raise Unimplemented("UpdatePodSandboxResources", "Unimplemented", "unknown method")
+            case "yes":
+                return
+        raise CriError("UpdatePodSandboxResources", "Unknown", self.runtime_says)
 
     async def list_container_stats(self, filter: pb.ContainerStatsFilter) -> list[pb.ContainerStats]:
         return [
@@ -156,10 +210,12 @@ class Machine:
             raise CriError("UpdateContainerResources", "Unknown", "not today")
         self.done.append(what)
 
-    async def apply(self, wanted: Pod, has: Pod, *, actions: Resize | None = None) -> None:
+    async def apply(
+        self, wanted: Pod, has: Pod, *, actions: Resize | None = None, sandbox_id: str = "sb0"
+    ) -> None:
         resize = actions or decided(wanted, has).resize
         resizer = Resizer(cast(Cri, self), NodeFacts(), lambda _: cast(PodGroup, self), self)
-        await resizer.apply(wanted, "sb0", resize)
+        await resizer.apply(wanted, sandbox_id, resize)
 
 
 SMALL, LARGE = PodLimits(2 * MI, 20, 20), PodLimits(4 * MI, 40, 40)
@@ -208,8 +264,63 @@ class TestOrder:
         assert machine.done == ["pod memory", "pod quota", "pod shares"]
         assert machine.noted == [("whole", "memory"), ("whole", "cpu")]
 
+    async def test_without_a_sandbox_nobody_is_told(self) -> None:
+        machine = Machine(SMALL, LARGE, runtime_says="yes")
+        await machine.apply(BOTH_LARGE, BOTH_LARGE, actions=Resize(pod=True), sandbox_id="")
+        assert machine.done == ["pod memory", "pod quota", "pod shares"]
+        assert machine.told == []
+
+
+class TestRuntimesThatWantToKnow:
+    async def test_they_are_told_before_each_change(self) -> None:
+        machine = Machine(SMALL, LARGE, runtime_says="yes")
+        await machine.apply(BOTH_LARGE, BOTH_SMALL)
+        assert machine.told == [(4 * MI, 20, 20), (4 * MI, 40, 20), (4 * MI, 40, 40)]
+
+    @pytest.mark.parametrize("answer", ["", "not implemented yet"])
+    async def test_most_do_not(self, answer: str) -> None:
+        machine = Machine(SMALL, LARGE, runtime_says=answer)
+        await machine.apply(BOTH_LARGE, BOTH_SMALL)
+        assert "pod shares" in machine.done
+
+    async def test_a_refusal_stops_everything(self) -> None:
+        machine = Machine(SMALL, LARGE, runtime_says="the guest is full")
+        with pytest.raises(
+            ResizeError,
+            match=r"UpdatePodSandboxResources \(resource=memory\); resize rejected: .* the guest is full",
+        ):
+            await machine.apply(BOTH_LARGE, BOTH_SMALL)
+        assert machine.done == []
+
+    async def test_what_could_not_be_set_is_taken_back(self) -> None:
+        machine = Machine(SMALL, LARGE, runtime_says="yes", cgroup_is_stuck=True)
+        with pytest.raises(ResizeError, match="Device or resource busy"):
+            await machine.apply(BOTH_LARGE, BOTH_SMALL)
+        assert machine.told == [(4 * MI, 20, 20), (2 * MI, 20, 20)]
+
+    def test_what_the_runtime_needs_for_itself_is_not_the_containers(self) -> None:
+        light = pod(needs(1, 1))
+        heavy = from_document(
+            Pod, {**to_document(light), "spec": {"overhead": {"cpu": "250m", "memory": "1Mi"}}}
+        )
+        limits = PodLimits(3 * MI, 125_000, 1280)
+
+        def told(of: Pod, limits: PodLimits) -> tuple[int, int, int]:
+            linux = without_overhead(of, limits, 100_000)
+            return linux.memory_limit_in_bytes, linux.cpu_quota, linux.cpu_shares
+
+        assert told(light, limits) == (3 * MI, 125_000, 1280)
+        assert told(heavy, limits) == (2 * MI, 100_000, 1024)
+        assert told(heavy, PodLimits(2**63 - 1, -1, 2)) == (0, -1, 2)
+
 
 class TestFailures:
+    async def test_memory_in_use_by_a_whole_pod(self) -> None:
+        machine = Machine(LARGE, SMALL, usage=3 * MI)
+        with pytest.raises(ResizeError, match="attempting to set pod memory limit"):
+            await machine.apply(BOTH_SMALL, BOTH_SMALL, actions=Resize(whole=True))
+        assert (machine.done, machine.noted) == ([], [])
+
     @pytest.mark.parametrize(("usage", "usages"), [(3 * MI, {"c0": 1, "c1": 1}), (1, {"c0": MI, "c1": 1})])
     async def test_memory_in_use_stops_everything(self, usage: int, usages: dict[str, int]) -> None:
         machine = Machine(LARGE, SMALL, usage, usages)

@@ -75,7 +75,7 @@ async def test_from_the_first_word_to_the_last_container() -> None:
         assert active.uids() == {"u1", "u2"}
         statuses.set(refused, PodStatus(phase="Failed"))
         assert active.uids() == {"u1"}
-        assert active.named("default", "two") is None
+        assert active.named("default", "two") is refused
         assert active.named("default", "nobody") is None
 
         # One that ends counts until nothing of it runs, whoever wants it.

@@ -165,6 +165,15 @@ async def test_housekeeping_takes_back_what_was_missed(here: Here) -> None:
     assert not here.allotment.has_exclusive(goes.uid)
 
 
+async def test_housekeeping_writes_down_what_could_not_be_written(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caught_up: list[bool] = []
+    monkeypatch.setattr(here.allotment.memory, "catch_up", lambda: caught_up.append(True))
+    here.allotment.keep_only(set())
+    assert caught_up == [True]
+
+
 @pytest.mark.looptime
 async def test_a_pod_waits_for_those_who_leave(here: Here) -> None:
     old, new = pod_of(GUARANTEED), pod_of(GUARANTEED)

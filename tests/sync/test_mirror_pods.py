@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -345,12 +346,17 @@ async def test_one_that_is_always_refused_does_not_delay_new_ones() -> None:
         assert node.shown == {"b": "h2"}
 
 
-async def test_a_name_that_somebody_took_is_tried_now_and_then() -> None:
+async def test_a_name_that_somebody_took_is_tried_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with keeping() as node:
         node.api.pods["default/a"] = make_pod("somebody", "a")
         node.want(static())
         await asyncio.sleep(100)
         assert 5 <= len(node.api.asked) <= 15
+        # It is said once.
+        messages = [record.getMessage() for record in caplog.records]
+        assert sum("another pod has its name" in message for message in messages) == 1
+        assert len(messages) < 5
         del node.api.pods["default/a"]
         await asyncio.sleep(15)
         assert node.shown == {"a": "h1"}

@@ -7,14 +7,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.admission.link import Refusal
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Pod, ResourceRequirements
+from pykubelet.api.quantity import Quantity
 from pykubelet.pods.journal import Journal
 from pykubelet.pods.objects import NoObjects
 from pykubelet.probes.prober import Prober
+from pykubelet.resources.resize_book import PodResources
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.pod_life import PodLifeOnNode
+from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import PodRefused
 from tests.sync.making import make_pod
@@ -45,12 +48,22 @@ def life(
     again: float | None = None,
     failure: Exception | None = None,
     refused: list[tuple[Pod, Refusal]] | None = None,
+    statuses: StatusStore | None = None,
+    stopped: list[str] | None = None,
+    resizing: Resizing | None = None,
 ) -> PodLifeOnNode:
-    """A life whose looks at the runtime show this, one after the other; doing works, or fails."""
+    """A life whose looks at the runtime show this, one after the other; doing works, or fails.
+
+    With `stopped` the pod has lost its cgroup, and that takes its sandboxes.
+    """
     script = list(looks)
 
     async def look(_: str) -> ObservedPod:
         return script.pop(0)
+
+    async def stop(_: Pod, observed: ObservedPod, *__: object) -> None:
+        assert stopped is not None
+        stopped.extend(sandbox.id for sandbox in observed.sandboxes)
 
     async def apply(*_: object) -> float | None:
         if failure is not None:
@@ -64,27 +77,34 @@ def life(
     async def nothing(*_: object) -> Any:
         return None
 
+    killer: Any = SimpleNamespace(pod=stop)
     parts: Any = SimpleNamespace(
-        pod=look, apply=apply, refresh=nothing, exists=lambda _: True, in_force=lambda *_: None
+        pod=look,
+        apply=apply,
+        refresh=nothing,
+        exists=lambda _: stopped is None,
+        in_force=lambda *_: None,
+        version=SimpleNamespace(runtime_name="cri-o"),
     )
     return PodLifeOnNode(
         cri=parts,
         observer=parts,
         doer=parts,
         starter=parts,
-        killer=parts,
+        killer=killer,
         prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         volumes=parts,
         cgroups=parts,
         dirs=parts,
         journal=Journal(),
-        statuses=StatusStore(),
+        statuses=statuses or StatusStore(),
         objects=NoObjects(),
         host_ips=["10.0.0.1"],
         fate_of=lambda _: "wanted",
         is_new=lambda _: False,
         on_gone=lambda _: None,
         refuse=refuse,
+        resizing=resizing,
     )
 
 
@@ -103,11 +123,35 @@ async def test_what_had_ended_before_waits_for_its_time() -> None:
     assert await subject.sync(make_pod()) == (False, 10.0)
 
 
+@pytest.mark.parametrize("resized", [False, True])
+async def test_a_pod_that_lost_its_cgroup_is_stopped_also_while_it_is_resized(resized: bool) -> None:
+    pod, resizing, stopped = make_pod(), Resizing(Journal()), list[str]()
+    resizing.take(pod, None)
+    resizing.made(pod)
+    resizing.starting(pod, pod.spec.containers[0])
+    if resized:
+        promised = ResourceRequirements(requests={"cpu": Quantity.parse("1")})
+        resizing.books.allocated.put(pod.uid, PodResources({"main": promised}))
+    running = seen(("main", "running"))
+    subject = life(running, stopped=stopped, resizing=resizing)
+    assert bool(resizing.plan(pod, running)) == resized
+    assert await subject.sync(pod) == (False, 0)
+    assert stopped == ["box"]
+
+
 async def test_what_was_started_and_runs_needs_nothing() -> None:
     running = seen(("init", "running"))
     subject = life(seen(), running)
     assert await subject.sync(POD) == (False, None)
     assert subject.take(Change(POD.uid, "init-id", "ended"))
+
+
+async def test_containers_are_named_by_the_runtime_that_has_them() -> None:
+    statuses = StatusStore()
+    await life(seen(), seen(("init", "running")), statuses=statuses).sync(POD)
+    status = statuses.get(POD.uid)
+    assert status is not None
+    assert status.init_container_statuses[0].container_id == "cri-o://init-id"
 
 
 async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,7 +15,10 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.pods.journal import Journal
 from pykubelet.resources.resize_book import read_books
+from pykubelet.runtime.actions import Actions, Resize
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.update import ResizeError, Resizer
+from pykubelet.sync.resize_doing import ResizeDoing
 from pykubelet.sync.resize_metrics import ResizeMetrics
 from pykubelet.sync.resize_rules import IN_PROGRESS, PENDING, ResizeRules
 from pykubelet.sync.resizing import RETRY_SECONDS, Others, Resizing
@@ -168,7 +171,7 @@ async def test_no_room_and_then_room(world: World) -> None:
     world.resizing.gone("b")
     world.turn()
     assert (world.cpu("a"), world.shown("a")) == ("200m", {IN_PROGRESS: ""})
-    assert world.sample("pod_deferred_accepted_resizes_total", retry_trigger="pod_terminated") == 1
+    assert world.sample("pod_deferred_accepted_resizes_total", retry_trigger="pods_removed") == 1
     assert world.sample("pod_pending_resizes", reason="deferred") is None
 
 
@@ -293,6 +296,68 @@ async def test_another_agent_goes_on(world: World) -> None:
     world.resizing.tidy({"waits", "works"})
     world.turn()
     assert world.cpu("waits") == "200m"
+
+
+async def test_the_pods_cgroup_also_for_containers_that_do_not_run(world: World) -> None:
+    nothing = ObservedPod(uid="a")
+    world.resizing.take(pod := make_pod("a", "100m"), None)
+    world.pods["a"] = pod
+    world.resizing.made(pod)
+    assert not world.resizing.plan(pod, nothing)
+    larger = world.wish("a", "200m")
+    world.resizing.made(larger)  # as with each container that is started: the cgroup stays as it is
+    world.resizing.observe(larger, nothing)
+    assert world.resizing.plan(larger, nothing).pod
+    assert world.shown("a") == {IN_PROGRESS: ""}
+    world.resizing.settled(larger)
+    world.resizing.observe(larger, nothing)
+    assert not world.resizing.plan(larger, nothing)
+    assert world.shown("a") == {}
+    assert world.events("a") == ["ResizeStarted", "ResizeCompleted"]
+
+
+@dataclass
+class Hands:
+    """Sets pods' cgroups, or cannot; keeps in which sandboxes."""
+
+    problem: str = ""
+    sandboxes: list[str] = field(default_factory=list)
+
+    async def apply(self, pod: Pod, sandbox_id: str, resize: Resize) -> None:
+        self.sandboxes.append(sandbox_id)
+        if self.problem:
+            raise ResizeError(self.problem)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_what_could_not_be_set_is_tried_again(world: World, renewed: bool) -> None:
+    world.add(pod := make_pod("a", "100m"))
+    world.resizing.made(pod)
+    larger, hands = world.wish("a", "200m"), Hands("busy")
+    doing = ResizeDoing(world.resizing, cast(Resizer, hands))
+    actions = Actions(create_sandbox=renewed, sandbox_id="box", resize=Resize(pod=True))
+    # Its container is started in the meantime, for whatever reason.
+    world.resizing.starting(larger, larger.spec.containers[0])
+    assert not await doing.apply(larger, actions)
+    assert world.resizing.plan(larger, running("a")).pod
+    assert world.shown("a") == {IN_PROGRESS: "Error"}
+    hands.problem = ""
+    assert await doing.apply(larger, actions)
+    world.resizing.observe(larger, running("a"))
+    assert not world.resizing.plan(larger, running("a"))
+    assert world.shown("a") == {}
+    # The old sandbox is no more when a new one is about to be made.
+    assert hands.sandboxes == ([""] if renewed else ["box"]) * 2
+    assert world.sample("pod_resize_duration_milliseconds_count", success="false") == 1
+
+
+async def test_a_new_cgroup_has_what_the_pod_says(world: World) -> None:
+    world.add(pod := make_pod("a", "100m"))
+    world.resizing.made(pod)
+    world.resizing.ended("a")
+    larger = world.wish("a", "200m")
+    world.resizing.made(larger)
+    assert not world.resizing.plan(larger, ObservedPod(uid="a"))
 
 
 async def test_a_promise_that_cannot_be_written_is_none(

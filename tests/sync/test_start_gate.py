@@ -1,8 +1,9 @@
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
-from pykubelet.sync.start_gate import StartGate
+from pykubelet.sync.start_gate import LONGEST_SECONDS, StartGate
 
 
 async def test_no_more_than_the_limit_at_once_and_the_oldest_first() -> None:
@@ -58,6 +59,75 @@ async def test_a_failing_turn_is_given_back() -> None:
             raise ValueError
     async with asyncio.timeout(1), gate.turn(0):
         pass
+
+
+@pytest.mark.looptime
+async def test_those_that_hang_do_not_keep_others_from_starting() -> None:
+    """Four pods on a dead server's volume would be enough to start nothing any more."""
+    gate, forever = StartGate(2), asyncio.Event()
+
+    async def hang(number: int) -> None:
+        async with gate.turn(number) as turn:
+            await forever.wait()
+            await turn.while_away(asyncio.sleep(0))
+            await asyncio.sleep(1)
+            assert gate.is_full, "they have their turns again"
+            await asyncio.sleep(1)
+
+    hanging = [asyncio.ensure_future(hang(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    assert gate.is_full
+    async with asyncio.timeout(LONGEST_SECONDS + 1):
+        await _take(gate, 9)
+    forever.set()
+    await asyncio.gather(*hanging)
+    await _has_turns(gate, 2)
+
+
+@pytest.mark.looptime
+async def test_who_is_cancelled_while_away_waits_for_no_turn_and_leaves_none_too_many() -> None:
+    gate = StartGate(1)
+
+    async def away(seconds: float) -> None:
+        async with gate.turn(0) as turn:
+            await turn.while_away(asyncio.sleep(seconds))
+
+    for seconds in (1000, 1):
+        waiting = asyncio.ensure_future(away(seconds))
+        await asyncio.sleep(0.5)
+        async with gate.turn(1):
+            await asyncio.sleep(2)  # by now the second one waits for its turn
+            waiting.cancel()
+            async with asyncio.timeout(1):
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+        await _has_turns(gate, 1)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("after", [0.0, 1.0, 5.0])
+async def test_what_fails_while_away_comes_back_with_a_turn(after: float) -> None:
+    gate = StartGate(1)
+
+    async def fail() -> None:
+        await asyncio.sleep(2)
+        raise ValueError
+
+    async with gate.turn(0) as turn:
+        with pytest.raises(ValueError):
+            await turn.while_away(fail(), after=after)
+        await asyncio.sleep(5)
+        assert gate.is_full
+    await _has_turns(gate, 1)
+
+
+async def _has_turns(gate: StartGate, number: int) -> None:
+    """Check how many turns there are."""
+    async with AsyncExitStack() as stack:
+        for order in range(number):
+            assert not gate.is_full
+            await stack.enter_async_context(gate.turn(order))
+        assert gate.is_full
 
 
 async def _take(gate: StartGate, order: int) -> None:

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from pykubelet.api.meta import from_document, to_document
-from pykubelet.api.pod import Pod
-from pykubelet.api.pod_status import PodStatus, ResourceHealth, ResourceStatus
+from pykubelet.api.pod import Pod, VolumeMount
+from pykubelet.api.pod_status import AddressStatus, PodStatus, ResourceHealth, ResourceStatus
 from pykubelet.pods.defaults import apply_defaults
 from pykubelet.probes.kinds import Health
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
@@ -148,6 +148,38 @@ def test_containers_show_how_their_devices_are_for_as_long_as_they_have_them() -
     assert "allocated" not in str(plain(compute_status(view(pod, ended, previous=status), NOW)))
 
 
+@pytest.mark.parametrize(
+    ("mode", "handler", "runtime_class", "shown"),
+    [
+        ("Enabled", "", None, "Enabled"),
+        ("IfPossible", "", None, "Enabled"),
+        ("IfPossible", "kata", None, "Disabled"),
+        ("Disabled", "", None, "Disabled"),
+        (None, "", None, "Disabled"),
+        ("Enabled", None, None, "Enabled"),
+        ("IfPossible", None, "kata", "Disabled"),
+    ],
+)
+def test_mounts_tell_whether_they_are_read_only_all_the_way_down(
+    mode: str | None, handler: str | None, runtime_class: str | None, shown: str
+) -> None:
+    """`handler` is the sandbox's; None where there is no sandbox yet."""
+    pod = given_pod("lifecycle", "crashes")
+    pod.spec.runtime_class_name = runtime_class
+    mount = VolumeMount(name="v", mount_path="/v", read_only=True, recursive_read_only=mode)
+    pod.spec.containers[0].volume_mounts = [mount]
+    picture = ObservedPod(uid="u")
+    if handler is not None:
+        sandbox = ObservedSandbox(
+            id="s", ready=True, created_at=1, ips=("10.0.0.2",), runtime_handler=handler
+        )
+        picture = ObservedPod(uid="u", sandboxes=(sandbox,), containers=(container("main"),))
+    status = compute_status(view(pod, picture, recursive_handlers=frozenset({""})), NOW)
+    assert to_document(status.container_statuses[0].volume_mounts) == [
+        {"name": "v", "mountPath": "/v", "readOnly": True, "recursiveReadOnly": shown}
+    ]
+
+
 def test_a_crash_loop_shows_the_pause_and_the_last_end() -> None:
     pod = given_pod("lifecycle", "crashes")
     failures = {"main": StartFailure("CrashLoopBackOff", "back-off 10s restarting")}
@@ -221,3 +253,40 @@ def test_phases_of_ended_containers(policy: str, codes: list[int], terminal: boo
     picture = observed(*(container(name, "exited", code) for name, code in zip(names, codes, strict=True)))
     status = compute_status(view(from_document(Pod, document), picture, terminal=terminal), NOW)
     assert status.phase == phase
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ips", "host_network", "before", "told"),
+    [
+        (["192.0.2.2"], ("10.0.0.1",), False, [], (["192.0.2.2"], ["10.0.0.1"])),
+        (["192.0.2.2"], ("fd00::1", "10.0.0.1"), False, [], (["192.0.2.2"], ["10.0.0.1", "fd00::1"])),
+        (["fd01::2"], ("10.0.0.1", "fd00::1"), False, [], (["fd01::2"], ["fd00::1", "10.0.0.1"])),
+        (["fd01::2"], ("10.0.0.1", "10.0.0.2"), False, [], (["fd01::2"], ["10.0.0.1"])),
+        (["192.0.2.2", "fd01::2"], (), True, ["192.0.2.9"], (["192.0.2.2", "fd01::2"],) * 2),
+        # The machine's network is not there yet.
+        ([], (), True, ["192.0.2.9"], (["192.0.2.9"], ["192.0.2.9"])),
+        ([], (), False, ["192.0.2.9"], (["192.0.2.9"], ["192.0.2.9"])),
+        ([], (), True, [], ([], [])),
+    ],
+)
+def test_addresses(
+    hosts: list[str],
+    ips: tuple[str, ...],
+    host_network: bool,
+    before: list[str],
+    told: tuple[list[str], list[str]],
+) -> None:
+    previous = [AddressStatus(ip=ip) for ip in before]
+    sandbox = ObservedSandbox(id="s", ready=True, created_at=1, ips=ips, host_network=host_network)
+    status = compute_status(
+        PodView(
+            pod=from_document(Pod, {"metadata": {"uid": "u"}, "spec": {"hostNetwork": host_network}}),
+            observed=ObservedPod(uid="u", sandboxes=(sandbox,)),
+            host_ips=hosts,
+            previous=PodStatus(host_ips=previous, pod_ips=previous),
+        ),
+        NOW,
+    )
+    found = [one.ip for one in status.host_ips], [one.ip for one in status.pod_ips]
+    assert found == told
+    assert (status.host_ip, status.pod_ip) == tuple(next(iter(ips), "") for ips in told)

@@ -7,11 +7,11 @@ the node's network is such a feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pykubelet.admission.link import Attempt, Refusal, Surroundings
 from pykubelet.api.meta import Resources
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Pod, is_sidecar
 
 POD_LEVEL_REASON = "PodLevelResourcesNotSupported"
 DECLARED_REASON = "PodFeatureUnsupported"
@@ -48,13 +48,32 @@ class DeclaredFeatures:
         missing = needed_features(attempt.pod) - set(attempt.node.status.declared_features)
         if not missing:
             return None
-        names = ", ".join(sorted(missing))
-        return Refusal(DECLARED_REASON, f"Pod requires node features that are not available: {names}")
+        return Refusal(DECLARED_REASON, lacking(missing))
+
+
+def lacking(features: Iterable[str]) -> str:
+    """Say that a pod needs features that the node does not have."""
+    return f"Pod requires node features that are not available: {', '.join(sorted(features))}"
 
 
 def needed_features(pod: Pod) -> set[str]:
     """Give the features without which the pod would be something else than what its author wrote."""
     return {name for name, is_needed in _NEEDS.items() if is_needed(pod)}
+
+
+def features_of_update(before: Pod, after: Pod) -> set[str]:
+    """Give the features without which what has changed in a pod that runs would not be done."""
+    found = set()
+    if before.spec.resources != after.spec.resources:
+        found.add("InPlacePodLevelResourcesVerticalScaling")
+    old = {one.name: one.resources for one in before.spec.init_containers}
+    if any(
+        one.resources != old.get(one.name, one.resources)
+        for one in after.spec.init_containers
+        if not is_sidecar(one)
+    ):
+        found.add("InPlacePodVerticalScalingInitContainers")
+    return found
 
 
 def _restarts_all(pod: Pod) -> bool:

@@ -64,8 +64,10 @@ def field_value(
             return pod_ips[0] if pod_ips else ""
         case "status.podIPs":
             return ",".join(pod_ips)
+        case "status.hostIP" | "status.hostIPs" if not host_ips:
+            raise ValueError("host IP unknown: the node has found no address of its own yet")
         case "status.hostIP":
-            return host_ips[0] if host_ips else ""
+            return host_ips[0]
         case "status.hostIPs":
             return ",".join(host_ips)
     raise ValueError(f"unsupported fieldPath: {path}")

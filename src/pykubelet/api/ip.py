@@ -6,6 +6,7 @@ reads as decimal while Python refuses; addresses with a zone (`fe80::1%eth0`) ar
 
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from pykubelet.api.text import quoted
 
@@ -34,6 +35,18 @@ def parse_cidr(text: str) -> IPNetwork:
     except ValueError:
         pass
     raise ValueError(f"{quoted(text)} is not a network: write one such as 10.244.0.0/24 or fd00::/64")
+
+
+def by_family(ips: Sequence[str], like: str = "") -> list[str]:
+    """Choose and order a pod's addresses: one of the family of `like`, then one of the other.
+
+    `like` is the node's own address; without one, IPv4 comes first.
+    """
+    if len(ips) < 2:
+        return list(ips)
+    first = ":" in like
+    chosen = (next((ip for ip in ips if (":" in ip) == family), None) for family in (first, not first))
+    return [ip for ip in chosen if ip is not None]
 
 
 def _without_leading_zeros(address: str) -> str:

@@ -245,6 +245,7 @@ class PodSecurityContext(ObjectStruct):
     """Privileges and ids that all containers share."""
 
     se_linux_options: SELinuxOptions | None = None
+    se_linux_change_policy: str | None = None
     run_as_user: int | None = None
     run_as_group: int | None = None
     run_as_non_root: bool | None = None

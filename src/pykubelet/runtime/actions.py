@@ -18,6 +18,7 @@ from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.resources.resize_plan import NOTHING, ContainerResize, ResizePlan
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.reset import Waves, is_reset, reset_waves
 from pykubelet.runtime.restart import restarts_after_failure, should_restart
 
 KillReason = Literal["", "Unknown", "StartupProbe", "LivenessProbe", "Requested", "Resize"]
@@ -55,6 +56,8 @@ class Resize(msgspec.Struct):
 class Actions(msgspec.Struct, kw_only=True):
     """What shall be done, in the order of the fields."""
 
+    reset: Waves = ()
+    """Stop and remove all of these, and nothing else: the next decision begins anew in the same sandbox."""
     kill_pod: bool = False
     """Stop every container and sandbox first."""
     kill: list[Kill] = []
@@ -74,7 +77,8 @@ class Actions(msgspec.Struct, kw_only=True):
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not (
-            self.kill_pod
+            self.reset
+            or self.kill_pod
             or self.kill
             or self.resize
             or self.create_sandbox
@@ -90,20 +94,27 @@ def decide(
     verdicts: Verdicts | None = None,
     restart_requested: frozenset[str] = frozenset(),
     resizes: ResizePlan = NOTHING,
+    *,
+    restart_all: bool = False,
 ) -> Actions:
     """Say what brings the pod nearer to its desired state.
 
     `restart_requested` holds ids of containers that a person wants restarted in place, `resizes` says
-    which running ones do not have the resources that they shall have.
+    which running ones do not have the resources that they shall have, `restart_all` that all containers
+    shall begin anew.
     """
+    if restart_all:
+        return Actions(reset=reset_waves(pod, observed))
     verdicts = verdicts or Verdicts()
     actions = _sandbox(pod, observed)
     if actions.create_sandbox:
         _start_over(pod, observed, actions)
+        actions.resize.pod = resizes.pod and actions.create_sandbox
         return actions
     actions.start_ephemeral = [
         c.name for c in pod.spec.ephemeral_containers if observed.latest(c.name) is None
     ]
+    actions.resize.pod = resizes.pod
     initialized = _initialize(pod, observed, verdicts, restart_requested, resizes, actions)
     if not actions.kill_pod and initialized:
         _run(pod, observed, verdicts, restart_requested, resizes, actions)
@@ -142,7 +153,7 @@ def _sandbox(pod: Pod, observed: ObservedPod) -> Actions:
 
 def _start_over(pod: Pod, observed: ObservedPod, actions: Actions) -> None:
     """Fill in what follows a new sandbox; a pod that is done gets none."""
-    if pod.spec.restart_policy == "Never" and actions.attempt != 0 and observed.containers:
+    if pod.spec.restart_policy == "Never" and actions.attempt != 0 and not is_reset(pod, observed):
         actions.create_sandbox = False
         return
     wanted = [c for c in pod.spec.containers if not _finished_for_good(pod, c, observed)]

@@ -6,7 +6,7 @@ characters), so what does is left out and said in a warning, which becomes an ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pykubelet.api.ip import parse_ip
@@ -132,7 +132,7 @@ def _missing_cluster_dns(pod: Pod) -> DNSWarning:
     )
 
 
-def _local_only(host_ips: tuple[str, ...]) -> PodDNS:
+def _local_only(host_ips: Sequence[str]) -> PodDNS:
     """Give what keeps pods off the host's DNS: a server on their own loopback."""
     servers = tuple("::1" if parse_ip(address).version == 6 else "127.0.0.1" for address in host_ips)
     return PodDNS(servers or ("127.0.0.1",), (".",))

@@ -13,6 +13,7 @@ from typing import Literal
 
 from pykubelet.api.downward import field_value, resource_value
 from pykubelet.api.expansion import checked_size, expand
+from pykubelet.api.ip import by_family
 from pykubelet.api.pod import (
     Container,
     EnvFromSource,
@@ -95,9 +96,10 @@ class _Sources:
         node = self._facts.node
         try:
             if source.field_ref is not None:
-                return field_value(
-                    source.field_ref, self._pod, pod_ips=self._facts.pod_ips, host_ips=node.host_ips
-                )
+                # In the host's network, the host's addresses are the pod's; the runtime tells none.
+                ips = by_family(self._facts.pod_ips, next(iter(node.host_ips), ""))
+                own = node.host_ips if self._pod.spec.host_network else ips
+                return field_value(source.field_ref, self._pod, pod_ips=own, host_ips=node.host_ips)
             assert source.resource_field_ref is not None
             return resource_value(
                 source.resource_field_ref, self._pod, container, node.allocatable, pod_level=node.pod_level

@@ -7,7 +7,7 @@ can be compared with ours. `NodeFacts` is gathered once; the other two are gathe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pykubelet.api.meta import Resources
@@ -47,8 +47,8 @@ class NodeFacts:
 
     cluster_dns: tuple[str, ...] = ()
     cluster_domain: str = ""
-    host_ips: tuple[str, ...] = ()
-    """The node's addresses, the preferred family first."""
+    host_ips: Sequence[str] = ()
+    """The node's addresses, the preferred family first; they may change."""
     pod_logs_dir: str = "/var/log/pods"
     seccomp_root: str = "/var/lib/kubelet/seccomp"
     """Where `Localhost` profiles are."""
@@ -57,6 +57,8 @@ class NodeFacts:
     masked_paths: tuple[str, ...] = ()
     """Paths to hide besides the usual: the cpus' `thermal_throttle` folders, where they exist."""
     selinux: bool = False
+    recursive_handlers: frozenset[str] = frozenset()
+    """The runtime's handlers that can make mounts read-only all the way down; the default one is ""."""
     cgroup_v2: bool = False
     cpu_quota: bool = True
     """Whether cpu limits are enforced (`cpuCFSQuota`)."""

@@ -9,6 +9,7 @@ whose spec nobody has any more (an orphan) is stopped by what its containers' la
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 
 from pykubelet.api.pod import Container, Pod, is_sidecar
@@ -28,7 +29,7 @@ MINIMUM_GRACE = 2
 
 
 class KillError(Exception):
-    """Some container or sandbox could not be stopped; it will be tried again."""
+    """Some container or sandbox could not be stopped; it will be tried again. People look for its words."""
 
 
 def grace_of(pod: Pod, container: Container | None, reason: KillReason = "") -> int:
@@ -58,6 +59,11 @@ def goes_after(pod: Pod, running: Sequence[str]) -> dict[str, list[str]]:
     return order
 
 
+def _failure(action: str, target: str, err: CriError) -> str:
+    why = json.dumps(err.rpc_text, ensure_ascii=False)
+    return f'failed to "{action}" for "{target}" with {action}Error: {why}'
+
+
 class Killer:
     """Stops what runs."""
 
@@ -81,7 +87,7 @@ class Killer:
                 first = [ended[name] for name in order.get(container.name, ())]
                 await self.container(owner, container, grace=grace, after=first)
             except CriError as err:
-                return f"container {container.name}: {err}"
+                return _failure("KillContainer", container.name, err)
             finally:
                 ended[container.name].set()
             return None
@@ -93,9 +99,9 @@ class Killer:
             except NotFound:
                 continue
             except CriError as err:
-                problems.append(f"sandbox {sandbox.id[:13]}: {err}")
+                problems.append(_failure("KillPodSandbox", observed.uid, err))
         if problems:
-            raise KillError("; ".join(problems))
+            raise KillError(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
 
     async def container(
         self,

@@ -14,8 +14,8 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.pods.static import is_critical_pod
+from pykubelet.resources.huge_pages import kernel_size, page_size
 from pykubelet.resources.qos import (
-    HUGE_PAGES_PREFIX,
     has_pod_level_resources,
     oom_score_adj,
     pod_limits,
@@ -28,7 +28,6 @@ from pykubelet.runtime.facts import ContainerFacts, NodeFacts, SandboxFacts
 
 _NOTHING = Quantity.of(0)
 _UNLIMITED = -1
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
 def container_resources(pod: Pod, container: Container, facts: ContainerFacts) -> cri.LinuxContainerResources:
@@ -84,16 +83,8 @@ def huge_page_size(resource: str) -> str | None:
 
     None when the resource is no size of huge pages.
     """
-    if not resource.startswith(HUGE_PAGES_PREFIX):
-        return None
-    try:
-        size = int(Quantity.parse(resource.removeprefix(HUGE_PAGES_PREFIX)))
-    except ValueError:
-        return None
-    unit = 0
-    while size > 0 and size % 1024 == 0 and unit < len(_UNITS) - 1:
-        size, unit = size // 1024, unit + 1
-    return f"{size}{_UNITS[unit]}" if 0 < size <= 1024 else None
+    size = page_size(resource)
+    return kernel_size(size) if size is not None else None
 
 
 def _cpu_and_memory(

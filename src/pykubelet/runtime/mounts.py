@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from pykubelet.api.expansion import expand_with
 from pykubelet.api.pod import Container, Pod, VolumeMount
+from pykubelet.api.text import readable
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.runtime.facts import ContainerFacts, IdMappings
 from pykubelet.runtime.hosts_file import wants_hosts_file
@@ -77,9 +78,9 @@ def sub_path(mount: VolumeMount, env: Mapping[str, str]) -> str:
     """
     path = _expanded(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path
     if path.startswith("/"):
-        raise ConfigProblem(f"error SubPath `{path}` must not be an absolute path")
+        raise ConfigProblem(f"error SubPath `{readable(path)}` must not be an absolute path")
     if ".." in path.split("/"):
-        raise ConfigProblem(f"unable to provision SubPath `{path}`: must not contain '..'")
+        raise ConfigProblem(f"unable to provision SubPath `{readable(path)}`: must not contain '..'")
     return path
 
 
@@ -111,6 +112,7 @@ def _volume_mount(
     if image := facts.image_volumes.get(mount.name):
         message.image.CopyFrom(image)
         message.image_sub_path = inside
+        message.readonly = True
         return message
     volume = facts.volumes.get(mount.name)
     if volume is None:

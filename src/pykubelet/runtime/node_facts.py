@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.host.selinux import FS, has_selinux
 from pykubelet.host.swap_control import can_bound_swap
 from pykubelet.resources.capacity import allocatable, machine_amounts, unreserved
 from pykubelet.resources.huge_pages import read_page_sizes
@@ -22,20 +24,23 @@ def gather_node_facts(
     *,
     cgroup_v2: bool,
     ignore_eviction: bool = False,
+    selinux_fs: Path = FS,
 ) -> NodeFacts:
-    """Read the machine once; none of this changes while the agent runs.
+    """Read the machine once; none of this changes while the agent runs, but `host_ips` may.
 
-    `ignore_eviction` is `--experimental-allocatable-ignore-eviction`.
+    `ignore_eviction` is `--experimental-allocatable-ignore-eviction`; `selinux_fs` is where the kernel
+    tells of SELinux.
     """
     memory = parse_meminfo(Path("/proc/meminfo").read_text())
     capacity = machine_amounts(config, root_dir)
     return NodeFacts(
         cluster_dns=tuple(config.cluster_dns),
         cluster_domain=config.cluster_domain,
-        host_ips=tuple(host_ips),
+        host_ips=host_ips,
         pod_logs_dir=config.pod_logs_dir,
         seccomp_root=str(root_dir / "seccomp"),
         seccomp_default=config.seccomp_default,
+        selinux=has_selinux(selinux_fs),
         masked_paths=tuple(
             sorted(map(str, Path("/sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle")))
         ),
@@ -55,6 +60,12 @@ def gather_node_facts(
         unreserved_memory=int(unreserved(capacity, config)["memory"]),
         gates=gates,
     )
+
+
+def recursive_handlers(runtime: pb.StatusResponse) -> frozenset[str]:
+    """Give the runtime's handlers that can make mounts read-only all the way down."""
+    handlers = runtime.runtime_handlers
+    return frozenset(handler.name for handler in handlers if handler.features.recursive_read_only_mounts)
 
 
 def parse_meminfo(text: str) -> dict[str, int]:

@@ -83,6 +83,11 @@ class Observer:
         self._sandboxes[sandbox_id] = found
         return found
 
+    def handler_of(self, sandbox_id: str) -> str:
+        """Give the handler of a sandbox that was looked at; empty for the runtime's default."""
+        known = self._sandboxes.get(sandbox_id)
+        return known.runtime_handler if known is not None else ""
+
     async def all_pods(self) -> dict[str, ObservedPod]:
         """Every pod that the runtime knows, as lists tell: states and identities, no details."""
         sandboxes, containers = await asyncio.gather(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod import Container, Pod, PodSpec, RestartRule
 from pykubelet.runtime.observed import ObservedContainer
+
+RESTART_ALL = "RestartAllContainers"
+"""The action of a rule by which one container's end restarts all of them in place."""
 
 
 def restarts_after_failure(pod: Pod, container: Container) -> bool:
@@ -22,20 +25,35 @@ def should_restart(pod: Pod, container: Container, last: ObservedContainer | Non
 
 def restarts_after_exit(pod: Pod, container: Container, exit_code: int) -> bool:
     """Whether the policies want a container that ended this way to run again."""
-    if any(_applies(codes, exit_code) for codes in _restart_codes(container)):
-        return True
+    if container.restart_policy_rules:
+        rule = _rule_for(container, exit_code)
+        if rule is not None and rule.action in ("Restart", RESTART_ALL):
+            return True
     policy = container.restart_policy or pod.spec.restart_policy
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
 
 
-def _restart_codes(container: Container) -> list[tuple[str, list[int]]]:
-    return [
-        (rule.exit_codes.operator, rule.exit_codes.values)
+def restarts_all(container: Container, exit_code: int) -> bool:
+    """Whether all containers of the pod shall begin anew after this one ended this way."""
+    rule = _rule_for(container, exit_code)
+    return rule is not None and rule.action == RESTART_ALL
+
+
+def may_restart_all(spec: PodSpec) -> bool:
+    """Whether any container's end could restart all of them."""
+    return any(
+        rule.action == RESTART_ALL
+        for containers in (spec.init_containers, spec.containers)
+        for container in containers
         for rule in container.restart_policy_rules
-        if rule.action == "Restart" and rule.exit_codes is not None
-    ]
+    )
 
 
-def _applies(codes: tuple[str, list[int]], exit_code: int) -> bool:
-    operator, values = codes
-    return (exit_code in values) == (operator == "In")
+def _rule_for(container: Container, exit_code: int) -> RestartRule | None:
+    """Give the rule that decides: the first one that fits, whatever the ones after it say."""
+    return next((rule for rule in container.restart_policy_rules if _fits(rule, exit_code)), None)
+
+
+def _fits(rule: RestartRule, exit_code: int) -> bool:
+    codes = rule.exit_codes
+    return codes is not None and (exit_code in codes.values) == (codes.operator == "In")

@@ -200,7 +200,11 @@ class Starter:
     ) -> str:
         """Create and start one container; gives its id. Raises StartError."""
         attempt = await self._attempt(pod, container, observed.latest(container.name))
-        config = await self._config(pod, container, image, attempt, setting, ips, observed, sandbox, grants)
+        handlers = self._node.recursive_handlers
+        recursive = bool(handlers) and self._observer.handler_of(sandbox_id) in handlers
+        config = await self._config(
+            pod, container, image, attempt, setting, ips, observed, sandbox, grants, recursive
+        )
         try:
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
@@ -229,6 +233,7 @@ class Starter:
         observed: ObservedPod,
         sandbox: pb.PodSandboxConfig,
         grants: DeviceGrants,
+        recursive_read_only: bool,
     ) -> pb.ContainerConfig:
         hosts, termination = "", ""
         try:
@@ -254,6 +259,7 @@ class Starter:
                 hosts_file=hosts,
                 termination_log=termination,
                 volumes=setting.volumes,
+                recursive_read_only=recursive_read_only,
                 service_env=self._services(pod),
                 config_map=sources.config_map,
                 secret=sources.secret,

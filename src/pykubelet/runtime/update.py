@@ -13,7 +13,7 @@ from typing import Protocol
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.errors import CriError, Unimplemented
+from pykubelet.cri.errors import CriError
 from pykubelet.resources.resize_cgroup import PodGroup
 from pykubelet.resources.resize_plan import (
     ContainerResize,
@@ -27,8 +27,9 @@ from pykubelet.resources.resize_plan import (
 )
 from pykubelet.resources.resize_sizes import with_sizes
 from pykubelet.runtime.actions import Resize
-from pykubelet.runtime.facts import ContainerFacts, NodeFacts, SandboxFacts
-from pykubelet.runtime.linux_resources import container_resources, overhead_resources, sandbox_resources
+from pykubelet.runtime.facts import ContainerFacts, NodeFacts
+from pykubelet.runtime.linux_resources import container_resources
+from pykubelet.runtime.sandbox_update import SandboxRefusal, SandboxUpdates
 
 
 class ResizeError(Exception):
@@ -66,22 +67,32 @@ class Resizer:
         self._is_exclusive = is_exclusive
 
     async def apply(self, pod: Pod, sandbox_id: str, resize: Resize) -> None:
-        """Have a pod's containers set to what the pod says; raises ResizeError."""
+        """Have a pod's containers set to what the pod says; raises ResizeError.
+
+        `sandbox_id` is empty while there is none: then only the pod's cgroup is set.
+        """
         group = self._group_of(pod)
         try:
             now = group.now() if group is not None else None
+        except FileNotFoundError as err:
+            if resize.containers:
+                raise ResizeError(_unreadable(pod, err)) from err
+            group = now = None  # it will be made anew, as it shall be
         except OSError as err:
-            raise ResizeError(f'unable to get pod cgroup config for pod "{_told(pod)}": {err}') from err
+            raise ResizeError(_unreadable(pod, err)) from err
         await self._check(pod, sandbox_id, resize, group, now)
+        whole = None
+        if group is not None and now is not None:
+            whole = _Whole(group, SandboxUpdates(self._cri, self._node, pod, sandbox_id), now)
         for resource in ("memory", "cpu"):
-            await self._round(pod, sandbox_id, resize, resource, group, now)
+            await self._round(pod, resize, resource, whole)
 
     async def _check(
         self, pod: Pod, sandbox_id: str, resize: Resize, group: PodGroup | None, now: PodLimits | None
     ) -> None:
         """Raise ResizeError when memory that is in use would be taken away."""
         updates = in_order([*resize.containers.values()], "memory")
-        if not updates and not resize.pod:
+        if not (updates or resize.pod or resize.whole):
             return
         limit = group.memory_limit if group is not None else None
         had = now.memory if now is not None else 0
@@ -103,51 +114,26 @@ class Resizer:
             if one.HasField("memory")
         }
 
-    async def _round(
-        self,
-        pod: Pod,
-        sandbox_id: str,
-        resize: Resize,
-        resource: Resource,
-        group: PodGroup | None,
-        now: PodLimits | None,
-    ) -> None:
+    async def _round(self, pod: Pod, resize: Resize, resource: Resource, whole: _Whole | None) -> None:
         """Resize a pod in one resource."""
         updates = in_order([*resize.containers.values()], resource)
         ids = {one.name: id for id, one in resize.containers.items()}
         changes = any(one.change(resource) for one in resize.containers.values())
         if not (updates or changes or resize.pod or resize.whole):
             return
-        steps: tuple[list[Part], list[Part]] = ([], [])
-        if group is not None and now is not None:
-            steps = pod_steps(now, group.wanted(now), resource)
+        before, after = whole.steps(resource) if whole is not None else ([], [])
         try:
-            if any(steps):
-                await self._tell(pod, sandbox_id)
-            await _set(group, steps[0])
+            if whole is not None:
+                await whole.set(before, resource)
             await self._update(pod, updates, ids, resource)
-            await _set(group, steps[1])
+            if whole is not None:
+                await whole.set(after, resource)
         except CriError as err:
             raise ResizeError(err.rpc_text) from err
         except OSError as err:
             raise ResizeError(str(err)) from err
         if resize.whole:
             self._actuated.resized_whole(pod, resource)
-
-    async def _tell(self, pod: Pod, sandbox_id: str) -> None:
-        """Tell a runtime that wants to know (a virtual machine's) what the pod shall have as a whole."""
-        facts = SandboxFacts(node=self._node)
-        try:
-            await self._cri.runtime.update_pod_sandbox_resources(
-                sandbox_id,
-                overhead=overhead_resources(pod, self._node),
-                resources=sandbox_resources(pod, facts),
-            )
-        except Unimplemented:
-            return
-        except CriError as err:
-            if "not implemented" not in err.rpc_text:
-                raise
 
     async def _update(
         self, pod: Pod, updates: Sequence[ContainerResize], ids: Mapping[str, str], resource: Resource
@@ -163,10 +149,40 @@ class Resizer:
             self._actuated.resized(pod, container, sized.resources)
 
 
-async def _set(group: PodGroup | None, parts: Sequence[Part]) -> None:
-    for part in parts:
-        if group is not None:
-            await group.set(part)
+class _Whole:
+    """A pod's own cgroup on its way from what it is set to now to what it shall be."""
+
+    def __init__(self, group: PodGroup, sandbox: SandboxUpdates, now: PodLimits) -> None:
+        self._group = group
+        self._sandbox = sandbox
+        self._now = now
+        self._wanted = group.wanted(now)
+
+    def steps(self, resource: Resource) -> tuple[list[Part], list[Part]]:
+        """Say what to set before the containers, and what after them."""
+        return pod_steps(self._now, self._wanted, resource)
+
+    async def set(self, parts: Sequence[Part], resource: Resource) -> None:
+        """Set some of it; raises OSError, and ResizeError when the runtime does not want it."""
+        for part in parts:
+            new = self._now._replace(**{part: getattr(self._wanted, part)})
+            try:
+                await self._sandbox.tell(new, self._group.period)
+            except SandboxRefusal as err:
+                raise ResizeError(
+                    "failed to notify runtime for UpdatePodSandboxResources "
+                    f"(resource={resource}); resize rejected: {err}"
+                ) from err
+            try:
+                await self._group.set(part)
+            except OSError:
+                await self._sandbox.take_back(self._now, self._group.period)
+                raise
+            self._now = new
+
+
+def _unreadable(pod: Pod, err: OSError) -> str:
+    return f'unable to get pod cgroup config for pod "{_told(pod)}": {err}'
 
 
 def _told(pod: Pod) -> str:

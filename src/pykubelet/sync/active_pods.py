@@ -46,9 +46,8 @@ class ActivePods:
         return [pod for pod in known.values() if self._counts(pod)]
 
     def named(self, namespace: str, name: str) -> Pod | None:
-        """Give the pod that counts and has this name."""
-        pod = self._store.by_name(f"{namespace}/{name}")
-        return pod if pod is not None and self._counts(pod) else None
+        """Give the pod of this name, also one that does not count: it is here, and has nothing."""
+        return self._store.by_name(f"{namespace}/{name}")
 
     def uids(self) -> set[str] | None:
         """Give the pods that count; None while a source was not heard: nobody can be said to be gone."""

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.admission.apparmor import apparmor_is_enabled
 from pykubelet.admission.chain import make_chain
+from pykubelet.admission.features import features_of_update, lacking
 from pykubelet.admission.fit import as_amounts
 from pykubelet.admission.link import Amounts, Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
 from pykubelet.admission.metrics import AdmissionMetrics
@@ -139,14 +140,18 @@ class Admitting:
     def may_start(self, pod: Pod) -> bool:
         """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
         worker = self._workers.get(pod.uid)
-        if (worker is not None and worker.state is State.SYNCING) or self._workers.is_reborn(pod.uid):
+        if worker is not None and worker.state is State.SYNCING:
+            if worker.pod is not None:
+                self._look_at_update(worker.pod, pod)
             return True
-        if worker is None:
+        if self._workers.is_reborn(pod.uid):
+            return True
+        if worker is None or not is_static_pod(pod):
             status = self._statuses.get(pod.uid)
             if status is not None and status.phase in TERMINAL:
                 return False
-            if pod.status.phase in TERMINAL:
-                return not self._stays_refused(pod)
+        if worker is None and pod.status.phase in TERMINAL:
+            return not self._stays_refused(pod)
         if pod.uid in self._apart:
             self._apart[pod.uid] = pod
             return False
@@ -163,6 +168,14 @@ class Admitting:
     def forget(self, uid: str) -> None:
         """Drop a pod that is gone."""
         self._requests.forget(uid)
+
+    def _look_at_update(self, before: Pod, after: Pod) -> None:
+        """Say when a pod that runs shall now be something that this node cannot make of it."""
+        if before.spec is after.spec or not self._parts.gates.enabled("NodeDeclaredFeatures"):
+            return
+        missing = features_of_update(before, after) - set(self._parts.own.status.declared_features)
+        if missing:
+            self._journal.event(after, "Warning", "FailedNodeDeclaredFeaturesCheck", lacking(missing))
 
     def _stays_refused(self, pod: Pod) -> bool:
         """Whether an earlier agent refused this pod, and nothing of it is here to be cleaned up."""
@@ -331,7 +344,7 @@ class Admitting:
             try:
                 async with asyncio.timeout_at(began + patience):
                     if worker is not None:
-                        await worker.gone.wait()
+                        await worker.stopped.wait()
             except TimeoutError:
                 self._journal.event(
                     victim,
@@ -355,7 +368,11 @@ class Admitting:
         self._journal.event(victim, "Warning", PREEMPTING, PREEMPTED)
         status = self._statuses.get(victim.uid) or victim.status
         self._statuses.set(victim, preempted_status(victim, status, api_now()))
-        self._workers.terminate(victim.uid)
+        if self._workers.get(victim.uid) is None and self._runs(victim.uid):
+            # An earlier agent started it, and its source's news has not come to it yet.
+            self._workers.end(victim)
+        else:
+            self._workers.terminate(victim.uid)
 
 
 def present_node(own: Node, known: Node | None) -> Node:

@@ -164,6 +164,7 @@ class Allotment:
         """Take back what others than these pods have; only for one who knows all pods of the node."""
         for uid in (self.cpus.holders | self.memory.holders) - uids:
             self.forget(uid)
+        self.memory.catch_up()
 
     # Containers that run
 

@@ -289,14 +289,15 @@ class Doer:
                     await remove_container(self._cri, container.id)
 
     async def _prepare(self, pod: Pod, turn: Turn) -> PodSetting:
+        reason, doing = "FailedCreatePodContainer", "unable to ensure pod container exists"
         try:
-            self._dirs.make(pod.uid)
             cgroup_parent = await self._cgroups.ensure(pod)
             self._resizing.made(pod)
+            reason, doing = "Failed", "error making pod data directories"
+            self._dirs.make(pod.uid)
         except OSError as err:
-            message = f"unable to ensure pod container exists: {err}"
-            self._journal.event(pod, "Warning", "FailedToCreatePodContainer", message)
-            raise StepError(message) from err
+            self._journal.event(pod, "Warning", reason, f"{doing}: {err}")
+            raise StepError(f"{doing}: {err}") from err
         try:
             volumes = {}
             if pod.spec.volumes:
@@ -423,6 +424,8 @@ class Doer:
         since, now = self._end_of(ended[0], memory), asyncio.get_running_loop().time()
         wait = self._back_off.remaining(key, since, now)
         if wait <= 0:
+            # Only what has no pause to wait for any more: memory must not grow with the node's history.
+            self._back_off.prune(now - self._back_off.limit)
             self._back_off.attempt(key, since, now)
             return 0.0
         who = f"{pod.metadata.name}_{pod.metadata.namespace}({pod.uid})"

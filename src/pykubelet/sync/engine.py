@@ -201,8 +201,10 @@ class PodEngine:
             refuse=lambda pod, refusal: self._admitting.refuse(pod, refusal),
             on_stopped=self._pod_stopped,
             device_health=parts.devices.health,
+            recursive_handlers=parts.node.recursive_handlers,
             claims=parts.claims,
             resizing=self._resizing,
+            restart_all=parts.admission.gates.enabled("RestartAllContainersOnContainerExits"),
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds, self._metrics.workers)
         self.crowd = Crowd(self._gate, self.workers)

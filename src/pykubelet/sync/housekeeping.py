@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 
 from pykubelet.api.pod import Pod
 from pykubelet.cri.errors import CriError
+from pykubelet.kube.retrying import Complaints
 from pykubelet.logs import get_logger
 from pykubelet.pods.mux import PodMux
 from pykubelet.pods.store import PodStore
@@ -65,6 +66,7 @@ class Housekeeping:
         self._scope = scope
         self._unreadable = unreadable
         self._next_gc = 0.0
+        self._class_complaints = Complaints(log, "Could not update the cgroups of the QoS classes")
 
     def keep(self) -> None:
         """Look once; what takes time goes on by itself."""
@@ -106,10 +108,13 @@ class Housekeeping:
         self._workers.terminate_orphan(uid, name, alive=seen is not None and seen.is_alive)
 
     async def _weigh_classes(self) -> None:
+        now = asyncio.get_running_loop().time()
         try:
             await self._cgroups.update_qos([self._resizing.allocated(pod) for pod in self._workers.pods()])
         except OSError as err:
-            log.error(err, "Could not update the cgroups of the QoS classes")
+            self._class_complaints.failed(err, now)
+        else:
+            self._class_complaints.succeeded(now)
 
     async def _collect(self) -> None:
         def is_deleted(uid: str) -> bool:

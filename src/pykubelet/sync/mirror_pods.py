@@ -139,9 +139,12 @@ class MirrorPods:
         self._node_uid = node_uid
         self._made: dict[str, tuple[Pod, float]] = {}
         """Mirrors that the watch has not shown yet, and until when to wait for that."""
+        self._taken: set[str] = set()
+        """Names that were taken when their mirror was to be made, and of which the watch has shown none."""
         self._changed = asyncio.Event()
         self._pauses = Pauses()
         self._complaints = Complaints(log, "Failed to keep a mirror pod")
+        self._clashes = Complaints(log, "A static pod has no mirror: another pod has its name, delete that")
 
     def wake(self) -> None:
         """Look soon: a static pod came, changed or went."""
@@ -150,6 +153,7 @@ class MirrorPods:
     def seen(self, mirror: Pod) -> None:
         """Take note that the watch has shown a mirror that came, changed or went."""
         self._made.pop(mirror.full_name, None)
+        self._taken.discard(mirror.full_name)
         self._changed.set()
 
     async def run(self) -> NoReturn:
@@ -208,14 +212,19 @@ class MirrorPods:
         return [*watched, *(mirror for mirror, _ in self._made.values())]
 
     async def _create(self, static: Pod, node_uid: str) -> None:
-        log.info("Creating a mirror pod for static pod", pod=static.full_name)
+        speak = log.v(4) if static.full_name in self._taken else log
+        speak.info("Creating a mirror pod for static pod", pod=static.full_name)
         mirror = mirror_of(static, self._node_name, node_uid)
         try:
             made = await self._api.create(PODS, mirror, static.metadata.namespace)
         except AlreadyExists as err:
-            # Perhaps the watch lags behind; otherwise somebody took the name, and must give it back.
-            log.v(2).info("A pod of the mirror's name exists already", pod=static.full_name, err=err)
+            # At first the watch may only lag behind; then somebody has the name, and must give it back.
+            if static.full_name in self._taken:
+                self._clashes.failed(err, asyncio.get_running_loop().time())
+            self._taken.add(static.full_name)
             return
+        self._taken.discard(static.full_name)
+        self._clashes.succeeded(asyncio.get_running_loop().time())
         self._made[made.full_name] = made, asyncio.get_running_loop().time() + SEEN_SECONDS
 
     async def _delete(self, mirror: Pod) -> None:

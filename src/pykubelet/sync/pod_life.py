@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-import msgspec
-
 from pykubelet.admission.link import Refusal
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.pod import Pod
@@ -36,15 +34,18 @@ from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
+from pykubelet.sync.deadlines import EXCEEDED, MESSAGE, exceeded, time_left
 from pykubelet.sync.device_side import DeviceHealth, no_health
 from pykubelet.sync.lost_cgroup import stop_unbound
 from pykubelet.sync.pleg import Change
 from pykubelet.sync.resizing import Resizing
+from pykubelet.sync.restart_all import RestartAll
 from pykubelet.sync.status import compute_status
 from pykubelet.sync.status_containers import PodView, StartFailure
 from pykubelet.sync.status_final import final_status
 from pykubelet.sync.status_patch import status_patch
 from pykubelet.sync.status_phase import TERMINAL
+from pykubelet.sync.status_restart import says_restarting
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.step_notes import ended, status_before, told
 from pykubelet.sync.worker import Outcome, PodRefused, StepError
@@ -102,7 +103,9 @@ class PodLifeOnNode:
         refuse: Callable[[Pod, Refusal], None] = lambda pod, refusal: None,
         on_stopped: Callable[[str], None] = lambda uid: None,
         device_health: Callable[[Pod], DeviceHealth] = no_health,
+        recursive_handlers: frozenset[str] = frozenset(),
         resizing: Resizing | None = None,
+        restart_all: bool = True,
         claims: PodClaims = NO_CLAIMS,
         registrar: Registrar | None = None,
         clock: Callable[[], float] = time.time,
@@ -126,7 +129,9 @@ class PodLifeOnNode:
         self._refuse = refuse
         self._on_stopped = on_stopped
         self._device_health = device_health
+        self._recursive_handlers = recursive_handlers
         self._resizing = resizing or Resizing(journal)
+        self._restart_all = RestartAll(killer, cri, journal, clock, enabled=restart_all)
         self._claims = claims
         self.registrar = registrar
         self._clock = clock
@@ -170,7 +175,7 @@ class PodLifeOnNode:
 
     async def sync(self, pod: Pod) -> Outcome:
         """Bring the pod nearer to its desired state."""
-        pod = self._resizing.allocated(pod)
+        pod = self._to_run(pod)
         memory = self._memory(pod.uid)
         memory.busy = True
         try:
@@ -188,20 +193,25 @@ class PodLifeOnNode:
 
     async def _sync(self, pod: Pod, memory: PodMemory) -> Outcome:
         memory.untold.clear()
-        observed = await self._look(pod.uid)
+        observed = await self._look(pod.uid, pod)
         self._resizing.observe(pod, observed)
         status = self._report(pod, observed)
         if status.phase in TERMINAL:
             return True, None
-        if (left := self._deadline_left(pod, status)) is not None and left <= 0:
-            self._exceed_deadline(pod, status)
+        left = time_left(pod, status, memory, asyncio.get_running_loop().time(), self._clock())
+        if left is not None and left <= 0:
+            self._journal.event(pod, "Normal", EXCEEDED, MESSAGE)
+            self._statuses.set(pod, exceeded(status))
             return True, None
         if memory.registered != pod.spec:
             self._objects.register(pod)
             memory.registered = pod.spec
         requested, plan = frozenset(memory.restart_requested), self._resizing.plan(pod, observed)
-        actions = decide(pod, observed, self._verdicts(observed), requested, plan)
-        if actions.idle and observed.running and not self._cgroups.exists(pod):
+        anew = says_restarting(status)
+        actions = decide(pod, observed, self._verdicts(observed), requested, plan, restart_all=anew)
+        if actions.reset:
+            return False, await self._restart_all.clear(pod, actions.reset, memory)
+        if (actions.idle or actions.resize) and observed.running and not self._cgroups.exists(pod):
             memory.current = False
             await stop_unbound(pod, observed, self._killer, self._journal)
             return False, 0
@@ -225,6 +235,9 @@ class PodLifeOnNode:
             again = LAG_SECONDS
         return False, min((seconds for seconds in (again, left) if seconds is not None), default=None)
 
+    def _to_run(self, pod: Pod) -> Pod:
+        return self._restart_all.honoured(self._resizing.allocated(pod))
+
     async def _refresh(self, pod: Pod) -> float | None:
         """Bring the pod's volumes up to date; gives in how many seconds to try again what failed."""
         if not pod.spec.volumes:
@@ -242,13 +255,13 @@ class PodLifeOnNode:
         """Report what the probes say of a pod whose step takes long: it is being stopped."""
         memory = self._memories.get(pod.uid)
         if memory is not None and memory.observed is not None:
-            self._report(self._resizing.allocated(pod), memory.observed)
+            self._report(self._to_run(pod), memory.observed)
 
     async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
         """Stop everything of the pod that runs."""
-        pod = self._resizing.allocated(pod) if pod is not None else None
+        pod = self._to_run(pod) if pod is not None else None
         memory = self._memory(uid)
-        observed = await self._picture(memory, uid)
+        observed = await self._picture(memory, uid, pod)
         if pod is not None and self.registrar is not None:
             self._report(pod, observed)
         self._prober.stop_liveness_and_startup(uid)
@@ -257,7 +270,9 @@ class PodLifeOnNode:
         try:
             await self._killer.pod(pod, observed, grace)
         except KillError as err:
-            raise StepError(str(err)) from err
+            message = f"error killing pod: {err}"
+            self._journal.event(pod or restored_pod(observed), "Warning", "FailedKillPod", message)
+            raise StepError(message) from err
         memory.stopped.update(sandbox.id for sandbox in observed.sandboxes)
         observed = await self._look(uid)
         if observed.running:
@@ -349,13 +364,14 @@ class PodLifeOnNode:
             memory = self._memories[uid] = PodMemory(self._arrivals)
         return memory
 
-    async def _picture(self, memory: PodMemory, uid: str) -> ObservedPod:
+    async def _picture(self, memory: PodMemory, uid: str, pod: Pod | None = None) -> ObservedPod:
         """What there is of a pod to end; looks only if something was done since, or happened by itself."""
         if memory.observed is not None and memory.current and not memory.ended:
             return memory.observed
-        return await self._look(uid)
+        return await self._look(uid, pod)
 
-    async def _look(self, uid: str) -> ObservedPod:
+    async def _look(self, uid: str, pod: Pod | None = None) -> ObservedPod:
+        """Look at the runtime; `pod` hears of it when that cannot be done."""
         memory = self._memory(uid)
         try:
             if memory.observed is None and self._is_new(uid):
@@ -363,6 +379,8 @@ class PodLifeOnNode:
             else:
                 observed = await self._observer.pod(uid)
         except CriError as err:
+            if pod is not None:
+                self._journal.event(pod, "Warning", "FailedSync", f"error determining status: {err.rpc_text}")
             raise StepError(str(err)) from err
         memory.observed, memory.current = observed, True
         running = {c.id for c in observed.running}
@@ -385,6 +403,8 @@ class PodLifeOnNode:
             health=self._prober.update_status(pod, observed),
             terminal=terminal,
             host_ips=self._host_ips,
+            runtime_name=self._cri.version.runtime_name,
+            recursive_handlers=self._recursive_handlers,
             resizes=self._resizing.shown(pod.uid),
             actuated=self._resizing.actuated(pod.uid),
             in_force=self._in_force(pod, previous),
@@ -427,18 +447,3 @@ class PodLifeOnNode:
             }
 
         return Verdicts(liveness=known("liveness"), startup=known("startup"))
-
-    def _deadline_left(self, pod: Pod, status: PodStatus) -> float | None:
-        if pod.spec.active_deadline_seconds is None or status.start_time is None:
-            return None
-        memory, now = self._memory(pod.uid), asyncio.get_running_loop().time()
-        if memory.began is None:
-            # Once: a clock that is set later neither ends pods nor lets them live.
-            memory.began = now - max(0.0, self._clock() - status.start_time.timestamp())
-        return memory.began + pod.spec.active_deadline_seconds - now
-
-    def _exceed_deadline(self, pod: Pod, status: PodStatus) -> None:
-        message = "Pod was active on the node longer than the specified deadline"
-        self._journal.event(pod, "Normal", "DeadlineExceeded", message)
-        ended = msgspec.structs.replace(status, phase="Failed", reason="DeadlineExceeded", message=message)
-        self._statuses.set(pod, ended)

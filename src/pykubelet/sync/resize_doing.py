@@ -31,7 +31,9 @@ class ResizeDoing:
         began = self._clock()
         failure = ""
         try:
-            await self._resizer.apply(pod, actions.sandbox_id, actions.resize)
+            sandbox_id = "" if actions.create_sandbox else actions.sandbox_id
+            await self._resizer.apply(pod, sandbox_id, actions.resize)
+            self._resizing.settled(pod)
         except ResizeError as err:
             failure = str(err)
             self._resizing.failed(pod, failure)

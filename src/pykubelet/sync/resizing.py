@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -87,6 +87,8 @@ class Resizing:
         self._group_of = group_of
         self._scope = scope
         self._views: dict[str, tuple[Pod, PodResources, Pod]] = {}
+        self._bound: dict[str, PodResources] = {}
+        """The promise that each pod's own cgroup was last set to, of pods that have one by us."""
         self._pending: set[str] = set()
         self._asked: set[str] = set()
         """Pods of whose wishes somebody else has to be waited for."""
@@ -154,11 +156,17 @@ class Resizing:
             self._set(pod.uid, container.name, in_effect(container, pod, self._rules.scope))
 
     def made(self, pod: Pod) -> None:
-        """Take note that the pod's cgroup was made."""
+        """Take note that the pod's cgroup is there; a new one has what the pod says."""
+        if pod.uid not in self._bound:
+            self.settled(pod)
         if self._rules.scope.whole and pod.spec.resources is not None:
             known = self.books.actuated.of(pod.uid) or PodResources()
             if known.whole is None:
                 self._keep(pod.uid, PodResources(known.containers, pod.spec.resources), at_once=False)
+
+    def settled(self, pod: Pod) -> None:
+        """Take note that the pod's own cgroup was set to what the pod says."""
+        self._bound[pod.uid] = resources_of(pod, self._rules.scope)
 
     def resized(self, pod: Pod, container: Container, resources: ResourceRequirements) -> None:
         """Take note that the runtime has set a container to this."""
@@ -179,7 +187,7 @@ class Resizing:
         self._keep(pod.uid, PodResources(known.containers, whole), at_once=known.whole not in (None, whole))
 
     def plan(self, pod: Pod, observed: ObservedPod) -> ResizePlan:
-        """Say what running containers do not have of what the pod was promised."""
+        """Say what running containers and the pod's cgroup do not have of what the pod was promised."""
         actuated = self.books.actuated.of(pod.uid)
         containers = (*pod.spec.init_containers, *pod.spec.containers)
         running = {
@@ -187,7 +195,11 @@ class Resizing:
             for one in containers
             if (last := observed.latest(one.name)) is not None and last.phase == "running"
         }
-        return plan_resize(pod, running, actuated, self._rules.scope) if running else NOTHING
+        plan = plan_resize(pod, running, actuated, self._rules.scope) if running else NOTHING
+        # Also for containers that do not run: they are going to be started in that cgroup.
+        bound, promised = self._bound.get(pod.uid), self.books.allocated.of(pod.uid)
+        stale = bound is not None and promised is not None and bound != promised
+        return replace(plan, pod=True) if stale else plan
 
     def observe(self, pod: Pod, observed: ObservedPod) -> None:
         """Show whether the pod is being resized, now that it was looked at."""
@@ -218,16 +230,14 @@ class Resizing:
 
     def ended(self, uid: str) -> None:
         """Take note that nothing of a pod runs any more: there may be room for others."""
-        self._pending.discard(uid)
-        self.conditions.forget(uid)
-        self._look_again("pod_terminated")
+        self._leave(uid, "pod_terminated")
 
     def gone(self, uid: str) -> None:
         """Drop a pod of which nothing is left."""
         self._views.pop(uid, None)
         self.books.allocated.forget(uid)
         self.books.actuated.forget(uid)
-        self.ended(uid)
+        self._leave(uid, "pods_removed")
 
     def tidy(self, uids: Collection[str]) -> None:
         """Drop what is known of all pods but these, and look at wishes that wait for long."""
@@ -235,6 +245,12 @@ class Resizing:
         self.books.actuated.keep_only(uids)
         if self._pending and asyncio.get_running_loop().time() >= self._next_retry:
             self._look_again("periodic_retry")
+
+    def _leave(self, uid: str, trigger: str) -> None:
+        self._pending.discard(uid)
+        self._bound.pop(uid, None)
+        self.conditions.forget(uid)
+        self._look_again(trigger)
 
     # What becomes of wishes.
 

@@ -3,7 +3,8 @@
 The runtime takes the same total time for forty pods whether it is asked for four or forty at a
 time; at four, the first ones are ready early. A pod asks for a turn more than once on its way (for
 its sandbox, then for its containers), so turns go by age and not by arrival: otherwise every
-pod would wait for every other one's sandbox.
+pod would wait for every other one's sandbox. A few pods whose starts hang, in the runtime or on a dead
+server's volume, must not keep all others from starting: a turn is theirs for a while only.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+LONGEST_SECONDS = 10.0
+"""How long a turn counts. Whoever has it for longer waits for something that hangs, a dead server perhaps."""
+
 
 class Turn:
-    """A turn that is held; it can be lent to others for a while."""
+    """A turn that is held; it can be lent to others for a while, and who takes too long has lent it."""
 
     def __init__(self, gate: StartGate, order: int) -> None:
+        """Take the gate, which has given the turn just now."""
         self._gate = gate
         self._order = order
+        self._counts: asyncio.TimerHandle | None = None
+        self._hold()
 
     async def while_away(self, work: Awaitable[T], after: float = 0.0) -> T:
         """Wait for something that takes no turn; others may have this one meanwhile.
@@ -34,29 +41,36 @@ class Turn:
         if isinstance(work, asyncio.Future) and work.done():
             done: T = work.result()
             return done
-        lending = _Lending(self._gate)
-        timer = asyncio.get_running_loop().call_later(after, lending.begin) if after else None
+        timer = asyncio.get_running_loop().call_later(after, self.end) if after else None
         if timer is None:
-            lending.begin()
+            self.end()
         try:
-            return await work
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if lending.begun:
-                await self._gate.take(self._order)
+            try:
+                result = await work
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        except Exception:
+            await self._again()
+            raise
+        await self._again()
+        return result
 
+    def end(self) -> None:
+        """Pass the turn on, if it is still held."""
+        if self._counts is not None:
+            self._counts.cancel()
+            self._counts = None
+            self._gate.give_back()
 
-class _Lending:
-    """Whether a turn was given to others for a while."""
+    async def _again(self) -> None:
+        """Have a turn again; whoever is cancelled needs none any more, and does not wait for it."""
+        if self._counts is None:
+            await self._gate.take(self._order)
+            self._hold()
 
-    def __init__(self, gate: StartGate) -> None:
-        self._gate = gate
-        self.begun = False
-
-    def begin(self) -> None:
-        self.begun = True
-        self._gate.give_back()
+    def _hold(self) -> None:
+        self._counts = asyncio.get_running_loop().call_later(LONGEST_SECONDS, self.end)
 
 
 class StartGate:
@@ -76,10 +90,11 @@ class StartGate:
     async def turn(self, order: int) -> AsyncIterator[Turn]:
         """Hold a turn while inside."""
         await self.take(order)
+        turn = Turn(self, order)
         try:
-            yield Turn(self, order)
+            yield turn
         finally:
-            self.give_back()
+            turn.end()
 
     async def take(self, order: int) -> None:
         """Wait for a turn; whoever takes one gives it back."""

@@ -11,6 +11,7 @@ from datetime import datetime
 
 import msgspec
 
+from pykubelet.api.ip import by_family
 from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import (
     AddressStatus,
@@ -22,9 +23,11 @@ from pykubelet.api.pod_status import (
 from pykubelet.pods.static import is_static_pod
 from pykubelet.resources.qos import pod_limits, pod_requests, qos_class
 from pykubelet.runtime.actions import sandbox_is_stale
+from pykubelet.runtime.observed import ObservedPod
 from pykubelet.sync.resize_rules import IN_PROGRESS, PENDING
 from pykubelet.sync.status_containers import PodView, container_statuses
 from pykubelet.sync.status_phase import TERMINAL, phase_of
+from pykubelet.sync.status_restart import KIND, restart_condition
 
 OWNED = (
     PENDING,
@@ -34,6 +37,7 @@ OWNED = (
     "Ready",
     "ContainersReady",
     "PodScheduled",
+    KIND,
 )
 """Conditions that only the agent writes; all others are kept as they are."""
 SHARED = ("DisruptionTarget",)
@@ -46,11 +50,8 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
     ordinary = container_statuses(view, "ordinary")
     init = container_statuses(view, "init")
     by_name = {status.name: status for status in [*ordinary, *init]}
-    active = any(
-        last is not None and last.phase == "running"
-        for last in (observed.latest(container.name) for container in pod.spec.containers)
-    )
-    phase = phase_of(pod, by_name, terminal=view.terminal, initialized=active, static=is_static_pod(pod))
+    initialized = _got_through(pod, observed)
+    phase = phase_of(pod, by_name, terminal=view.terminal, initialized=initialized, static=is_static_pod(pod))
     for earlier in (previous.phase, pod.status.phase):
         if phase not in TERMINAL and earlier in TERMINAL:
             phase = earlier
@@ -89,12 +90,12 @@ def _verdicts(pod: Pod, gates: set[str]) -> dict[str, str]:
 
 
 def _set_addresses(status: PodStatus, view: PodView) -> None:
-    ips = list(view.observed.ips) or [address.ip for address in view.previous.pod_ips]
-    status.host_ips = [AddressStatus(ip=ip) for ip in view.host_ips]
-    if view.pod.spec.host_network:
-        ips = list(view.host_ips)
+    hosts = list(view.host_ips) or [address.ip for address in view.previous.host_ips]
+    own = hosts if view.pod.spec.host_network else by_family(view.observed.ips, hosts[0] if hosts else "")
+    ips = own or [address.ip for address in view.previous.pod_ips]
+    status.host_ips = [AddressStatus(ip=ip) for ip in hosts]
     status.pod_ips = [AddressStatus(ip=ip) for ip in ips]
-    status.host_ip = view.host_ips[0] if view.host_ips else ""
+    status.host_ip = hosts[0] if hosts else ""
     status.pod_ip = ips[0] if ips else ""
 
 
@@ -111,13 +112,15 @@ def _conditions(
         ready = ("False", "ReadinessGatesNotReady", ", ".join(missing))
     owned = {
         "PodReadyToStartContainers": ("False" if sandbox_is_stale(pod, view.observed) else "True", "", ""),
-        "Initialized": _initialized(pod, statuses, phase),
+        "Initialized": _initialized(view, statuses, phase),
         "Ready": ready,
         "ContainersReady": containers,
         "PodScheduled": ("True", "", ""),
     }
     resizes = () if view.terminal else view.resizes
-    return [*foreign, *resizes, *(_condition(view, kind, *facts, now=now) for kind, facts in owned.items())]
+    restart = restart_condition(pod, view.observed, view.previous, phase, terminal=view.terminal, now=now)
+    usual = (_condition(view, kind, *facts, now=now) for kind, facts in owned.items())
+    return [*foreign, *resizes, *usual, *restart]
 
 
 def _condition(
@@ -151,7 +154,17 @@ def _containers_ready(pod: Pod, statuses: dict[str, ContainerStatus], phase: str
     return ("False", "ContainersNotReady", ", ".join(problems)) if problems else ("True", "", "")
 
 
-def _initialized(pod: Pod, statuses: dict[str, ContainerStatus], phase: str) -> tuple[str, str, str]:
+def _got_through(pod: Pod, observed: ObservedPod) -> bool:
+    """Whether the present sandbox got as far as an ordinary container, whatever became of that."""
+    newest = next(iter(observed.sandboxes), None)
+    if newest is None or not newest.ready:
+        return False
+    ordinary = {container.name for container in pod.spec.containers}
+    return any(c.sandbox_id == newest.id and c.name in ordinary for c in observed.containers)
+
+
+def _initialized(view: PodView, statuses: dict[str, ContainerStatus], phase: str) -> tuple[str, str, str]:
+    pod = view.pod
     unknown = [c.name for c in pod.spec.init_containers if c.name not in statuses]
     incomplete = [
         c.name
@@ -161,16 +174,18 @@ def _initialized(pod: Pod, statuses: dict[str, ContainerStatus], phase: str) -> 
     ]
     if phase == "Succeeded" and not unknown:
         return "True", "PodCompleted", ""
-    if any(_has_started(statuses.get(container.name)) for container in pod.spec.containers):
+    if any(_has_begun(statuses.get(container.name)) for container in pod.spec.containers):
         return "True", "", ""
     problems = [*_names("unknown", unknown), *_names("incomplete", incomplete)]
-    return ("False", "ContainersNotInitialized", ", ".join(problems)) if problems else ("True", "", "")
+    # A pod is initialized once for all: a sidecar that restarts takes nothing back.
+    before = any(c.type == "Initialized" and c.status == "True" for c in view.previous.conditions)
+    if not problems or before:
+        return "True", "", ""
+    return "False", "ContainersNotInitialized", ", ".join(problems)
 
 
-def _has_started(status: ContainerStatus | None) -> bool:
-    return status is not None and any(
-        (status.started is True, status.state.terminated, status.last_state.terminated)
-    )
+def _has_begun(status: ContainerStatus | None) -> bool:
+    return status is not None and (status.state.running is not None or status.state.terminated is not None)
 
 
 def _gates_missing(pod: Pod, conditions: Sequence[PodCondition]) -> list[str]:

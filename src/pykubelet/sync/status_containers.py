@@ -33,11 +33,14 @@ from pykubelet.probes.kinds import Health
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.restart import should_restart
 from pykubelet.sync.resize_status import actual_resources
+from pykubelet.sync.status_restart import REASON, is_restarting, removed_for_restart
 
 Kind = Literal["ordinary", "init", "ephemeral"]
 
 LOST = 137
 """The exit code reported for a container whose end nobody saw."""
+UNKNOWN = "ContainerStatusUnknown"
+"""The reason reported with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class PodView:
     """Nothing of this pod will run again (its worker is past termination)."""
     host_ips: Sequence[str] = ()
     runtime_name: str = "containerd"
-    recursive_read_only: bool = False
-    """Whether the runtime can make mounts below a read-only mount read-only too."""
+    recursive_handlers: frozenset[str] = frozenset()
+    """The runtime's handlers that can make mounts below a read-only mount read-only too."""
     resizes: Sequence[PodCondition] = ()
     """What is to be told of a resize."""
     actuated: Mapping[str, ResourceRequirements] = field(default_factory=dict)
@@ -164,20 +167,28 @@ def _state(view: PodView, container: ObservedContainer, old: ContainerStatus | N
             )
         )
     if container.phase == "unknown" and old is not None and old.state.running is not None:
-        return _lost("The container could not be located when the pod was terminated")
+        return _lost(
+            "The container could not be located when the pod was terminated",
+            REASON if _restarting(view) else UNKNOWN,
+        )
     return ContainerState(waiting=ContainerStateWaiting())
 
 
-def _lost(message: str) -> ContainerState:
-    ended = ContainerStateTerminated(exit_code=LOST, reason="ContainerStatusUnknown", message=message)
+def _lost(message: str, reason: str = UNKNOWN) -> ContainerState:
+    ended = ContainerStateTerminated(exit_code=LOST, reason=reason, message=message)
     return ContainerState(terminated=ended)
+
+
+def _restarting(view: PodView) -> bool:
+    return is_restarting(view.pod, view.observed, view.previous, terminal=view.terminal)
 
 
 def _without_runtime(
     view: PodView, container: Container, kind: Kind, old: ContainerStatus | None
 ) -> ContainerStatus:
     """A container that the runtime does not have: not made yet, or gone."""
-    if old is not None and old.state.terminated is not None:
+    restarting = kind != "ephemeral" and old is not None and _restarting(view)
+    if old is not None and old.state.terminated is not None and not restarting:
         return msgspec.structs.replace(old)
     reason = "PodInitializing" if view.pod.spec.init_containers else "ContainerCreating"
     status = ContainerStatus(
@@ -190,6 +201,10 @@ def _without_runtime(
     if old is None:
         return status
     status.restart_count, status.last_state = old.restart_count, old.last_state
+    if restarting:
+        if old.state.waiting is None:
+            removed_for_restart(status, old)
+        return status
     if old.state.running is not None and old.last_state.terminated is None:
         status.last_state = _lost(
             "The container could not be located when the pod was deleted.  The container used to be Running"
@@ -206,7 +221,13 @@ def _explain_waiting(view: PodView, container: Container, kind: Kind, status: Co
         if last is not None and last.phase == "exited" and last.exit_code == 0:
             return
         begun = any(view.observed.latest(ordinary.name) for ordinary in view.pod.spec.containers)
-        if last is None and begun and not is_sidecar(container) and status.state.waiting is not None:
+        if (
+            last is None
+            and begun
+            and not is_sidecar(container)
+            and status.state.waiting is not None
+            and not _restarting(view)
+        ):
             message = (
                 "Unable to get init container status from container runtime and pod has been initialized, "
                 "treat it as exited normally"
@@ -237,4 +258,12 @@ def _mounts(view: PodView, mounts: Sequence[VolumeMount]) -> list[VolumeMountSta
 
 def _recursive(view: PodView, mount: VolumeMount) -> str:
     wanted = mount.recursive_read_only in ("Enabled", "IfPossible")
-    return "Enabled" if wanted and view.recursive_read_only else "Disabled"
+    return "Enabled" if wanted and _can_recurse(view) else "Disabled"
+
+
+def _can_recurse(view: PodView) -> bool:
+    newest = next(iter(view.observed.sandboxes), None)
+    if newest is None:
+        # Before it has one, nobody has asked yet which handler its class means.
+        return not view.pod.spec.runtime_class_name and "" in view.recursive_handlers
+    return newest.runtime_handler in view.recursive_handlers

@@ -17,7 +17,7 @@ import msgspec
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerState, ContainerStatus, PodCondition, PodStatus
-from pykubelet.runtime.restart import restarts_after_exit
+from pykubelet.runtime.restart import may_restart_all, restarts_after_exit
 from pykubelet.sync.status import OWNED, SHARED
 from pykubelet.sync.status_phase import TERMINAL
 
@@ -100,7 +100,13 @@ def _containers(
             return status
         ended = old.state.terminated
         back = ended is not None and status.state.terminated is None
-        if back and ended is not None and not restarts_after_exit(pod, container, ended.exit_code):
+        if (
+            back
+            and ended is not None
+            and not restarts_after_exit(pod, container, ended.exit_code)
+            # What has ended for good may run again with all the others.
+            and not may_restart_all(pod.spec)
+        ):
             return old
         if old.restart_count > status.restart_count:
             return msgspec.structs.replace(status, restart_count=old.restart_count)

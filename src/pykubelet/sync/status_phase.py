@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.runtime.restart import restarts_after_exit
+from pykubelet.sync.status_restart import will_run_again
 
 TERMINAL = ("Succeeded", "Failed")
 
@@ -56,10 +57,10 @@ def _initialization(pod: Pod, statuses: Mapping[str, ContainerStatus]) -> tuple[
             continue
         status = statuses.get(container.name)
         code = _exit_code(status)
-        if code is None:
+        if status is None or code is None:
             pending = True
         elif code != 0:
-            failed = failed or not restarts_after_exit(pod, container, code)
+            failed = failed or not (restarts_after_exit(pod, container, code) or will_run_again(status))
     return pending, failed
 
 
@@ -90,7 +91,7 @@ def _count(pod: Pod, container: Container, status: ContainerStatus | None, count
         counts.running += 1
     elif (code := _exit_code(status)) is not None:
         counts.stopped += 1
-        counts.stopped_for_good += not restarts_after_exit(pod, container, code)
+        counts.stopped_for_good += not (restarts_after_exit(pod, container, code) or will_run_again(status))
         counts.succeeded += status.state.terminated is not None and code == 0
     elif status.state.waiting is not None:
         counts.waiting += 1

@@ -97,6 +97,8 @@ class PodWorker:
         """`namespace/name`; empty for a pod of which nobody knows it any more."""
         self.pod = pod
         self.state = State.TERMINATING if ending or pod is None else State.SYNCING
+        self.stopped = asyncio.Event()
+        """Set as soon as nothing of the pod runs any more; what it leaves behind may still be there."""
         self.gone = asyncio.Event()
         self._life = life
         self._resync = resync_seconds
@@ -194,6 +196,7 @@ class PodWorker:
     async def _ending(self) -> Outcome:
         await self._life.terminate(self.uid, self.pod, self._grace)
         self.state = State.TERMINATED
+        self.stopped.set()
         return True, None
 
     async def _interruptible(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:

@@ -1,8 +1,9 @@
-"""All the workers: one per pod, and a pod waits for its predecessor of the same name.
+"""All the workers: one per pod, and a static pod waits for its predecessor of the same name.
 
 A static pod that is edited is a new pod (its uid is a hash of its content) with an old name. Two
-pods of one name must never run at once, so the new one's worker starts when the old one's is
-gone; if it is edited again meanwhile, only the newest counts.
+of one name must never run at once, so the new one's worker starts when the old one's is gone; if it
+is edited again meanwhile, only the newest counts. An API server's pod of an old name starts at once:
+whoever deleted the old one by force did so in order not to wait for it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class PodWorkers:
         worker = self._workers.get(pod.uid)
         if worker is not None and worker.state is State.SYNCING:
             worker.update(pod)
-        elif worker is not None or self._of_name(pod.full_name) is not None:
+        elif worker is not None or (is_static_pod(pod) and self._of_name(pod.full_name) is not None):
             log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
             self._successors[pod.full_name] = pod
         else:

@@ -1,0 +1,127 @@
+"""A node's desk where pods come in, with real workers and stores."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.node import Node
+from pykubelet.api.pod import Pod
+from pykubelet.config.gates import FeatureGates
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.mux import Operation, PodChange
+from pykubelet.pods.store import PodStore
+from pykubelet.runtime.observed import ObservedPod, ObservedSandbox
+from pykubelet.sync.admitting import AdmissionParts, Admitting
+from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import Outcome
+from pykubelet.sync.workers import PodWorkers
+from pykubelet.tasks import TaskScope
+from tests.admission.making import node
+
+
+@dataclass
+class Life:
+    """A life in which pods run until they are told to end, which takes as long as it takes."""
+
+    started: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    is_tidy: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless what pods leave behind cannot be removed."""
+
+    def __post_init__(self) -> None:
+        self.is_tidy.set()
+
+    async def sync(self, pod: Pod) -> Outcome:
+        if pod.uid not in self.started:
+            self.started.append(pod.uid)
+        return False, None
+
+    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+        await self.may_end.wait()
+        self.ended.append(uid)
+
+    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+        await self.is_tidy.wait()
+
+
+class Here:
+    """A node's desk, with real workers and stores; `known` and `newest` are the API server's node."""
+
+    def __init__(
+        self,
+        scope: TaskScope,
+        *,
+        own: Node | None = None,
+        newest: Callable[[], Node] | None = None,
+        **links: Any,
+    ) -> None:
+        self.life = Life()
+        self.store, self.statuses, self.journal = PodStore(), StatusStore(), Journal()
+        self.workers = PodWorkers(self.life, scope, 60.0)
+        self.registry = CollectorRegistry()
+        self.in_runtime: dict[str, ObservedPod] = {}
+        self.coming: dict[str, Pod] = {}
+        self.fetched = 0
+
+        async def fetch() -> Node:
+            self.fetched += 1
+            await asyncio.sleep(1)
+            assert newest is not None
+            return newest()
+
+        self.desk = Admitting(
+            AdmissionParts(
+                own=own or node(), fetch=fetch if newest is not None else None, gates=FeatureGates(), **links
+            ),
+            scope,
+            self.registry,
+            store=self.store,
+            workers=self.workers,
+            statuses=self.statuses,
+            journal=self.journal,
+            in_runtime=lambda: self.in_runtime,
+            wanted=lambda: self.coming,
+            start=self.workers.sync,
+        )
+
+    def come(self, one: Pod, op: Operation = "ADD") -> bool:
+        """Hand a pod on as the engine does."""
+        self.store.apply(PodChange(op, one, "api"))
+        may = self.desk.may_start(one)
+        if may:
+            self.workers.sync(one)
+        return may
+
+    def run_since_before(self, one: Pod) -> None:
+        """Have a pod in the runtime that an earlier agent started."""
+        box = ObservedSandbox(id=one.uid, ready=True, created_at=1, attempt=0)
+        self.in_runtime[one.uid] = ObservedPod(uid=one.uid, sandboxes=(box,))
+        self.coming[one.uid] = one
+
+    def phase(self, uid: str) -> tuple[str, str] | None:
+        status = self.statuses.get(uid)
+        return (status.phase, status.reason) if status is not None else None
+
+    def events(self, uid: str) -> list[tuple[str, str, str]]:
+        return [(event.kind, event.reason, event.message) for event in self.journal.events(uid)]
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0
+
+
+@asynccontextmanager
+async def here(**facts: Any) -> AsyncIterator[Here]:
+    """Open the desk, and close it with all who wait there."""
+    async with TaskScope() as scope:
+        yield Here(scope, **facts)
+
+
+async def settle() -> None:
+    """Let everybody do what needs no time."""
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -1,0 +1,256 @@
+"""Pods that cannot be judged at once: for whom they wait, and who waits behind them."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from pykubelet.admission.link import Answer, Attempt, Later, Refusal
+from pykubelet.api.node import Node
+from pykubelet.kube.errors import NotFound
+from pykubelet.pods.mux import PodChange
+from tests.admission.making import asking, node, pod
+from tests.sync.desk import here, settle
+from tests.sync.making import NOW
+
+SYSTEM = 2_000_000_000
+
+
+@pytest.mark.looptime
+async def test_a_critical_pod_waits_until_others_have_made_room() -> None:
+    async with here() as node:
+        victim = asking("victim", cpu="2")
+        assert node.come(victim)
+        await settle()
+        critical = asking("critical", cpu="1", priority=SYSTEM)
+        assert not node.come(critical)
+        await settle()
+        assert node.phase("victim") == ("Failed", "Preempting")
+        text = "Preempted in order to admit critical pod"
+        assert node.events("victim") == [("Warning", "Preempting", text)]
+        # Whoever comes now does not take the place.
+        assert not node.come(asking("late", cpu="1500m"))
+        assert not node.come(critical, "UPDATE")
+        await asyncio.sleep(5)
+        assert node.life.started == ["victim"]
+        node.life.may_end.set()
+        await asyncio.sleep(1)
+        assert node.life.started == ["victim", "critical"]
+        assert node.phase("critical") is None
+        assert node.phase("late") == ("Failed", "OutOfcpu")
+        assert node.counted("kubelet_preemptions", preemption_signal="cpu") == 1
+
+
+@pytest.mark.looptime
+async def test_a_critical_pod_does_not_wait_for_what_others_leave_behind() -> None:
+    async with here() as desk:
+        desk.life.is_tidy.clear()  # a volume, say, that cannot be unmounted
+        desk.life.may_end.set()
+        assert desk.come(asking("victim", cpu="2"))
+        await settle()
+        desk.come(asking("critical", cpu="1", priority=SYSTEM))
+        await asyncio.sleep(1)
+        assert desk.life.started == ["victim", "critical"]
+        assert [reason for _, reason, _ in desk.events("victim")] == ["Preempting"]
+        assert desk.counted("kubelet_preemptions", preemption_signal="cpu") == 1
+
+
+@pytest.mark.looptime
+async def test_room_is_made_by_what_runs_since_before_and_was_not_handed_on_yet() -> None:
+    async with here() as desk:
+        victim = asking("victim", cpu="2")
+        desk.run_since_before(victim)
+        assert not desk.come(asking("critical", cpu="1", priority=SYSTEM))
+        await settle()
+        assert desk.phase("victim") == ("Failed", "Preempting")
+        # Now its source's news comes; it is on its way out, and stays so.
+        assert not desk.come(victim)
+        assert desk.life.started == []
+        del desk.in_runtime["victim"]
+        desk.life.may_end.set()
+        await asyncio.sleep(1)
+        assert (desk.life.ended, desk.life.started) == (["victim"], ["critical"])
+        assert not desk.come(victim, "UPDATE")
+        assert desk.counted("kubelet_preemptions", preemption_signal="cpu") == 1
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_does_not_end_is_not_waited_for_for_ever() -> None:
+    async with here() as node:
+        node.come(
+            pod(
+                "victim",
+                containers=[{"name": "main", "resources": {"requests": {"cpu": "2"}}}],
+                terminationGracePeriodSeconds=20,
+            )
+        )
+        await settle()
+        node.come(asking("critical", cpu="1", priority=SYSTEM))
+        await asyncio.sleep(29)
+        assert node.life.started == ["victim"]
+        await asyncio.sleep(2)
+        assert node.life.started == ["victim", "critical"]
+        assert [reason for _, reason, _ in node.events("victim")] == ["Preempting", "ExceededGracePeriod"]
+        assert node.counted("kubelet_preemptions", preemption_signal="cpu") == 0
+        node.life.may_end.set()
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("how", ["removed", "deleted"])
+async def test_a_pod_that_goes_while_it_waits_is_not_started(how: str) -> None:
+    async with here() as node:
+        node.come(asking("victim", cpu="2"))
+        await settle()
+        critical = asking("critical", cpu="1", priority=SYSTEM)
+        node.come(critical)
+        await settle()
+        if how == "removed":
+            node.store.apply(PodChange("REMOVE", critical, "api"))
+        else:
+            meta = msgspec.structs.replace(critical.metadata, deletion_timestamp=NOW)
+            node.store.apply(PodChange("DELETE", msgspec.structs.replace(critical, metadata=meta), "api"))
+        node.life.may_end.set()
+        await asyncio.sleep(1)
+        assert node.life.started == ["victim"]
+        assert node.come(asking("next", cpu="2"))
+
+
+class Slow:
+    """Gives devices, which takes a second, to those who ask for dongles; refuses the pod `greedy`."""
+
+    for_running = True
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self.apart = apart
+        self.given: list[str] = []
+        self.released: list[str] = []
+
+    def admit(self, attempt: Attempt) -> Answer | Later:
+        one = attempt.pod
+        if not any("dongle" in name for name in one.spec.containers[0].resources.requests):
+            return None
+        return Later(lambda: self._give(one.uid), apart=self.apart)
+
+    async def _give(self, uid: str) -> Answer:
+        await asyncio.sleep(1)
+        self.given.append(uid)
+        return Refusal("UnexpectedAdmissionError", "no dongle left") if uid == "greedy" else None
+
+
+@pytest.mark.looptime
+async def test_pods_wait_for_devices_and_others_behind_them() -> None:
+    slow = Slow()
+    async with here(allocation=slow, released=slow.released.append, own=node(pods="9")) as desk:
+        assert desk.come(pod("before"))
+        assert not desk.come(asking("first", dongle="1"))
+        assert not desk.come(asking("greedy", dongle="9"))
+        assert not desk.come(pod("behind"))
+        # What runs does not wait for anybody.
+        old = pod("old")
+        desk.run_since_before(old)
+        assert desk.come(old)
+        await settle()
+        assert desk.life.started == ["before", "old"]
+        await asyncio.sleep(1.5)
+        assert desk.life.started == ["before", "old", "first"]
+        await asyncio.sleep(1)
+        assert desk.life.started == ["before", "old", "first", "behind"]
+        assert slow.given == ["first", "greedy"]
+        assert desk.phase("greedy") == ("Failed", "UnexpectedAdmissionError")
+        assert slow.released == ["greedy"]
+        # And then everything is as before.
+        assert desk.come(pod("after"))
+
+
+@pytest.mark.looptime
+async def test_pods_that_wait_apart_hold_up_nobody_and_keep_their_room() -> None:
+    slow = Slow(apart=True)
+    small = node(pods="9", cpu="3", dongle="9")
+    async with here(allocation=slow, released=slow.released.append, own=small) as desk:
+        first = asking("first", cpu="2", dongle="1")
+        assert not desk.come(first)
+        assert not desk.come(asking("greedy", dongle="9"))
+        assert desk.come(pod("beside"))
+        # The room of who waits is taken, and a newer version of it is no second pod.
+        assert not desk.come(first, "UPDATE")
+        assert not desk.come(asking("big", cpu="2"))
+        assert desk.phase("big") == ("Failed", "OutOfcpu")
+        await asyncio.sleep(1.5)
+        assert desk.life.started == ["beside", "first"]
+        assert slow.given == ["first", "greedy"]
+        assert desk.phase("greedy") == ("Failed", "UnexpectedAdmissionError")
+        assert slow.released == ["big", "greedy"]
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_waited_apart_may_still_need_others_to_go() -> None:
+    slow = Slow(apart=True)
+    async with here(allocation=slow, own=node(pods="9", cpu="2", dongle="9")) as desk:
+        assert desk.come(asking("victim", cpu="2"))
+        await settle()
+        assert not desk.come(asking("critical", cpu="2", dongle="1", priority=SYSTEM))
+        desk.life.may_end.set()
+        await asyncio.sleep(5)
+        assert desk.phase("victim") == ("Failed", "Preempting")
+        assert desk.life.started == ["victim", "critical"]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("apart", [False, True])
+async def test_what_was_given_to_a_pod_that_goes_meanwhile_is_taken_back(apart: bool) -> None:
+    slow = Slow(apart=apart)
+    async with here(allocation=slow, released=slow.released.append) as desk:
+        gone = asking("gone", dongle="1")
+        assert not desk.come(gone)
+        await settle()
+        desk.store.apply(PodChange("REMOVE", gone, "api"))
+        await asyncio.sleep(2)
+        assert (slow.given, slow.released, desk.life.started) == (["gone"], ["gone"], [])
+
+
+async def test_a_pod_that_is_refused_while_it_runs_keeps_what_it_has_until_its_end() -> None:
+    class Never(Slow):
+        def admit(self, attempt: Attempt) -> Answer:
+            return Refusal("Never", "not this one")
+
+    never = Never()
+    async with here(allocation=never, released=never.released.append) as desk:
+        one = pod()
+        desk.run_since_before(one)
+        assert not desk.come(one)
+        assert never.released == []
+        desk.life.may_end.set()
+        await settle()
+
+
+@pytest.mark.looptime
+async def test_the_node_is_asked_for_anew_before_its_labels_refuse_a_pod() -> None:
+    labels: dict[str, str] = {}
+    async with here(newest=lambda: node(labels)) as desk:
+        wanting = pod("wanting", nodeSelector={"zone": "b"})
+        assert not desk.come(wanting)
+        labels["zone"] = "b"
+        assert desk.phase("wanting") is None
+        await asyncio.sleep(2)
+        assert desk.life.started == ["wanting"]
+        labels["zone"] = "c"
+        assert not desk.come(pod("other", nodeSelector={"zone": "b"}))
+        await asyncio.sleep(2)
+        assert desk.phase("other") == ("Failed", "NodeAffinity")
+        assert desk.fetched == 2
+        # Nobody is asked about other refusals.
+        assert not desk.come(asking(cpu="9"))
+        assert desk.fetched == 2
+
+
+@pytest.mark.looptime
+async def test_an_api_server_that_does_not_know_the_node_does_not_hold_pods_up() -> None:
+    def lost() -> Node:
+        raise NotFound(404, "NotFound", "no such node")
+
+    async with here(newest=lost) as desk:
+        assert not desk.come(pod("wanting", nodeSelector={"zone": "b"}))
+        assert not desk.come(pod("plain"))
+        await asyncio.sleep(2)
+        assert desk.phase("wanting") == ("Failed", "NodeAffinity")
+        assert desk.life.started == ["plain"]

@@ -1,0 +1,214 @@
+"""The step that takes a pod's containers away so that all begin anew."""
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
+from pykubelet.cri.errors import CriError, NotFound
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.objects import NoObjects
+from pykubelet.probes.prober import Prober
+from pykubelet.runtime.hashing import container_hash
+from pykubelet.runtime.kill import Killer
+from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.runtime.reset import Waves
+from pykubelet.runtime.restart import restarts_after_exit
+from pykubelet.sync.apply import PodMemory
+from pykubelet.sync.pod_life import PodLifeOnNode
+from pykubelet.sync.restart_all import RestartAll
+from pykubelet.sync.status_containers import StartFailure
+from pykubelet.sync.status_restart import says_restarting
+from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import StepError
+from tests.sync.making import make_pod
+
+BORN = 1_000.0
+ALL_ON_3 = RestartRule(action="RestartAllContainers", exit_codes=ExitCodes(operator="In", values=[3]))
+ONE_ON_3 = RestartRule(action="Restart", exit_codes=ExitCodes(operator="In", values=[3]))
+BOX = ObservedSandbox(id="box", ready=True, created_at=1, ips=("10.0.0.2",))
+
+
+def a_pod(policy: str = "Never") -> Pod:
+    pod = make_pod(policy="Never", containers=("main", "other"), init=("side",))
+    rules = [ALL_ON_3, ONE_ON_3]
+    pod.spec.containers[0] = Container(name="main", restart_policy=policy, restart_policy_rules=rules)
+    pod.spec.init_containers[0] = Container(name="side", restart_policy="Always")
+    return pod
+
+
+class Runtime:
+    """A runtime that remembers what it was asked to do; some containers are stuck, some take their time."""
+
+    def __init__(self, *, stuck: str = "", slow: str = "", lost: str = "") -> None:
+        self.calls: list[str] = []
+        self.graces: set[int] = set()
+        self._stuck, self._slow, self._lost = stuck, slow, lost
+
+    async def stop_container(self, id: str, grace: int) -> None:
+        self.graces.add(grace)
+        if id == self._slow:
+            await asyncio.sleep(grace)
+        self.calls.append(f"stop {id}")
+        if id == self._lost:
+            raise NotFound("StopContainer", "NotFound", "gone")
+
+    async def remove_container(self, id: str) -> None:
+        if id == self._stuck:
+            raise CriError("RemoveContainer", "Unknown", f"{id} is stuck")
+        self.calls.append(f"remove {id}")
+
+
+def trace(name: str, phase: ContainerPhase, code: int = 0) -> ObservedContainer:
+    (spec,) = [c for c in (*a_pod().spec.init_containers, *a_pod().spec.containers) if c.name == name]
+    return ObservedContainer(
+        id=name,
+        name=name,
+        phase=phase,
+        exit_code=code,
+        created_at=int(BORN * 1e9),
+        hash=container_hash(spec),
+        sandbox_id="box",
+    )
+
+
+OTHER, SIDE, MAIN = trace("other", "running"), trace("side", "running"), trace("main", "exited", 3)
+WAVES: Waves = [[OTHER], [SIDE], [MAIN]]
+
+
+def subject(runtime: Runtime, journal: Journal | None = None, *, now: float = BORN + 60) -> RestartAll:
+    cri: Any = SimpleNamespace(runtime=runtime)
+    hooks: Any = SimpleNamespace()
+    journal = journal or Journal()
+    return RestartAll(Killer(cri, hooks, journal), cri, journal, lambda: now, enabled=True)
+
+
+@pytest.mark.looptime
+async def test_all_go_in_their_order_and_without_grace() -> None:
+    runtime, journal, memory = Runtime(slow="other", lost="side"), Journal(), PodMemory(order=1, current=True)
+    memory.failures["other"] = StartFailure("CrashLoopBackOff", "of its life before")
+    assert await subject(runtime, journal).clear(a_pod(), WAVES, memory) == 0
+    assert runtime.calls == ["stop other", "remove other", "stop side", "remove side", "remove main"]
+    assert runtime.graces == {2}
+    assert not memory.current
+    assert not memory.failures
+    told = [event for event in journal.events("u1") if event.reason == "Killing"]
+    assert [event.message.split()[1] for event in told] == ["other", "side"]
+
+
+@pytest.mark.looptime
+async def test_those_of_a_wave_do_not_wait_for_each_other() -> None:
+    runtime = Runtime(slow="other")
+    await subject(runtime).clear(a_pod(), [[OTHER, trace("main", "running")], [SIDE]], PodMemory(order=1))
+    assert runtime.calls[:4] == ["stop main", "remove main", "stop other", "remove other"]
+
+
+async def test_what_is_stuck_keeps_the_reason_alive() -> None:
+    runtime, memory = Runtime(stuck="other"), PodMemory(order=1)
+    with pytest.raises(StepError, match="other is stuck"):
+        await subject(runtime).clear(a_pod(), [[OTHER, trace("other", "exited")], [SIDE], [MAIN]], memory)
+    assert not any("side" in call or "main" in call for call in runtime.calls)
+
+
+@pytest.mark.parametrize(("age", "wait"), [(0.0, 1.0), (0.75, 0.25), (1.0, 0.0), (60.0, 0.0), (-5.0, 0.0)])
+async def test_each_life_lasts_a_second(age: float, wait: float) -> None:
+    runtime = Runtime()
+    again = await subject(runtime, now=BORN + age).clear(a_pod(), [[MAIN]], PodMemory(order=1))
+    assert again == pytest.approx(wait)
+    assert runtime.calls == ([] if wait else ["remove main"])
+
+
+@pytest.mark.parametrize(("policy", "again"), [("Never", False), ("OnFailure", True)])
+def test_where_it_is_off_the_rule_fits_and_the_policy_decides(policy: str, again: bool) -> None:
+    parts: Any = None
+    pod = a_pod(policy)
+    switched_off = RestartAll(parts, parts, Journal(), lambda: BORN, enabled=False)
+    plain = switched_off.honoured(pod)
+    # Not the rule after it: that one is for ends that none before it fits.
+    assert restarts_after_exit(plain, plain.spec.containers[0], 3) == again
+    assert restarts_after_exit(pod, pod.spec.containers[0], 3)
+    assert plain.uid == pod.uid
+    assert container_hash(plain.spec.containers[0]) == container_hash(pod.spec.containers[0])
+    unruly = make_pod()
+    assert switched_off.honoured(unruly) is unruly
+
+
+def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **fields: Any) -> PodLifeOnNode:
+    """A life whose looks at the runtime show this, one after the other; starts are only noted."""
+
+    async def look(_: str) -> ObservedPod:
+        return next(looks)
+
+    async def apply(_: Pod, __: ObservedPod, actions: Any, *___: object) -> None:
+        applied.extend([*actions.start_init, *actions.start])
+
+    async def nothing(*_: object) -> Any:
+        return None
+
+    journal = Journal()
+    parts: Any = SimpleNamespace(
+        pod=look,
+        apply=apply,
+        refresh=nothing,
+        exists=lambda _: True,
+        in_force=lambda *_: None,
+        version=SimpleNamespace(runtime_name="cri-o"),
+        runtime=runtime,
+    )
+    return PodLifeOnNode(
+        cri=parts,
+        observer=parts,
+        doer=parts,
+        starter=parts,
+        killer=Killer(parts, parts, journal),
+        prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
+        volumes=parts,
+        cgroups=parts,
+        dirs=parts,
+        journal=journal,
+        objects=NoObjects(),
+        host_ips=["10.0.0.1"],
+        fate_of=lambda _: "wanted",
+        is_new=lambda _: False,
+        on_gone=lambda _: None,
+        clock=lambda: BORN + 60,
+        **fields,
+    )
+
+
+def picture(*containers: ObservedContainer) -> ObservedPod:
+    return ObservedPod(uid="u1", name="web", namespace="default", sandboxes=(BOX,), containers=containers)
+
+
+async def test_a_step_takes_all_away_and_the_next_one_begins() -> None:
+    runtime, applied, statuses = Runtime(), list[str](), StatusStore()
+    looks = iter([picture(MAIN, OTHER, SIDE), picture(), picture()])
+    one = life(looks, runtime, applied, statuses=statuses)
+    assert await one.sync(a_pod()) == (False, 0)
+    assert [call for call in runtime.calls if "remove" in call] == [
+        "remove other", "remove side", "remove main"
+    ]  # fmt: skip
+    status = statuses.get("u1")
+    assert status is not None
+    assert says_restarting(status)
+    assert not applied
+    await one.sync(a_pod())
+    assert applied == ["side"]
+    status = statuses.get("u1")
+    assert status is not None
+    assert not says_restarting(status)
+
+
+async def test_a_step_where_it_is_off() -> None:
+    runtime, applied, statuses = Runtime(), list[str](), StatusStore()
+    looks = iter([picture(MAIN, OTHER, SIDE)] * 2)
+    one = life(looks, runtime, applied, statuses=statuses, restart_all=False)
+    assert await one.sync(a_pod()) == (False, None)
+    assert (runtime.calls, applied) == ([], [])
+    status = statuses.get("u1")
+    assert status is not None
+    assert all(condition.type != "AllContainersRestarting" for condition in status.conditions)

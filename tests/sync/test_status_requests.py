@@ -1,0 +1,36 @@
+"""The sender's requests as they are on the wire."""
+
+import asyncio
+
+import msgspec
+
+from pykubelet.api.meta import to_document
+from pykubelet.kube.client import ApiClient
+from pykubelet.sync.status_sender import StatusSender
+from pykubelet.tasks import TaskScope
+from tests.kube.conftest import access, authority, client, opened, server, server_pair  # noqa: F401
+from tests.kube.servers import Server, answer, refuse
+from tests.sync.making import make_pod, make_status
+
+
+async def test_the_request_is_as_kubernetes_wants_it(server: Server, client: ApiClient) -> None:  # noqa: F811
+    pod = make_pod()
+    written = msgspec.structs.replace(pod, status=make_status())
+    server.say(refuse(500, "InternalError", "etcd"), answer(to_document(written)), answer({"kind": "Status"}))
+    sender = StatusSender(client, object_of=lambda uid: pod, may_run=lambda uid: False)
+    async with TaskScope() as scope:
+        scope.start(sender.run(), name="sender")
+        sender.changed(pod, make_status())
+        async with asyncio.timeout(30):
+            await sender.told(pod.uid)
+            await sender.remove(pod)
+    first, patch, delete = server.seen
+    assert first.body == patch.body
+    assert (patch.method, patch.path) == ("PATCH", "/api/v1/namespaces/default/pods/web/status")
+    assert patch.header("Content-Type") == "application/strategic-merge-patch+json"
+    assert patch.json["metadata"] == {"uid": "u1"}
+    assert patch.json["status"]["phase"] == "Running"
+    assert patch.json["status"]["startTime"] == "2026-01-01T00:00:00Z"
+    assert (delete.method, delete.path) == ("DELETE", "/api/v1/namespaces/default/pods/web")
+    assert delete.json["gracePeriodSeconds"] == 0
+    assert delete.json["preconditions"] == {"uid": "u1"}

@@ -1,0 +1,107 @@
+"""A runtime that fails in a pod's step: its owner reads of it in the words that people look for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api.pod import Pod
+from pykubelet.cri.errors import CriError, NotFound, Unavailable
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.objects import NoObjects
+from pykubelet.probes.prober import Prober
+from pykubelet.runtime.kill import Killer
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.sync.pod_life import PodLifeOnNode
+from pykubelet.sync.status_store import StatusStore
+from pykubelet.sync.worker import StepError
+from tests.sync.making import make_pod
+
+POD = make_pod()
+BOX = ObservedSandbox(id="box", ready=True, created_at=1, ips=("10.0.0.2",))
+MAIN = ObservedContainer(id="main-id", name="main", phase="running", sandbox_id="box")
+RUNNING = ObservedPod(uid=POD.uid, name="web", namespace="default", sandboxes=(BOX,), containers=(MAIN,))
+
+
+class Faulty:
+    """All that a life talks to: a runtime that fails as it is told, and nothing else."""
+
+    def __init__(self, **failures: CriError) -> None:
+        self.runtime = self
+        self.version = SimpleNamespace(runtime_name="containerd")
+        self._failures = failures
+
+    def __getattr__(self, call: str) -> Any:
+        async def answer(*_: object) -> ObservedPod:
+            if call in self._failures:
+                raise self._failures[call]
+            return RUNNING
+
+        return answer
+
+
+def life(parts: Any, journal: Journal) -> PodLifeOnNode:
+    return PodLifeOnNode(
+        cri=parts,
+        observer=parts,
+        doer=parts,
+        starter=parts,
+        killer=Killer(parts, parts, journal),
+        prober=Prober(parts.probe, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
+        volumes=parts,
+        cgroups=parts,
+        dirs=parts,
+        journal=journal,
+        statuses=StatusStore(),
+        objects=NoObjects(),
+        host_ips=[],
+        fate_of=lambda _: "wanted",
+        is_new=lambda _: False,
+        on_gone=lambda _: None,
+    )
+
+
+def warnings(journal: Journal) -> list[tuple[str, str]]:
+    return [(event.reason, event.message) for event in journal.events(POD.uid) if event.kind == "Warning"]
+
+
+async def test_a_runtime_that_cannot_be_asked() -> None:
+    journal, away = Journal(), Unavailable("ListPodSandbox", "Unavailable", "connection refused")
+    with pytest.raises(StepError, match="connection refused"):
+        await life(Faulty(pod=away), journal).sync(POD)
+    words = "error determining status: rpc error: code = Unavailable desc = connection refused"
+    assert warnings(journal) == [("FailedSync", words)]
+
+
+RPC = "rpc error: code = Unknown desc ="
+MAIN_FAILS = f'failed to "KillContainer" for "main" with KillContainerError: "{RPC} a"'
+BOX_FAILS = f'failed to "KillPodSandbox" for "u1" with KillPodSandboxError: "{RPC} \\"cni\\""'
+
+
+@pytest.mark.parametrize(
+    ("failing", "words"),
+    [
+        (("stop_container",), MAIN_FAILS),
+        (("stop_pod_sandbox",), BOX_FAILS),
+        (("stop_container", "stop_pod_sandbox"), f"[{MAIN_FAILS}, {BOX_FAILS}]"),
+    ],
+)
+@pytest.mark.parametrize("pod", [POD, None], ids=["wanted", "known to the runtime only"])
+async def test_a_pod_that_cannot_be_stopped(pod: Pod | None, failing: tuple[str, ...], words: str) -> None:
+    journal = Journal()
+    failures = {
+        "stop_container": CriError("StopContainer", "Unknown", "a"),
+        "stop_pod_sandbox": CriError("StopPodSandbox", "Unknown", '"cni"'),
+    }
+    parts = Faulty(**{call: failures[call] for call in failing})
+    with pytest.raises(StepError, match=r"^error killing pod: "):
+        await life(parts, journal).terminate(POD.uid, pod, 1)
+    assert warnings(journal) == [("FailedKillPod", f"error killing pod: {words}")]
+
+
+async def test_what_is_gone_already_is_no_fault() -> None:
+    journal, gone = Journal(), NotFound("Stop", "NotFound", "no such thing")
+    with pytest.raises(StepError, match="still run"):
+        await life(Faulty(stop_container=gone, stop_pod_sandbox=gone), journal).terminate(POD.uid, POD, 1)
+    assert warnings(journal) == []
