@@ -1,6 +1,7 @@
 """What the runtime really has: a plain CRI client of the tests' own, independent of the agent's."""
 
 import json
+import time
 from typing import Any
 
 import grpc
@@ -31,6 +32,18 @@ class Truth:
             response_deserializer=answer.FromString,
         )
         return call(request, timeout=timeout, wait_for_ready=True)
+
+    def _insist(self, method: str, request: Message, answer: type[Message]) -> None:
+        """Call again what fails while an agent, which has noticed, does the same: the network goes once."""
+        for pause in (0.2, 0.5, 1.0, 2.0):
+            try:
+                self._call(method, request, answer)
+                return
+            except grpc.RpcError as err:
+                if err.code() is not grpc.StatusCode.UNKNOWN:
+                    raise
+            time.sleep(pause)
+        self._call(method, request, answer)
 
     def sandboxes(self, pod: str = "") -> list[pb.PodSandbox]:
         """All sandboxes, or those of the pod with this name, newest first."""
@@ -79,14 +92,10 @@ class Truth:
 
     def remove_sandbox(self, sandbox_id: str) -> None:
         """Stop and remove a sandbox with everything in it, behind the agent's back."""
-        self._call(
-            "StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), pb.StopPodSandboxResponse
-        )
-        self._call(
-            "RemovePodSandbox",
-            pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id),
-            pb.RemovePodSandboxResponse,
-        )
+        stop = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
+        self._insist("StopPodSandbox", stop, pb.StopPodSandboxResponse)
+        remove = pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
+        self._insist("RemovePodSandbox", remove, pb.RemovePodSandboxResponse)
 
     def remove_container(self, container_id: str) -> None:
         """Kill and remove a container, behind the agent's back."""
