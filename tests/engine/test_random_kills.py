@@ -189,8 +189,13 @@ def check_the_end(world: World, seed: int) -> None:
         return len(pods) == len(expected) and versions == expected and all(is_ready(it) for it in pods)
 
     node.wait(f"all pods to be right (seed {seed})", settled, 60)
-    ready = Counter((box.labels[POD_NAME], box.labels["version"]) for box in node.truth.ready())
-    assert ready == Counter(expected.items())
+
+    def ready() -> Counter[tuple[str, str]]:
+        return Counter((box.labels[POD_NAME], box.labels["version"]) for box in node.truth.ready())
+
+    # What nobody wants any more may still be ending.
+    node.wait("nothing else to be ready", lambda: not ready() - Counter(expected.items()), 60)
+    assert ready() == Counter(expected.items())
     wanted = Counter(
         (f"{name}-n1", one["name"])
         for name, version in world.wanted.items()
