@@ -45,7 +45,7 @@ def command(instance: Instance, name: str, *arguments: str) -> list[str]:
 
 
 async def pykubelet(
-    instance: Instance, name: str, *arguments: str, stdin: bytes = b"", timeout: float = 30
+    instance: Instance, name: str, *arguments: str, stdin: bytes = b"", timeout: float = 60
 ) -> Ran:
     """Run a command to its end."""
     process = await asyncio.create_subprocess_exec(
@@ -79,7 +79,7 @@ class Terminal:
 
     async def until(self, text: str) -> None:
         """Read until a text was written."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while text.encode() not in self.said:
                 self.said += await asyncio.to_thread(os.read, self.fd, 1024)
 

@@ -357,13 +357,13 @@ def containerd() -> Iterator[str]:
         with Path(folder, "log").open("wb") as log:
             process = subprocess.Popen(["containerd", "--config", str(config)], stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not Path(folder, "c.sock").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
             yield f"unix://{folder}/c.sock"
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(45)
 
 
 @pytest.mark.machine

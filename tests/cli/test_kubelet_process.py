@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,9 +171,10 @@ class Process:
             return text
 
     def wait_healthy(self) -> None:
-        for _ in range(300):
+        for _ in range(600):
             assert self.process.poll() is None, self.log.read_text()
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            # Refused, not well yet, or too busy to answer in time.
+            with contextlib.suppress(OSError):
                 if self.healthz() == "ok":
                     return
             time.sleep(0.1)
@@ -200,7 +200,7 @@ def test_a_life_from_start_to_signal(private_runtime, tmp_path: Path, started: l
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(address))
-        listener.settimeout(30)
+        listener.settimeout(60)
         kubelet = Process(private_runtime.endpoint, tmp_path, env={"NOTIFY_SOCKET": str(address)})
         started.append(kubelet)
         assert b"READY=1" in listener.recv(4096)
@@ -209,8 +209,8 @@ def test_a_life_from_start_to_signal(private_runtime, tmp_path: Path, started: l
         began = time.monotonic()
         kubelet.process.send_signal(signal.SIGTERM)
         assert b"STOPPING=1" in listener.recv(4096)
-        assert kubelet.process.wait(10) == 0
-        assert time.monotonic() - began < 5
+        assert kubelet.process.wait(30) == 0
+        assert time.monotonic() - began < 10
     steps = [
         "Kubelet version",
         "Standalone mode",
@@ -255,7 +255,7 @@ def test_lock_contention_ends_the_first(private_runtime, tmp_path: Path, started
     (tmp_path / "2").mkdir()
     second = Process(private_runtime.endpoint, tmp_path / "2", f"--lock-file={lock}")
     started.append(second)
-    assert first.process.wait(20) == 0
+    assert first.process.wait(60) == 0
     second.wait_healthy()
 
 
@@ -265,7 +265,7 @@ def test_a_root_directory_that_is_too_long(private_runtime, tmp_path: Path, star
     folder.mkdir()
     kubelet = Process(private_runtime.endpoint, folder)
     started.append(kubelet)
-    assert kubelet.process.wait(20) == 1
+    assert kubelet.process.wait(60) == 1
     last = kubelet.log.read_text().splitlines()[-1]
     assert last.startswith("kubelet: device plugins cannot be served")
     assert last.endswith("choose a shorter directory")
@@ -314,7 +314,7 @@ def test_run_once(private_runtime, tmp_path: Path, started: list[Process], good:
     )
     started.append(kubelet)
     try:
-        code = kubelet.process.wait(60)
+        code = kubelet.process.wait(120)
         states = asyncio.run(remove_pods(private_runtime.endpoint, f"{name}-one"))
     finally:
         kubelet.end()

@@ -197,7 +197,7 @@ async def following(instance: Instance, *arguments: str) -> AsyncIterator[Proces
         *command(instance, "logs", "-f", *arguments), stdout=PIPE, stderr=PIPE, env=environment()
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield process
     finally:
         if process.returncode is None:

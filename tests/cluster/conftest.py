@@ -79,8 +79,9 @@ def fresh_namespace(plane: Plane, name: str = "") -> Iterator[str]:
     name = name or unique("t")
     plane.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:
-        plane.wait_for("serviceaccount", "default", name)
-        plane.wait_for("configmap", "kube-root-ca.crt", name)
+        # After an outage the cluster's controllers come back late.
+        plane.wait_for("serviceaccount", "default", name, seconds=90)
+        plane.wait_for("configmap", "kube-root-ca.crt", name, seconds=90)
         yield name
     finally:
         # First of all, or their owners would make them anew.

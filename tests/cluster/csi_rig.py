@@ -141,7 +141,7 @@ def drivers(node: ClusterNode) -> list[Document]:
 
 
 def in_use(node: ClusterNode) -> list[str]:
-    return (node.node_object() or {})["status"].get("volumesInUse") or []
+    return (node.node_object() or {}).get("status", {}).get("volumesInUse") or []
 
 
 @contextmanager

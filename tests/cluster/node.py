@@ -7,11 +7,12 @@ ours, or the reference kubelet: tests of what both must do alike run with either
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from pykubelet.cli.up import standalone_config
+from pykubelet.devcluster.api import ApiRefusal
 from pykubelet.devcluster.cluster import free_ports
 from pykubelet.host.cgroups import detect_cgroups
 from pykubelet.resources.cgroup_files import CgroupFiles
@@ -21,6 +22,9 @@ from tests.cluster.plane import Document, Plane, pod_document, unique
 from tests.conftest import RunningRuntime
 from tests.engine.node import BIN, PATIENCE, Node, is_ready
 
+T = TypeVar("T")
+
+TOO_MANY, SERVER_ERROR = 429, 500
 GRACE = 2
 """Pods of tests end quickly."""
 UNTIL_TOLD = "while [ ! -e /tmp/end ]; do sleep 0.1; done"
@@ -70,6 +74,19 @@ class ClusterNode(Node):
     def pods(self) -> list[Document]:
         """All pods as the agent serves them."""
         return self.get("/pods")["items"] or []  # the reference says null for none
+
+    def wait(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
+        """Give the first answer of `look` that is true; a busy API server's refusal is not one yet."""
+
+        def patient() -> T | None:
+            try:
+                return look()
+            except ApiRefusal as err:
+                if err.code != TOO_MANY and err.code < SERVER_ERROR:
+                    raise
+                raise ConnectionError(str(err)) from err
+
+        return super().wait(what, patient, seconds)
 
     def node_object(self) -> Document | None:
         """The node as the API server has it."""

@@ -25,6 +25,8 @@ T = TypeVar("T")
 Document = dict[str, Any]
 
 POLL = 0.05
+PATIENCE = 45.0
+"""In seconds: long for a busy machine, and less than the minute after which agents look at everything."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -109,6 +111,9 @@ class Plane:
 
     def request(self, method: str, path: str, body: object = None, **more: Any) -> Any:
         """Ask the API server itself; raises ApiRefusal when it says no."""
+        if method != "GET":
+            # Nobody asks again for what a busy API server takes long to do.
+            more.setdefault("timeout", 30)
         return self.cluster.api.request(method, path, body, **more)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Document:
@@ -183,7 +188,7 @@ class Plane:
 
     # Waiting
 
-    def wait(self, what: str, look: Callable[[], T | None], seconds: float = 30) -> T:
+    def wait(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
         """Give the first answer of `look` that is true."""
         deadline = time.monotonic() + seconds
         last: object = None
@@ -204,7 +209,7 @@ class Plane:
         name: str,
         namespace: str,
         fits: Callable[[Document], object] = lambda _: True,
-        seconds: float = 30,
+        seconds: float = PATIENCE,
     ) -> Document:
         """Wait until an object exists and fits; gives it."""
 
@@ -214,7 +219,7 @@ class Plane:
 
         return self.wait(f"{kind} {namespace}/{name}", look, seconds)
 
-    def wait_gone(self, kind: str, name: str, namespace: str = "default", seconds: float = 30) -> None:
+    def wait_gone(self, kind: str, name: str, namespace: str = "default", seconds: float = PATIENCE) -> None:
         """Wait until an object does not exist."""
 
         def look() -> bool:
@@ -285,13 +290,15 @@ class Plane:
         return path.stat().st_size if path.exists() else 0
 
     def audit(self, since: int = 0) -> list[Document]:
-        """Requests that were answered, as audit events: user, verb, requestURI, objectRef, responseStatus…"""
+        """Requests that were answered, as audit events, in their order: user, verb, objectRef…"""
         with self.cluster.layout.audit_log.open("rb") as file:
             file.seek(since)
             lines = file.read().split(b"\n")
         # What follows the last line break is still being written.
         found = [json.loads(line) for line in lines[:-1]]
-        return [event for event in found if event["stage"] == "ResponseComplete"]
+        answered = [event for event in found if event["stage"] == "ResponseComplete"]
+        # Each is written after its answer, so perhaps after one that was asked for later.
+        return sorted(answered, key=lambda event: str(event["requestReceivedTimestamp"]))
 
     def writes(self, user: str, since: int = 0) -> list[Document]:
         """What a user has created, changed or deleted: audit events."""

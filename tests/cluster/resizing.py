@@ -15,13 +15,15 @@ from tests.conftest import RunningRuntime
 from tests.engine.node import all_statuses
 
 MI = 1024**2
-SETTLED = 30.0
+SETTLED = 45.0
 """Seconds; a failed try is repeated after about ten."""
 SMALL = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
 LARGE = {"requests": {"cpu": "250m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "128Mi"}}
 FILL = (
     "trap 'exit 0' TERM; dd if=/dev/zero of=/dev/shm/x bs=1M count=40; while true; do sleep 1 & wait $!; done"
 )
+USED = "du -h /dev/shm/x 2>/dev/null || true"
+"""Says how much of it there is; a container runs a moment before the file is there."""
 
 
 def make_node(

@@ -87,7 +87,7 @@ def test_a_cgroup_that_is_not_there(make_node: Make, runtime: RunningRuntime) ->
     node = make_node(settings=settings(root))
     node.start(wait=False)
     assert node.process is not None
-    code, node.process = node.process.wait(30), None
+    code, node.process = node.process.wait(60), None
     problem = f"system-reserved but there is no cgroup {root}/sys: make it in every hierarchy"
     assert code == 1
     assert problem in node.log_text().splitlines()[-1]

@@ -140,7 +140,7 @@ def expect_cgroups(node: ClusterNode, pods: list[Document]) -> None:
         return not different
 
     try:
-        node.wait("cgroups as recorded", look, 15)
+        node.wait("cgroups as recorded", look)
     except AssertionError as err:
         raise AssertionError(f"{sorted(different)[:20]}\n{err}") from None
 
@@ -196,6 +196,6 @@ def test_the_cgroups_of_thirty_pods(plane: Plane, namespace: str, node: ClusterN
     assert {one.id for one in node.truth.running()} == running, "nothing was restarted"
     for pod in pods:
         plane.delete("pod", pod["metadata"]["name"], namespace)
-    node.wait("nothing to be left", lambda: not node.pod_cgroups(), 60)
+    node.wait("nothing to be left", lambda: not node.pod_cgroups(), 120)
     tiers = {"kubepods/besteffort": "2", "kubepods/burstable": "2"}
-    node.wait("tiers that weigh nothing", lambda: tier_weights(node) == tiers, 15)
+    node.wait("tiers that weigh nothing", lambda: tier_weights(node) == tiers)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Plane, unique
+from tests.engine.node import is_ready, status_of
 
 pytestmark = pytest.mark.machine
 
@@ -42,7 +43,11 @@ def test_pods_come_back_without_the_api_server(
     deleted = node.wait_pod_ready(node.create_pod(namespace))
     name = kept["metadata"]["name"]
     node.wait("the checkpoints", lambda: len(pods_in(folder)) == 2)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    # One that is written just now may be gone, or have another name, a moment later.
+    node.wait(
+        "files that are nobody else's",
+        lambda: {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600},
+    )
     node.stop()
     # As after a reboot: nothing runs any more.
     for box in node.truth.sandboxes():
@@ -55,9 +60,15 @@ def test_pods_come_back_without_the_api_server(
         node.wait("the other one to run, too", lambda: node.truth.running(deleted["metadata"]["name"]), 60)
     # Its word wins.
     node.wait_gone(deleted["metadata"]["name"], deleted["metadata"]["uid"], 60)
-    found = node.wait_pod_ready(kept, 60)
     (running,) = node.truth.running(name)
-    assert found["status"]["containerStatuses"][0]["containerID"].endswith(running.id)
+    # The API server has called it ready all the time, of its container of before.
+    node.wait_api_pod(
+        kept,
+        "to be told of as it is",
+        lambda found: (
+            is_ready(found) and status_of(found, "main").get("containerID", "").endswith(running.id)
+        ),
+    )
     node.wait(
         "only its checkpoint",
         lambda: pods_in(folder) == [kept["metadata"]["uid"]],

@@ -70,7 +70,7 @@ def test_a_volume_is_attached_used_and_detached(rig: Rig, node: ClusterNode) -> 
     assert rig.shell(pod, "echo hello > /data/file; stat -c %g /data/file").strip() == "2000"
     node.wait(
         "the volume to be in use",
-        lambda: (node.node_object() or {})["status"].get("volumesInUse") == [unique_name(DRIVER, handle)],
+        lambda: in_use(node) == [unique_name(DRIVER, handle)],
         SECONDS,
     )
     second = rig.pod(volume)

@@ -198,7 +198,7 @@ def identity(found: Document) -> list[tuple[str, str, int]]:
 
 def versions(plane: Plane, namespace: str, since: str) -> dict[str, list[Document]]:
     """All versions of the pods that the API server has had since, by name."""
-    query = f"watch=1&resourceVersion={since}&timeoutSeconds=1"
+    query = f"watch=1&resourceVersion={since}&timeoutSeconds=3"
     told = plane.kubectl("get", "--raw", f"{plane.place('pod', namespace)}?{query}")
     found: dict[str, list[Document]] = {}
     for line in told.splitlines():

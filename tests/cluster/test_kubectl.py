@@ -18,7 +18,7 @@ import pytest
 
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.kubectl_program import Kubectl, Terminal
-from tests.cluster.node import ClusterNode
+from tests.cluster.node import END, UNTIL_TOLD, ClusterNode
 from tests.cluster.plane import Document, Plane, unique
 from tests.engine.making import forever
 from tests.engine.node import status_of
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.machine
 
 MEGABYTES = int(os.environ.get("PYKUBELET_STREAM_MEGABYTES", "10"))
 """How much goes through copies and forwarded ports."""
-TALK = "for i in 1 2 3 4 5; do echo line $i; done; sleep 2.1; echo late"
+TALK = "for i in 1 2 3 4 5; do echo line $i; done; sleep 3.1; echo late"
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,10 @@ def talker(cluster_member: ClusterNode, space: str) -> Document:
     log = Kubectl(node.plane)
     node.wait(
         "the talker's last word", lambda: b"late" in log.ok("logs", "-n", space, "talker", "-c", "main")
+    )
+    node.wait(
+        "its neighbour's words",
+        lambda: len(log.ok("logs", "-n", space, "talker", "-c", "side").splitlines()) == 2,
     )
     return made
 
@@ -124,14 +128,14 @@ def test_logs_have_times_and_can_begin_at_one(admin: Kubectl, talker: Document, 
 def test_logs_are_followed_to_the_end(
     admin: Kubectl, cluster_member: ClusterNode, worker: Document, space: str
 ) -> None:
-    script = "echo one; until [ -e /go ]; do sleep 0.1; done; echo two"
+    script = f"echo one; {UNTIL_TOLD}; echo two"
     made = cluster_member.create_pod(space, unique("p"), script, restartPolicy="Never")
     name = made["metadata"]["name"]
     cluster_member.wait_pod_ready(made)
     with admin.running("logs", "-f", "-n", space, name) as following:
-        assert following.wait_said("one") == "one\n"
-        admin.ok("exec", "-n", space, name, "--", "touch", "/go")
-        assert following.wait_said("two") == "one\ntwo\n"
+        assert following.wait_said("one\n") == "one\n"
+        admin.ok("exec", "-n", space, name, "--", "sh", "-c", END)
+        assert following.wait_said("two\n") == "one\ntwo\n"
         assert following.wait_end() == 0
 
 
@@ -154,7 +158,8 @@ def test_the_log_of_the_run_before(admin: Kubectl, cluster_member: ClusterNode, 
         60,
     )
     assert admin.ok("logs", "-n", space, name, "--previous") == b"first\n"
-    assert admin.ok("logs", "-n", space, name) == b"second\n"
+    # A container runs a moment before it says something.
+    cluster_member.wait("its word", lambda: admin.ok("logs", "-n", space, name) == b"second\n")
     other = admin.run("logs", "-n", space, "worker", "--previous")
     assert other.code == 1
     assert 'previous terminated container "main" in pod "worker" not found' in other.err
@@ -217,9 +222,9 @@ def test_a_command_in_a_container_that_has_ended(
 def test_a_terminal(kubectl: Kubectl, worker: Document, space: str) -> None:
     with kubectl.terminal("exec", "-it", "-n", space, "worker", "--", "sh", rows=33, columns=111) as terminal:
         terminal.wait_seen("# ")
-        terminal.type("[ -t 0 ] && echo has-a-$((6*7)); stty size\n")
-        seen = terminal.wait_seen("33 111")
-        assert "has-a-42" in seen
+        terminal.type("[ -t 0 ] && echo has-a-$((6*7))\n")
+        terminal.wait_seen("has-a-42")
+        _wait_size(terminal, "33 111")
         terminal.resize(44, 122)
         _wait_size(terminal, "44 122")
         terminal.type("exit 5\n")
@@ -341,7 +346,7 @@ def test_ports_are_forwarded(
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
             cluster_member.wait(
-                "the file to be there", lambda: in_pod("sha256sum /taken").split()[0] == sha256(data), 120
+                "the file to be there", lambda: in_pod("sha256sum /taken").split()[:1] == [sha256(data)], 120
             )
         print(f"port-forward of {MEGABYTES} MB: {down:.1f} s down, {time.monotonic() - began:.1f} s up")
 
@@ -373,7 +378,7 @@ def test_an_ephemeral_container(kubectl: Kubectl, cluster_member: ClusterNode, s
         assert kubectl.ok("exec", "-n", space, name, "-c", "helper", "--", "echo", "in it") == b"in it\n"
         terminal.type("exit\n")
         assert terminal.wait_end() == 0
-    assert b"seen-9" in kubectl.ok("logs", "-n", space, name, "-c", "helper")
+    cluster_member.wait("its log", lambda: b"seen-9" in kubectl.ok("logs", "-n", space, name, "-c", "helper"))
     cluster_member.delete_pod(made)
 
 

@@ -114,6 +114,17 @@ class Asker:
         bound = {"kind": "ClusterRole", "name": name, "apiGroup": group}
         subject = {"kind": "User", "name": user, "apiGroup": group}
         self._plane.create({**role, "kind": "ClusterRoleBinding", "roleRef": bound, "subjects": [subject]})
+        # The API server's authorizer hears of it a moment later, and the node remembers a refusal.
+        wish = {"verb": "get", "version": "v1", "resource": "nodes", "subresource": subresource}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": wish},
+        }
+        place = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        self._plane.wait(
+            "the permission to count", lambda: self._plane.request("POST", place, review)["status"]["allowed"]
+        )
 
     def _token(self, account: str) -> str:
         place = self._plane.place("serviceaccount", self._namespace)

@@ -166,7 +166,12 @@ async def test_registers_reports_and_lives(reported: Reported) -> None:
         ("NodeReady", 1),
         ("Starting", 1),
     ]
-    writes = reported.plane.writes(f"system:node:{reported.name}", mark)
+    # What a busy API server puts off is asked for again.
+    writes = [
+        event
+        for event in reported.plane.writes(f"system:node:{reported.name}", mark)
+        if event["responseStatus"]["code"] < 500 and event["responseStatus"]["code"] != 429
+    ]
     on_node = [event["verb"] for event in writes if event["objectRef"]["resource"] == "nodes"]
     assert on_node[0] == "create"
     assert len(on_node) <= 5, "a status is written when it differs, and not otherwise"
@@ -232,7 +237,7 @@ async def test_comes_back(reported: Reported) -> None:
             await reported.wait(
                 "to tell its address",
                 lambda node: (
-                    node["metadata"]["annotations"].get("alpha.kubernetes.io/provided-node-ip")
+                    node["metadata"].get("annotations", {}).get("alpha.kubernetes.io/provided-node-ip")
                     == str(usable[0])
                 ),
             )

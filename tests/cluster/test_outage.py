@@ -119,6 +119,11 @@ def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace:
     assert node.left_of(uid)
     plane.delete("pod", name_of(leaving), namespace)
 
+    def heard() -> bool:
+        known = node.pod(name_of(leaving))
+        return known is None or "deletionTimestamp" in known["metadata"]
+
+    node.wait("the agent to hear of the deletion", heard)
     plane.kill_server()
     try:
         begin = time.monotonic()
@@ -162,9 +167,11 @@ def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace:
     # it calls not ready then are so again at once.
     before = without_ready_time(steady)
     while (left := ready + RECOVERY_SECONDS - time.monotonic()) > 0:
-        node.wait("the pod that went on", lambda: without_ready_time(node.api_pod(steady)) == before, left)
+        node.wait(
+            "the pod that went on", lambda: without_ready_time(node.api_pod(steady)) == before, max(left, 5.0)
+        )
         time.sleep(0.5)
-    assert told()
+    node.wait("the truth to last", told, 10)
     again = status_of(node.api_pod(crashing) or {}, "main")
     assert again["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
     failed = status_of(node.api_pod(failing) or {}, "main")["state"]["terminated"]
@@ -291,7 +298,7 @@ def test_a_reboot_without_the_api_server(
     # Its word wins.
     node.wait_gone(name_of(deleted), deleted["metadata"]["uid"])
     found = node.wait_api_pod(
-        kept, "to be as it is", lambda it: status_of(it, "main")["containerID"].endswith(running.id)
+        kept, "to be as it is", lambda it: status_of(it, "main").get("containerID", "").endswith(running.id)
     )
     assert is_ready(found)
     assert [one.id for one in node.truth.running(name_of(kept))] == [running.id]
@@ -386,7 +393,7 @@ def test_a_clock_two_hours_off(plane: Plane, make_node: MakeNode, namespace: str
     assert is_ready(now)
     assert restarts(now) == 0
     since = datetime.now(UTC)
-    node.wait("the node to be alive", lambda: is_alive(node, since), 30)
+    node.wait("the node to be alive", lambda: is_alive(node, since))
     # An answer may be read long after it was written.
     assert re.search("(2:00|1:59):.. ahead of the API server's clock", node.log_text())
     tokens = [

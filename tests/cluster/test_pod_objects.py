@@ -24,7 +24,7 @@ from pykubelet.pods.services import Services
 from pykubelet.tasks import TaskScope
 from tests.cluster.plane import Document, Plane, pod_document, unique
 
-SECONDS = 30.0
+SECONDS = 60.0
 STRATEGIES = ("Watch", "Cache", "Get")
 
 

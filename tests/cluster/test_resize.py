@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.node import ClusterNode
+from tests.cluster.node import END, UNTIL_TOLD, ClusterNode
 from tests.cluster.plane import Document, Plane, unique
 from tests.cluster.resizing import (
     FILL,
@@ -16,6 +16,7 @@ from tests.cluster.resizing import (
     MI,
     SETTLED,
     SMALL,
+    USED,
     assert_untouched,
     cgroup,
     condition,
@@ -138,8 +139,12 @@ def test_a_container_that_wants_to_be_restarted_for_it(namespace: str, node: Clu
     larger = {"shares": 256, "quota": 50_000, "memory": 128 * MI}
     assert (cgroup(node, pod), cgroup(node, pod, container_id(main_of(done)))) == (larger, larger)
     meta = pod["metadata"]
-    said = [event["message"] for event in node.plane.events(meta["namespace"], meta["name"])]
-    assert any("Container main resize requires restart" in text for text in said), said
+
+    def is_told() -> bool:
+        said = [event["message"] for event in node.plane.events(meta["namespace"], meta["name"])]
+        return any("Container main resize requires restart" in text for text in said)
+
+    node.wait("an event about the restart", is_told)
 
 
 @v1_only
@@ -149,7 +154,7 @@ def test_a_container_that_has_yet_to_start(namespace: str, node: ClusterNode) ->
         pytest.skip("it leaves the pod's cgroup as it is, and the container cannot be started in it")
     document = node.pod_document(unique("p"), namespace)
     main = document["spec"]["containers"][0] | {"resources": SMALL}
-    wait = {"name": "first", "command": ["sh", "-c", "until [ -e /tmp/go ]; do sleep 0.2; done"]}
+    wait = {"name": "first", "command": ["sh", "-c", UNTIL_TOLD]}
     document["spec"] |= {"containers": [main], "initContainers": [main | wait]}
     pod = node.plane.create(document)
     node.wait_api_pod(
@@ -163,9 +168,9 @@ def test_a_container_that_has_yet_to_start(namespace: str, node: ClusterNode) ->
     node.wait("the pod's cgroup to grow", lambda: cgroup(node, pod) == larger, SETTLED)
     wait_event(node, pod, "ResizeCompleted")
     where = ("-n", namespace, pod["metadata"]["name"], "-c", "first")
-    node.plane.kubectl("exec", *where, "--", "touch", "/tmp/go")
-    done = node.wait_pod_ready(pod)
-    assert is_settled(done)
+    node.plane.kubectl("exec", *where, "--", "sh", "-c", END)
+    node.wait_pod_ready(pod)
+    done = wait_settled(node, pod)
     assert cgroup(node, pod) == cgroup(node, pod, container_id(main_of(done))) == larger
 
 
@@ -210,7 +215,7 @@ def test_a_wish_that_is_taken_back(namespace: str, node: ClusterNode) -> None:
 def test_memory_that_is_in_use_is_not_taken_away(namespace: str, node: ClusterNode) -> None:
     pod = start(node, namespace, {"limits": {"memory": "96Mi"}, "requests": {"memory": "16Mi"}}, script=FILL)
     less = {"limits": {"memory": "32Mi"}, "requests": {"memory": "16Mi"}}
-    node.wait("the memory to be used", lambda: "40.0M" in shell(node, pod, "du -h /dev/shm/x"), SETTLED)
+    node.wait("the memory to be used", lambda: "40.0M" in shell(node, pod, USED), SETTLED)
     resize(node, pod, less)
     failed = wait_condition(node, pod, "InProgress", "Error")
     assert failed["message"].startswith("cannot decrease memory limits: ")

@@ -53,7 +53,7 @@ def test_one_container_restarts_all_of_a_pod(cluster_member: ClusterNode, namesp
     node = cluster_member
     created = node.plane.create(document(node, namespace))
     name = created["metadata"]["name"]
-    before = node.wait_api_pod(created, "to live", lambda found: lives(found, 0))
+    before = node.wait_api_pod(created, "to live", lambda found: lives(found, 0), 60)
 
     def restart(last: Document) -> None:
         node.shell(name, "touch /shared/go", "stubborn")

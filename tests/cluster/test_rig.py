@@ -119,7 +119,7 @@ def test_a_service_accounts_token(plane: Plane, namespace: str, fake_node: str) 
 
     def given() -> str | None:
         told = answer(fake_node)
-        return None if "Forbidden" in told else told
+        return told if told.startswith("{") else None
 
     # The authorizer hears of a new pod a moment later.
     told = json.loads(plane.wait("the node to get its pod's token", given))

@@ -96,7 +96,7 @@ def storage(cluster_member: ClusterNode, namespace: str, tmp_path: Path) -> Iter
     for pod in made.plane.items("pod", namespace):
         cluster_member.delete_pod(pod, 60)
     try:
-        cluster_member.wait("nothing to be left of volumes", lambda: not made.left(), 30)
+        cluster_member.wait("nothing to be left of volumes", lambda: not made.left())
         assert [mount for mount in read_mounts() if str(tmp_path) in str(mount.point)] == []
     finally:
         for name in made.volumes:

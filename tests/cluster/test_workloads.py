@@ -19,6 +19,8 @@ pytestmark = pytest.mark.machine
 
 NEXT_MINUTE = 120.0
 """In seconds: a CronJob's first turn is at the beginning of a minute."""
+LONG = 120.0
+"""In seconds: for what pods, the scheduler and the controllers do one after the other."""
 
 
 def owner(kind: str, name: str, version: str, **spec: Any) -> Document:
@@ -70,19 +72,19 @@ def test_a_deployment(cluster_member: ClusterNode, space: str, kubectl: Kubectl)
     node, name = cluster_member, "web"
     made = owner("Deployment", name, "apps/v1", replicas=2, **lasting(node, name))
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
-    kubectl.ok("rollout", "status", "-n", space, f"deployment/{name}")
+    kubectl.ok("rollout", "status", "-n", space, f"deployment/{name}", timeout=LONG)
     first = {pod["metadata"]["uid"] for pod in pods_of(node, space, name)}
     assert len(first) == 2
     said = kubectl.ok("get", "deployment", "-n", space, name, "--no-headers").decode().split()
     assert said[:4] == [name, "2/2", "2", "2"]
     # A new version takes the old one's place pod by pod, and a smaller size ends what is too much.
     kubectl.ok("rollout", "restart", "-n", space, f"deployment/{name}")
-    kubectl.ok("rollout", "status", "-n", space, f"deployment/{name}")
+    kubectl.ok("rollout", "status", "-n", space, f"deployment/{name}", timeout=LONG)
     kubectl.ok("scale", "-n", space, f"deployment/{name}", "--replicas=1")
     node.wait("one pod to be left", lambda: len(pods_of(node, space, name)) == 1)
     (last,) = pods_of(node, space, name)
     assert last["metadata"]["uid"] not in first
-    kubectl.ok("delete", "-n", space, f"deployment/{name}", "--cascade=foreground")
+    kubectl.ok("delete", "-n", space, f"deployment/{name}", "--cascade=foreground", timeout=LONG)
     node.wait_gone(last["metadata"]["name"], last["metadata"]["uid"])
 
 
@@ -90,23 +92,23 @@ def test_a_daemon_set(cluster_member: ClusterNode, space: str, kubectl: Kubectl)
     node, name = cluster_member, "everywhere"
     made = owner("DaemonSet", name, "apps/v1", **lasting(node, name))
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
-    kubectl.ok("rollout", "status", "-n", space, f"daemonset/{name}")
+    kubectl.ok("rollout", "status", "-n", space, f"daemonset/{name}", timeout=LONG)
     (pod,) = pods_of(node, space, name)
     assert pod["spec"]["nodeName"] == node.name
     # It is made anew when somebody deletes it.
-    kubectl.ok("delete", "pod", "-n", space, pod["metadata"]["name"])
-    kubectl.ok("rollout", "status", "-n", space, f"daemonset/{name}")
+    kubectl.ok("delete", "pod", "-n", space, pod["metadata"]["name"], timeout=LONG)
+    kubectl.ok("rollout", "status", "-n", space, f"daemonset/{name}", timeout=LONG)
     another = node.wait("another pod", lambda: pods_of(node, space, name))[0]
     assert another["metadata"]["uid"] != pod["metadata"]["uid"]
     node.wait_pod_ready(another)
-    kubectl.ok("delete", "-n", space, f"daemonset/{name}", "--cascade=foreground")
+    kubectl.ok("delete", "-n", space, f"daemonset/{name}", "--cascade=foreground", timeout=LONG)
 
 
 def test_a_job(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> None:
     node = cluster_member
     made = owner("Job", "sum", "batch/v1", completions=2, parallelism=2, **passing(node, "sum", "done"))
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
-    kubectl.ok("wait", "-n", space, "--timeout=55s", "--for=condition=Complete", "job/sum")
+    kubectl.ok("wait", "-n", space, "--timeout=115s", "--for=condition=Complete", "job/sum", timeout=LONG)
     assert kubectl.ok("logs", "-n", space, "-l", "app=sum").decode().split() == ["done", "done"]
     assert {pod["status"]["phase"] for pod in pods_of(node, space, "sum")} == {"Succeeded"}
 
@@ -115,7 +117,7 @@ def test_a_job_that_fails(cluster_member: ClusterNode, space: str, kubectl: Kube
     work = template(cluster_member, "vain", ["sh", "-c", "exit 3"], restartPolicy="Never")
     made = owner("Job", "vain", "batch/v1", backoffLimit=0, template=work)
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
-    kubectl.ok("wait", "-n", space, "--timeout=55s", "--for=condition=Failed", "job/vain")
+    kubectl.ok("wait", "-n", space, "--timeout=115s", "--for=condition=Failed", "job/vain", timeout=LONG)
     (pod,) = pods_of(cluster_member, space, "vain")
     assert pod["status"]["phase"] == "Failed"
     assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
@@ -126,5 +128,5 @@ def test_a_cron_jobs_job(cluster_member: ClusterNode, space: str, kubectl: Kubec
     (pod, *_) = node.wait("its turn", lambda: pods_of(node, space, cron_job), NEXT_MINUTE)
     node.wait_pod_phase(pod, "Succeeded")
     assert kubectl.ok("logs", "-n", space, pod["metadata"]["name"]) == b"on time\n"
-    kubectl.ok("delete", "-n", space, f"cronjob/{cron_job}", "--cascade=foreground")
+    kubectl.ok("delete", "-n", space, f"cronjob/{cron_job}", "--cascade=foreground", timeout=LONG)
     node.wait("its pods to go", lambda: not pods_of(node, space, cron_job))

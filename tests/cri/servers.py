@@ -40,9 +40,11 @@ class Refuse:
 class Hang:
     """No answer at all, until the client gives up."""
 
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self) -> None:
+        self.begun.set()
         try:
             await asyncio.sleep(3600)
         finally:

@@ -1,6 +1,9 @@
 """A pod made by hand, through CRI alone."""
 
+import contextlib
 import json
+import random
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,11 +26,23 @@ class Pod:
     container: str
 
 
+def free_port() -> int:
+    """A host port that nobody uses: several people may run these tests at once.
+
+    It is below those that the kernel gives to others, whose callers would reach the pod instead.
+    """
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 @asynccontextmanager
 async def connected(endpoint: str) -> AsyncIterator[Cri]:
     """Give a connection for the time of a block."""
     async with await connect(
-        endpoint, timeout=Duration.of(30), metrics=CriMetrics(CollectorRegistry())
+        endpoint, timeout=Duration.of(60), metrics=CriMetrics(CollectorRegistry())
     ) as cri:
         yield cri
 
@@ -83,6 +98,6 @@ async def container_pid(cri: Cri, pod: Pod) -> int:
 
 async def shell(cri: Cri, pod: Pod, script: str) -> str:
     """Run a script in the container and give what it wrote."""
-    answer = await cri.runtime.exec_sync(pod.container, ["sh", "-c", script], 10)
+    answer = await cri.runtime.exec_sync(pod.container, ["sh", "-c", script], 45)
     assert answer.exit_code == 0, (answer.stdout, answer.stderr)
     return answer.stdout.decode()

@@ -56,7 +56,7 @@ def test_one_holds_and_others_are_told_who(instance: Instance) -> None:
 def _hold_until(path: Path, held: Event, release: Event) -> None:
     with hold(Instance.at(path), "up"):
         held.set()
-        release.wait(10)
+        release.wait(120)
         os._exit(9)  # as if killed
 
 
@@ -66,7 +66,7 @@ def test_the_lock_falls_with_a_killed_holder(instance: Instance) -> None:
     process = context.Process(target=_hold_until, args=(instance.data_dir, held, release))
     process.start()
     try:
-        assert held.wait(10)
+        assert held.wait(60)
         assert holder(instance) == Holder(process.pid, "up")
     finally:
         release.set()

@@ -45,7 +45,7 @@ async def test_a_pod_runs_with_its_network(private_runtime: RunningRuntime) -> N
         ]
         assert (
             await asyncio.to_thread(
-                subprocess.call, ["busybox", "ping", "-c1", "-W2", address], stdout=subprocess.DEVNULL
+                subprocess.call, ["busybox", "ping", "-c1", "-W20", address], stdout=subprocess.DEVNULL
             )
             == 0
         )
@@ -59,8 +59,12 @@ async def test_the_pause_process_reaps_orphans(private_runtime: RunningRuntime) 
         )
         # The subshell ends at once, so that its child becomes an orphan, and then a zombie if nobody cares.
         await shell(cri, pod, "(sleep 0.1 & echo started)")
-        await asyncio.sleep(0.4)
-        processes = await shell(cri, pod, "ps -o pid,stat,args")
+        end = time.monotonic() + 30
+        while True:
+            processes = await shell(cri, pod, "ps -o pid,stat,args")
+            if (" Z" not in processes and "sleep 0.1" not in processes) or time.monotonic() > end:
+                break
+            await asyncio.sleep(0.1)
         assert "/pause -P" in processes
         assert " Z" not in processes
         assert "sleep 0.1" not in processes
@@ -77,7 +81,7 @@ async def test_containerd_is_restarted_and_containers_survive(data_dir: Path) ->
         started = time.monotonic()
         os.kill(first, signal.SIGKILL)
         while not await _answers(runtime, first):
-            assert time.monotonic() - started < 5, "containerd did not come back"
+            assert time.monotonic() - started < 45, "containerd did not come back"
             await asyncio.sleep(0.05)
         assert runtime.restarts == 1
         async with connected(runtime.endpoint) as again:
@@ -122,7 +126,7 @@ async def test_an_agent_that_is_killed_takes_containerd_along(data_dir: Path) ->
     with runtime_process(data_dir) as runtime:
         (daemon,) = find_daemons(runtime.instance)
         os.kill(runtime.pid, signal.SIGKILL)
-        for _ in range(100):
+        for _ in range(900):
             if not find_daemons(runtime.instance):
                 break
             await asyncio.sleep(0.05)
@@ -171,7 +175,7 @@ async def test_a_bug_in_the_supervision_does_not_go_unnoticed(
     monkeypatch.setattr("pykubelet.embedded.runtime.log_is_long", buggy)
     with pytest.raises(ExceptionGroup) as caught:
         async with PrivateRuntime(Instance.at(data_dir)):
-            await asyncio.sleep(10)
+            await asyncio.sleep(60)
     assert [str(err) for err in caught.value.exceptions] == ["a bug"]
     assert find_daemons(Instance.at(data_dir)) == []
 

@@ -1,10 +1,10 @@
 """`down` on the real machine: whatever the state, nothing of ours is left and nothing else is touched."""
 
 import asyncio
+import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +24,7 @@ from pykubelet.embedded.runtime import PrivateRuntime
 from pykubelet.embedded.teardown import down
 from pykubelet.host.iptables import network_traces
 from tests.conftest import RunningRuntime, runtime_process, why_no_machine
-from tests.embedded.pods import connected, container_pid, start_pod
+from tests.embedded.pods import connected, container_pid, free_port, start_pod
 
 pytestmark = [
     pytest.mark.machine,
@@ -49,16 +49,10 @@ async def running_pod(instance: Instance) -> AsyncIterator[int]:
         yield process
 
 
-def free_port() -> int:
-    """A host port that nobody uses: several people may run these tests at once."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def fetch(port: int) -> str:
     """Ask the pod through the machine's host port."""
-    for _ in range(20):
+    end = time.monotonic() + 45
+    while time.monotonic() < end:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
         try:
             connection.request("GET", "/index.html")
@@ -69,6 +63,14 @@ def fetch(port: int) -> str:
         finally:
             connection.close()
     return "no answer"
+
+
+async def until_gone(process: int) -> None:
+    """Wait until a process that was killed is not even a zombie: its heir may need a moment to notice."""
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(450):
+            os.kill(process, 0)
+            await asyncio.sleep(0.1)
 
 
 async def test_down_removes_a_running_pod_with_its_host_port(data_dir: Path) -> None:
@@ -90,6 +92,7 @@ async def test_down_removes_a_running_pod_with_its_host_port(data_dir: Path) -> 
     assert await down(instance, said.append) == []
     assert said == ["Removing 1 pod", f"Removing {data_dir}"]
     assert not data_dir.exists()
+    await until_gone(process)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
     assert await down(instance, said.append) == [], "a second time there is nothing to do"
@@ -121,6 +124,7 @@ async def test_down_without_a_working_containerd(
     assert await down(instance, ignore) == []
     assert not data_dir.exists()
     assert [path for path in sockets if path.exists()] == []
+    await until_gone(process)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 

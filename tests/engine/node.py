@@ -6,6 +6,7 @@ wait was for, the pods as they stood and the end of the agent's log are in every
 """
 
 import contextlib
+import glob
 import http.client
 import json
 import os
@@ -103,14 +104,14 @@ class Node:
             return 0
         process.send_signal(number)
         try:
-            return process.wait(timeout=30)
+            return process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise AssertionError(f"the agent did not stop within 30 s\n{self.log_tail()}") from None
+            raise AssertionError(f"the agent did not stop within 60 s\n{self.log_tail()}") from None
 
     def is_healthy(self) -> bool:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._healthz}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._healthz}/healthz", timeout=10) as answer:
             return bool(answer.read() == b"ok")
 
     def log_text(self) -> str:
@@ -158,7 +159,7 @@ class Node:
 
     def page(self, path: str) -> str:
         """A page of the read-only port."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._read_only}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._read_only}{path}", timeout=30) as answer:
             text: str = answer.read().decode()
             return text
 
@@ -279,8 +280,9 @@ class Node:
 
     def pod_cgroups(self) -> list[Path]:
         """The cgroups of all pods, in every hierarchy."""
-        roots = Path("/sys/fs/cgroup").glob(f"*{self.instance.cgroup_root}/kubepods")
-        return [path for root in roots for path in (*root.glob("pod*"), *root.glob("*/pod*"))]
+        top = f"/sys/fs/cgroup/*{self.instance.cgroup_root}/kubepods"
+        # Not by `Path.glob`, for which it is an error if a folder goes away meanwhile.
+        return [Path(path) for path in (*glob.glob(f"{top}/pod*"), *glob.glob(f"{top}/*/pod*"))]  # noqa: PTH207
 
     def _story(self) -> str:
         try:
@@ -380,14 +382,17 @@ def is_ready(pod: Document) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=30)
         self._path = path
 
     def connect(self) -> None:

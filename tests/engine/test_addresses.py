@@ -35,8 +35,11 @@ def test_an_address_that_is_not_there_yet(runtime: RunningRuntime) -> None:
     node.command = [*node.command, f"--node-ip={address}"]
     env = [{"name": f"F{n}", "valueFrom": {"fieldRef": {"fieldPath": path}}} for n, path in enumerate(FIELDS)]
     with running(node):
-        assert f"node IP {address} is not on an interface of this machine" in node.log_text()
-        assert 'newPodCIDR="10.99.0.0/24"' in node.log_text()
+        for words in (
+            f"node IP {address} is not on an interface of this machine",
+            'newPodCIDR="10.99.0.0/24"',
+        ):
+            node.wait(f"the log to say {words}", lambda: words in node.log_text())  # noqa: B023
         node.start_pod(pod("plain"))
         port = unused_port()
         probe = {"tcpSocket": {"port": port}, "periodSeconds": 1}
@@ -49,7 +52,7 @@ def test_an_address_that_is_not_there_yet(runtime: RunningRuntime) -> None:
             lambda found: "host IP unknown" in str(status_of(found, "main")["state"]),
         )
         with own_address(address):
-            asks = node.wait_ready("asks-n1", 30)
+            asks = node.wait_ready("asks-n1")
             assert asks["status"]["hostIP"] == asks["status"]["podIP"] == address
             # In the host's network, the host's address is the pod's.
             told = node.shell("asks-n1", "echo $F0 $F1 $F2").split()

@@ -147,7 +147,7 @@ def test_a_container_gets_a_cpu_that_all_others_are_kept_off(node: Node) -> None
     node.wait_gone(name, uid)
     wait_cpus(node, "sharing-n1", "0-1")
     wait_cpus(node, "late-n1", "0-1")
-    assert "entries" not in cpu_state(node)
+    node.wait("the state to have no entries", lambda: "entries" not in cpu_state(node))
 
 
 def test_an_edited_pod_waits_for_the_cpu_of_its_old_self(node: Node) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pykubelet.pods.path_watch import SETTLED_AFTER
 from tests.engine.making import Document, container, pod
 from tests.engine.node import Node, is_ready
 from tests.files import below
@@ -34,7 +35,7 @@ def unaffected(node: Node, witness: str) -> Iterator[None]:
     for path in node.manifests.iterdir():
         if path.name != "witness.json":
             path.unlink()
-    node.start_pod(pod("after"), 10)
+    node.start_pod(pod("after"))
     node.remove("after")
     assert is_ready(node.wait_ready("witness-n1"))
     node.wait(
@@ -52,20 +53,33 @@ def told_since(node: Node, act: Callable[[], object], *words: str) -> str:
         lines = node.log_text()[before:].splitlines()
         return next((text for text in lines if all(word in text for word in words)), None)
 
-    return node.wait(f"a line with {words}", line, 20)
+    return node.wait(f"a line with {words}", line)
 
 
 def test_half_a_manifest_is_not_taken(node: Node) -> None:
     text = yaml.safe_dump(pod("halves", container("one"), container("two")))
     middle = text.index("  - command", text.index("  - command") + 1)
     path = node.manifests / "halves.yaml"
-    with path.open("w") as file:
-        # The first half is a whole pod by itself: one with only one of its containers.
-        file.write(text[:middle])
-        file.flush()
-        time.sleep(0.6)
-        assert node.pod("halves-n1") is None
-        file.write(text[middle:])
+    for _ in range(10):
+        with path.open("w") as file:
+            began = time.monotonic()
+            # The first half is a whole pod by itself: one with only one of its containers.
+            file.write(text[:middle])
+            file.flush()
+            time.sleep(0.5)
+            early = node.pod("halves-n1")
+            file.write(text[middle:])
+        if time.monotonic() - began < SETTLED_AFTER:
+            assert early is None
+            break
+        # On a busy machine we were too slow: a file that nobody writes to for so long is taken as it is.
+        path.unlink()
+        node.wait(
+            "half a pod to be gone",
+            lambda: node.pod("halves-n1") is None and not node.truth.sandboxes("halves-n1"),
+        )
+    else:
+        pytest.fail("this machine is too busy to write a file in two halves")
     found = node.wait_ready("halves-n1")
     assert len(found["status"]["containerStatuses"]) == 2
     assert {box.metadata.attempt for box in node.truth.sandboxes("halves-n1")} == {0}
@@ -78,10 +92,12 @@ def test_a_manifest_is_replaced_again_and_again(node: Node) -> None:
 
     def newest() -> bool:
         running = node.truth.running("hasty-n1")
-        return len(running) == 1 and node.shell("hasty-n1", "echo $NUMBER") == "5\n"
+        # An older one may end meanwhile.
+        return len(running) == 1 and node.truth.exec(running[0].id, "sh", "-c", "echo $NUMBER") == (0, "5\n")
 
-    node.wait("the newest version alone to run", newest, 30)
-    assert len(node.truth.ready("hasty-n1")) == 1
+    node.wait("the newest version alone to run", newest)
+    node.wait("its sandbox alone to be left", lambda: len(node.truth.ready("hasty-n1")) == 1)
+    assert newest()
 
 
 def test_a_mistake_does_not_stop_what_runs(node: Node) -> None:
@@ -144,7 +160,7 @@ def test_a_manifest_that_is_almost_too_large_starves_nobody(node: Node, form: st
         asked = time.monotonic()
         assert node.is_healthy()
         slowest = max(slowest, time.monotonic() - asked)
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 120
     print(f"\nread after {time.monotonic() - began:.1f} s, the slowest answer meanwhile took {slowest:.2f} s")
     assert slowest < 3, f"the agent did not answer for {slowest:.1f} s"
 
@@ -161,7 +177,7 @@ DEEP = "apiVersion: v1\nkind: Pod\nmetadata: {name: deep}\nspec: " + "[" * 100_0
 def test_bombs_do_not_go_off(node: Node, text: str, name: str) -> None:
     began = time.monotonic()
     told_since(node, lambda: node.write(text, f"{name}.yaml"), f"{name}.yaml")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert node.is_healthy()
     assert node.pod(f"{name}-n1") is None
 
@@ -209,7 +225,7 @@ def test_a_link_in_a_volume_leads_nowhere(node: Node, tmp_path: Path) -> None:
     )
     main = container(volumeMounts=[{"name": "v", "mountPath": "/w", "subPath": "inner"}])
     node.write(pod("sneaky", main, initContainers=[first], volumes=[{"name": "v", "emptyDir": {}}]))
-    node.wait_event("sneaky-n1", "Failed", 20)
+    node.wait_event("sneaky-n1", "Failed")
     assert not [one for one in node.truth.containers("sneaky-n1") if one.metadata.name == "main"]
     assert (tmp_path / "secret").read_text() == "secret"
 
@@ -218,5 +234,5 @@ def test_hidden_files_folders_and_pipes_are_left_alone(node: Node) -> None:
     (node.manifests / ".hidden.json").write_text(json.dumps(pod("hidden")))
     os.mkfifo(node.manifests / "pipe.yaml")
     (node.manifests / "link.yaml").symlink_to("/dev/zero")
-    node.start_pod(pod("beside"), 10)
+    node.start_pod(pod("beside"))
     assert node.pod("hidden-n1") is None

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pykubelet.host.cgroup_tree import members
 from pykubelet.host.cgroups import detect_cgroups
 from tests.conftest import RunningRuntime
 from tests.engine.making import container, pod
-from tests.engine.node import Document, Node, kubelet_node, running, status_of
+from tests.engine.node import Document, Node, is_ready, kubelet_node, running, status_of
 
 pytestmark = [
     pytest.mark.machine,
@@ -52,6 +52,17 @@ def stranger(node: Node, below: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@contextmanager
+def frozen(node: Node) -> Iterator[None]:
+    """Have the agent stand still for the time of a block."""
+    assert node.process is not None
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+
+
 def guaranteed(name: str, **spec: Any) -> Document:
     return pod(name, container(resources={"requests": LIMITS, "limits": LIMITS}), **spec)
 
@@ -74,7 +85,7 @@ def take_away(node: Node, folder: Path) -> None:
             return False
         return True
 
-    node.wait(f"{folder} to be taken away", gone, 30)
+    node.wait(f"{folder} to be taken away", gone)
 
 
 def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
@@ -88,8 +99,11 @@ def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
         new = [one.id for one in node.truth.running("robbed-n1") if one.id != old.id]
         return len(new) == 1 and node.truth.container_pid(new[0]) in members(place["pids"])
 
-    node.wait("another container within the pod's cgroup", again, 40)
-    after = node.wait_ready("robbed-n1")
+    node.wait("another container within the pod's cgroup", again, 60)
+    # The status follows what it tells of.
+    after = node.wait_pod(
+        "robbed-n1", "to be ready again", lambda it: is_ready(it) and status_of(it, "main")["restartCount"]
+    )
     assert after["metadata"]["uid"] == found["metadata"]["uid"]
     assert status_of(after, "main")["restartCount"] == 1
     # All of it was made as for a new pod, not only what was gone.
@@ -102,7 +116,7 @@ def test_one_that_runs_only_once_does_not_run_again(node: Node) -> None:
     found = node.start_pod(guaranteed("once", restartPolicy="Never"))
     take_away(node, folders(node, f"pod{found['metadata']['uid']}")["pids"])
     ended = node.wait_pod(
-        "once-n1", "to end", lambda it: it["status"]["phase"] in ("Succeeded", "Failed"), 40
+        "once-n1", "to end", lambda it: it["status"]["phase"] in ("Succeeded", "Failed"), 60
     )
     assert status_of(ended, "main")["restartCount"] == 0
 
@@ -111,21 +125,24 @@ def test_a_pods_cgroup_goes_with_all_who_are_in_it(node: Node) -> None:
     found = node.start_pod(guaranteed("crowded"))
     with stranger(node, f"pod{found['metadata']['uid']}") as process:
         node.remove("crowded")
-        assert process.wait(30) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         node.wait_gone("crowded-n1", found["metadata"]["uid"])
 
 
 @pytest.mark.parametrize("tier", ["", "burstable/", "besteffort/"])
 def test_a_cgroup_of_a_pod_that_nobody_knows(node: Node, tier: str) -> None:
     below = f"{tier}pod{uuid.uuid4()}"
-    for folder in folders(node, below).values():
-        folder.mkdir(exist_ok=True)
-    cpuset = folders(node, below)["cpuset"]
-    for name in ("cpuset.cpus", "cpuset.mems"):
-        (cpuset / name).write_text((cpuset.parent / name).read_text())
-    with stranger(node, below) as process:
-        assert process.wait(30) == -signal.SIGKILL
-    node.wait("it to be gone", lambda: not any(it.exists() for it in folders(node, below).values()), 15)
+    with ExitStack() as stack:
+        # An agent that looks before all is in place would take away what there is.
+        with frozen(node):
+            for folder in folders(node, below).values():
+                folder.mkdir(exist_ok=True)
+            cpuset = folders(node, below)["cpuset"]
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                (cpuset / name).write_text((cpuset.parent / name).read_text())
+            process = stack.enter_context(stranger(node, below))
+        assert process.wait(60) == -signal.SIGKILL
+    node.wait("it to be gone", lambda: not any(it.exists() for it in folders(node, below).values()))
 
 
 def test_what_a_pod_leaves_that_ended_while_no_agent_ran(node: Node) -> None:

@@ -20,6 +20,7 @@ from tests.engine.making import container, pod
 from tests.engine.node import Node, is_ready, kubelet_node, running, status_of
 
 PAUSE = 2
+DEADLINE = 15
 HOUR = 3600
 
 
@@ -40,27 +41,34 @@ def node(runtime: RunningRuntime, tmp_path: Path) -> Iterator[Node]:
 
 @pytest.mark.machine
 def test_the_clock_jumps_forth_and_back(node: Node, tmp_path: Path) -> None:
-    alive = {"exec": {"command": ["true"]}, "periodSeconds": 1, "initialDelaySeconds": 1}
+    alive = {
+        "exec": {"command": ["true"]},
+        "periodSeconds": 1,
+        "initialDelaySeconds": 1,
+        "timeoutSeconds": 10,  # a busy machine is no reason for a restart
+    }
     node.write(pod("steady", container(livenessProbe=alive, readinessProbe=alive, startupProbe=alive)))
     node.write(pod("crashes", container(command=["sh", "-c", "exit 7"])))
     node.wait_ready("steady-n1")
     node.wait_pod("crashes-n1", "to be in back-off", lambda it: restarts(it) >= 1)
-    node.write(pod("timed", activeDeadlineSeconds=7))
+    began = time.monotonic()
+    node.write(pod("timed", activeDeadlineSeconds=DEADLINE))
     node.wait_ready("timed-n1")
     (steady,) = node.truth.running("steady-n1")
     for ahead in (HOUR, 0, -HOUR):
         (tmp_path / "ahead").write_text(str(ahead))
         before = restarts(node.pod("crashes-n1") or {})
-        node.wait_pod("crashes-n1", "to be tried again", lambda it: restarts(it) > before, 3 * PAUSE)  # noqa: B023
-        node.start_pod(pod(f"new{abs(ahead)}{ahead < 0}".lower()), 10)
+        node.wait_pod("crashes-n1", "to be tried again", lambda it: restarts(it) > before)  # noqa: B023
+        node.start_pod(pod(f"new{abs(ahead)}{ahead < 0}".lower()))
         now = node.pod("steady-n1") or {}
         assert is_ready(now)
         assert [one.id for one in node.truth.running("steady-n1")] == [steady.id]
         if ahead == HOUR:
-            assert (node.pod("timed-n1") or {})["status"]["phase"] == "Running", (
-                "its seven seconds are not over"
-            )
-    node.wait_phase("timed-n1", "Failed", 10)
+            phase = (node.pod("timed-n1") or {})["status"]["phase"]
+            # On a busy machine all this may take so long.
+            is_over = time.monotonic() - began > DEADLINE - 1
+            assert phase == "Running" or is_over, f"its {DEADLINE} seconds are not over"
+    node.wait_phase("timed-n1", "Failed")
     time.sleep(1.5)
     assert is_ready(node.pod("steady-n1") or {})
     assert [one.id for one in node.truth.running("steady-n1")] == [steady.id]
@@ -72,7 +80,7 @@ def test_the_clock_jumps_forth_and_back(node: Node, tmp_path: Path) -> None:
     before = restarts(
         node.wait_pod("crashes-n1", "to be seen", lambda it: it["status"].get("containerStatuses"))
     )
-    node.wait_pod("crashes-n1", "to be tried again", lambda it: restarts(it) > before, 10)
+    node.wait_pod("crashes-n1", "to be tried again", lambda it: restarts(it) > before)
 
 
 def restarts(found: dict[str, Any]) -> int:

@@ -44,6 +44,15 @@ def wait_offered(node: Node, asking: Asking, *devices: str) -> None:
     node.wait(f"{devices} to be offered", lambda: asking.offered() == list(devices), 60)
 
 
+def wait_given_back(node: Node, asking: Asking, name: str) -> None:
+    """Wait until a pod has no device any more, and the agent has seen that nothing of it runs."""
+    node.wait(
+        "the device to be given back",
+        lambda: f"{name}/main" not in asking.listed() and not node.truth.sandboxes(name),
+        60,
+    )
+
+
 def wanting(name: str, count: int = 1, **spec: Any) -> Document:
     """A pod that wants devices."""
     return pod(name, container(**asking_for(count)), **spec)
@@ -134,7 +143,7 @@ def test_devices_stay_with_their_container_whoever_is_restarted(
     )
     node.remove(third)
     node.remove(second)
-    node.wait("the device to be given back", lambda: f"{second}/main" not in asking.listed(), 60)
+    wait_given_back(node, asking, second)
     again = node.start_pod(wanting("again"))["metadata"]["name"]
     assert seen(node, again, "d2") == ZERO
     answer = asking.of("default", again)
@@ -163,7 +172,7 @@ def test_a_device_that_is_lost_shows_in_the_status_of_its_pod(
     other = node.start_pod(wanting("lucky"))["metadata"]["name"]
     assert env(node, other)["TEST_DEVICES"] == "d2"
     node.remove(other)
-    node.wait("the device to be given back", lambda: f"{other}/main" not in asking.listed(), 60)
+    wait_given_back(node, asking, other)
     wait_refused(node, node.write(wanting("too-much", 2)), "Requested: 2, Available: 1")
     plugin.behave()
     node.wait_pod(
@@ -328,4 +337,4 @@ def test_a_damaged_checkpoint_stops_the_start_with_its_name(node: Node, asking: 
     assert "Drain this node and delete that file" in last
     path.unlink()
     node.start()
-    assert asking.offered() == []
+    wait_offered(node, asking)

@@ -35,7 +35,7 @@ def containerd(node: Node, but: int | None = None) -> int:
         pids = [daemon.pid for daemon in find_daemons(node.instance)]
         return pids if len(pids) == 1 and pids != [but] else []
 
-    return node.wait("one containerd", found, 10)[0]
+    return node.wait("one containerd", found)[0]
 
 
 @contextmanager
@@ -66,10 +66,10 @@ def test_the_runtime_hangs(node: Node) -> None:
             assert {it["metadata"]["name"] for it in node.pods()} >= {"steady-n1"}
             slowest = max(slowest, time.monotonic() - asked)
             time.sleep(0.5)
-    assert slowest < 2, f"the agent took {slowest:.1f} s to answer while the runtime hung"
-    node.wait_ready("comes-n1", 30)
+    assert slowest < 5, f"the agent took {slowest:.1f} s to answer while the runtime hung"
+    node.wait_ready("comes-n1")
     node.wait_gone("leaves-n1", leaving["metadata"]["uid"])
-    now = node.wait_ready("steady-n1", 30)
+    now = node.wait_ready("steady-n1")
     assert [one.id for one in node.truth.running("steady-n1")] == [before.id]
     assert status_of(now, "main")["restartCount"] == 0
     assert len(node.truth.running("comes-n1")) == 1
@@ -86,14 +86,19 @@ def test_the_runtime_dies_while_pods_start(node: Node) -> None:
         os.kill(killed, signal.SIGKILL)
         containerd(node, but=killed)
     for name in names:
-        node.wait_ready(f"{name}-n1", 40)
+        node.wait_ready(f"{name}-n1", 60)
+    wanted = {"stays-n1", *(f"{name}-n1" for name in names)}
+    # Pods of the test before may still be ending.
+    node.wait(
+        "only these pods to run", lambda: {one.labels[POD_NAME] for one in node.truth.running()} == wanted
+    )
     copies = Counter((one.labels[POD_NAME], one.labels[CONTAINER_NAME]) for one in node.truth.running())
     assert all(count == 1 for count in copies.values()), copies
-    assert {name for name, _ in copies} == {"stays-n1", *(f"{name}-n1" for name in names)}
+    assert {name for name, _ in copies} == wanted
     assert [one.id for one in node.truth.running("stays-n1")] == [before.id]
     # Its events are heard again, too.
     os.kill(node.truth.container_pid(before.id), signal.SIGKILL)
-    node.wait_pod("stays-n1", "to be restarted", lambda it: status_of(it, "main")["restartCount"] == 1, 10)
+    node.wait_pod("stays-n1", "to be restarted", lambda it: status_of(it, "main")["restartCount"] == 1)
 
 
 @pytest.mark.parametrize("how", ["its process is killed", "it is removed"])
@@ -110,11 +115,14 @@ def test_a_sandbox_is_lost(node: Node, how: str) -> None:
     def replaced() -> bool:
         return [it.id for it in node.truth.ready(f"{name}-n1")] not in ([], [box.id])
 
-    node.wait("another sandbox", replaced, 15)
+    def settled() -> bool:
+        boxes = [it.id for it in node.truth.ready(f"{name}-n1")]
+        inside = [one.pod_sandbox_id for one in node.truth.running(f"{name}-n1")]
+        return len(boxes) == 1 and boxes != [box.id] and inside == boxes
+
+    node.wait("another sandbox", replaced)
     # Its container may have been started once more in the dying sandbox, which counts as a crash.
-    node.wait(
-        "its container", lambda: [one for one in node.truth.running(f"{name}-n1") if one.id != old.id], 25
-    )
+    node.wait("its container alone, in the new sandbox", settled)
     after = node.wait_ready(f"{name}-n1")
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert [one.id for one in node.truth.running(f"{name}-n1")] != [old.id]
@@ -129,7 +137,6 @@ def test_a_container_is_killed_from_outside(node: Node) -> None:
         "shot-n1",
         "to be restarted",
         lambda it: is_ready(it) and status_of(it, "main")["restartCount"] == 1,
-        10,
     )
     assert status_of(after, "main")["lastState"]["terminated"]["exitCode"] == 137
     assert len(node.truth.ready("shot-n1")) == 1
@@ -144,8 +151,8 @@ def test_pods_are_taken_back_while_they_start(node: Node) -> None:
     def left() -> list[str]:
         return [box.id for box in node.truth.sandboxes() if box.metadata.name.startswith("brief")]
 
-    node.wait("all of them to be gone", lambda: not left() and not node.pods(), 30)
-    node.wait("nothing of them to be left", lambda: not node.left_of(), 30)
+    node.wait("all of them to be gone", lambda: not left() and not node.pods(), 60)
+    node.wait("nothing of them to be left", lambda: not node.left_of(), 60)
 
 
 def test_the_pods_network_is_broken_for_a_while(node: Node) -> None:
@@ -153,10 +160,16 @@ def test_the_pods_network_is_broken_for_a_while(node: Node) -> None:
     text = config.read_text()
     config.write_text(text.replace('"bridge"', '"no-such-plugin"', 1))
     try:
+        time.sleep(1)  # the runtime hears of it by itself
         node.write(pod("netless"))
-        told = node.wait_event("netless-n1", "FailedCreatePodSandBox", 20)
-        assert "no-such-plugin" in told
+        node.wait(
+            "the event that names the plugin",
+            lambda: any(
+                why == "FailedCreatePodSandBox" and "no-such-plugin" in told
+                for why, told, _ in node.events("netless-n1")
+            ),
+        )
     finally:
         config.write_text(text)
-    node.wait_ready("netless-n1", 30)
+    node.wait_ready("netless-n1")
     assert len(node.truth.ready("netless-n1")) == 1

@@ -52,7 +52,7 @@ def test_the_disk_is_full_for_a_while(runtime: RunningRuntime) -> None:
             assert "127.0.0.1\tlocalhost" in hosts.read_text()
             fill(disk)
             node.write(pod("comes", container(command=forever("echo hello"), **mounts), volumes=volumes))
-            node.wait("the trouble to be told", lambda: "No space left" in node.log_text(), 15)
+            node.wait("the trouble to be told", lambda: "No space left" in node.log_text())
             # What runs goes on, a restart of it does not spoil the files it needs, and what shall go can go.
             steady = node.wait_ready("steady-n1")
             assert "127.0.0.1\tlocalhost" in node.shell("steady-n1", "cat /etc/hosts")
@@ -66,8 +66,8 @@ def test_the_disk_is_full_for_a_while(runtime: RunningRuntime) -> None:
             node.start()
             for path in disk.glob("filler*"):
                 path.unlink()
-            node.wait_ready("comes-n1", 30)
-            node.wait_ready("steady-n1", 30)
+            node.wait_ready("comes-n1", 60)
+            node.wait_ready("steady-n1", 60)
             assert len(node.truth.running("comes-n1")) == 1
             assert "127.0.0.1\tlocalhost" in node.shell("steady-n1", "cat /etc/hosts")
             node.clear()

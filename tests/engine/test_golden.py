@@ -50,7 +50,7 @@ def replay(runtime: RunningRuntime) -> Iterator[Replay]:
                 for document in given(stem):
                     node.write(document)
             pods = {
-                name: node.wait_pod(f"{name}-{NAME}", "as recorded", SETTLED[name], 60) for _, name in PODS
+                name: node.wait_pod(f"{name}-{NAME}", "as recorded", SETTLED[name], 90) for _, name in PODS
             }
             # The given pods take half a minute to stop; the runtime's removal at the end is quicker.
             yield Replay(node, recording, pods, {name: node.events(f"{name}-{NAME}") for _, name in PODS})

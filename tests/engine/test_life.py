@@ -40,7 +40,7 @@ def web(port: int, greeting: str = "hello") -> Document:
 
 
 def answer(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         text: str = response.read().decode()
         return text
 
@@ -52,7 +52,7 @@ def packet_rules() -> str:
 def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
     port = unused_port()
     began = time.monotonic()
-    pod = node.start_pod(web(port), 10)
+    pod = node.start_pod(web(port))
     print(f"\nready after {time.monotonic() - began:.2f} s")
     uid, address = pod["metadata"]["uid"], pod["status"]["podIP"]
     assert pod["status"]["phase"] == "Running"
@@ -74,7 +74,7 @@ def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
         now = node.pod("web-n1")
         return now if now is not None and now["metadata"]["uid"] != uid and is_ready(now) else None
 
-    new = node.wait("the edited pod to be ready", replaced, 20)
+    new = node.wait("the edited pod to be ready", replaced)
     assert all(len(uids) <= 1 for uids in overlaps), overlaps
     assert answer(f"http://127.0.0.1:{port}/").startswith("welcome from web-n1 at ")
     node.wait_gone("web-n1 (the first)", uid)
@@ -82,7 +82,7 @@ def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
 
     node.remove("web")
     node.wait_gone("web-n1", new["metadata"]["uid"])
-    assert node.left_of() == []
+    node.wait("nothing to be left", lambda: not node.left_of())
     leases = [path.name for path in node.instance.cni_leases.rglob("*") if path.name.startswith("10.")]
     assert leases == []
     assert f"--dport {port}" not in packet_rules()
@@ -105,11 +105,11 @@ def test_containers_outlive_the_agent_and_its_runtime(node: Node) -> None:
     # The same by a polite end; what was wished for meanwhile happens at the next start.
     began = time.monotonic()
     assert node.stop() == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9, "the runtime has ten seconds, and needs far less"
     node.remove("web")
     node.start()
     node.wait_gone("web-n1", before["metadata"]["uid"])
-    assert node.left_of() == []
+    node.wait("nothing to be left", lambda: not node.left_of())
 
 
 def test_the_runtime_is_killed_and_the_pods_stay(node: Node) -> None:
@@ -117,9 +117,7 @@ def test_the_runtime_is_killed_and_the_pods_stay(node: Node) -> None:
     (container,) = node.truth.running("web-n1")
     (daemon,) = find_daemons(node.instance)
     os.kill(daemon.pid, signal.SIGKILL)
-    node.wait(
-        "another containerd", lambda: [p for p in find_daemons(node.instance) if p.pid != daemon.pid], 10
-    )
+    node.wait("another containerd", lambda: [p for p in find_daemons(node.instance) if p.pid != daemon.pid])
     again = node.start_pod({**web(unused_port()), "metadata": {"name": "second"}})
     assert is_ready(again)
     assert [one.id for one in node.truth.running("web-n1")] == [container.id]

@@ -25,6 +25,23 @@ def wait_for(node: Node, name: str, value: float, /, **labels: str) -> Page:
     return node.wait(f"{name} {labels} to be {value:g}", look, 60)
 
 
+def wait_runtime(node: Node, pods: int, running: int, exited: int, /, **working: str) -> Page:
+    """Wait until one pod is at work in this way, or none in any, and all of the runtime was seen."""
+    at_work = 1 if working else 0
+
+    def look() -> Page | None:
+        page = scrape(node)
+        seen = (
+            page.total("kubelet_working_pods", **working),
+            page.total("kubelet_running_pods"),
+            page.total("kubelet_running_containers", container_state="running"),
+            page.total("kubelet_running_containers", container_state="exited"),
+        )
+        return page if seen == (at_work, pods, running, exited) else None
+
+    return node.wait(f"{pods} pods, {running} running and {exited} exited containers", look, 60)
+
+
 def test_a_pods_life_in_numbers(node: Node) -> None:
     began = time.time()
     before = scrape(node)
@@ -41,7 +58,8 @@ def test_a_pods_life_in_numbers(node: Node) -> None:
     node.wait_phase("over-n1", "Failed")
     creates = before.total("kubelet_pod_worker_duration_seconds_count", operation_type="create")
     wait_for(node, "kubelet_pod_worker_duration_seconds_count", creates + 3, operation_type="create")
-    page = wait_for(node, "kubelet_working_pods", 1, lifecycle="terminated", config="desired", static="true")
+    # What the runtime has is listed a moment later.
+    page = wait_runtime(node, 2, 2, 2, lifecycle="terminated", config="desired", static="true")
 
     def grown(name: str, /, **labels: str) -> float:
         return page.total(name, **labels) - before.total(name, **labels)
@@ -87,7 +105,7 @@ def test_a_pods_life_in_numbers(node: Node) -> None:
 
     node.remove("good", "bad", "over")
     node.wait_gone("good-n1", uid)
-    page = wait_for(node, "kubelet_working_pods", 0)
+    page = wait_runtime(node, 0, 0, 0)
     assert list(differences(page, "/metrics", "always")) == []
     assert page.value("kubelet_running_pods") == 0
     assert page.total("kubelet_running_containers") == 0

@@ -98,6 +98,8 @@ class World:
     """All versions that there ever were of a pod."""
     revived: set[tuple[str, str]] = field(default_factory=set)
     """Versions that were wanted again: whether their containers had ended meanwhile is a matter of luck."""
+    back: set[str] = field(default_factory=set)
+    """Pods of which a version came back since the last check: what still runs of it may just be ending."""
 
     def change(self) -> None:
         """Add, edit or remove one pod."""
@@ -113,6 +115,7 @@ class World:
             self.known[name].add(version)
             if back:
                 self.revived.add((f"{name}-n1", version))
+                self.back.add(name)
             self.node.write(make(name, version))
         self.seen = {key: id for key, id in self.seen.items() if key[0] != name}
 
@@ -132,8 +135,11 @@ class World:
         self.seen = {
             key: id
             for key, id in ids.items()
-            if self.wanted.get(key[0]) in found.get(f"{key[0]}-n1", ()) and key[1] not in ("first", "second")
+            if self.wanted.get(key[0]) in found.get(f"{key[0]}-n1", ())
+            and key[0] not in self.back
+            and key[1] not in ("first", "second")
         }
+        self.back.clear()
 
 
 def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
@@ -211,7 +217,7 @@ def check_the_end(world: World, seed: int) -> None:
     }
     assert not any(count for count, _ in counts.values()), f"nothing ever crashed (seed {seed}): {counts}"
     uids = {it["metadata"]["uid"] for it in node.pods()}
-    node.wait("the others to leave nothing", lambda: not others(node, uids), 60)
+    node.wait("the others to leave nothing", lambda: not others(node, uids), 90)
 
 
 def sidecars(document: Document) -> list[Document]:

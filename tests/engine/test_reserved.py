@@ -40,7 +40,7 @@ def test_more_than_the_machine_has(runtime: RunningRuntime, settings: dict[str, 
     try:
         node.start(wait=False)
         assert node.process is not None
-        code, node.process = node.process.wait(30), None
+        code, node.process = node.process.wait(60), None
     finally:
         node.kill()
         node.truth.close()

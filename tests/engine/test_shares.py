@@ -54,7 +54,7 @@ def test_a_guaranteed_pod_beside_hungry_ones(node: Node) -> None:
         node.write(pod("greedy", container(command=PINNED), **SOON)),
         node.write(pod("slowed", slowed, **SOON)),
     ]
-    pods = {name.removesuffix("-n1"): node.wait_ready(name, 40) for name in names}
+    pods = {name.removesuffix("-n1"): node.wait_ready(name, 60) for name in names}
     weights = {name: cgroup_of(node, "cpu", found) / "cpu.shares" for name, found in pods.items()}
     if not detect_cgroups().unified:
         assert {name: path.read_text().strip() for name, path in weights.items()} == {
@@ -101,11 +101,14 @@ def _eat_memory(node: Node, beside: Document) -> None:
         ),
     ]
     for name in names:
+        # The runtime may hear of the end before it hears of the reason.
         found = node.wait_pod(
-            name, "to be killed", lambda it: "terminated" in status_of(it, "main")["state"], 60
+            name,
+            "to be killed",
+            lambda it: status_of(it, "main")["state"].get("terminated", {}).get("reason") == "OOMKilled",
+            60,
         )
-        ended = status_of(found, "main")["state"]["terminated"]
-        assert (ended["exitCode"], ended["reason"]) == (137, "OOMKilled")
+        assert status_of(found, "main")["state"]["terminated"]["exitCode"] == 137
     now = node.pod(beside["metadata"]["name"])
     assert now is not None
     assert [one["restartCount"] for one in all_statuses(now)] == [0]

@@ -107,7 +107,12 @@ def test_chains_that_others_look_for(runtime: RunningRuntime) -> None:
         pytest.skip("another agent keeps chains on this machine")
     with chains_taken_away(), running(kubelet_node(runtime, makeIPTablesUtilChains=True)) as node:
         for program in PROGRAMS:
-            node.wait(f"chains of {program}", partial(_has_hint, program), 30)
+            node.wait(f"chains of {program}", partial(_has_hint, program))
+        # One table follows the other.
+        node.wait(
+            "the rest of them",
+            lambda: node.log_text().count("Initialized iptables rules") >= len(PROGRAMS),
+        )
         assert f"-A INPUT -j {FIREWALL}" in _save("iptables").splitlines()
     assert not any("KUBE-" in _save(program) for program in PROGRAMS)
     with running(kubelet_node(runtime)):

@@ -124,9 +124,7 @@ class TestKinds:
             volumeMounts=[mounting("v")],
             securityContext={"runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": True},
         )
-        started = node.start_pod(
-            pod("flex", main, volumes=[volume], securityContext={"fsGroup": 2345}), seconds=30
-        )
+        started = node.start_pod(pod("flex", main, volumes=[volume], securityContext={"fsGroup": 2345}))
         assert node.shell("flex-n1", "echo mine > /v/file; cat /v/file; stat -c %g /v/file") == "mine\n2345\n"
         uid = started["metadata"]["uid"]
         assert "flex" in [one.source for one in read_mounts() if uid in str(one.point)]
@@ -195,7 +193,7 @@ class TestPropagation:
         )
         for name in ("host", "inside"):
             (shared / name).mkdir()
-        started = node.start_pod(pods, 30)
+        started = node.start_pod(pods)
 
         def seen(place: str) -> list[str]:
             names = ("private", "usual", "slave", "both")
@@ -247,7 +245,7 @@ class TestReadOnly:
         )
         volumes = [{"name": "v", "emptyDir": {}}, {"name": "w", "emptyDir": {"medium": "Memory"}}]
         node.write(pod("last", main, volumes=volumes, restartPolicy="Never"))
-        found = node.wait_phase("last-n1", "Succeeded", 30)
+        found = node.wait_phase("last-n1", "Succeeded")
         ended = status_of(found, "main")["state"]["terminated"]
         assert (ended["exitCode"], ended["message"]) == (0, "last words\n")
 
@@ -292,6 +290,8 @@ def test_the_group_of_a_volume(node: Node) -> None:
         securityContext={"fsGroup": 2345, "fsGroupChangePolicy": "OnRootMismatch"},
     )
     node.start_pod(document)
-    text = node.shell("group-n1", "stat -c '%a %g' /v; stat -c '%u %g' /v/d/one /v/d/two", "main")
+    # It runs as soon as its process exists, which may take a moment to write.
+    seen = "until test -e /v/d/two; do sleep 0.1; done"
+    text = node.shell("group-n1", f"{seen}; stat -c '%a %g' /v; stat -c '%u %g' /v/d/one /v/d/two", "main")
     assert text == "2777 2345\n1001 2345\n1002 2345\n"
     assert os.geteuid() == 0

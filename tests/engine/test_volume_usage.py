@@ -32,7 +32,7 @@ def test_they_are_measured_and_leave_with_their_pod(busy_node: Node) -> None:
         },
     ]
     mounts = [{"name": volume["name"], "mountPath": f"/{volume['name']}"} for volume in volumes]
-    write = "for p in disk memory; do dd if=/dev/zero of=/$p/file bs=1M count=3 2>/dev/null; done; sync"
+    write = "for p in disk memory; do dd if=/dev/zero of=/$p/file bs=1M count=3 conv=fsync 2>/dev/null; done"
     uids = []
     for name in ("first", "second", "third"):
         main = container(volumeMounts=mounts)

@@ -35,7 +35,7 @@ class Truth:
 
     def _insist(self, method: str, request: Message, answer: type[Message]) -> None:
         """Call again what fails while an agent, which has noticed, does the same: the network goes once."""
-        for pause in (0.2, 0.5, 1.0, 2.0):
+        for pause in (0.2, 0.5, 1.0, 2.0, 4.0, 8.0):
             try:
                 self._call(method, request, answer)
                 return
@@ -72,22 +72,16 @@ class Truth:
 
     def container_pid(self, container_id: str) -> int:
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return int(
-            json.loads(self._call("ContainerStatus", request, pb.ContainerStatusResponse).info["info"])["pid"]
-        )
+        return _pid(self._call("ContainerStatus", request, pb.ContainerStatusResponse), container_id)
 
     def sandbox_pid(self, sandbox_id: str) -> int:
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
-        return int(
-            json.loads(self._call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info["info"])[
-                "pid"
-            ]
-        )
+        return _pid(self._call("PodSandboxStatus", request, pb.PodSandboxStatusResponse), sandbox_id)
 
     def exec(self, container_id: str, *command: str) -> tuple[int, str]:
         """Run a command in a container; gives its exit code and all that it wrote."""
-        request = pb.ExecSyncRequest(container_id=container_id, cmd=command, timeout=10)
-        answer = self._call("ExecSync", request, pb.ExecSyncResponse)
+        request = pb.ExecSyncRequest(container_id=container_id, cmd=command, timeout=30)
+        answer = self._call("ExecSync", request, pb.ExecSyncResponse, timeout=45)
         return answer.exit_code, (answer.stdout + answer.stderr).decode(errors="replace")
 
     def remove_sandbox(self, sandbox_id: str) -> None:
@@ -99,8 +93,13 @@ class Truth:
 
     def remove_container(self, container_id: str) -> None:
         """Kill and remove a container, behind the agent's back."""
-        self._call(
-            "RemoveContainer",
-            pb.RemoveContainerRequest(container_id=container_id),
-            pb.RemoveContainerResponse,
-        )
+        remove = pb.RemoveContainerRequest(container_id=container_id)
+        self._insist("RemoveContainer", remove, pb.RemoveContainerResponse)
+
+
+def _pid(answer: Any, whose: str) -> int:
+    """The process in a verbose status; never 0, which a signal would take for all of the tests."""
+    pid = int(json.loads(answer.info["info"])["pid"])
+    if not pid:
+        raise ProcessLookupError(f"{whose} has no process any more")
+    return pid

@@ -46,8 +46,9 @@ async def fuzz(name: str, target: Target, seconds: float, seed: int) -> int:
 
 async def feed(name: str, target: Target, inputs: Iterable[bytes], seconds: float) -> int:
     """Give a target inputs until they or the time are over; gives how many. Raises Broken."""
-    count, end = 0, time.monotonic() + seconds
+    count = 0
     async with target.open() as take:
+        end = time.monotonic() + seconds
         for data in inputs:
             if time.monotonic() >= end:
                 break

@@ -32,7 +32,7 @@ async def another_process(path: Path, *arguments: str) -> AsyncIterator[asyncio.
         sys.executable, "-c", HOLDER, str(path), *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert process.stdout is not None
             assert await process.stdout.readline() == b"held\n"
         yield process
@@ -72,7 +72,7 @@ async def test_waits_for_the_other_process(tmp_path: Path) -> None:
         assert not waiting.done()
         assert other.stdin is not None
         other.stdin.write(b"enough\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(45):
             await waiting
     assert is_locked(path)
     lock.release()
@@ -82,13 +82,13 @@ async def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with another_process(path) as other:
         other.kill()
-        async with asyncio.timeout(10), LockFile(path) as lock:
+        async with asyncio.timeout(45), LockFile(path) as lock:
             assert lock.held
 
 
 async def test_the_first_process_leaves_when_a_second_one_comes(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    async with another_process(path, "watched") as other, asyncio.timeout(10), LockFile(path):
+    async with another_process(path, "watched") as other, asyncio.timeout(45), LockFile(path):
         assert other.stdout is not None
         assert await other.stdout.readline() == b"opened\n"
         assert await other.wait() == 0
@@ -98,7 +98,7 @@ async def test_an_opening_between_acquire_and_waiting_is_not_missed(tmp_path: Pa
     path = tmp_path / "lock"
     async with LockFile(path, watched=True) as lock:
         path.open().close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(45):
             assert await lock.wait_for_contention() == "opened"
 
 
@@ -110,7 +110,7 @@ async def test_taking_the_file_away_is_noticed_and_changing_its_mode_is_not(tmp_
         await asyncio.sleep(0.05)
         assert not waiting.done()
         path.unlink()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(45):
             assert await waiting == "deleted"
 
 
@@ -120,7 +120,7 @@ async def test_releasing_ends_the_waiting(tmp_path: Path) -> None:
     waiting = asyncio.ensure_future(lock.wait_for_contention())
     await asyncio.sleep(0.01)
     lock.release()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(45):
         assert await waiting == "released"
 
 

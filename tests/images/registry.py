@@ -28,7 +28,7 @@ PROGRAM = "docker-registry"
 USER, PASSWORD = "user", "hunter2"
 _HTPASSWD = f"{USER}:$2b$04$TipkePRyI/zFturjlgGae.AqBVl1nfPAbfXXwmhAD3XK/1YvyRr0.\n"
 _LISTENING = re.compile(rb"listening on (127\.0\.0\.1:[0-9]+)")
-_START_SECONDS = 20
+_START_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Registry:
             request.add_header("Authorization", f"Basic {login}")
         # The machine's proxies are for others.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=20) as answer:
+        with opener.open(request, timeout=60) as answer:
             return answer.headers
 
 

@@ -150,7 +150,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> bool:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(45):
         while alive(pid):
             await asyncio.sleep(0.01)
     return True
@@ -161,7 +161,7 @@ async def test_endless_output_ends_soon(write: Write, tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(ProviderError, match="its answer is longer than 1024 KiB"):
         await ask_provider(provider, tmp_path / "helper", REPOSITORY)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 45, "not by its timeout"
     assert await gone(int((tmp_path / "pid").read_text()))
 
 
@@ -172,9 +172,9 @@ async def test_a_hanging_program_and_its_children_are_ended(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert provider_exec.TIMEOUT_SECONDS == 60
-    monkeypatch.setattr(provider_exec, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(provider_exec, "TIMEOUT_SECONDS", 2.5)
     provider = write(SLEEPY.format(folder=tmp_path))
-    with pytest.raises(ProviderError, match=r"it did not answer within 0.5 s"):
+    with pytest.raises(ProviderError, match=r"it did not answer within 2.5 s"):
         await ask_provider(provider, tmp_path / "helper", REPOSITORY)
     for name in ("pid", "child"):
         assert await gone(int((tmp_path / name).read_text()))
@@ -183,7 +183,7 @@ async def test_a_hanging_program_and_its_children_are_ended(
 async def test_cancelled(write: Write, tmp_path: Path) -> None:
     provider = write(SLEEPY.format(folder=tmp_path))
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(2.5):
             await ask_provider(provider, tmp_path / "helper", REPOSITORY)
     for name in ("pid", "child"):
         assert await gone(int((tmp_path / name).read_text()))

@@ -332,7 +332,7 @@ async def test_deleting_the_pod_ends_the_pull_in_the_runtime(node: Node, name: s
         left.set()
         writer.close()
 
-    async with asyncio.timeout(20), await asyncio.start_server(be_silent, "127.0.0.1", 0) as server:
+    async with asyncio.timeout(60), await asyncio.start_server(be_silent, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         async with asyncio.TaskGroup() as group:
             pulling = group.create_task(node.ensure(a_pod(f"{host}:{port}/{name}:1")))

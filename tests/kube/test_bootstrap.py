@@ -64,7 +64,7 @@ class Node:
             ensure_client_config(
                 self.kubeconfig, self.bootstrap, self.pki, "one", load_kubeconfig, **options
             ),
-            30,
+            60,
         )
 
     @property

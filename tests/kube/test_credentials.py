@@ -342,7 +342,10 @@ async def test_nothing_of_a_plugin_survives_its_end(scripts: Scripts, tmp_path: 
         await task
     for pid in pids.read_text().split():
         for _ in range(2000):
-            if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            try:
+                if "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+                    break
+            except (FileNotFoundError, ProcessLookupError):
                 break
             await asyncio.sleep(0.01)
         else:

@@ -412,6 +412,7 @@ async def test_a_server_that_dies_and_comes_back(
         stack = reflecting(client, heard)
         await stack.__aenter__()
         await until(lambda: len(first.seen) == 2)
+        await asyncio.sleep(0.5)  # for the bookmark to arrive
     try:
         await asyncio.sleep(0.2)
         assert heard.versions == {"default/a": "4"}

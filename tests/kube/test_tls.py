@@ -237,6 +237,7 @@ async def test_a_stream_that_begins_while_certificates_change(
     )
     server.say(hang(0.3))
     server.default = answer(NODE)
+    replacement = authority.sign("/CN=system:node:renewed")
 
     async def watch() -> None:
         async with client.watch(NODES, "", [], seconds=20) as chunks:
@@ -245,7 +246,6 @@ async def test_a_stream_that_begins_while_certificates_change(
 
     watching = asyncio.ensure_future(watch())
     await until(lambda: server.seen)
-    replacement = authority.sign("/CN=system:node:renewed")
     shutil.copy(replacement.key, files.key)
     shutil.copy(replacement.certificate, files.certificate)
     await client.get(NODES, "one")

@@ -29,8 +29,8 @@ POD = {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourc
 
 async def test_timeout(server: Server, access: Access, opened: Opener) -> None:
     server.default = hang()
-    with pytest.raises(TimedOut, match=r"get .*/pods/web: there was no answer in time \(0.2 s\)"):
-        await opened(access, timeout=0.2).get(PODS, "web", "default")
+    with pytest.raises(TimedOut, match=r"get .*/pods/web: there was no answer in time \(0.7 s\)"):
+        await opened(access, timeout=0.7).get(PODS, "web", "default")
     with pytest.raises(TimedOut, match=r"no answer in time"):
         async with opened(access).watch(PODS, "", [], seconds=0.2):
             pass
@@ -133,7 +133,7 @@ async def test_three_clients(server: Server, access: Access) -> None:
         with pytest.raises(TimedOut, match=r"\(0.1 s\)"):
             await clients.heartbeats.get(LEASES, "one", "kube-node-lease")
         clients = make_clients(
-            transport, objects=Limits(50, 100), events=Limits(0, 0), lease_seconds=5, status_seconds=10
+            transport, objects=Limits(50, 100), events=Limits(0, 0), lease_seconds=60, status_seconds=60
         )
         server.default = refuse(429, "TooManyRequests", "", {"Retry-After": "1"})
         with pytest.raises(TooManyRequests):

@@ -109,7 +109,7 @@ async def scene(exec_slots: int | None = None) -> AsyncIterator[Scene]:
         yield made
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 45.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never happened"

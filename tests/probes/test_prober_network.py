@@ -62,7 +62,10 @@ async def test_a_pod_gets_ready_warns_and_fails() -> None:
     told, answer = Told(), dict[str, str | int](status=200)
     async with server(answer) as port, prober(told) as asking:
         readiness = Probe(
-            http_get=HTTPGetAction(port="web", path="/ready"), period_seconds=1, failure_threshold=1
+            http_get=HTTPGetAction(port="web", path="/ready"),
+            period_seconds=1,
+            failure_threshold=1,
+            timeout_seconds=30,
         )
         liveness = Probe(tcp_socket=TCPSocketAction(port=port), period_seconds=1)
         asked = pod(
@@ -76,7 +79,7 @@ async def test_a_pod_gets_ready_warns_and_fails() -> None:
         seen = observed(running("app", "c1", time.time_ns()), ip="127.0.0.1")
         asking.add_pod(asked)
         asking.observe(asked, seen)
-        await eventually(lambda: asking.update_status(asked, seen)["app"] == (True, True), 1)
+        await eventually(lambda: asking.update_status(asked, seen)["app"] == (True, True))
         answer.update(status=302, to="http://elsewhere.example/")
         await eventually(lambda: len(told.events) > 0)
         assert told.events[0] == (
@@ -90,9 +93,10 @@ async def test_a_pod_gets_ready_warns_and_fails() -> None:
             "Unhealthy",
             "Readiness probe failed: HTTP probe failed with statuscode: 503",
         )
+        labels = 'namespace="ns",pod="pod-u1",pod_uid="u1",probe_type="Liveness",result="successful"'
+        alive = f'prober_probe_total{{container="app",{labels}}}'
+        await eventually(lambda: alive in generate_latest(told.registry).decode())
         text = generate_latest(told.registry).decode()
-    labels = 'namespace="ns",pod="pod-u1",pod_uid="u1",probe_type="Liveness",result="successful"'
-    assert f'prober_probe_total{{container="app",{labels}}}' in text
     assert 'prober_probe_duration_seconds_bucket{container="app",le="0.005"' in text
 
 
@@ -133,7 +137,7 @@ async def test_a_probe_that_hangs_is_broken_off_when_its_pod_goes() -> None:
         asked = pod(Container(name="app", readiness_probe=probe))
         asking.add_pod(asked)
         asking.observe(asked, observed(running("app", "c1", time.time_ns()), ip="127.0.0.1"))
-        await asyncio.wait_for(connected.wait(), 5)
+        await asyncio.wait_for(connected.wait(), 45)
         asking.remove_pod("u1")
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(closed.wait(), 45)
     assert told.updates == []

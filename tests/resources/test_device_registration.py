@@ -27,7 +27,7 @@ async def test_who_registers_twice_takes_over(tmp_path: Path) -> None:
             options = ("--device=d1", "--device=d2", "--device=d3", "--socket=dongle2.sock", "--mark=second")
             with plugin_process(tmp_path / "second", node.folder, *options) as second:
                 await node.offers(3)
-                await node.until(second.registrations)
+                await node.until(lambda: first.registrations() and second.registrations())
                 assert (first.registrations(), second.registrations()) == (["registered"], ["registered"])
                 other = wanting(1)
                 await node.admit(other)

@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 import os
 import uuid
@@ -276,6 +277,11 @@ class Node:
             await self.cri.runtime.start_container(container)
             if not command:
                 await self.cri.runtime.stop_container(container, 0)
+                # Told to be stopped, it may still count as running for a moment.
+                while (
+                    await self.cri.runtime.container_status(container)
+                ).status.state != pb.CONTAINER_EXITED:
+                    await asyncio.sleep(0.02)
             link = self.links / legacy_log_link(f"p-{uid[:8]}", "gc", "main", container)
             link.symlink_to(self.log_dir(uid) / config.log_path)
         return container
@@ -309,7 +315,7 @@ class TestCollecting:
         sandbox = await node.sandbox()
         folder = node.log_dir(sandbox[1].metadata.uid) / "main"
         made = [await node.container(sandbox, attempt) for attempt in range(3)]
-        running = await node.container(sandbox, 3, "sleep", "60")
+        running = await node.container(sandbox, 3, "sleep", "600")
         (folder / "0.log.20260101-000000.gz").touch()
         assert node.linked() == {*made, running}
         await node.collect()
@@ -378,7 +384,7 @@ class TestCollecting:
     async def test_links_to_nowhere(self, node: Node, tmp_path: Path) -> None:
         sandbox = await node.sandbox()
         uid = sandbox[1].metadata.uid
-        running = await node.container(sandbox, 0, "sleep", "60")
+        running = await node.container(sandbox, 0, "sleep", "600")
         ended = await node.container(sandbox, 1)
         for attempt in (0, 1):
             (node.log_dir(uid) / f"main/{attempt}.log").rename(tmp_path / f"rotated{attempt}")

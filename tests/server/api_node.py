@@ -170,7 +170,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
                 flags=lambda: {"v": "2", "config": "/etc/x"},
                 registry=registry,
                 metrics=ServerMetrics(registry),
-                client=ApiClient(transport, TokenBucket(-1, 0), timeout=5),
+                client=ApiClient(transport, TokenBucket(-1, 0), timeout=30),
                 certificate=lambda: (pairs["server"].certificate, pairs["server"].key),
                 started=datetime(2026, 1, 1, tzinfo=UTC),
                 now=lambda: datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),

@@ -141,6 +141,7 @@ def alive(kind: type) -> int:
 
 def standing() -> list[Http2Connection]:
     """The server's side of the connections that stand."""
+    gc.collect()  # else those of earlier tests may be among them
     found = [found for found in gc.get_objects() if isinstance(found, Http2Connection)]
     return [connection for connection in found if connection.transport is not None]
 

@@ -133,7 +133,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
             api.default = node.people.answer
             transport = Transport(Access(api.url))
             stack.push_async_exit(transport)
-            client = ApiClient(transport, TokenBucket(-1, 0), timeout=5)
+            client = ApiClient(transport, TokenBucket(-1, 0), timeout=30)
             for name in ("crt", "key"):
                 pair = pairs["server"]
                 shutil.copy(pair.certificate if name == "crt" else pair.key, tmp_path / f"kubelet.{name}")

@@ -127,7 +127,7 @@ class Door:
             if upgrade:
                 lines += f"Connection: Upgrade\r\nUpgrade: {upgrade}\r\n"
             writer.write(f"{lines}{extra}\r\n".encode())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 yield (await reader.readuntil(b"\r\n\r\n")).decode(), reader, writer
         finally:
             writer.close()

@@ -237,7 +237,7 @@ async def test_stopping_does_not_wait_for_ever(authority: Authority, pairs: dict
                     talk.begin("/slow")
             await eventually(lambda: site.slow.at_work == 6)
             began = time.monotonic()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
         assert (site.slow.at_work, site.slow.cancelled) == (0, 6)
 
 

@@ -145,7 +145,7 @@ def replace(path: Path, contents: bytes) -> None:
 
 
 def shown_certificate(port: int, authority: Authority) -> str:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
         with client_context(authority).wrap_socket(plain, server_hostname="localhost") as secure:
             subject: Any = (secure.getpeercert() or {})["subject"]
             return str(dict(part[0] for part in subject)["commonName"])

@@ -295,7 +295,7 @@ class Following:
             log.close()
 
     async def until(self, *expected: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.seen != list(expected):
                 await asyncio.sleep(0.01)
 
@@ -304,7 +304,7 @@ class Following:
 async def followed(path: Path) -> AsyncIterator[Following]:
     following = Following()
     try:
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             task = group.create_task(following.run(path))
             yield following
             following.on = False

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -36,7 +37,7 @@ from tests.server.view import START, ScriptedView, pod_of
 
 pytestmark = pytest.mark.machine
 
-SCRIPT = "echo said; httpd -p 80 -h /www; while read line; do echo got $line; done; sleep 1000"
+SCRIPT = "httpd -p 80 -h /www; echo said; while read line; do echo got $line; done; sleep 1000"
 
 
 @dataclass
@@ -48,7 +49,6 @@ class Node:
     cri: Cri
     container: str
     sandbox: str
-    log: Path
 
     @asynccontextmanager
     async def upgraded(self, path: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -82,7 +82,7 @@ async def node(private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator
         cri = await stack.enter_async_context(connected(private_runtime.endpoint))
         authority = Authority(tmp_path, "cluster")
         pair = authority.sign("/CN=node", NAMES)
-        pod, sandbox, container, log = await _start_pod(cri, private_runtime)
+        pod, sandbox, container = await _start_pod(cri, private_runtime)
         stack.push_async_callback(cri.runtime.remove_pod_sandbox, sandbox)
         stack.push_async_callback(cri.runtime.stop_pod_sandbox, sandbox)
         metrics, limits = ServerMetrics(CollectorRegistry()), StreamLimits()
@@ -103,10 +103,10 @@ async def node(private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator
                 metrics=metrics,
             )
         )
-        yield Node(port, authority, cri, container, sandbox, log)
+        yield Node(port, authority, cri, container, sandbox)
 
 
-async def _start_pod(cri: Cri, runtime: RunningRuntime) -> tuple[Pod, str, str, Path]:
+async def _start_pod(cri: Cri, runtime: RunningRuntime) -> tuple[Pod, str, str]:
     uid = str(uuid.uuid4())
     labels = {
         "io.kubernetes.pod.uid": uid,
@@ -138,9 +138,14 @@ async def _start_pod(cri: Cri, runtime: RunningRuntime) -> tuple[Pod, str, str, 
     )
     container = await cri.runtime.create_container(sandbox, config, sandbox_config)
     await cri.runtime.start_container(container)
+    log = logs / "main" / "0.log"
+    async with asyncio.timeout(60):
+        # Its pages are served by then, and nobody who attaches hears this any more.
+        while not log.exists() or b"said" not in log.read_bytes():
+            await asyncio.sleep(0.05)
     status = {"name": "main", "containerID": f"containerd://{container}", "state": {"running": {}}}
     pod = pod_of("web", uid, node="", status={"containerStatuses": [status]})
-    return pod, sandbox, container, logs / "main" / "0.log"
+    return pod, sandbox, container
 
 
 async def test_commands_with_input_output_and_exit_code(node: Node) -> None:
@@ -168,7 +173,8 @@ async def test_a_command_that_is_not_there(node: Node) -> None:
 
 
 async def test_a_terminal(node: Node) -> None:
-    path = "/exec/default/web/main?command=sh&command=-c&command=sleep%201;stty%20size&tty=1&output=1&input=1"
+    script = quote('until [ "$(stty size 2>/dev/null)" = "45 123" ]; do sleep 0.1; done; stty size')
+    path = f"/exec/default/web/main?command=sh&command=-c&command={script}&tty=1&output=1&input=1"
     async with node.command(path, ["stdin", "stdout", "resize"]) as command:
         await command.send("resize", b'{"Width":123,"Height":45}')
         said = b"".join([part async for _, part in command.output()])
@@ -190,9 +196,12 @@ async def test_websockets(node: Node) -> None:
 async def test_attaching(node: Node) -> None:
     async with node.command("/attach/default/web/main?input=1&output=1", ["stdin", "stdout"]) as command:
         await command.send("stdin", b"something\n")
+        said = b""
         async for _, part in command.output():
-            assert part == b"got something\n"
-            break
+            said += part
+            if said.endswith(b"\n"):
+                break
+        assert said == b"got something\n"
 
 
 async def test_forwarding_a_port(node: Node) -> None:
@@ -219,8 +228,6 @@ async def test_logs_run_and_a_container_that_just_died(node: Node) -> None:
     connector = aiohttp.TCPConnector(ssl=client_context(node.authority))
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(60):
         base = f"https://localhost:{node.port}"
-        while not node.log.exists() or b"said" not in node.log.read_bytes():
-            await asyncio.sleep(0.05)
         async with session.get(f"{base}/containerLogs/default/web/main") as answer:
             assert (answer.status, await answer.text()) == (200, "said\n")
         async with session.post(f"{base}/run/default/web/main?cmd=echo%20hi") as answer:

@@ -12,7 +12,7 @@ import pytest
 from pykubelet.host import mounts
 from pykubelet.host.mounts import read_mounts
 from pykubelet.tasks import TaskScope, in_own_thread
-from pykubelet.volumes import host_path, kinds, pod_volumes, take_down, unmounting
+from pykubelet.volumes import host_path, kinds, operations, pod_volumes, take_down, unmounting
 from pykubelet.volumes.errors import NotYet, VolumeError
 from pykubelet.volumes.flex import FlexKind
 from pykubelet.volumes.kind import PlainKind, Wanted
@@ -99,6 +99,7 @@ class TestKinds:
             "Unable to attach or mount volumes: unmounted volumes=[cloud], unattached volumes=[], "
             "failed to process volumes=[]: context deadline exceeded"
         )
+        monkeypatch.setattr(pod_volumes, "MOUNT_SECONDS", 60)
         cloud.up.set()
         assert (await volumes.mount(pod)).keys() == {"cloud"}
         assert cloud.calls == ["set_up"], "the same one that hung"
@@ -133,7 +134,10 @@ class TestKinds:
         assert not (root / "pods/u-1/volumes" / cloud.folder).exists()
         assert volumes.in_use() == []
 
-    async def test_who_waits_is_woken(self, volumes: PodVolumes, cloud: Cloud) -> None:
+    async def test_who_waits_is_woken(
+        self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(operations, "FIRST_PAUSE", 60.0)
         woken: list[str] = []
         volumes.listen(woken.append, lambda *event: None)
         cloud.error = NotYet("no driver")
@@ -144,7 +148,7 @@ class TestKinds:
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod_with(CLOUD))
         assert caught.value.retry_after is not None
-        assert 0 < caught.value.retry_after <= FIRST_PAUSE
+        assert 0 < caught.value.retry_after <= 60
         cloud.error = None
         cloud.up.set()
         with pytest.raises(VolumeError, match="broken"):
@@ -188,7 +192,7 @@ class TestDeadServer:
     async def test_a_host_path_that_does_not_answer(
         self, volumes: PodVolumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host_path, "PATIENCE", 1.0)
+        monkeypatch.setattr(host_path, "PATIENCE", 5.0)
         with dead_server(tmp_path / "dead"):
             dead = {"name": "dead", "hostPath": {"path": f"{tmp_path}/dead/x", "type": "Directory"}}
             fine = {"name": "fine", "hostPath": {"path": str(tmp_path), "type": "Directory"}}
@@ -291,7 +295,7 @@ class TestUnmount:
             mounts.remove_tree(path)
 
         monkeypatch.setattr(take_down, "remove_tree", slowly)
-        monkeypatch.setattr(unmounting, "PATIENCE", 0.3)
+        monkeypatch.setattr(unmounting, "PATIENCE", 1.0)
         try:
             for _ in range(3):
                 with pytest.raises(VolumeError, match="deleting its files takes long, and goes on"):

@@ -341,18 +341,20 @@ class TestCancellation:
     async def test_a_cancelled_caller_waits_for_the_work(
         self, volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        go, ended = threading.Event(), threading.Event()
+        begun, go, ended = threading.Event(), threading.Event(), threading.Event()
         make = empty_dir.make_empty_dir
 
         def slow(*args: Any) -> None:
-            go.wait(10)
+            begun.set()
+            go.wait(60)
             make(*args)
             ended.set()
 
         monkeypatch.setattr(empty_dir, "make_empty_dir", slow)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(volumes.mount(pod_with(DATA)))
-            await asyncio.sleep(0.01)
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
             for _ in range(2):
                 task.cancel()
                 await asyncio.sleep(0.01)

@@ -118,8 +118,8 @@ print("waiting for the server", flush=True)
 child.wait()
 """
         programs.add("hang", script)
-        with pytest.raises(HelperHangs, match=r"^hang did not end within 3 s, and was killed: waiting for"):
-            await run_helper("hang", deadline=3)
+        with pytest.raises(HelperHangs, match=r"^hang did not end within 6 s, and was killed: waiting for"):
+            await run_helper("hang", deadline=6)
         child = int((tmp_path / "pid").read_text())
         await _until(lambda: not _runs(child))
 
@@ -155,7 +155,7 @@ print("started")
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(3):
             await run_helper("speak")
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        await _until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
 
 
 class TestMounting:
@@ -223,7 +223,7 @@ else:
     time.sleep(600)
 """,
         )
-        monkeypatch.setattr(mount_helper, "UNMOUNT_DEADLINE", 3)
+        monkeypatch.setattr(mount_helper, "UNMOUNT_DEADLINE", 5)
         await unmount_with_helper(place)
         assert not is_mounted(place)
         assert programs.calls == [["umount", *way, str(place)] for way in ([], ["-f"], ["-l"])]

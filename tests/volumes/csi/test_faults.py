@@ -86,7 +86,7 @@ async def test_a_driver_that_hangs(rig: Rig, make_driver: MakeDriver, call: str)
             # Staged before: that takes its time, and must not be what is given up.
             await kind.set_up(persistent(make_pod("u-0"), fsType="ext4"))
         asked = driver.names().count(call)
-        await hurry(kind, 0.5)
+        await hurry(kind, 2)
         driver.behave(hang=[call])
         with pytest.raises(KindError, match="code = DeadlineExceeded"):
             await kind.set_up(wanted)

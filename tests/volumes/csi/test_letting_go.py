@@ -38,7 +38,7 @@ USED = unique_name(DRIVER, "vol-1")
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for drivers for a moment only."""
     monkeypatch.setattr(patience, "ABSENT_SECONDS", 0.3)
-    monkeypatch.setattr(patience, "FAILING_SECONDS", 0.6)
+    monkeypatch.setattr(patience, "FAILING_SECONDS", 2.0)
 
 
 async def left(kind: CsiKind, uid: str = "u-1", name: str = "pv-vol-1") -> int:
