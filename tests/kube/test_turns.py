@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from pykubelet.kube.turns import Turns
+from pykubelet.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 
@@ -101,3 +102,22 @@ async def test_whoever_is_cancelled_takes_no_turn_with_him() -> None:
     async with asyncio.timeout(5):
         await server.ask(9)
     assert server.order[-2:] == [2, 9]
+
+
+async def test_cancelled_in_the_moment_that_turns_are_given_out() -> None:
+    """Whoever is cancelled ends by that and nothing else, or the one who cancelled would not know it."""
+    turns = Turns(1)
+    async with TaskScope() as scope:
+        async with turns:
+            waiting = scope.start(_enter(turns), name="waiting")
+            await asyncio.sleep(0)
+            waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        async with turns:
+            pass
+
+
+async def _enter(turns: Turns) -> None:
+    async with turns:
+        pass

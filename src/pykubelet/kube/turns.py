@@ -51,7 +51,9 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._waiting.remove(turn)
+                # Who gave turns out in the meantime has taken it from the line already.
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
             else:
                 self._release()
             raise

@@ -356,7 +356,7 @@ class PodVolumes:
         except FAILURES as err:
             return self._failed(pod, name, err, block)
         except Exception as err:  # anything may go wrong in others' kinds, and the pod's author has to know
-            log.error(err, "A volume's kind failed in a way of its own", pod=pod.full_name, volume=name)
+            log.exception(err, "Unexpected error while setting up a volume", pod=pod.full_name, volume=name)
             return self._failed(pod, name, err, block)
 
     def _tell_mapped(self, kind: VolumeKind, wanted: Wanted, mounted: MountedVolume) -> None:
