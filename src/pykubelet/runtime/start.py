@@ -37,7 +37,7 @@ from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.mounts import sub_path
 from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_dir
-from pykubelet.runtime.observe import Observer
+from pykubelet.runtime.observe import Observer, observed_container
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem, ServicesUnknown
@@ -360,7 +360,7 @@ class Starter:
         if last is None:
             folder = self._log_dir(pod) / container.name
             return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
-        if last.phase != "created":
+        if last.phase != "created" and not await self._never_ran(last):
             return last.restart_count + 1
         # Made and never started: the agent was killed in between. It gives its number back.
         try:
@@ -369,6 +369,19 @@ class Starter:
             wait = STARTING_SECONDS if is_starting(err) else None
             raise StartError("CreateContainerError", err.rpc_text, wait) from err
         return last.restart_count
+
+    async def _never_ran(self, last: ObservedContainer) -> bool:
+        """Whether one that was killed because nobody knew what it did turns out to have done nothing.
+
+        A runtime that was killed together with the agent in the middle of a start may not know that before.
+        """
+        if last.phase != "unknown":
+            return False
+        try:
+            status = (await self._cri.runtime.container_status(last.id)).status
+        except CriError:
+            return False
+        return observed_container(status).phase == "created"
 
     def _log_dir(self, pod: Pod) -> Path:
         meta = pod.metadata

@@ -1,0 +1,90 @@
+"""The number that a container's next start gets: one that never ran gives its own back."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.errors import NotFound
+from pykubelet.images.images import PresentImage
+from pykubelet.pods.journal import Journal
+from pykubelet.runtime.facts import NodeFacts
+from pykubelet.runtime.observe import Observer
+from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.start import PodSetting, Starter
+from tests.runtime.making import make_container, make_pod
+
+RAN = pb.ContainerStatus(id="old", state=pb.CONTAINER_EXITED, started_at=1, finished_at=2, exit_code=137)
+NEVER_RAN = pb.ContainerStatus(id="old", state=pb.CONTAINER_EXITED, finished_at=2, exit_code=255)
+
+
+class Runtime:
+    """A runtime that has one old container, or has lost it, and keeps what it is asked for."""
+
+    def __init__(self, old: pb.ContainerStatus | None) -> None:
+        self._old = old
+        self.removed: list[str] = []
+        self.attempts: list[int] = []
+
+    async def container_status(self, _: str) -> pb.ContainerStatusResponse:
+        if self._old is None:
+            raise NotFound("ContainerStatus", "NotFound", "no such container")
+        return pb.ContainerStatusResponse(status=self._old)
+
+    async def remove_container(self, container_id: str) -> None:
+        self.removed.append(container_id)
+
+    async def create_container(self, _: str, config: pb.ContainerConfig, *__: object) -> str:
+        self.attempts.append(config.metadata.attempt)
+        return "new"
+
+    async def start_container(self, _: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("phase", "then", "attempt", "removed"),
+    [
+        ("exited", RAN, 3, []),
+        ("created", NEVER_RAN, 2, ["old"]),
+        ("unknown", RAN, 3, []),
+        ("unknown", NEVER_RAN, 2, ["old"]),  # the runtime was killed in the middle of its start
+        ("unknown", None, 3, []),
+    ],
+)
+async def test_the_next_number(
+    tmp_path: Path, phase: ContainerPhase, then: pb.ContainerStatus | None, attempt: int, removed: list[str]
+) -> None:
+    runtime = Runtime(then)
+    cri, nothing = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None)
+    starter = Starter(
+        cri,
+        Observer(cri),
+        NodeFacts(pod_logs_dir=str(tmp_path / "logs")),
+        PodDirs(tmp_path),
+        nothing,
+        nothing,
+        nothing,
+        Journal(),
+        lambda *_: None,
+        nothing,
+        lambda: None,
+        None,
+    )
+    container = make_container()
+    pod = make_pod(container)
+    last = ObservedContainer(id="old", name=container.name, phase=phase, attempt=2, restart_count=2)
+    await starter.container(
+        pod,
+        container,
+        PresentImage("sha256:x", 0, ""),
+        "sandbox",
+        pb.PodSandboxConfig(),
+        PodSetting("/kubepods", {}),
+        (),
+        ObservedPod(uid=pod.uid, containers=(last,)),
+    )
+    assert (runtime.attempts, runtime.removed) == ([attempt], removed)
