@@ -32,6 +32,8 @@ HIERARCHIES = {
 """How the kernel is told which cgroups systemd shall mount; v1 has systemd's own beside them, of v2."""
 FIRST_WORD = "--- the guest runs pytest"
 LAST_WORD = "--- the guest's pytest ended with "
+OWN_FOLDERS = ("/tmp", "/run", "/dev")
+"""What the guest has for itself: of the host's it sees nothing there."""
 
 _TARGET = """\
 [Unit]
@@ -95,8 +97,10 @@ _MASKED = (
 )
 
 
-def why_not() -> str:
+def why_not(checkout: Path = CHECKOUT) -> str:
     """Say why the virtual machine cannot run here; empty when it can."""
+    if hidden := [folder for folder in OWN_FOLDERS if checkout.resolve().is_relative_to(folder)]:
+        return f"the guest has a {hidden[0]} of its own and would not see {checkout}: move it elsewhere"
     if os.uname().machine != "x86_64":
         return "the virtual machine is an x86_64 one, as its programs are this machine's"
     if shutil.which(QEMU) is None:
@@ -140,7 +144,13 @@ def run(
             text=True,
             errors="replace",
         ) as process:
-            limit = threading.Timer(seconds, process.kill)
+            late = threading.Event()
+
+            def end() -> None:
+                late.set()
+                process.kill()
+
+            limit = threading.Timer(seconds, end)
             limit.start()
             try:
                 code = _pass_on(process, out)
@@ -149,7 +159,8 @@ def run(
                 process.kill()
         if code is None:
             tail = "\n".join(console.read_text(errors="replace").splitlines()[-40:])
-            raise RuntimeError(f"the guest did not finish within {seconds:g}s; its console ends with\n{tail}")
+            what = f"did not finish within {seconds:g}s" if late.is_set() else "ended before its tests did"
+            raise RuntimeError(f"the guest {what}; its console ends with\n{tail}")
     return code
 
 

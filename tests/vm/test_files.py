@@ -9,7 +9,7 @@ import pytest
 
 from tests.vm.initramfs import archive
 from tests.vm.kernel import load_order, unpack_image
-from tests.vm.machine import qemu_command
+from tests.vm.machine import qemu_command, why_not
 
 
 def test_archives_unpack(tmp_path: Path) -> None:
@@ -43,3 +43,8 @@ def test_the_guest_cannot_write_to_the_host() -> None:
     (share,) = [part for part in command if part.startswith("local,")]
     assert "readonly=on" in share
     assert not [part for part in command if part in ("-drive", "-nic", "-netdev", "-virtfs")]
+
+
+def test_a_checkout_that_the_guest_would_not_see() -> None:
+    assert "a /tmp of its own" in why_not(Path("/tmp/clone"))
+    assert "of its own" not in why_not(Path("/tmpfiles/clone"))
