@@ -45,26 +45,14 @@ class Runtime:
         pass
 
 
-@pytest.mark.parametrize(
-    ("phase", "then", "attempt", "removed"),
-    [
-        ("exited", RAN, 3, []),
-        ("created", NEVER_RAN, 2, ["old"]),
-        ("unknown", RAN, 3, []),
-        ("unknown", NEVER_RAN, 2, ["old"]),  # the runtime was killed in the middle of its start
-        ("unknown", None, 3, []),
-    ],
-)
-async def test_the_next_number(
-    tmp_path: Path, phase: ContainerPhase, then: pb.ContainerStatus | None, attempt: int, removed: list[str]
-) -> None:
-    runtime = Runtime(then)
+async def start_again(root: Path, runtime: Runtime, phase: ContainerPhase) -> None:
+    """Start a container whose third incarnation was seen in this phase."""
     cri, nothing = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None)
     starter = Starter(
         cri,
         Observer(cri),
-        NodeFacts(pod_logs_dir=str(tmp_path / "logs")),
-        PodDirs(tmp_path),
+        NodeFacts(pod_logs_dir=str(root / "logs")),
+        PodDirs(root),
         nothing,
         nothing,
         nothing,
@@ -87,4 +75,44 @@ async def test_the_next_number(
         (),
         ObservedPod(uid=pod.uid, containers=(last,)),
     )
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """The folder with the container's three logs, all empty."""
+    folder = tmp_path / "logs/shop_web_u-1/main"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        (folder / f"{number}.log").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("phase", "then", "attempt", "removed"),
+    [
+        ("exited", RAN, 3, []),
+        ("created", NEVER_RAN, 2, ["old"]),
+        ("unknown", RAN, 3, []),
+        ("unknown", NEVER_RAN, 2, ["old"]),  # the runtime was killed in the middle of its start
+        ("unknown", None, 3, []),
+    ],
+)
+async def test_the_next_number(
+    tmp_path: Path,
+    logs: Path,
+    phase: ContainerPhase,
+    then: pb.ContainerStatus | None,
+    attempt: int,
+    removed: list[str],
+) -> None:
+    runtime = Runtime(then)
+    await start_again(tmp_path, runtime, phase)
     assert (runtime.attempts, runtime.removed) == ([attempt], removed)
+    # The log of one that never ran must not count as a run, should the agent be killed before the next start.
+    assert sorted(path.name for path in logs.iterdir()) == [f"{number}.log" for number in range(attempt)]
+
+
+async def test_a_log_with_words_in_it_stays(tmp_path: Path, logs: Path) -> None:
+    (logs / "2.log").write_text("words")
+    await start_again(tmp_path, Runtime(NEVER_RAN), "created")
+    assert (logs / "2.log").read_text() == "words"

@@ -36,7 +36,7 @@ from pykubelet.runtime.hooks import HookError, HookRunner
 from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.mounts import sub_path
-from pykubelet.runtime.names import attempts_in_logs, legacy_log_link, pod_log_dir
+from pykubelet.runtime.names import attempts_in_logs, container_log_path, legacy_log_link, pod_log_dir
 from pykubelet.runtime.observe import Observer, observed_container
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
@@ -362,7 +362,11 @@ class Starter:
             return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
         if last.phase != "created" and not await self._never_ran(last):
             return last.restart_count + 1
-        # Made and never started: the agent was killed in between. It gives its number back.
+        # Made and never started: the agent was killed in between. It gives its number back; an empty log
+        # would keep it, if the agent were killed again between here and the next start.
+        trace = self._log_dir(pod) / container_log_path(container.name, last.attempt)
+        if trace.is_file() and not trace.stat().st_size:
+            trace.unlink(missing_ok=True)
         try:
             await remove_container(self._cri, last.id)
         except CriError as err:
