@@ -112,6 +112,14 @@ class TestViews:
         assert sizes_of(sized.resources, None) == sizes
         assert str(sized.resources.limits["ephemeral-storage"]) == "1Gi"
 
+    def test_a_request_of_nothing_is_not_the_limit(self) -> None:
+        own = needs({"requests": {"cpu": "0"}, "limits": {"cpu": "100m"}})
+        container = pod({"requests": {"cpu": "0"}, "limits": {"cpu": "100m"}}).spec.containers[0]
+        assert with_sizes(container, sizes_of(own, None)).resources == own
+        # Nor in the round of memory, while the new request is still to come.
+        growing = pod({"requests": {"cpu": "50m"}, "limits": {"cpu": "100m"}}).spec.containers[0]
+        assert with_sizes(growing, sizes_of(own, None)).resources == own
+
 
 class TestPlan:
     @pytest.mark.parametrize(

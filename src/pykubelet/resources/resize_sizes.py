@@ -95,9 +95,9 @@ def with_sizes(container: Container, sizes: Sizes) -> Container:
         (requests, "memory", Quantity.of(sizes.memory_request, "binary")),
         (requests, "cpu", Quantity(sizes.cpu_request * _NANOS_PER_MILLI)),
     ):
-        if not size.nanos:
-            amounts.pop(name, None)
-        elif amounts.get(name) != size:  # an equal amount keeps the words of its author
+        # A request of nothing stays: without it, the limit would count as one. An equal amount keeps the
+        # words of its author.
+        if (size.nanos or name in amounts) and amounts.get(name) != size:
             amounts[name] = size
     return msgspec.structs.replace(
         container, resources=msgspec.structs.replace(own, limits=limits, requests=requests)
