@@ -108,6 +108,18 @@ def test_the_table(node: GuestNode) -> None:
     """Thirty pods have what the table says, also after a kill; when they are gone nothing is left."""
     table = rows()
     assert len(table) >= 30
+    try:
+        _expect_table(node, table)
+    finally:
+        # Whatever went wrong, the next tests need the room.
+        node.clear(SLOW)
+    assert node.pod_cgroups() == []
+    left = [unit for unit in node.units() if not unit.endswith(("kubepods.slice", "burstable.slice"))]
+    own = node.instance.cgroup_root.strip("/").replace("-", "_") + ".slice"
+    assert [unit for unit in left if not unit.endswith("besteffort.slice") and unit != own] == []
+
+
+def _expect_table(node: GuestNode, table: list[Row]) -> None:
     for row in table:
         node.write(document(row))
     settle(node, differences, table)
@@ -128,14 +140,9 @@ def test_the_table(node: GuestNode) -> None:
     (victim / "cpu.weight").write_text("100")
     node.start()
     settle(node, tier_differences, table)
-    assert differences(node, table) == []
-    assert {one.id for one in node.truth.running()} == containers
-
-    node.clear(SLOW)
-    assert node.pod_cgroups() == []
-    left = [unit for unit in node.units() if not unit.endswith(("kubepods.slice", "burstable.slice"))]
-    own = node.instance.cgroup_root.strip("/").replace("-", "_") + ".slice"
-    assert [unit for unit in left if not unit.endswith("besteffort.slice") and unit != own] == []
+    # A new agent tells of its pods one after the other, and some of the containers were still to start.
+    settle(node, differences, table)
+    assert containers <= {one.id for one in node.truth.running()}, "nothing was restarted"
 
 
 def test_containers(node: GuestNode) -> None:
