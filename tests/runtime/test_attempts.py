@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import NotFound
+from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.images.images import PresentImage
 from pykubelet.pods.journal import Journal
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import PodSetting, Starter
+from pykubelet.runtime.start import PodSetting, Starter, StartError
 from tests.runtime.making import make_container, make_pod
 
 RAN = pb.ContainerStatus(id="old", state=pb.CONTAINER_EXITED, started_at=1, finished_at=2, exit_code=137)
@@ -116,3 +116,16 @@ async def test_a_log_with_words_in_it_stays(tmp_path: Path, logs: Path) -> None:
     (logs / "2.log").write_text("words")
     await start_again(tmp_path, Runtime(NEVER_RAN), "created")
     assert (logs / "2.log").read_text() == "words"
+
+
+async def test_a_start_that_is_not_over_keeps_its_log(tmp_path: Path, logs: Path) -> None:
+    """The earlier agent's start may still succeed, and write there."""
+
+    class Starting(Runtime):
+        async def remove_container(self, container_id: str) -> None:
+            raise CriError("RemoveContainer", "Unknown", "container is in starting state, can't be removed")
+
+    with pytest.raises(StartError) as caught:
+        await start_again(tmp_path, Starting(NEVER_RAN), "created")
+    assert caught.value.reason == "CreateContainerError"
+    assert (logs / "2.log").exists()

@@ -6,6 +6,7 @@ recorded here, where the words are known.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -362,16 +363,18 @@ class Starter:
             return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
         if last.phase != "created" and not await self._never_ran(last):
             return last.restart_count + 1
-        # Made and never started: the agent was killed in between. It gives its number back; an empty log
-        # would keep it, if the agent were killed again between here and the next start.
-        trace = self._log_dir(pod) / container_log_path(container.name, last.attempt)
-        if trace.is_file() and not trace.stat().st_size:
-            trace.unlink(missing_ok=True)
+        # Made and never started: the agent was killed in between. It gives its number back.
         try:
             await remove_container(self._cri, last.id)
         except CriError as err:
             wait = STARTING_SECONDS if is_starting(err) else None
             raise StartError("CreateContainerError", err.rpc_text, wait) from err
+        # Its empty log would count as a run, if the agent were killed again before the next start. Not
+        # before it is gone: a start that was not over might still succeed, and write there.
+        trace = self._log_dir(pod) / container_log_path(container.name, last.attempt)
+        with contextlib.suppress(OSError):
+            if not trace.stat().st_size:
+                trace.unlink()
         return last.restart_count
 
     async def _never_ran(self, last: ObservedContainer) -> bool:
