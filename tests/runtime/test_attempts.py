@@ -1,21 +1,16 @@
 """The number that a container's next start gets: one that never ran gives its own back."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.errors import CriError, NotFound
-from pykubelet.images.images import PresentImage
-from pykubelet.pods.journal import Journal
 from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.observe import Observer
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import PodSetting, Starter, StartError
-from tests.runtime.making import make_container, make_pod
+from pykubelet.runtime.observed import ContainerPhase, ObservedContainer
+from pykubelet.runtime.start import StartError
+from tests.runtime.making import make_container
+from tests.runtime.starting import start
 
 RAN = pb.ContainerStatus(id="old", state=pb.CONTAINER_EXITED, started_at=1, finished_at=2, exit_code=137)
 NEVER_RAN = pb.ContainerStatus(id="old", state=pb.CONTAINER_EXITED, finished_at=2, exit_code=255)
@@ -28,6 +23,9 @@ class Runtime:
         self._old = old
         self.removed: list[str] = []
         self.attempts: list[int] = []
+
+    async def pod_sandbox_status(self, sandbox_id: str) -> pb.PodSandboxStatusResponse:
+        return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id=sandbox_id))
 
     async def container_status(self, _: str) -> pb.ContainerStatusResponse:
         if self._old is None:
@@ -47,34 +45,9 @@ class Runtime:
 
 async def start_again(root: Path, runtime: Runtime, phase: ContainerPhase) -> None:
     """Start a container whose third incarnation was seen in this phase."""
-    cri, nothing = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None)
-    starter = Starter(
-        cri,
-        Observer(cri),
-        NodeFacts(pod_logs_dir=str(root / "logs")),
-        PodDirs(root),
-        nothing,
-        nothing,
-        nothing,
-        Journal(),
-        lambda *_: None,
-        nothing,
-        lambda: None,
-        None,
-    )
     container = make_container()
-    pod = make_pod(container)
     last = ObservedContainer(id="old", name=container.name, phase=phase, attempt=2, restart_count=2)
-    await starter.container(
-        pod,
-        container,
-        PresentImage("sha256:x", 0, ""),
-        "sandbox",
-        pb.PodSandboxConfig(),
-        PodSetting("/kubepods", {}),
-        (),
-        ObservedPod(uid=pod.uid, containers=(last,)),
-    )
+    await start(root, runtime, NodeFacts(pod_logs_dir=str(root / "logs")), container, last=last)
 
 
 @pytest.fixture

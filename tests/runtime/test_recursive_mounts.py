@@ -1,24 +1,17 @@
 """Mounts that are read-only all the way down: as far as the handler of the pod's sandbox can make them."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.images.images import PresentImage
-from pykubelet.pods.journal import Journal
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.node_facts import recursive_handlers
-from pykubelet.runtime.observe import Observer
-from pykubelet.runtime.observed import ObservedPod
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import PodSetting, Starter, StartError
+from pykubelet.runtime.start import StartError
 from pykubelet.volumes.mounted import MountedVolume
-from tests.runtime.making import make_pod
+from tests.runtime.starting import start
 
 RUNTIME = pb.StatusResponse(
     runtime_handlers=[
@@ -48,38 +41,12 @@ class Runtime:
         pass
 
 
-async def start(root: Path, mode: str, handler: str, node: NodeFacts) -> pb.Mount:
+async def mounted(root: Path, mode: str, handler: str, node: NodeFacts) -> pb.Mount:
+    """How a container's only volume is asked for."""
     runtime = Runtime(handler)
-    cri, nothing = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None)
-    observer, dirs = Observer(cri), PodDirs(root)
-    await observer.new_sandbox("sandbox")
-    starter = Starter(
-        cri,
-        observer,
-        node,
-        dirs,
-        nothing,
-        nothing,
-        nothing,
-        Journal(),
-        lambda *_: None,
-        nothing,
-        lambda: None,
-        None,
-    )
     mount = {"name": "v", "mountPath": "/v", "readOnly": True, "recursiveReadOnly": mode}
     container = from_document(Container, {"name": "main", "volumeMounts": [mount]})
-    pod = make_pod(container)
-    await starter.container(
-        pod,
-        container,
-        PresentImage("sha256:x", 0, ""),
-        "sandbox",
-        pb.PodSandboxConfig(),
-        PodSetting("/kubepods", {"v": MountedVolume(str(root))}),
-        (),
-        ObservedPod(uid=pod.uid),
-    )
+    await start(root, runtime, node, container, {"v": MountedVolume(str(root))})
     (made,) = [mount for mount in runtime.config.mounts if mount.container_path == "/v"]
     return made
 
@@ -87,15 +54,15 @@ async def start(root: Path, mode: str, handler: str, node: NodeFacts) -> pb.Moun
 @pytest.mark.parametrize(("handler", "recursive"), [("", True), ("kata", False), ("unheard-of", False)])
 async def test_if_possible(tmp_path: Path, handler: str, recursive: bool) -> None:
     node = NodeFacts(pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME))
-    made = await start(tmp_path, "IfPossible", handler, node)
+    made = await mounted(tmp_path, "IfPossible", handler, node)
     assert (made.readonly, made.recursive_read_only) == (True, recursive)
 
 
 async def test_where_it_has_to_be(tmp_path: Path) -> None:
     node = NodeFacts(pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME))
-    assert (await start(tmp_path, "Enabled", "", node)).recursive_read_only
+    assert (await mounted(tmp_path, "Enabled", "", node)).recursive_read_only
     with pytest.raises(StartError, match="it is not supported by the runtime"):
-        await start(tmp_path, "Enabled", "kata", node)
+        await mounted(tmp_path, "Enabled", "kata", node)
 
 
 def test_a_runtime_that_does_not_tell_its_handlers_can_do_it_with_none() -> None:

@@ -1,0 +1,56 @@
+"""A starter with nothing around it but a runtime, and one start with it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pykubelet.api.pod import Container
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.images.images import PresentImage
+from pykubelet.pods.journal import Journal
+from pykubelet.runtime.facts import NodeFacts
+from pykubelet.runtime.observe import Observer
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.start import PodSetting, Starter
+from pykubelet.volumes.mounted import MountedVolume
+from tests.runtime.making import make_pod
+
+
+async def start(
+    root: Path,
+    runtime: object,
+    node: NodeFacts,
+    container: Container,
+    volumes: dict[str, MountedVolume] | None = None,
+    last: ObservedContainer | None = None,
+) -> None:
+    """Start a pod's only container in a sandbox that is there; raises StartError."""
+    cri, nothing = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None)
+    observer = Observer(cri)
+    await observer.new_sandbox("sandbox")
+    starter = Starter(
+        cri,
+        observer,
+        node,
+        PodDirs(root),
+        nothing,
+        nothing,
+        nothing,
+        Journal(),
+        lambda *_: None,
+        nothing,
+        lambda: None,
+        None,
+    )
+    pod = make_pod(container)
+    await starter.container(
+        pod,
+        container,
+        PresentImage("sha256:x", 0, ""),
+        "sandbox",
+        pb.PodSandboxConfig(),
+        PodSetting("/kubepods", volumes or {}),
+        (),
+        ObservedPod(uid=pod.uid, containers=(last,) if last is not None else ()),
+    )
