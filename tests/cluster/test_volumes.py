@@ -123,8 +123,9 @@ def test_a_local_directory_is_written_and_read(
     writer = storage.pod(
         volumes=data("claim"), securityContext={"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
     )
-    reader = storage.pod(volumes=data("claim", readOnly=True))
+    # One after the other: only the first pod on a volume that pods share gives it its group.
     cluster_member.wait_pod_ready(writer, 60)
+    reader = storage.pod(volumes=data("claim", readOnly=True))
     cluster_member.wait_pod_ready(reader, 60)
     assert shell(cluster_member, writer, "echo new > /data/new; cat /data/old") == "kept"
     assert (folder / "new").stat().st_gid == 2000
