@@ -127,6 +127,42 @@ async def test_what_was_missed_while_the_stream_was_broken_is_found_by_listing()
     assert Change("pod-1") in changes
 
 
+async def test_what_the_runtime_shows_late_after_a_break_is_found_by_listing_again() -> None:
+    runtime = Runtime(events=True)
+    runtime.run("s1", "pod-1")
+    changes: list[Change] = []
+    pleg = pleg_of(runtime, changes.append)
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(10)
+        changes.clear()
+        before = runtime.lists
+        await runtime.events.put(None)
+        # It ended meanwhile, and its event came before anybody listened again; the first list is as old.
+        await asyncio.sleep(1)
+        assert runtime.lists > before
+        assert changes == []
+        runtime.ready.clear()
+        await asyncio.sleep(3)
+        assert changes == [Change("pod-1")]
+        settled = runtime.lists
+        await asyncio.sleep(40)
+        assert runtime.lists == settled
+
+
+async def test_while_the_stream_cannot_be_opened_it_lists_each_second() -> None:
+    runtime = Runtime(events=True)
+    pleg = pleg_of(runtime, lambda _: None)
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(30)
+        before = runtime.lists
+        for _ in range(50):
+            await runtime.events.put(None)
+        await asyncio.sleep(60)
+        assert runtime.lists - before >= 40
+
+
 async def test_health_follows_the_lists() -> None:
     runtime = Runtime(events=True)
     pleg = pleg_of(runtime, lambda change: None)

@@ -2,11 +2,14 @@
 
 The same interface whatever the runtime offers: CRI's own container events, containerd's event
 service on older containerd, or listing everything each second. Events make the agent quick and
-idle; they can be lost, so in every mode a slow relist is the safety net, and one follows every
-reconnection. What is said is only "this happened to this container": the facts are read by the
-worker, from CRI, and an event that tells nothing new is ignored. CRI can lag behind the events (both
-hear of an exit at the same time), so the kind of event is passed on too: a worker that was told of
-an exit looks until CRI shows it.
+idle; they can be lost, so in every mode a slow relist is the safety net. While nobody listens, and
+for some seconds after a stream was opened, it is a quick one: no runtime says from when on it sends
+events, and what ended right before may be in no list yet.
+
+What is said is only "this happened to this container": the facts are read by the worker, from CRI,
+and an event that tells nothing new is ignored. CRI can lag behind the events (both hear of an exit
+at the same time), so the kind of event is passed on too: a worker that was told of an exit looks
+until CRI shows it.
 """
 
 from __future__ import annotations
@@ -33,11 +36,13 @@ log = get_logger(__name__)
 FAST_RELIST, SLOW_RELIST = 1.0, 60.0
 SHORTEST_RELIST = 0.2
 """Strangers' events must not keep the agent listing."""
+SETTLING_SECONDS = 3.0
+"""For how long after its opening a stream of events is not relied on."""
 UNHEALTHY_SECONDS = 180.0
 RECONNECT_SECONDS = (0.1, 5.0)
 
 Mode = Literal["cri-events", "containerd-events", "relist"]
-What = Literal["started", "ended", "unknown"]
+What = Literal["started", "ended", "oom", "unknown"]
 _CRI_EVENTS: dict[int, What] = {pb.CONTAINER_STARTED_EVENT: "started", pb.CONTAINER_STOPPED_EVENT: "ended"}
 
 
@@ -80,6 +85,8 @@ class Pleg:
         """Pods that were seen or that something was made for, and that are not known to be gone."""
         self._last_relist: float | None = None
         self._relist_now = asyncio.Event()
+        self._listening_since: float | None = None
+        """When the stream of events was opened; None while there is none."""
 
     def health(self) -> str | None:
         """Why the picture can not be trusted, or None."""
@@ -145,12 +152,18 @@ class Pleg:
                 continue
             pause = RECONNECT_SECONDS[0]
             await asyncio.sleep(SHORTEST_RELIST)
-            period = FAST_RELIST if self.mode == "relist" else SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
             try:
-                async with asyncio.timeout(period):
+                async with asyncio.timeout(self._pause()):
                     await self._relist_now.wait()
             except TimeoutError:
                 continue
+
+    def _pause(self) -> float:
+        """How long to wait for the next list, if nothing asks for it before."""
+        since, now = self._listening_since, asyncio.get_running_loop().time()
+        if since is None or now < since + SETTLING_SECONDS:
+            return FAST_RELIST
+        return SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
 
     async def _listen(self) -> None:
         """Use the best event source that the runtime has; relisting alone when it has none."""
@@ -174,6 +187,7 @@ class Pleg:
                         log.info("Listening to the runtime's events", mode=mode)
                         self.mode = mode
                     # Whatever happened before the stream was open is found by listing.
+                    self._listening_since = asyncio.get_running_loop().time()
                     self._relist_now.set()
                     async for change in stream:
                         pause = RECONNECT_SECONDS[0]
@@ -182,6 +196,8 @@ class Pleg:
                 return False
             except CriError as err:
                 log.v(2).info("The runtime's event stream broke; reconnecting", mode=mode, err=err)
+            finally:
+                self._listening_since = None
             await asyncio.sleep(pause)
             pause = min(pause * 2, RECONNECT_SECONDS[1])
 
@@ -218,4 +234,6 @@ def _what_happened(event: TaskEvent) -> What | None:
         return "ended" if details.id == event.container_id else None
     if isinstance(details, TaskStart):
         return "started"
-    return "unknown" if isinstance(details, TaskOOM | TaskPaused | TaskResumed) else None
+    if isinstance(details, TaskOOM):
+        return "oom"
+    return "unknown" if isinstance(details, TaskPaused | TaskResumed) else None
