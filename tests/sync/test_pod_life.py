@@ -115,6 +115,8 @@ async def test_what_ended_while_it_was_started_is_answered_at_once(again: float 
     assert await subject.sync(POD) == (False, 0)
     # Its event comes late, and says nothing new.
     assert not subject.take(Change(POD.uid, "init-id", "ended"))
+    # That its memory had run out does.
+    assert subject.take(Change(POD.uid, "init-id", "oom"))
 
 
 async def test_what_had_ended_before_waits_for_its_time() -> None:

@@ -146,7 +146,7 @@ class PodLifeOnNode:
     def take(self, change: Change) -> bool:
         """Take an event of the runtime; True when the pod's worker should look.
 
-        During a step events are kept until its end: the step's last look mostly knows them already.
+        During a step they are kept until its end, whose look mostly knows them.
         """
         memory = self._memories.get(change.uid)
         if memory is None:
@@ -163,7 +163,8 @@ class PodLifeOnNode:
         known = memory.observed.phase_of(change.container_id)
         if change.what == "ended" and known == "running":
             memory.ended.add(change.container_id)
-        return not (known == "exited" or (known == "running" and change.what == "started"))
+        old = known == "exited" or (known == "running" and change.what == "started")
+        return not old or change.what == "oom"  # which tells why, also after the end
 
     def request_restart(self, uid: str, container: str | None) -> list[str]:
         """Have running containers of a pod restarted in place at its next step; gives their names."""
