@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from typing import Any, cast
 
 import hpack
@@ -182,6 +183,17 @@ async def test_a_deadline_and_its_message_to_the_server() -> None:
     again = server.connection.call("/a.B/C", b"")
     server.send(*late, *server.good_answer(3))
     assert await outcome(again) == (b"hello", Status("OK"))
+
+
+@pytest.mark.parametrize(("timeout", "code"), [(0.001, "DEADLINE_EXCEEDED"), (60.0, "CANCELLED")])
+async def test_a_server_that_keeps_the_deadline_is_heard_first(timeout: float, code: str) -> None:
+    server = Server()
+    call = server.connection.call("/a.B/C", b"", timeout=timeout)
+    time.sleep(0.01)  # the loop has not gone round
+    server.send(frame(Kind.RST_STREAM, 0, 1, http2.number(8)))
+    _, status = await outcome(call)
+    assert status is not None
+    assert status.code == code
 
 
 @pytest.mark.parametrize(

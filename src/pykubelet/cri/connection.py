@@ -69,6 +69,9 @@ class Status:
     message: str = ""
 
 
+_LATE = Status("DEADLINE_EXCEEDED", "Deadline Exceeded")
+
+
 class Call:
     """One call under way."""
 
@@ -87,6 +90,7 @@ class Call:
         self._taken = 0
         self._news: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline = math.inf
 
     async def answer(self) -> bytes | None:
         """Wait for the end; gives the message, None when there is none. `status` tells how it ended."""
@@ -118,7 +122,9 @@ class Call:
 
     def set_deadline(self, seconds: float) -> None:
         """End the call after so many seconds, if it has not ended by then."""
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + seconds
+        self._timer = loop.call_later(seconds, self._expire)
 
     # What the connection says
 
@@ -146,6 +152,14 @@ class Call:
         if last:
             self.end(_status(self.headers))
 
+    def was_reset(self, code: int) -> None:
+        """Take an end without trailers; a server that keeps the deadline, too, may be quicker than we."""
+        meaning = _RESET_CODES.get(code, "INTERNAL")
+        if meaning == "CANCELLED" and asyncio.get_running_loop().time() >= self._deadline:
+            self.end(_LATE)
+        else:
+            self.end(Status(meaning, f"stream terminated by RST_STREAM with error code: {code}"))
+
     def end(self, status: Status) -> None:
         """Take the end."""
         if self.status is None:
@@ -160,7 +174,7 @@ class Call:
         self.end(Status(code, message))
 
     def _expire(self) -> None:
-        self._refuse("DEADLINE_EXCEEDED", "Deadline Exceeded")
+        self._refuse(_LATE.code, _LATE.message)
 
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():
@@ -323,8 +337,7 @@ class Connection(asyncio.Protocol):
             case Kind.RST_STREAM:
                 code = http2.read_number(payload)
                 if call := self._calls.get(stream):
-                    text = f"stream terminated by RST_STREAM with error code: {code}"
-                    call.end(Status(_RESET_CODES.get(code, "INTERNAL"), text))
+                    call.was_reset(code)
             case Kind.SETTINGS if not flags & http2.ACK:
                 self._settings_frame(payload)
             case Kind.PING if not flags & http2.ACK:
