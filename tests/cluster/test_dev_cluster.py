@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from pykubelet.config.load import load
+from pykubelet.devcluster import cluster
 from pykubelet.devcluster.cluster import free_ports
 from pykubelet.devcluster.layout import Component, Layout
 from pykubelet.devcluster.processes import running
@@ -54,6 +55,16 @@ def up(folder: Path, port: int) -> tuple[str, dict[Component, int]]:
     return done.stdout, {name: process.pid for name, process in running(Layout.at(folder)).items()}
 
 
+def kill(folder: Path, *pids: int) -> None:
+    """End processes of a cluster as a power cut would, and wait until they are gone."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(process.pid in pids for process in running(Layout.at(folder)).values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def port() -> int:
     """One that is free now, not when the tests were collected."""
@@ -90,8 +101,7 @@ def test_its_whole_life(programs: Programs, folder: Path, port: int) -> None:
 
     one_line(dev("up", folder, "--audit"), "already runs", "--audit", "dev cluster down")
 
-    os.kill(pids[Component.APISERVER], signal.SIGKILL)
-    os.kill(pids[Component.ETCD], signal.SIGKILL)
+    kill(folder, pids[Component.APISERVER], pids[Component.ETCD])
     broken = dev("status", folder)
     assert broken.returncode == 1
     assert "not running" in broken.stdout
@@ -100,8 +110,7 @@ def test_its_whole_life(programs: Programs, folder: Path, port: int) -> None:
     assert set(after) == set(Component)
 
     # All gone, as after a reboot: it goes on where it was.
-    for pid in after.values():
-        os.kill(pid, signal.SIGKILL)
+    kill(folder, *after.values())
     up(folder, port)
     done = dev("down", folder)
     assert done.returncode == 0, done.stderr
@@ -125,8 +134,17 @@ def test_ended_in_the_middle(programs: Programs, folder: Path, sign: signal.Sign
     if sign == signal.SIGINT:
         assert running(Layout.at(folder)) == {}
     else:
-        assert set(running(Layout.at(folder))) == {Component.ETCD, Component.APISERVER}
+        # And the others, if the API server was quicker than the signal.
+        assert set(running(Layout.at(folder))) >= {Component.ETCD, Component.APISERVER}
         up(folder, port)
+
+
+def test_a_given_port_stays_the_api_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "free_ports", lambda count: list(range(20001, 20001 + count)))
+    for port in range(20000, 20005):
+        made = cluster.new_settings(port, address="127.0.0.1")
+        assert made.port == port
+        assert len({port, made.etcd_port, made.etcd_peer_port}) == 3
 
 
 def test_a_taken_port(programs: Programs, folder: Path) -> None:

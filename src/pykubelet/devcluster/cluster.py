@@ -53,7 +53,8 @@ def new_settings(port: int = 0, *, address: str = "") -> Settings:
         address = address or str(host_address())
     except HostError as err:
         raise DevClusterError(f"this machine has no address that a node could use: {err}") from err
-    ports = free_ports(3)
+    # The one that was given is free, too.
+    ports = [free for free in free_ports(4) if free != port]
     return Settings(
         address=address,
         port=port or ports[0],
