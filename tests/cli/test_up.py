@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import unused_port
+
+from tests.embedded.pods import free_port
 
 PYKUBELET = str(Path(sys.executable).parent / "pykubelet")
 
@@ -46,7 +47,7 @@ def test_a_configuration_file_is_refused(tmp_path: Path) -> None:
 def test_a_taken_port(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        free = {"port": unused_port(), "healthz-port": 0, "read-only-port": 0}
+        free = {"port": free_port(), "healthz-port": 0, "read-only-port": 0}
         done = up(tmp_path / "d", *(f"--{name}={value}" for name, value in {**free, flag: port}.items()))
     assert done.returncode == 1
     assert f"port {port}" in done.stderr
@@ -57,7 +58,7 @@ def test_a_taken_port(tmp_path: Path, flag: str) -> None:
 
 def test_a_strangers_folder(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("do not touch")
-    done = up(tmp_path, f"--port={unused_port()}", "--healthz-port=0", "--read-only-port=0")
+    done = up(tmp_path, f"--port={free_port()}", "--healthz-port=0", "--read-only-port=0")
     assert done.returncode == 1
     assert "was not made by pykubelet" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
@@ -65,6 +66,6 @@ def test_a_strangers_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/usr", "/etc"])
 def test_a_folder_that_must_never_be_ours(path: str) -> None:
-    done = up(Path(path), f"--port={unused_port()}", "--healthz-port=0", "--read-only-port=0")
+    done = up(Path(path), f"--port={free_port()}", "--healthz-port=0", "--read-only-port=0")
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1

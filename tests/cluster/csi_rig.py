@@ -12,7 +12,7 @@ from typing import Any
 
 from pykubelet.devcluster.api import UNREACHABLE, ApiRefusal
 from pykubelet.host.mounts import plan_unmounts, read_mounts, unmount
-from tests.cluster.node import ClusterNode
+from tests.cluster.node import NOT_FOUND, ClusterNode
 from tests.cluster.plane import Document, Plane, unique
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
 
@@ -136,12 +136,19 @@ def csi_rig(node: ClusterNode, namespace: str) -> Iterator[Rig]:
 
 
 def drivers(node: ClusterNode) -> list[Document]:
-    found = node.plane.find("csinode", node.name)
-    return (found or {}).get("spec", {}).get("drivers") or []
+    """The drivers in its CSINode; raises when the API server cannot say, which is not the same as none."""
+    try:
+        found = node.plane.get("csinode", node.name)
+    except ApiRefusal as err:
+        if err.code != NOT_FOUND:
+            raise
+        return []
+    return found["spec"].get("drivers") or []
 
 
 def in_use(node: ClusterNode) -> list[str]:
-    return (node.node_object() or {}).get("status", {}).get("volumesInUse") or []
+    """The volumes that are in use as the node says; raises when the API server cannot say."""
+    return node.plane.get("node", node.name)["status"].get("volumesInUse") or []
 
 
 @contextmanager

@@ -5,6 +5,7 @@ ours, or the reference kubelet: tests of what both must do alike run with either
 """
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from tests.engine.node import BIN, PATIENCE, Node, is_ready
 
 T = TypeVar("T")
 
-TOO_MANY, SERVER_ERROR = 429, 500
+NOT_FOUND, TOO_MANY, SERVER_ERROR = 404, 429, 500
 GRACE = 2
 """Pods of tests end quickly."""
 UNTIL_TOLD = "while [ ! -e /tmp/end ]; do sleep 0.1; done"
@@ -53,6 +54,8 @@ class ClusterNode(Node):
         self.reference = reference
         """Whether the agent is the reference kubelet, which leaves dead containers for a while."""
         self.image = runtime.busybox_image
+        self.held = contextlib.ExitStack()
+        """What keeps others from taking its ports."""
 
     @property
     def user(self) -> str:
@@ -92,7 +95,7 @@ class ClusterNode(Node):
         """The node as the API server has it."""
         return self.plane.find("node", self.name)
 
-    def wait_registered(self, seconds: float = 60) -> Document:
+    def wait_registered(self, seconds: float = 90) -> Document:
         """Wait until the node is in the cluster and Ready."""
 
         def look() -> Document | None:
@@ -148,9 +151,20 @@ class ClusterNode(Node):
         """Delete a pod as people do, and wait until it is gone from the API and from the node."""
         meta = pod["metadata"]
         self.plane.delete("pod", meta["name"], meta["namespace"])
-        self.wait(f"pod {meta['name']} to be gone", lambda: self.api_pod(pod) is None, seconds)
+        self.wait(f"pod {meta['name']} to be gone", lambda: self._is_gone(pod), seconds)
         if not self.reference:
             self.wait_gone(meta["name"], meta["uid"], seconds)
+
+    def _is_gone(self, pod: Document) -> bool:
+        """Whether the API server says so; one that cannot say has not."""
+        meta = pod["metadata"]
+        try:
+            found = self.plane.get("pod", meta["name"], meta["namespace"])
+        except ApiRefusal as err:
+            if err.code != NOT_FOUND:
+                raise
+            return True
+        return bool(found["metadata"]["uid"] != meta["uid"])
 
     def leave(self) -> None:
         """End all pods of this node, then the agent, and take the node out of the cluster."""
@@ -160,7 +174,7 @@ class ClusterNode(Node):
             path.unlink()
         if self.process is not None:
             try:
-                self.wait("all pods to be gone", lambda: not self._still_there(), 60)
+                self.wait("all pods to be gone", lambda: not self._still_there(), 120)
             except AssertionError as err:
                 raise AssertionError(f"left behind: {self._still_there()}\n{err}") from None
         self.kill()
@@ -169,6 +183,25 @@ class ClusterNode(Node):
 
     def _still_there(self) -> object:
         return self.truth.running() if self.reference else self.left_of()
+
+
+def hold_ports(count: int, held: contextlib.ExitStack) -> list[int]:
+    """Choose ports and keep them: others choose theirs before an agent listens, and between two of them.
+
+    A socket that is bound and does not listen keeps away whoever looks for a free port, and not those who
+    ask to use an address again, as all servers do.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        (port,) = free_ports(1)
+        keeper = held.enter_context(socket.socket())
+        try:
+            keeper.bind(("0.0.0.0", port))
+        except OSError:
+            continue  # somebody else was quicker
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.append(port)
+    return found
 
 
 def cluster_node(
@@ -191,7 +224,8 @@ def cluster_node(
     """
     name = name or unique("n")
     instance = runtime.instance
-    secure, health, read_only = free_ports(3)
+    held = contextlib.ExitStack()
+    secure, health, read_only = hold_ports(3, held)
     config = {
         **standalone_config(instance, runtime.endpoint),
         "address": "0.0.0.0",
@@ -224,7 +258,7 @@ def cluster_node(
         "-v=4",
         *flags,
     ]
-    return ClusterNode(
+    made = ClusterNode(
         plane,
         runtime,
         name,
@@ -234,6 +268,8 @@ def cluster_node(
         reference=program is not None,
         env=env,
     )
+    made.held = held
+    return made
 
 
 @contextlib.contextmanager
@@ -249,3 +285,4 @@ def in_cluster(node: ClusterNode, *, start: bool = True) -> Iterator[ClusterNode
     finally:
         node.kill()
         node.truth.close()
+        node.held.close()

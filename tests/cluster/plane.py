@@ -292,10 +292,10 @@ class Plane:
     def audit(self, since: int = 0) -> list[Document]:
         """Requests that were answered, as audit events, in their order: user, verb, objectRef…"""
         with self.cluster.layout.audit_log.open("rb") as file:
-            file.seek(since)
+            file.seek(max(since - 1, 0))
             lines = file.read().split(b"\n")
-        # What follows the last line break is still being written.
-        found = [json.loads(line) for line in lines[:-1]]
+        # What follows the last line break is still being written; so was, perhaps, what the mark is in.
+        found = [json.loads(line) for line in lines[1 if since else 0 : -1]]
         answered = [event for event in found if event["stage"] == "ResponseComplete"]
         # Each is written after its answer, so perhaps after one that was asked for later.
         return sorted(answered, key=lambda event: str(event["requestReceivedTimestamp"]))

@@ -64,9 +64,12 @@ def patch(node: ClusterNode, pod: Document, change: Document) -> Document:
     meta = pod["metadata"]
     where = ("-n", meta["namespace"], "pod", meta["name"])
     node.plane.kubectl("patch", *where, "--subresource", "resize", "-p", json.dumps(change))
-    found = node.api_pod(pod)
-    assert found is not None
-    return found
+    return told(node, pod)
+
+
+def told(node: ClusterNode, pod: Document) -> Document:
+    """The pod as the API server has it now, however busy it is."""
+    return node.wait_api_pod(pod, "to be told", lambda _: True)
 
 
 def condition(pod: Document, kind: str) -> Document | None:
@@ -160,6 +163,12 @@ def assert_untouched(before: Document, after: Document) -> None:
 BOOKS = ("allocated_pods_state", "actuated_pods_state")
 
 v1_only = pytest.mark.skipif(detect_cgroups().unified, reason="reads the files of cgroup v1")
+
+
+def wait_known(node: ClusterNode, pod: Document) -> None:
+    """Wait until an agent that was started anew has heard of a pod: before that it runs nothing in it."""
+    uid = pod["metadata"]["uid"]
+    node.wait("the agent to know the pod", lambda: any(one["metadata"]["uid"] == uid for one in node.pods()))
 
 
 def shell(node: ClusterNode, pod: Document, script: str) -> str:

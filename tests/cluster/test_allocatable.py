@@ -85,12 +85,17 @@ def test_what_is_reserved(make_node: Make, runtime: RunningRuntime) -> None:
 def test_a_cgroup_that_is_not_there(make_node: Make, runtime: RunningRuntime) -> None:
     root = f"{runtime.instance.cgroup_root}/none"
     node = make_node(settings=settings(root))
-    node.start(wait=False)
-    assert node.process is not None
-    code, node.process = node.process.wait(60), None
     problem = f"system-reserved but there is no cgroup {root}/sys: make it in every hierarchy"
-    assert code == 1
-    assert problem in node.log_text().splitlines()[-1]
+    # An agent that ends does not wait long for its events to be taken: where an API server is too busy for
+    # that, the next one tells the same.
+    for _ in range(5):
+        node.start(wait=False)
+        assert node.process is not None
+        code, node.process = node.process.wait(60), None
+        assert code == 1
+        assert problem in node.log_text().splitlines()[-1]
+        if "KubeletSetupFailed" in {reason for _, reason, _ in node_events(node)}:
+            break
     (found,) = (one for one in node_events(node) if one[1] == "FailedNodeAllocatableEnforcement")
     assert found[2].startswith(f'Failed to enforce System Reserved Cgroup Limits on "{root}/sys": ')
     (found,) = (one for one in node_events(node) if one[1] == "KubeletSetupFailed")

@@ -62,7 +62,7 @@ def test_pods_come_to_the_node_that_has_devices(
 ) -> None:
     asking = Asking(node.root)
     wait_amounts(node, "2", "2")
-    first = node.wait_pod_ready(wanting(node, "first", namespace))
+    first = node.wait_pod_ready(wanting(node, "first", namespace), 90)
     assert first["spec"]["nodeName"] == node.name
     assert "TEST_DEVICES=d1" in node.shell("first", "tr '\\0' '\\n' < /proc/1/environ").split()
     node.shell("first", "test -c /dev/d1")
@@ -70,7 +70,7 @@ def test_pods_come_to_the_node_that_has_devices(
 
     # The scheduler keeps away what does not fit; what comes past it is refused here.
     much = wanting(node, "much", namespace, 2)
-    found = node.wait_api_pod(much, "not to be scheduled", lambda pod: pod["status"].get("conditions"))
+    found = node.wait_api_pod(much, "not to be scheduled", lambda pod: pod["status"].get("conditions"), 90)
     [condition] = found["status"]["conditions"]
     assert (condition["reason"], f"Insufficient {RESOURCE}" in condition["message"]) == (
         "Unschedulable",
@@ -103,7 +103,8 @@ def test_pods_come_to_the_node_that_has_devices(
     wait_amounts(node, "0", "0")
     assert node.wait_pod_ready(first)["status"]["containerStatuses"][0]["restartCount"] == 0
     assert [one.id for one in node.truth.running("first")] == [before]
-    assert asking.listed() == {"first/main": ["d1"]}
+    # That the pod is ready the API server knows of the agent before: this one may not have heard of it yet.
+    node.wait("the device to be the pod's", lambda: asking.listed() == {"first/main": ["d1"]}, 60)
     late = node.wait_pod_phase(wanting(node, "late", namespace, bound=True), "Failed")
     assert late["status"]["reason"] == "UnexpectedAdmissionError"
     assert (

@@ -19,7 +19,7 @@ from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane
 from tests.engine.making import container as plain_container
 from tests.engine.making import forever, pod
-from tests.engine.node import all_statuses, status_of
+from tests.engine.node import all_statuses, condition, status_of
 
 pytestmark = pytest.mark.machine
 
@@ -86,11 +86,23 @@ class Pods:
         """Wait until all are what they shall be, and know them so."""
         node = self.node
         for one in (*self.steady, self.leaving, self.lost):
-            one |= node.wait_pod_ready(one, 60)
-        self.job |= node.wait_pod_phase(self.job, "Succeeded")
-        self.crash |= node.wait_api_pod(
-            self.crash, "to be in back-off", lambda it: status_of(it, "main")["restartCount"] >= 1
+            one |= node.wait_pod_ready(one, 90)
+        # Its end is told before that of its sandbox.
+        self.job |= node.wait_api_pod(
+            self.job,
+            "to be over",
+            lambda it: (
+                it["status"].get("phase") == "Succeeded"
+                and condition(it, "PodReadyToStartContainers") == "False"
+            ),
+            90,
         )
+        self.crash |= node.wait_api_pod(
+            self.crash, "to be in back-off", lambda it: status_of(it, "main")["restartCount"] >= 1, 90
+        )
+        if node.reference:
+            # Some of what it tells of running pods comes with a later round.
+            time.sleep(5)
 
     def write_objects(self, word: str) -> None:
         """Have the configMap and the secret say this."""
@@ -188,7 +200,7 @@ class Pods:
             found = plane.items("pod", self.namespace, "labelSelector=job-name%3Djob")
             return found[0] if found else None
 
-        return plane.wait("the job's pod", look)
+        return plane.wait("the job's pod", look, 90)
 
 
 def identity(found: Document) -> list[tuple[str, str, int]]:
@@ -239,9 +251,13 @@ def test_a_node_is_handed_over(plane: Plane, node: ClusterNode, namespace: str, 
     pods = Pods(node, namespace)
     static = node.write(pod("static", plain_container(), meta={"namespace": namespace}))
     pods.settle()
-    before = {one["metadata"]["name"]: one for one in (*pods.steady, pods.job)}
     mounted = mounts_of(node, pods.whole["metadata"]["uid"])
-    version = plane.request("GET", plane.place("pod", namespace))["metadata"]["resourceVersion"]
+    # All of one moment: what the API server had until then is not asked for.
+    listed = plane.request("GET", plane.place("pod", namespace))
+    version = listed["metadata"]["resourceVersion"]
+    lasting = {one["metadata"]["name"] for one in (*pods.steady, pods.job)}
+    before = {name: one for one in listed["items"] if (name := one["metadata"]["name"]) in lasting}
+    assert before.keys() == lasting
 
     plane.delete("pod", "leaving", namespace)
     node.wait_api_pod(pods.leaving, "to be leaving", lambda it: it["metadata"].get("deletionTimestamp"))
@@ -301,8 +317,8 @@ def test_a_node_is_handed_over(plane: Plane, node: ClusterNode, namespace: str, 
     for one in ending:
         plane.delete("pod", one["metadata"]["name"], namespace)
     for one in ending:
-        plane.wait_gone("pod", one["metadata"]["name"], namespace)
+        plane.wait_gone("pod", one["metadata"]["name"], namespace, 90)
         uids.append(one["metadata"]["uid"])
     for uid in uids:
-        node.wait(f"nothing to be left of {uid}", lambda uid=uid: not left_behind(node, uid))  # type: ignore[misc]
+        node.wait(f"nothing to be left of {uid}", lambda uid=uid: not left_behind(node, uid), 90)  # type: ignore[misc]
     node.remove("static")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.machine
 
 MEGABYTES = int(os.environ.get("PYKUBELET_STREAM_MEGABYTES", "10"))
 """How much goes through copies and forwarded ports."""
-TALK = "for i in 1 2 3 4 5; do echo line $i; done; sleep 3.1; echo late"
+TALK = "for i in 1 2 3 4 5; do echo line $i; done; sleep 6.1; echo late"
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,11 @@ def talker(cluster_member: ClusterNode, space: str) -> Document:
     node.wait_pod_ready(made)
     log = Kubectl(node.plane)
     node.wait(
-        "the talker's last word", lambda: b"late" in log.ok("logs", "-n", space, "talker", "-c", "main")
+        "the talker's last word", lambda: b"late" in log.run("logs", "-n", space, "talker", "-c", "main").out
     )
     node.wait(
         "its neighbour's words",
-        lambda: len(log.ok("logs", "-n", space, "talker", "-c", "side").splitlines()) == 2,
+        lambda: len(log.run("logs", "-n", space, "talker", "-c", "side").out.splitlines()) == 2,
     )
     return made
 
@@ -159,7 +159,7 @@ def test_the_log_of_the_run_before(admin: Kubectl, cluster_member: ClusterNode, 
     )
     assert admin.ok("logs", "-n", space, name, "--previous") == b"first\n"
     # A container runs a moment before it says something.
-    cluster_member.wait("its word", lambda: admin.ok("logs", "-n", space, name) == b"second\n")
+    cluster_member.wait("its word", lambda: admin.run("logs", "-n", space, name).out == b"second\n")
     other = admin.run("logs", "-n", space, "worker", "--previous")
     assert other.code == 1
     assert 'previous terminated container "main" in pod "worker" not found' in other.err
@@ -180,13 +180,13 @@ def test_a_command_has_its_streams_and_its_exit_code(kubectl: Kubectl, worker: D
 
 def test_a_command_reads_until_its_input_is_closed(kubectl: Kubectl, worker: Document, space: str) -> None:
     data = os.urandom(3_000_000)
-    echoed = kubectl.ok("exec", "-i", "-n", space, "worker", "--", "cat", input=data)
+    echoed = kubectl.ok("exec", "-i", "-n", space, "worker", "--", "cat", input=data, timeout=180)
     assert sha256(echoed) == sha256(data)
 
 
 def test_a_command_that_writes_much(kubectl: Kubectl, worker: Document, space: str) -> None:
     script = "head -c 20000000 /dev/urandom | tee /big | cat; sha256sum < /big >&2; rm /big"
-    said = kubectl.run("exec", "-n", space, "worker", "--", "sh", "-c", script)
+    said = kubectl.run("exec", "-n", space, "worker", "--", "sh", "-c", script, timeout=180)
     assert said.code == 0
     assert len(said.out) == 20_000_000
     assert said.err.split()[0] == sha256(said.out)
@@ -355,7 +355,7 @@ def test_a_forwarded_port_that_nobody_listens_on(kubectl: Kubectl, worker: Docum
     with kubectl.running("port-forward", "-n", space, "worker", ":8081") as forwarding:
         said = forwarding.wait_said("-> 8081")
         (port,) = set(re.findall(r":(\d+) -> ", said))
-        with socket.create_connection(("127.0.0.1", int(port)), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=60) as connection:
             assert connection.recv(1) == b""
         forwarding.wait_said("refused")
 
@@ -378,7 +378,9 @@ def test_an_ephemeral_container(kubectl: Kubectl, cluster_member: ClusterNode, s
         assert kubectl.ok("exec", "-n", space, name, "-c", "helper", "--", "echo", "in it") == b"in it\n"
         terminal.type("exit\n")
         assert terminal.wait_end() == 0
-    cluster_member.wait("its log", lambda: b"seen-9" in kubectl.ok("logs", "-n", space, name, "-c", "helper"))
+    cluster_member.wait(
+        "its log", lambda: b"seen-9" in kubectl.run("logs", "-n", space, name, "-c", "helper").out
+    )
     cluster_member.delete_pod(made)
 
 

@@ -32,9 +32,11 @@ pytestmark = pytest.mark.machine
 
 MakeNode = Callable[..., ClusterNode]
 OUTAGE_SECONDS = float(os.environ.get("PYKUBELET_TEST_OUTAGE_SECONDS", "8"))
-GIVEN_UP_SECONDS = 40
+GIVEN_UP_SECONDS = 35
 """Of a shorter outage the cluster takes no notice."""
 RECOVERY_SECONDS = 10
+SLOW_RECOVERY_SECONDS = 30
+"""On a busy machine; whoever does not notice that the API server is back takes a minute."""
 STUBBORN = "trap '' TERM; while true; do sleep 1; done"
 HASH = "kubernetes.io/config.hash"
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
@@ -105,6 +107,19 @@ def without_ready_time(found: Document | None) -> Document:
     return status
 
 
+def check_went_on(node: ClusterNode, pod: Document, since: float) -> None:
+    """Check that a pod is as it was before an outage that began at this time (monotonic).
+
+    After a long one the cluster may come late and take the node, which it had given up, for lost: the
+    pods that it calls not ready then are so again at once.
+    """
+    found = node.wait_api_pod(pod, "to be told of", lambda _: True)
+    if time.monotonic() - since < GIVEN_UP_SECONDS:
+        assert found["status"] == pod["status"]
+    before = without_ready_time(pod)
+    node.wait_api_pod(pod, "to have gone on", lambda it: without_ready_time(it) == before)
+
+
 def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace: str) -> None:
     node = started(make_node)
     steady = probed_pod(node, namespace)
@@ -124,9 +139,9 @@ def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace:
         return known is None or "deletionTimestamp" in known["metadata"]
 
     node.wait("the agent to hear of the deletion", heard)
+    begin = time.monotonic()
     plane.kill_server()
     try:
-        begin = time.monotonic()
         kill_container(node, name_of(crashing))
         for one in (completing, failing):
             node.shell(name_of(one), END)
@@ -135,7 +150,8 @@ def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace:
         node.wait("the new pod to run", lambda: node.truth.running(new))
         node.wait("the old one to be gone", lambda: not node.left_of(uid))
         node.wait("the crash to be seen", lambda: restarts(node.pod(name_of(crashing))) == 1)
-        node.wait("the end", lambda: not node.truth.running(name_of(leaving)))
+        for one in (completing, failing, leaving):
+            node.wait("the end", lambda one=one: not node.truth.running(name_of(one)))  # type: ignore[misc]
         time.sleep(max(0.0, begin + OUTAGE_SECONDS - time.monotonic()))
         back = datetime.now(UTC)
     finally:
@@ -158,20 +174,12 @@ def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace:
     node.wait("the truth", told, 60)
     took = time.monotonic() - ready
     print(f"away for {ready - begin:.1f} s, all was told {took:.1f} s after the API server was ready")
-    assert took < RECOVERY_SECONDS
-    if OUTAGE_SECONDS < GIVEN_UP_SECONDS:
-        now = node.api_pod(steady)
-        assert now is not None
-        assert now["status"] == steady["status"]
-    # The cluster itself may come late and take the node, which it had given up, for lost: the pods that
-    # it calls not ready then are so again at once.
-    before = without_ready_time(steady)
-    while (left := ready + RECOVERY_SECONDS - time.monotonic()) > 0:
-        node.wait(
-            "the pod that went on", lambda: without_ready_time(node.api_pod(steady)) == before, max(left, 5.0)
-        )
+    assert took < SLOW_RECOVERY_SECONDS
+    check_went_on(node, steady, begin)
+    while time.monotonic() < ready + RECOVERY_SECONDS:
+        check_went_on(node, steady, begin)
         time.sleep(0.5)
-    node.wait("the truth to last", told, 10)
+    node.wait("the truth to last", told)
     again = status_of(node.api_pod(crashing) or {}, "main")
     assert again["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
     failed = status_of(node.api_pod(failing) or {}, "main")["state"]["terminated"]
@@ -179,7 +187,9 @@ def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace:
     assert datetime.fromisoformat(failed["finishedAt"]) < back
     # What happened meanwhile is told in its order.
     plane.wait("the events", lambda: len(plane.events(namespace, new)) >= 3)
-    events = sorted(plane.events(namespace, new), key=lambda event: event["firstTimestamp"])
+    events = sorted(
+        plane.events(namespace, new), key=lambda event: (event["firstTimestamp"], event["metadata"]["name"])
+    )
     assert [event["reason"] for event in events][:3] == ["Pulled", "Created", "Started"]
     own = [event for event in events if event["reason"] != "NodeNotReady"]  # that one is the cluster's
     assert all(datetime.fromisoformat(event["firstTimestamp"]) < back for event in own)
@@ -210,19 +220,18 @@ def test_an_api_server_that_comes_and_goes(plane: Plane, make_node: MakeNode, na
     node = started(make_node)
     steady = probed_pod(node, namespace)
     ending = node.wait_pod_ready(node.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 3"))
+    begin = time.monotonic()
     with plane.without_server():
         node.shell(name_of(ending), END)
         node.wait("the crash to be seen", lambda: restarts(node.pod(name_of(ending))) > 0)
         for _ in range(2):
             plane.cluster.start_component(Component.APISERVER)
-            plane.wait("it to answer", lambda: answers(plane))
+            plane.wait("it to answer", lambda: answers(plane), 90)
             plane.kill_server()
         mark = datetime.now(UTC)
-    node.wait("the node to be alive", lambda: is_alive(node, mark), RECOVERY_SECONDS)
+    node.wait("the node to be alive", lambda: is_alive(node, mark), SLOW_RECOVERY_SECONDS)
     node.wait_api_pod(ending, "to be told of", lambda it: restarts(it) > 0)
-    now = node.api_pod(steady)
-    assert now is not None
-    assert now["status"] == steady["status"]
+    check_went_on(node, steady, begin)
     node.wait_pod_ready(node.create_pod(namespace))
 
 
@@ -232,6 +241,7 @@ def test_the_agent_is_killed_while_nobody_is_there(plane: Plane, make_node: Make
     crashing, deleted = node.create_pod(namespace), node.create_pod(namespace)
     for one in (crashing, deleted):
         one |= node.wait_pod_ready(one)
+    begin = time.monotonic()
     node.kill()
     plane.kubectl("delete", "pod", name_of(deleted), "-n", namespace, "--wait=false")
     with plane.without_server():
@@ -243,15 +253,13 @@ def test_the_agent_is_killed_while_nobody_is_there(plane: Plane, make_node: Make
         node.wait("the static pod to run", lambda: node.truth.running(static))
         # Nobody knows yet which others are wanted.
         assert node.truth.running(name_of(deleted))
-        assert not node.truth.running(name_of(crashing))
+        node.wait("the crash to last", lambda: not node.truth.running(name_of(crashing)))
     plane.wait_gone("pod", name_of(deleted), namespace)
     node.wait_gone(name_of(deleted), deleted["metadata"]["uid"])
     again = node.wait_api_pod(crashing, "to be restarted", lambda it: is_ready(it) and restarts(it) == 1)
     assert status_of(again, "main")["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
     plane.wait_for("pod", static, namespace, is_ready)
-    now = node.api_pod(steady)
-    assert now is not None
-    assert now["status"] == steady["status"]
+    check_went_on(node, steady, begin)
 
 
 def test_a_reboot_without_the_api_server(
@@ -297,10 +305,11 @@ def test_a_reboot_without_the_api_server(
         (running,) = node.truth.running(name_of(kept))
     # Its word wins.
     node.wait_gone(name_of(deleted), deleted["metadata"]["uid"])
-    found = node.wait_api_pod(
-        kept, "to be as it is", lambda it: status_of(it, "main").get("containerID", "").endswith(running.id)
+    node.wait_api_pod(
+        kept,
+        "to be as it is",
+        lambda it: is_ready(it) and status_of(it, "main").get("containerID", "").endswith(running.id),
     )
-    assert is_ready(found)
     assert [one.id for one in node.truth.running(name_of(kept))] == [running.id]
     ended = node.api_pod(done)
     assert ended is not None

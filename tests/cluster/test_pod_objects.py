@@ -150,11 +150,16 @@ async def test_many_pods_share_the_watches(
 ) -> None:
     mark = plane.audit_mark()
     pods = [created(plane, namespace, node_name) for _ in range(20)]
-    objects = ClusterObjects(client, scope)
+    objects, heard = ClusterObjects(client, scope), list[str]()
     for pod in pods:
         objects.register(pod)
     for pod in pods:
         await eventually(partial(objects.config_map, pod, "kube-root-ca.crt"))
+    # The list is enough to know it; the watch begins after that.
+    objects.listen(heard.append)
+    change = {"metadata": {"annotations": {"looked-at": "yes"}}}
+    plane.patch("configmap", "kube-root-ca.crt", namespace, change)
+    await until("the watch to tell all of them", lambda: set(heard) == {pod.uid for pod in pods})
     for pod in pods:
         objects.unregister(pod.uid)
 

@@ -98,7 +98,7 @@ def test_two_builders(place: Path) -> None:
     for builder in builders:
         builder.start()
     for builder in builders:
-        builder.join(30)
+        builder.join(120)
     assert log.read_text() == "started\n"
 
 

@@ -30,6 +30,7 @@ from tests.cluster.resizing import (
     shell,
     start,
     tier_shares,
+    told,
     v1_only,
     wait_condition,
     wait_event,
@@ -76,8 +77,8 @@ def test_up_and_down_without_a_restart(namespace: str, node: ClusterNode) -> Non
     assert up["status"]["allocatedResources"] == LARGE["requests"]
     summary = {"containers": [{"name": "main", "resources": LARGE}], "generation": generation}
     for reason, words in (("ResizeStarted", "started"), ("ResizeCompleted", "completed")):
-        prefix, _, told = wait_event(node, pod, reason).partition(": ")
-        assert (prefix, json.loads(told)) == (f"Pod resize {words}", summary)
+        prefix, _, facts = wait_event(node, pod, reason).partition(": ")
+        assert (prefix, json.loads(facts)) == (f"Pod resize {words}", summary)
 
     resize(node, pod, SMALL)
     down = wait_settled(node, pod)
@@ -223,8 +224,7 @@ def test_memory_that_is_in_use_is_not_taken_away(namespace: str, node: ClusterNo
         assert f"attempting to set pod memory limit ({32 * MI}) below current usage (" in failed["message"]
     assert f'attempting to set container "main" memory limit ({32 * MI})' in failed["message"]
     assert wait_event(node, pod, "ResizeError").startswith("Pod resize error: {")
-    found = node.api_pod(pod)
-    assert found is not None
+    found = told(node, pod)
     assert main_of(found)["resources"]["limits"] == {"memory": "96Mi"}
     assert_untouched(pod, found)
     shell(node, pod, "rm /dev/shm/x")

@@ -26,9 +26,11 @@ from tests.cluster.resizing import (
     resize,
     shell,
     start,
+    told,
     v1_only,
     wait_condition,
     wait_event,
+    wait_known,
     wait_settled,
 )
 from tests.conftest import RunningRuntime
@@ -99,9 +101,7 @@ def test_wishes_while_the_agent_is_away(namespace: str, own: ClusterNode) -> Non
     assert cgroup(own, pod) == cgroup(own, pod, container_id(main_of(pod))) == larger
     # The books of a pod that began just before were not written yet: nothing is restarted on a guess.
     for one in (fresh, again):
-        found = own.api_pod(one)
-        assert found is not None
-        assert_untouched(one, found)
+        assert_untouched(one, told(own, one))
 
 
 @v1_only
@@ -118,6 +118,7 @@ def test_the_agent_is_killed_in_the_middle(namespace: str, own: ClusterNode) -> 
     own.kill()
     own.start(wait=False)
     own.wait("the agent to be healthy", own.is_healthy, 60)
+    wait_known(own, pod)
     shell(own, pod, "rm /dev/shm/x")
     done = wait_settled(own, pod, 120)
     assert_untouched(pod, done)
@@ -135,8 +136,7 @@ def test_who_waits_goes_on_waiting_under_another_agent(namespace: str, own: Clus
     own.restart()
     found = wait_condition(own, pod, "Pending", "Deferred")
     assert found["lastTransitionTime"] == first["lastTransitionTime"]
-    now = own.api_pod(pod)
-    assert now is not None
+    now = told(own, pod)
     assert main_of(now)["allocatedResources"] == {"cpu": "100m"}
     assert_untouched(pod, now)
     # What waits takes no room from others.
@@ -177,9 +177,7 @@ def test_the_node_is_handed_over_meanwhile(plane: Plane, namespace: str, own: Cl
             own.wait("the agent to have seen the pods", lambda: len(own.pods()) == 2, SETTLED)
             found = wait_condition(own, busy, "InProgress", "Error")
             assert "cannot decrease memory limits" in found["message"]
-            now = own.api_pod(pod)
-            assert now is not None
-            assert_untouched(pod, now)
+            assert_untouched(pod, told(own, pod))
         shell(own, busy, "rm /dev/shm/x")
         assert_untouched(busy, wait_settled(own, busy, 120))
         assert cgroup(own, busy)["memory"] == 32 * MI

@@ -60,7 +60,7 @@ def test_one_container_restarts_all_of_a_pod(cluster_member: ClusterNode, namesp
         node.wait_api_pod(created, "to restart", lambda found: since(found) != since(last))
 
     restart(before)
-    again = node.wait_api_pod(created, "to live again", lambda found: lives(found, 1))
+    again = node.wait_api_pod(created, "to live again", lambda found: lives(found, 1), 90)
     assert again["status"]["podIP"] == before["status"]["podIP"]
     assert not ids(again) & ids(before)
     assert [status["restartCount"] for status in all_statuses(again)] == [1, 1, 1]
@@ -69,7 +69,7 @@ def test_one_container_restarts_all_of_a_pod(cluster_member: ClusterNode, namesp
     restart(again)
     node.kill()
     node.start()
-    third = node.wait_api_pod(created, "to live a third time", lambda found: lives(found, 2))
+    third = node.wait_api_pod(created, "to live a third time", lambda found: lives(found, 2), 90)
     assert third["status"]["podIP"] == before["status"]["podIP"]
     assert not ids(third) & ids(again)
     assert len(node.truth.sandboxes(name)) == 1

@@ -60,7 +60,9 @@ async def test_deadline(scripted: Runtime, metrics: CriMetrics, registry: Collec
         assert 0.9 < time.monotonic() - started < 20
         assert "ListContainers: rpc error: code = DeadlineExceeded" in str(caught.value)
         assert "context deadline exceeded" in str(caught.value)
-        await asyncio.wait_for(hang.given_up.wait(), 30)
+        # On a busy machine its time may be up before it has come there at all.
+        if hang.begun.is_set():
+            await asyncio.wait_for(hang.given_up.wait(), 30)
     assert registry.get_sample_value(
         "kubelet_runtime_operations_errors_total", {"operation_type": "list_containers"}
     )
@@ -115,14 +117,14 @@ async def test_runtime_dies_and_comes_back(scripted: Runtime, cri: Cri) -> None:
         assert time.monotonic() - started < 10, "a call to a dead runtime fails at once"
     await asyncio.sleep(1.5)
     await scripted.start()
-    await eventually_answers(cri, within=10)
+    await eventually_answers(cri, within=45)
 
 
 async def test_quick_restart(scripted: Runtime, cri: Cri) -> None:
     assert await cri.runtime.version() == VERSION
     await scripted.stop()
     await scripted.start()
-    await eventually_answers(cri, within=10)
+    await eventually_answers(cri, within=45)
 
 
 async def eventually_answers(cri: Cri, within: float) -> None:

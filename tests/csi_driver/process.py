@@ -44,6 +44,17 @@ class DriverProcess(PluginProcess):
         listed = run("losetup", "--noheadings", "--output", "NAME,BACK-FILE")
         return [line for line in listed.splitlines() if str(self.folder) in line]
 
+    def loops_left(self) -> list[str]:
+        """Give the loop devices that stay attached.
+
+        One that somebody else looks at just now is let go a moment later, as is one whose file system a
+        container has got a copy of that is being started just now.
+        """
+        deadline = time.monotonic() + 30
+        while (found := self.loops()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
 
 @contextmanager
 def driver_process(folder: Path, registry: Path, *options: str) -> Iterator[DriverProcess]:

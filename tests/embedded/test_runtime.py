@@ -288,7 +288,7 @@ async def test_a_full_disk_is_one_line(data_dir: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(data_dir)], check=True)
     try:
         with pytest.raises(EmbeddedError, match=r"(?i)no space left") as caught:
-            async with PrivateRuntime(Instance.at(data_dir), start_timeout=10):
+            async with PrivateRuntime(Instance.at(data_dir), start_timeout=30):
                 pass
         assert "\n" not in str(caught.value)
         assert find_daemons(Instance.at(data_dir)) == []

@@ -260,6 +260,8 @@ async def test_down_of_one_leaves_the_other_alone(private_runtime: RunningRuntim
         pod = await start_pod(
             cri, private_runtime.instance, private_runtime.busybox_image, *SERVER, host_port=port
         )
+        # What begins its command is not there for long.
+        assert await asyncio.to_thread(fetch, port) == "hello"
         instance = Instance.at(data_dir)
         async with running_pod(instance):
             pass

@@ -24,12 +24,12 @@ from typing import Any, TypeVar
 
 import grpc
 import yaml
-from aiohttp.test_utils import unused_port
 
 from pykubelet.cli.up import standalone_config
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.embedded.instance import Instance
 from tests.conftest import RunningRuntime
+from tests.embedded.pods import free_port
 from tests.engine.truth import Truth
 
 T = TypeVar("T")
@@ -314,10 +314,10 @@ def kubelet_node(
     **settings: Any,
 ) -> Node:
     """Make a node of the `kubelet` program beside a runtime, configured as `pykubelet up` does it."""
-    instance, ports = runtime.instance, (unused_port(), unused_port())
+    instance, ports = runtime.instance, (free_port(), free_port())
     config = {
         **standalone_config(instance, endpoint or runtime.endpoint),
-        "port": unused_port(),
+        "port": free_port(),
         "healthzPort": ports[0],
         "readOnlyPort": ports[1],
         **settings,
@@ -338,9 +338,9 @@ def kubelet_node(
 
 def up_node(data_dir: Path) -> Node:
     """Make a node of `pykubelet up`: the agent brings its own runtime."""
-    ports = (unused_port(), unused_port())
+    ports = (free_port(), free_port())
     flags = [
-        f"--port={unused_port()}",
+        f"--port={free_port()}",
         f"--healthz-port={ports[0]}",
         f"--read-only-port={ports[1]}",
         f"--hostname-override={NAME}",

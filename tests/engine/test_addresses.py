@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 
 import pytest
-from aiohttp.test_utils import unused_port
 
 from tests.conftest import RunningRuntime
+from tests.embedded.pods import free_port
 from tests.engine.making import container, forever, pod
 from tests.engine.node import kubelet_node, running, status_of
 
@@ -41,7 +41,7 @@ def test_an_address_that_is_not_there_yet(runtime: RunningRuntime) -> None:
         ):
             node.wait(f"the log to say {words}", lambda: words in node.log_text())  # noqa: B023
         node.start_pod(pod("plain"))
-        port = unused_port()
+        port = free_port()
         probe = {"tcpSocket": {"port": port}, "periodSeconds": 1}
         serves = container(command=forever(f"mkdir /www; httpd -p {port} -h /www"), readinessProbe=probe)
         node.start_pod(pod("probed", serves, hostNetwork=True))

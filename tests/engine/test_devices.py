@@ -280,10 +280,17 @@ def test_plugins_of_the_common_folder(node: Node, asking: Asking, tmp_path: Path
             wait_offered(node, asking, "d1", "d2")
             name = node.start_pod(wanting("common"))["metadata"]["name"]
             assert env(node, name)["TEST_DEVICES"] == "d1"
-            page = Page(node.page("/metrics"))
             path = str(registry / "dongle.sock")
-            for state in ("actual_state_of_world", "desired_state_of_world"):
-                assert page.value("plugin_manager_total_plugins", socket_path=path, state=state) == 1
+
+            def counted() -> bool:
+                page = Page(node.page("/metrics"))
+                return all(
+                    page.total("plugin_manager_total_plugins", socket_path=path, state=state) == 1
+                    for state in ("actual_state_of_world", "desired_state_of_world")
+                )
+
+            # It has devices as soon as it is asked, and is registered when it was told so.
+            node.wait("the plugin to be counted as wanted and there", counted)
         finally:
             (registry / "dongle.sock").unlink()
         wait_offered(node, asking)

@@ -49,7 +49,8 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def test_the_runtime_hangs(node: Node) -> None:
-    alive = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+    # Time for a busy machine; but three times that is less than what the runtime hangs for.
+    alive = {"exec": {"command": ["true"]}, "periodSeconds": 1, "timeoutSeconds": 3}
     node.write(pod("steady", container(livenessProbe=alive, readinessProbe=alive)))
     node.write(pod("leaves"))
     node.wait_ready("steady-n1")
@@ -66,7 +67,7 @@ def test_the_runtime_hangs(node: Node) -> None:
             assert {it["metadata"]["name"] for it in node.pods()} >= {"steady-n1"}
             slowest = max(slowest, time.monotonic() - asked)
             time.sleep(0.5)
-    assert slowest < 5, f"the agent took {slowest:.1f} s to answer while the runtime hung"
+    assert slowest < 9, f"the agent took {slowest:.1f} s to answer while the runtime hung"
     node.wait_ready("comes-n1")
     node.wait_gone("leaves-n1", leaving["metadata"]["uid"])
     now = node.wait_ready("steady-n1")
@@ -160,7 +161,8 @@ def test_the_pods_network_is_broken_for_a_while(node: Node) -> None:
     text = config.read_text()
     config.write_text(text.replace('"bridge"', '"no-such-plugin"', 1))
     try:
-        time.sleep(1)  # the runtime hears of it by itself
+        # Else the pod would still get the good one.
+        node.wait("the runtime to have heard of it", lambda: "no-such-plugin" in node.truth.network())
         node.write(pod("netless"))
         node.wait(
             "the event that names the plugin",

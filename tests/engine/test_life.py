@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from aiohttp.test_utils import unused_port
 
 from pykubelet.embedded.daemon import find_daemons
+from pykubelet.host.processes import Process
+from tests.embedded.pods import free_port
 from tests.engine.conftest import short_dir, take_down
 from tests.engine.making import IMAGE, Document
 from tests.engine.node import BIN, Node, is_ready, running, status_of, up_node
@@ -50,7 +51,7 @@ def packet_rules() -> str:
 
 
 def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
-    port = unused_port()
+    port = free_port()
     began = time.monotonic()
     pod = node.start_pod(web(port))
     print(f"\nready after {time.monotonic() - began:.2f} s")
@@ -90,7 +91,7 @@ def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
 
 
 def test_containers_outlive_the_agent_and_its_runtime(node: Node) -> None:
-    port = unused_port()
+    port = free_port()
     before = node.start_pod(web(port))
     (container,) = node.truth.running("web-n1")
     node.kill()
@@ -105,7 +106,8 @@ def test_containers_outlive_the_agent_and_its_runtime(node: Node) -> None:
     # The same by a polite end; what was wished for meanwhile happens at the next start.
     began = time.monotonic()
     assert node.stop() == 0
-    assert time.monotonic() - began < 9, "the runtime has ten seconds, and needs far less"
+    assert time.monotonic() - began < 30
+    assert "containerd does not stop" not in node.log_text(), "it has ten seconds, and needs far less"
     node.remove("web")
     node.start()
     node.wait_gone("web-n1", before["metadata"]["uid"])
@@ -113,12 +115,17 @@ def test_containers_outlive_the_agent_and_its_runtime(node: Node) -> None:
 
 
 def test_the_runtime_is_killed_and_the_pods_stay(node: Node) -> None:
-    pod = node.start_pod(web(unused_port()))
+    pod = node.start_pod(web(free_port()))
     (container,) = node.truth.running("web-n1")
-    (daemon,) = find_daemons(node.instance)
+
+    def alone() -> list[Process]:
+        # One that starts another program looks like two of its kind for a moment.
+        return found if len(found := find_daemons(node.instance)) == 1 else []
+
+    (daemon,) = node.wait("one containerd", alone)
     os.kill(daemon.pid, signal.SIGKILL)
     node.wait("another containerd", lambda: [p for p in find_daemons(node.instance) if p.pid != daemon.pid])
-    again = node.start_pod({**web(unused_port()), "metadata": {"name": "second"}})
+    again = node.start_pod({**web(free_port()), "metadata": {"name": "second"}})
     assert is_ready(again)
     assert [one.id for one in node.truth.running("web-n1")] == [container.id]
     now = node.wait_ready("web-n1")

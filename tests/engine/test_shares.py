@@ -101,12 +101,12 @@ def _eat_memory(node: Node, beside: Document) -> None:
         ),
     ]
     for name in names:
-        # The runtime may hear of the end before it hears of the reason.
+        # The runtime may hear of the end before it hears of the reason; the agent looks again in a minute.
         found = node.wait_pod(
             name,
             "to be killed",
             lambda it: status_of(it, "main")["state"].get("terminated", {}).get("reason") == "OOMKilled",
-            60,
+            150,
         )
         assert status_of(found, "main")["state"]["terminated"]["exitCode"] == 137
     now = node.pod(beside["metadata"]["name"])

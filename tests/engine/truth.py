@@ -45,6 +45,13 @@ class Truth:
             time.sleep(pause)
         self._call(method, request, answer)
 
+    def network(self) -> str:
+        """The pods' network as the runtime has loaded it, which is a moment after its file was written."""
+        request = pb.StatusRequest(verbose=True)
+        info = self._call("Status", request, pb.StatusResponse).info
+        text: str = info["cniconfig"]
+        return text
+
     def sandboxes(self, pod: str = "") -> list[pb.PodSandbox]:
         """All sandboxes, or those of the pod with this name, newest first."""
         found = self._call("ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse).items

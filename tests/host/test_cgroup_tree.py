@@ -52,10 +52,10 @@ async def test_a_tree_is_found_emptied_and_removed(tree: str) -> None:
         assert members(trees[0]) >= {sh.pid}
         assert len(members(trees[0])) == 2
         assert await remove(trees[0], timeout=0.1) is False, "a cgroup with processes stays"
-        assert await kill_members(trees[0])
+        assert await kill_members(trees[0], timeout=45)
         assert sh.wait() == -9
     for found in trees:
-        assert await remove(found)
+        assert await remove(found, timeout=45)
     assert find_trees(tree) == []
     assert await remove(trees[0]), "removing twice is fine"
     assert members(trees[0]) == set()

@@ -204,7 +204,7 @@ class TestBadPeers:
         async def serve(peer: Peer) -> None:
             await peer.welcome()
             first = await peer.read()
-            looked.append((await peer.read()).member)
+            looked.append((await peer.read(nudges=True)).member)
             peer.answer(first, "s", "here")
             await peer.gone()
 

@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import gc
 import os
 import struct
 import subprocess
@@ -96,6 +97,7 @@ async def cancelling_frees_everything(folder: Path) -> None:
                 pass
 
     started = asyncio.Event()
+    gc.collect()  # what earlier tests left open is closed now and not meanwhile
     before = descriptors()
     task = asyncio.ensure_future(watch_for_ever())
     await started.wait()
@@ -117,17 +119,24 @@ async def closing_ends_the_iteration(folder: Path) -> None:
     changes = Inotify()
     changes.watch(folder, IN_FOLDER)
 
-    async def count() -> int:
-        return len([event async for event in changes])
+    heard: list[Event] = []
 
-    counting = asyncio.ensure_future(count())
+    async def collect() -> None:
+        async for event in changes:
+            heard.append(event)
+
+    collecting = asyncio.ensure_future(collect())
     await asyncio.sleep(0.01)
     (folder / "a").touch()
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(45):
+        while not heard:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
     changes.close()
     changes.close()
     async with asyncio.timeout(45):
-        assert await counting == 1
+        await collecting
+    assert len(heard) == 1
     with pytest.raises(OSError, match="closed"):
         changes.watch(folder, IN_FOLDER)
 

@@ -1,8 +1,10 @@
 import fcntl
+import gc
 import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ pytestmark = [
     pytest.mark.machine,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to attach devices"),
 ]
+
+
+LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C80, 0x4C81
 
 
 @pytest.fixture
@@ -43,7 +48,18 @@ def test_a_file_as_a_device(file: Path) -> None:
         detach_loop(device)
     assert loops_in_the_end(file) == []
     assert file.read_bytes()[:5] == b"BEGIN"
-    detach_loop(device)
+
+
+def test_one_that_is_free() -> None:
+    """Of a number that nobody else takes: a low one might be another's by the time it is detached."""
+    device = Path("/dev/loop799")
+    with Path("/dev/loop-control").open("rb") as control:
+        with suppress(FileExistsError):
+            fcntl.ioctl(control, LOOP_CTL_ADD, 799)
+        assert device.is_block_device()
+        detach_loop(str(device))
+        with suppress(OSError):  # somebody looks at it just now
+            fcntl.ioctl(control, LOOP_CTL_REMOVE, 799)
 
 
 def test_one_that_cannot_be_written(file: Path) -> None:
@@ -93,6 +109,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_no_descriptors_are_left(file: Path) -> None:
+    gc.collect()  # what earlier tests left open is closed now and not meanwhile
     before = len(list(Path("/proc/self/fd").iterdir()))
     device, at = attach_loop(file)
     assert fcntl.fcntl(at, fcntl.F_GETFD) & fcntl.FD_CLOEXEC

@@ -61,7 +61,7 @@ async def systemd_at(path: Path, **answers: Answer) -> AsyncIterator[tuple[Syste
                 peer.answer(call)
 
     async with listening(path, serve):
-        yield Systemd(private=path, bus=path.with_name("none"), job_seconds=5), calls
+        yield Systemd(private=path, bus=path.with_name("none"), job_seconds=45), calls
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root speaks to systemd itself")

@@ -145,7 +145,7 @@ async def test_a_program_that_is_not_there_any_more(write: Write, tmp_path: Path
 def alive(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -172,9 +172,9 @@ async def test_a_hanging_program_and_its_children_are_ended(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert provider_exec.TIMEOUT_SECONDS == 60
-    monkeypatch.setattr(provider_exec, "TIMEOUT_SECONDS", 2.5)
+    monkeypatch.setattr(provider_exec, "TIMEOUT_SECONDS", 5.0)
     provider = write(SLEEPY.format(folder=tmp_path))
-    with pytest.raises(ProviderError, match=r"it did not answer within 2.5 s"):
+    with pytest.raises(ProviderError, match=r"it did not answer within 5 s"):
         await ask_provider(provider, tmp_path / "helper", REPOSITORY)
     for name in ("pid", "child"):
         assert await gone(int((tmp_path / name).read_text()))
@@ -183,7 +183,7 @@ async def test_a_hanging_program_and_its_children_are_ended(
 async def test_cancelled(write: Write, tmp_path: Path) -> None:
     provider = write(SLEEPY.format(folder=tmp_path))
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(2.5):
+        async with asyncio.timeout(5):
             await ask_provider(provider, tmp_path / "helper", REPOSITORY)
     for name in ("pid", "child"):
         assert await gone(int((tmp_path / name).read_text()))

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import re
+import socket
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -276,18 +277,25 @@ async def test_the_registry_goes_away_and_comes_back(node: Node, folder: Path, n
     with running_registry(folder / "restarted") as registry:
         registry.push(name, "1")
         host = registry.host
-    pod = a_pod(f"{host}/{name}:1")
-    err = await node.refusal(pod)
-    assert err.reason == "ErrImagePull"
-    assert "connection refused" in err.message
-    assert (await node.refusal(pod)).reason == "ImagePullBackOff"
-    with running_registry(folder / "restarted", host=host):
-        waiting = await node.refusal(pod)
-        assert (waiting.reason, "connection refused" in waiting.message) == ("ImagePullBackOff", True)
-        assert waiting.retry_after is not None
-        node.ahead += waiting.retry_after
-        assert (await node.ensure(pod)).id
-    assert node.reasons(pod) == ["Pulling", "Failed", "BackOff", "Pulled"]
+    with socket.socket() as kept:
+        # Nobody else shall be given its port meanwhile.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", int(host.rpartition(":")[2])))
+        pod = a_pod(f"{host}/{name}:1")
+        err = await node.refusal(pod)
+        assert err.reason == "ErrImagePull"
+        assert "connection refused" in err.message
+        assert (await node.refusal(pod)).reason == "ImagePullBackOff"
+        stopped = asyncio.get_running_loop().time()
+        with running_registry(folder / "restarted", host=host):
+            # However long its start took, the pod's pause is not over.
+            node.ahead -= asyncio.get_running_loop().time() - stopped
+            waiting = await node.refusal(pod)
+            assert (waiting.reason, "connection refused" in waiting.message) == ("ImagePullBackOff", True)
+            assert waiting.retry_after is not None
+            node.ahead += waiting.retry_after
+            assert (await node.ensure(pod)).id
+        assert node.reasons(pod) == ["Pulling", "Failed", "BackOff", "Pulled"]
 
 
 async def test_many_pods_cost_one_pull(

@@ -21,7 +21,7 @@ from pykubelet.kube.errors import KubeconfigError
 from pykubelet.kube.resources import NODES
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
-from tests.kube.servers import Server, answer, refuse, server_context, serving
+from tests.kube.servers import Server, answer, held_port, refuse, server_context, serving
 from tests.kube.signing import PATH, Document, Signing
 from tests.kube.waiting import until
 
@@ -191,18 +191,16 @@ async def test_the_api_server_comes_late(
     tmp_path: Path, authority: Authority, server_pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "pykubelet")
-    context = server_context(authority, server_pair)
-    async with serving(context) as gone:
-        pass
-    node = Node(tmp_path, gone, authority)
-    ensuring = asyncio.ensure_future(node.ensure())
-    await until(lambda: "Failed to get a client certificate" in said(caplog))
-    assert node.files == {"kubelet-client.key.tmp"}
-    assert not node.kubeconfig.exists()
-    async with serving(server_context(authority, server_pair), gone.port) as back:
-        signing = Signing(back, authority)
-        await ensuring
-        assert len(signing.requests) == 1
+    with held_port() as port:
+        node = Node(tmp_path, Server(f"https://127.0.0.1:{port}"), authority)
+        ensuring = asyncio.ensure_future(node.ensure())
+        await until(lambda: "Failed to get a client certificate" in said(caplog))
+        assert node.files == {"kubelet-client.key.tmp"}
+        assert not node.kubeconfig.exists()
+        async with serving(server_context(authority, server_pair), port) as back:
+            signing = Signing(back, authority)
+            await ensuring
+            assert len(signing.requests) == 1
     assert "Works again" in said(caplog)
 
 

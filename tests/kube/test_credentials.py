@@ -279,8 +279,15 @@ async def test_other_credentials_come_first(tmp_path: Path) -> None:
 
 
 async def test_a_failing_plugin_is_not_run_for_every_request(
-    server: Server, authority: Authority, scripts: Scripts, tmp_path: Path, opened: Opener
+    server: Server,
+    authority: Authority,
+    scripts: Scripts,
+    tmp_path: Path,
+    opened: Opener,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Three requests may take longer than the pause is.
+    monkeypatch.setattr("pykubelet.kube.credentials.PLUGIN_PAUSE_SECONDS", 300)
     count = tmp_path / "count"
     script = scripts("plugin", f"echo run >> {count}; echo no network >&2; exit 3")
     client = opened(Access(server.url, ca=authority.certificate, plugin=ExecPlugin(str(script), V1)))

@@ -41,7 +41,7 @@ async def signing(server: Server, authority: Authority) -> Signing:
 
 
 async def ask(client: ApiClient, draft: Draft, **options: Any) -> bytes:
-    options = {"seconds": 20, **options}
+    options = {"seconds": 60, **options}
     return await request_certificate(client, draft, CLIENT_SIGNER, datetime.now(UTC), **options)
 
 

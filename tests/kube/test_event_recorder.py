@@ -314,7 +314,7 @@ async def test_over_the_wire(server: Server, client: ApiClient) -> None:
     async with recording(client) as recorder:
         recorder.record(node_reference("one"), "Normal", "Starting", "Starting kubelet.")
         recorder.record(node_reference("one"), "Normal", "Starting", "Starting kubelet.")
-        assert await recorder.flush(5)
+        assert await recorder.flush(60)
     first, second = server.seen
     assert (first.method, first.path) == ("POST", "/api/v1/namespaces/default/events")
     assert (first.json["kind"], first.json["apiVersion"], first.json["count"]) == ("Event", "v1", 1)
@@ -332,6 +332,6 @@ async def test_a_message_that_is_no_text(server: Server, client: ApiClient) -> N
     async with recording(client) as recorder:
         recorder.record(WEB, "Warning", "FailedMount", "cannot change /data/caf\udce9")
         recorder.record(WEB, "Normal", "Pulled", "and the next")
-        assert await recorder.flush(5)
+        assert await recorder.flush(60)
     messages = [seen.json["message"] for seen in server.seen]
     assert messages == ["cannot change /data/caf\ufffd", "and the next"]

@@ -70,7 +70,7 @@ async def connected(server: _Server, keep: float = 30.0) -> AsyncIterator[Connec
         resolve=SharedResolver().addresses,
         new_socket=new_socket,
         keep_seconds=keep,
-        connect_seconds=5,
+        connect_seconds=30,
     )
     try:
         yield connections

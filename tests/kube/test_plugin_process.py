@@ -56,7 +56,7 @@ def test_cancelled_while_it_starts(
     tmp_path: Path, scripts: Callable[[str, str], Path], factory: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """At any moment of its start: neither it nor what it has started by then is left."""
-    script = scripts("program", f"sleep 300 & echo $! $$ > {tmp_path}/$1.new; mv {tmp_path}/$1.new $1; wait")
+    script = scripts("program", "sleep 300 & echo $! $$ > $1.new; mv $1.new $1; wait")
     argv, environment = [str(script)], {"PATH": "/usr/bin:/bin"}
 
     async def once(number: int) -> None:
@@ -67,6 +67,8 @@ def test_cancelled_while_it_starts(
         await asyncio.sleep(0)
         for _ in range(number):
             await asyncio.sleep(0)
+        # The last ones have time to start something.
+        await asyncio.sleep(max(0, number - 19) * 0.01)
         running.cancel()
         done, _ = await asyncio.wait([running], timeout=30)
         assert done, "it waits for what it should have ended"

@@ -65,7 +65,7 @@ def test_names(addresses: list[tuple[str, str]], dns_only: bool, expected: Any) 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

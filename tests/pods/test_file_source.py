@@ -32,7 +32,7 @@ async def watching(path: Path, period: Duration = RARELY) -> AsyncIterator[Heard
         await asyncio.wait([task])
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30) -> float:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> float:
     """Wait for something; says how long it took."""
     begin = time.monotonic()
     while not condition():
@@ -164,8 +164,10 @@ async def test_problems_are_logged_once(folder: Path, caplog: pytest.LogCaptureF
     assert len([record for record in caplog.records if "Could not use" in record.message]) == 1
 
 
-async def test_half_a_file_is_not_read(folder: Path) -> None:
+async def test_half_a_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has been written so far is a good pod by itself, but not the one that is meant."""
+    # The writer may be stopped for longer than those who never close are waited for.
+    monkeypatch.setattr(path_watch, "SETTLED_AFTER", 300)
     file = folder / "web.yaml"
     text = manifest("web")
     assert text.endswith("name: web\nspec:\n  containers:\n  - image: busybox:1.35\n    name: main\n")
@@ -347,19 +349,20 @@ async def test_the_loop_goes_on_while_a_large_file_is_read(folder: Path) -> None
     async def beat() -> None:
         nonlocal longest
         while True:
-            begin = time.monotonic()
+            # Of this process's own time: what others take of the machine's is no pause.
+            begin = time.process_time()
             await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - begin)
+            longest = max(longest, time.process_time() - begin)
 
     heart = asyncio.ensure_future(beat())
-    began = time.monotonic()
+    began = time.process_time()
     try:
         async with watching(folder) as heard:
             assert heard.names == ["large-node-1"]
     finally:
         heart.cancel()
     # Reading it in the loop would have been one long pause.
-    assert longest < (time.monotonic() - began) / 2
+    assert longest < (time.process_time() - began) / 2
 
 
 async def test_the_periodic_check_finds_what_was_not_heard(

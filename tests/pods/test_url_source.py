@@ -67,7 +67,7 @@ async def asking(url: str, headers: dict[str, list[str]] | None = None) -> Async
 async def until(condition: Callable[[], object]) -> None:
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() - begin < 30, "it did not happen"
+        assert time.monotonic() - begin < 60, "it did not happen"
         await asyncio.sleep(0.005)
 
 

@@ -67,7 +67,7 @@ async def test_a_pod_gets_ready_warns_and_fails() -> None:
             failure_threshold=1,
             timeout_seconds=30,
         )
-        liveness = Probe(tcp_socket=TCPSocketAction(port=port), period_seconds=1)
+        liveness = Probe(tcp_socket=TCPSocketAction(port=port), period_seconds=1, timeout_seconds=30)
         asked = pod(
             Container(
                 name="app",
@@ -103,7 +103,7 @@ async def test_a_pod_gets_ready_warns_and_fails() -> None:
 async def test_pods_in_the_hosts_network_are_asked_there() -> None:
     told = Told()
     async with server({"status": 200}) as port, prober(told) as asking:
-        probe = Probe(tcp_socket=TCPSocketAction(port=port))
+        probe = Probe(tcp_socket=TCPSocketAction(port=port), timeout_seconds=30)
         container = Container(name="app", readiness_probe=probe)
         for uid, host_network in (("host", True), ("none", False)):
             asked = pod(container, uid=uid, host_network=host_network)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import unused_port
 
+from pykubelet.devcluster.cluster import free_ports
 from tests.conftest import RunningRuntime, runtime_process
 from tests.engine.conftest import short_dir
 from tests.engine.making import pod
@@ -46,7 +46,7 @@ class Api:
 
 
 def test_pods_over_https(runtime: RunningRuntime, tmp_path: Path) -> None:
-    authority, port = Authority(tmp_path, "people"), unused_port()
+    authority, port = Authority(tmp_path, "people"), free_ports(1)[0]
     ways = {
         "anonymous": {"enabled": False},
         "webhook": {"enabled": False},

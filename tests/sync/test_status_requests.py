@@ -21,7 +21,7 @@ async def test_the_request_is_as_kubernetes_wants_it(server: Server, client: Api
     async with TaskScope() as scope:
         scope.start(sender.run(), name="sender")
         sender.changed(pod, make_status())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await sender.told(pod.uid)
             await sender.remove(pod)
     first, patch, delete = server.seen

@@ -1,9 +1,10 @@
 """Somebody in a volume who swaps files for links as fast as a process of its own can."""
 
+import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,10 +40,14 @@ def swapping(*pairs: tuple[Path, Path], vanishing: bool = False) -> Iterator[Non
             attacker.kill()
 
 
-def tries(count: int, *, seconds: float) -> Iterator[int]:
-    """Count up to so many tries, or as many as fit into the time on a slow machine."""
-    end = time.monotonic() + seconds
-    for number in range(count):
+def tries(count: int, *, seconds: float, enough: Callable[[], bool] = lambda: True) -> Iterator[int]:
+    """Count up to so many tries, or as many as fit into the time on a slow machine.
+
+    There are more, for a minute, while it is not `enough`: either side may get no processor for a while.
+    """
+    begin = time.monotonic()
+    for number in itertools.count():
         yield number
-        if time.monotonic() > end:
+        passed = time.monotonic() - begin
+        if passed > seconds + 60 or (enough() and (number + 1 >= count or passed > seconds)):
             break

@@ -1,9 +1,11 @@
 """Stand-ins: for the machine's programs, found through PATH, and for a server that is away."""
 
 import ctypes
+import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
+from pykubelet.host.loops import attached_loops
 from pykubelet.host.mounts import unmount
 from pykubelet.volumes.kind import Surroundings, Wanted
 from tests.volumes.conftest import ALLOCATABLE, Node, Shelf
@@ -83,6 +86,33 @@ def wanted(pod: Pod, **more: Any) -> Wanted:
     volume = pod.spec.volumes[0]
     kind, source = volume.sources[0]
     return Wanted(pod, volume, kind, source, more.pop("name", volume.name), **more)
+
+
+def loops_left(folder: Path) -> list[str]:
+    """The files below a folder that loop devices stay on.
+
+    One that somebody else looks at just now is let go a moment later, as is one whose file system a
+    container has got a copy of that is being started just now.
+    """
+    end = time.monotonic() + 30
+    while found := [file for _, file in attached_loops() if Path(file).is_relative_to(folder)]:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    return found
+
+
+def wait_until_free(device: Path) -> None:
+    """Wait until no file system is on a device: a container that is being started has copies of mounts."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+            return
+        except OSError as err:
+            if err.errno != errno.EBUSY or time.monotonic() > end:
+                raise
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pykubelet.host.mounts import unmount
 from pykubelet.volumes.disks import PARTITIONED, DiskError, disk_format, format_and_mount, read_format
 from pykubelet.volumes.mount_helper import HelperError, is_mounted
 from tests.volumes.conftest import needs_root
-from tests.volumes.helpers import stand_ins
+from tests.volumes.helpers import stand_ins, wait_until_free
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,7 @@ class TestDisks:
         (place / "file").write_text("kept")
         await format_and_mount(disk, place, "", ["noatime"], read_only=False)
         unmount(place)
+        wait_until_free(disk)
         await format_and_mount(disk, place, "ext4", ["ro"], read_only=True)
         assert (place / "file").read_text() == "kept"
         with pytest.raises(OSError, match="Read-only"):

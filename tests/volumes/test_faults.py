@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.loops import attached_loops
 from pykubelet.host.mounts import mount, read_mounts, unmount
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.pod_volumes import PodVolumes
 from tests.volumes.conftest import Shelf, needs_root, pod_with, volumes_at
 from tests.volumes.dying import dies_at
+from tests.volumes.helpers import loops_left
 from tests.volumes.test_kills import the_pod, the_server, the_shelf
 
 pytestmark = [pytest.mark.machine, needs_root]
@@ -129,7 +129,7 @@ def test_agents_that_are_killed_before_anything_they_change(root: Path) -> None:
             assert Path(mounted["block"].device).is_block_device()
         await volumes.unmount(pod.uid)
         assert read_mounts(root.resolve()) == [], f"step {moment}"
-        assert [file for _, file in attached_loops() if file.startswith(str(root.parent))] == []
+        assert loops_left(root.parent) == []
         assert not list(root.glob("pods/u-1/volumes/*"))
 
     moment = 1

@@ -192,7 +192,7 @@ class TestDeadServer:
     async def test_a_host_path_that_does_not_answer(
         self, volumes: PodVolumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host_path, "PATIENCE", 5.0)
+        monkeypatch.setattr(host_path, "PATIENCE", 10.0)
         with dead_server(tmp_path / "dead"):
             dead = {"name": "dead", "hostPath": {"path": f"{tmp_path}/dead/x", "type": "Directory"}}
             fine = {"name": "fine", "hostPath": {"path": str(tmp_path), "type": "Directory"}}
@@ -264,7 +264,7 @@ class TestUnmount:
         await volumes.mount(pod_with(MEMORY, DATA))
         forever = threading.Event()
         patience = unmounting.PATIENCE
-        monkeypatch.setattr(unmounting, "PATIENCE", 1.0)
+        monkeypatch.setattr(unmounting, "PATIENCE", 4.0)
 
         def hang(point: Path, *, detach: bool = False) -> bool:
             if not detach:

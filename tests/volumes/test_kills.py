@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.loops import attached_loops
 from pykubelet.host.mounts import read_mounts
 from tests.volumes.conftest import Server, Shelf, needs_root, pod_with, volumes_at
+from tests.volumes.helpers import loops_left
 
 KILLS = 8
 MOUNTED = ("config", "disk", "memory", "secret", "info", "all", "folder")
@@ -119,7 +119,7 @@ async def test_nothing_is_left_and_nothing_is_broken(root: Path) -> None:
             assert Path(parts[0]).read_text() == "1"
         await volumes.unmount("u-1")
         assert read_mounts(root.resolve()) == []
-        assert [file for _, file in attached_loops() if file.startswith(str(root.parent))] == []
+        assert loops_left(root.parent) == []
         with contextlib.suppress(FileNotFoundError):
             assert {path.name for path in (root / "pods/u-1").rglob("*")} <= {"volumes", "plugins"}
     assert len(seen) > 1, "the kills met different moments"

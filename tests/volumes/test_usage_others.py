@@ -78,7 +78,7 @@ async def test_a_dead_server_is_asked_once_until_it_answers(
         return file_system(tmp_path)
 
     monkeypatch.setattr(usage_others, "file_system", answer)
-    monkeypatch.setattr(usage_others, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(usage_others, "ANSWER_SECONDS", 4.0)
     pod = pod_with({"name": "dead", **SHARE}, {"name": "good", **SHARE})
     held = [holding(pod, name, "nfs", MountedVolume(str(tmp_path / name))) for name in ("dead", "good")]
     others = OtherUsage(lambda _: held, {})

@@ -106,6 +106,8 @@ class Rig:
         self.numbers = CollectorRegistry()
         self._metrics = VolumeMetrics(self.numbers)
         self.registry = self.root / "plugins_registry"
+        self._registrations: dict[int, PluginRegistration] = {}
+        """Those that run, by the kind's identity."""
         self.kind = self.new_kind()
 
     def new_kind(self, *, health: bool = False, clock: Callable[[], float] = time.time) -> CsiKind:
@@ -133,10 +135,9 @@ class Rig:
     async def running(self, kind: CsiKind | None = None) -> AsyncIterator[CsiKind]:
         """Let the kind run, with the registration of plugins."""
         kind = kind or self.kind
-        tasks = [
-            asyncio.create_task(kind.run()),
-            asyncio.create_task(PluginRegistration(self.registry, kind.handlers).run()),
-        ]
+        registration = PluginRegistration(self.registry, kind.handlers)
+        self._registrations[id(kind)] = registration
+        tasks = [asyncio.create_task(kind.run()), asyncio.create_task(registration.run())]
         try:
             yield kind
             for task in tasks:
@@ -147,14 +148,24 @@ class Rig:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    async def until(self, what: str, look: Callable[[], object], seconds: float = 30) -> None:
+    async def until(self, what: str, look: Callable[[], object], seconds: float = 60) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while not look():
             assert asyncio.get_running_loop().time() < deadline, what
             await asyncio.sleep(0.02)
 
     async def registered(self, kind: CsiKind | None = None, driver: str = DRIVER) -> None:
-        await self.until(f"{driver} to register", lambda: driver in (kind or self.kind).drivers.names)
+        """Wait until a driver can be used, and was told so: one that dies before is not registered."""
+        kind = kind or self.kind
+        registration = self._registrations[id(kind)]
+
+        def told() -> bool:
+            return any(
+                taken and Path(socket).name.startswith(driver)
+                for socket, taken in registration.sockets().items()
+            )
+
+        await self.until(f"{driver} to register", lambda: driver in kind.drivers.names and told(), 60)
 
     def driver_object(self, **spec: Any) -> None:
         """Have the driver's CSIDriver, with what the API server fills in."""

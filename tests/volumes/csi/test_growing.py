@@ -77,7 +77,7 @@ async def test_a_volume_grows_while_its_pod_runs(rig: Rig, make_driver: MakeDriv
         assert len(api_of(rig).asked) == asked_before
         await kind.take_down("u-1", "pv-vol-1")
         await kind.sweep(())
-    assert (rig.left(), driver.loops()) == ([], [])
+    assert (rig.left(), driver.loops_left()) == ([], [])
 
 
 @pytest.mark.machine
@@ -99,7 +99,7 @@ async def test_a_device_grows_before_its_pod_starts(rig: Rig, make_driver: MakeD
         assert asked["staging_target_path"] == str(devices / "staging/pv-vol-1")
         await kind.take_down("u-1", "pv-vol-1")
         await kind.sweep(())
-    assert (rig.left(), driver.loops()) == ([], [])
+    assert (rig.left(), driver.loops_left()) == ([], [])
 
 
 @pytest.mark.machine
@@ -143,7 +143,7 @@ async def test_a_driver_that_does_not_let_a_volume_grow(rig: Rig, make_driver: M
         assert len(driver.calls("NodeExpandVolume")) == tries, "not while it is in use"
         await kind.take_down("u-1", "pv-vol-1")
         await kind.sweep(())
-    assert (rig.left(), driver.loops()) == ([], [])
+    assert (rig.left(), driver.loops_left()) == ([], [])
 
 
 # Limits

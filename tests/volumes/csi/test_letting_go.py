@@ -119,7 +119,7 @@ async def test_a_driver_that_is_gone_for_good(
         await swept(rig, kind)
         assert driver.names()[-2:] == ["NodeUnpublishVolume", "NodeUnstageVolume"]
         assert kind.in_use() == frozenset()
-    assert (rig.left(), driver.loops()) == ([], [])
+    assert (rig.left(), driver.loops_left()) == ([], [])
 
 
 @machine
@@ -134,8 +134,9 @@ async def test_an_ordinary_restart_goes_the_ordinary_way(rig: Rig, make_driver: 
         with pytest.raises(KindError):
             await kind.take_down("u-1", "pv-vol-1")
         assert debts(rig) == []
+        told = len(driver.calls("NotifyRegistrationStatus"))
         driver.start()
-        await rig.until("back", lambda: len(driver.calls("NotifyRegistrationStatus")) == 2)
+        await rig.until("back", lambda: len(driver.calls("NotifyRegistrationStatus")) > told)
         await kind.take_down("u-1", "pv-vol-1")
         await kind.sweep(())
     assert rig.left() == []
@@ -201,7 +202,7 @@ async def test_a_mount_that_somebody_uses_is_detached(rig: Rig, make_driver: Mak
         driver.start()
         await rig.until("paid", lambda: not debts(rig))
         await swept(rig, kind)
-    assert (rig.left(), driver.loops()) == ([], [])
+    assert (rig.left(), driver.loops_left()) == ([], [])
 
 
 @machine
@@ -308,7 +309,7 @@ async def test_debts_are_paid_before_the_volume_is_given_anew(
         await after.sweep(())
     finally:
         running.cancel()
-    assert (rig.left(), driver.loops()) == ([], [])
+    assert (rig.left(), driver.loops_left()) == ([], [])
 
 
 @machine
@@ -351,7 +352,7 @@ def test_agents_that_are_killed_between_any_two_steps(
             assert [path.suffix for path in debts(rig)] == [".json"], f"step {moment}: it is owed"
         asyncio.run(end(alone=moment % 2 == 0))
         assert len(driver.calls("NodeUnpublishVolume")) > published
-        assert (rig.left(), driver.loops()) == ([], []), f"step {moment}"
+        assert (rig.left(), driver.loops_left()) == ([], []), f"step {moment}"
     assert moment > 6, "the kills met different moments"
 
 

@@ -130,4 +130,4 @@ async def test_given_by_its_driver(rig: Rig, make_driver: Callable[..., DriverPr
         assert published["volume_context"] == {"fstype": "ext4", "kind": "Managed"}
         await kind.take_down("u-1", wanted.name)
         await kind.sweep(())
-    assert (rig.left(), driver.loops()) == ([], [])
+    assert (rig.left(), driver.loops_left()) == ([], [])
