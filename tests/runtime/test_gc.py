@@ -276,8 +276,7 @@ class Node:
         if start:
             await self.cri.runtime.start_container(container)
             if not command:
-                await self.cri.runtime.stop_container(container, 0)
-                # Told to be stopped, it may still count as running for a moment.
+                # It ends by itself; to stop it at that very moment can fail.
                 while (
                     await self.cri.runtime.container_status(container)
                 ).status.state != pb.CONTAINER_EXITED:
