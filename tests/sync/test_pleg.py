@@ -106,6 +106,7 @@ async def test_with_events_it_lists_rarely() -> None:
     async with TaskScope() as scope:
         scope.start(pleg.run(), name="pleg")
         await asyncio.sleep(5)
+        assert runtime.lists <= 2, "at its start, and when it listens"
         before = runtime.lists
         await runtime.events.put(started("pod-1", "c1"))
         await asyncio.sleep(0.1)

@@ -3,8 +3,8 @@
 The same interface whatever the runtime offers: CRI's own container events, containerd's event
 service on older containerd, or listing everything each second. Events make the agent quick and
 idle; they can be lost, so in every mode a slow relist is the safety net. While nobody listens, and
-for some seconds after a stream was opened, it is a quick one: no runtime says from when on it sends
-events, and what ended right before may be in no list yet.
+for some seconds after a broken stream was opened again, it is a quick one: no runtime says from when
+on it sends events, and what ended right before may be in no list yet.
 
 What is said is only "this happened to this container": the facts are read by the worker, from CRI,
 and an event that tells nothing new is ignored. CRI can lag behind the events (both hear of an exit
@@ -15,6 +15,7 @@ until CRI shows it.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -37,7 +38,7 @@ FAST_RELIST, SLOW_RELIST = 1.0, 60.0
 SHORTEST_RELIST = 0.2
 """Strangers' events must not keep the agent listing."""
 SETTLING_SECONDS = 3.0
-"""For how long after its opening a stream of events is not relied on."""
+"""For how long a stream of events that was opened again is not relied on."""
 UNHEALTHY_SECONDS = 180.0
 RECONNECT_SECONDS = (0.1, 5.0)
 
@@ -85,8 +86,8 @@ class Pleg:
         """Pods that were seen or that something was made for, and that are not known to be gone."""
         self._last_relist: float | None = None
         self._relist_now = asyncio.Event()
-        self._listening_since: float | None = None
-        """When the stream of events was opened; None while there is none."""
+        self._quick_until = math.inf
+        """Until when lists follow quickly; for ever while there is no stream of events."""
 
     def health(self) -> str | None:
         """Why the picture can not be trusted, or None."""
@@ -160,8 +161,7 @@ class Pleg:
 
     def _pause(self) -> float:
         """How long to wait for the next list, if nothing asks for it before."""
-        since, now = self._listening_since, asyncio.get_running_loop().time()
-        if since is None or now < since + SETTLING_SECONDS:
+        if asyncio.get_running_loop().time() < self._quick_until:
             return FAST_RELIST
         return SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
 
@@ -179,7 +179,7 @@ class Pleg:
 
     async def _follow(self, mode: Mode, events: Callable[[], AsyncGenerator[Change, None]]) -> bool:
         """Forward events until the runtime says that it has no such stream; reconnects otherwise."""
-        pause = RECONNECT_SECONDS[0]
+        pause, settling = RECONNECT_SECONDS[0], 0.0
         while True:
             try:
                 async with aclosing(events()) as stream:
@@ -187,7 +187,7 @@ class Pleg:
                         log.info("Listening to the runtime's events", mode=mode)
                         self.mode = mode
                     # Whatever happened before the stream was open is found by listing.
-                    self._listening_since = asyncio.get_running_loop().time()
+                    self._quick_until = asyncio.get_running_loop().time() + settling
                     self._relist_now.set()
                     async for change in stream:
                         pause = RECONNECT_SECONDS[0]
@@ -197,7 +197,7 @@ class Pleg:
             except CriError as err:
                 log.v(2).info("The runtime's event stream broke; reconnecting", mode=mode, err=err)
             finally:
-                self._listening_since = None
+                self._quick_until, settling = math.inf, SETTLING_SECONDS
             await asyncio.sleep(pause)
             pause = min(pause * 2, RECONNECT_SECONDS[1])
 
