@@ -12,7 +12,7 @@ from typing import Any
 
 from pykubelet.devcluster.api import UNREACHABLE, ApiRefusal
 from pykubelet.host.mounts import plan_unmounts, read_mounts, unmount
-from tests.cluster.node import NOT_FOUND, ClusterNode
+from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane, unique
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
 
@@ -137,13 +137,8 @@ def csi_rig(node: ClusterNode, namespace: str) -> Iterator[Rig]:
 
 def drivers(node: ClusterNode) -> list[Document]:
     """The drivers in its CSINode; raises when the API server cannot say, which is not the same as none."""
-    try:
-        found = node.plane.get("csinode", node.name)
-    except ApiRefusal as err:
-        if err.code != NOT_FOUND:
-            raise
-        return []
-    return found["spec"].get("drivers") or []
+    found = node.plane.known("csinode", node.name)
+    return (found["spec"].get("drivers") or []) if found is not None else []
 
 
 def in_use(node: ClusterNode) -> list[str]:

@@ -25,7 +25,7 @@ from tests.engine.node import BIN, PATIENCE, Node, is_ready
 
 T = TypeVar("T")
 
-NOT_FOUND, TOO_MANY, SERVER_ERROR = 404, 429, 500
+TOO_MANY, SERVER_ERROR = 429, 500
 GRACE = 2
 """Pods of tests end quickly."""
 UNTIL_TOLD = "while [ ! -e /tmp/end ]; do sleep 0.1; done"
@@ -158,13 +158,8 @@ class ClusterNode(Node):
     def _is_gone(self, pod: Document) -> bool:
         """Whether the API server says so; one that cannot say has not."""
         meta = pod["metadata"]
-        try:
-            found = self.plane.get("pod", meta["name"], meta["namespace"])
-        except ApiRefusal as err:
-            if err.code != NOT_FOUND:
-                raise
-            return True
-        return bool(found["metadata"]["uid"] != meta["uid"])
+        found = self.plane.known("pod", meta["name"], meta["namespace"])
+        return found is None or bool(found["metadata"]["uid"] != meta["uid"])
 
     def leave(self) -> None:
         """End all pods of this node, then the agent, and take the node out of the cluster."""

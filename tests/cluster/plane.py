@@ -132,6 +132,15 @@ class Plane:
             pass
         return None
 
+    def known(self, kind: str, name: str, namespace: str = "default") -> Document | None:
+        """Give an object, or None when the API server says that there is none; raises when it cannot say."""
+        try:
+            return self.get(kind, name, namespace)
+        except ApiRefusal as err:
+            if err.code != 404:
+                raise
+            return None
+
     def items(self, kind: str, namespace: str = "", query: str = "") -> list[Document]:
         """Give the objects of a kind, of one namespace or of all; `query` is a URL's, such as a selector."""
         answer = self.request("GET", f"{self.place(kind, namespace)}?{query}")

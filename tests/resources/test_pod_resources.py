@@ -13,8 +13,8 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, Pod
-from pykubelet.cri.connection import Status
 from pykubelet.cri.grpc_server import GrpcError, Unary
+from pykubelet.cri.grpc_status import Status
 from pykubelet.resources import pod_resources_pb2 as pb
 from pykubelet.resources.pod_resources import (
     ClaimedDevice,

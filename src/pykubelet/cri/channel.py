@@ -23,9 +23,10 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from pykubelet.cri.connection import Connection, Status, connect_unix
+from pykubelet.cri.connection import Connection, connect_unix
 from pykubelet.cri.endpoint import Endpoint
 from pykubelet.cri.errors import BadResponse, CriError, Unavailable, from_status
+from pykubelet.cri.grpc_status import Status
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.logs import get_logger
 

@@ -16,40 +16,18 @@ import math
 import struct
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
-from urllib.parse import unquote
 
 import hpack
 
 from pykubelet.cri import http2
+from pykubelet.cri.grpc_status import LATE, Status, status_in, status_of_reset
 from pykubelet.cri.http2 import Kind, ProtocolError, Setting, frame
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 HANDSHAKE_SECONDS = 5.0
 """How long something that accepts a connection may stay silent."""
 
-CODES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-_HTTP_CODES = {400: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "UNIMPLEMENTED"}
-_RESET_CODES = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
 _CANCEL = http2.number(8)
 _LAST_STREAM = 2**30
 _STREAM_WINDOW = 32 * 1024 * 1024
@@ -59,17 +37,6 @@ _MOST_BLOCKS = 64
 _PREFIX = struct.Struct(">?L")
 _UNITS = (("m", 1e3), ("S", 1.0), ("M", 1 / 60), ("H", 1 / 3600))
 _MOST_DIGITS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How a call ended: one of gRPC's codes in upper case, and the server's words."""
-
-    code: str
-    message: str = ""
-
-
-_LATE = Status("DEADLINE_EXCEEDED", "Deadline Exceeded")
 
 
 class Call:
@@ -150,15 +117,13 @@ class Call:
         """Take headers, or trailers."""
         self.headers.update(headers)
         if last:
-            self.end(_status(self.headers))
+            self.end(status_in(self.headers))
 
     def was_reset(self, code: int) -> None:
         """Take an end without trailers; a server that keeps the deadline, too, may be quicker than we."""
-        meaning = _RESET_CODES.get(code, "INTERNAL")
-        if meaning == "CANCELLED" and asyncio.get_running_loop().time() >= self._deadline:
-            self.end(_LATE)
-        else:
-            self.end(Status(meaning, f"stream terminated by RST_STREAM with error code: {code}"))
+        status = status_of_reset(code)
+        is_late = status.code == "CANCELLED" and asyncio.get_running_loop().time() >= self._deadline
+        self.end(LATE if is_late else status)
 
     def end(self, status: Status) -> None:
         """Take the end."""
@@ -174,7 +139,7 @@ class Call:
         self.end(Status(code, message))
 
     def _expire(self) -> None:
-        self._refuse(_LATE.code, _LATE.message)
+        self._refuse(LATE.code, LATE.message)
 
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():
@@ -443,12 +408,3 @@ def grpc_timeout(seconds: float) -> str:
         if len(str(amount)) <= _MOST_DIGITS:
             return f"{amount}{unit}"
     return "99999999H"
-
-
-def _status(headers: dict[str, str]) -> Status:
-    if (code := headers.get("grpc-status")) is not None:
-        known = code.isdecimal() and int(code) < len(CODES)
-        return Status(CODES[int(code)] if known else "UNKNOWN", unquote(headers.get("grpc-message", "")))
-    http = headers.get(":status", "")
-    text = f"the server answered with HTTP status {http or 'none'} and without a status of gRPC"
-    return Status(_HTTP_CODES.get(int(http) if http.isdecimal() else 0, "UNAVAILABLE"), text)

@@ -32,8 +32,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from pykubelet.cri.connection import CODES, Status
 from pykubelet.cri.endpoint import MAX_PATH_BYTES
+from pykubelet.cri.grpc_status import CODES, Status
 from pykubelet.cri.server_connection import ServerConnection
 from pykubelet.cri.server_rules import Limits
 from pykubelet.cri.server_stream import ServerStream

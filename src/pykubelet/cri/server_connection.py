@@ -18,7 +18,7 @@ import hpack
 
 from pykubelet.cri import http2
 from pykubelet.cri import server_rules as rules
-from pykubelet.cri.connection import Status
+from pykubelet.cri.grpc_status import Status
 from pykubelet.cri.http2 import Kind, ProtocolError, Setting, frame
 from pykubelet.cri.server_rules import Code, Limits, Violation
 from pykubelet.cri.server_stream import ServerStream

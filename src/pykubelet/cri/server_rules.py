@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from pykubelet.cri import http2
-from pykubelet.cri.connection import Status
+from pykubelet.cri.grpc_status import Status
 from pykubelet.cri.http2 import Kind, ProtocolError
 
 PREFIX = struct.Struct(">?L")

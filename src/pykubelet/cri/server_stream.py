@@ -8,7 +8,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from pykubelet.cri import http2
-from pykubelet.cri.connection import CODES, Status
+from pykubelet.cri.grpc_status import CODES, Status
 from pykubelet.cri.server_rules import PREFIX, Code
 
 HEADERS = b"\x88" + http2.more_headers([("content-type", "application/grpc")])

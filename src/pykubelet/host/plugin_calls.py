@@ -18,9 +18,10 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from pykubelet.cri.connection import HANDSHAKE_SECONDS, Connection, Status, connect_unix
+from pykubelet.cri.connection import HANDSHAKE_SECONDS, Connection, connect_unix
 from pykubelet.cri.endpoint import Endpoint
 from pykubelet.cri.errors import EndpointError, from_status
+from pykubelet.cri.grpc_status import Status
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from pykubelet.api.pod import GRPCAction
-from pykubelet.cri.connection import Connection, Status
+from pykubelet.cri.connection import Connection
+from pykubelet.cri.grpc_status import Status
 from pykubelet.probes.outcome import Outcome, Target, join_host_port, resolve_host, resolve_port
 
 CHECK_METHOD = "/grpc.health.v1.Health/Check"

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from pykubelet.cri.connection import Call, Connection, Status, connect_unix
+from pykubelet.cri.connection import Call, Connection, connect_unix
 from pykubelet.cri.errors import from_status
+from pykubelet.cri.grpc_status import Status
 from pykubelet.host.plugin_calls import PluginError
 from pykubelet.logs import get_logger
 from pykubelet.resources import device_plugin_pb2 as pb

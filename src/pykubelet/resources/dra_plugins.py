@@ -15,9 +15,10 @@ from typing import NoReturn, Protocol
 
 from google.protobuf.message import DecodeError
 
-from pykubelet.cri.connection import Connection, Status
+from pykubelet.cri.connection import Connection
 from pykubelet.cri.endpoint import Endpoint
 from pykubelet.cri.errors import EndpointError
+from pykubelet.cri.grpc_status import Status
 from pykubelet.host.plugin_calls import call_plugin
 from pykubelet.host.plugin_registration import Plugin, RegistrationRefused
 from pykubelet.logs import get_logger
