@@ -102,7 +102,7 @@ class Kubelet:
         self.gates = loaded.gates
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._given = loaded.given
+        self._flag_values = loaded.flag_values
         self._started = datetime.now(UTC)
         self._on_started = on_started
         self._tunes_kernel = tunes_kernel
@@ -369,7 +369,7 @@ class Kubelet:
         parts = ServingParts(
             settings=self._settings(identity),
             ips=identity.ips,
-            given_flags=self._given,
+            flag_values=self._flag_values,
             started=self._started,
             registry=self.registry,
             cri=cri,
