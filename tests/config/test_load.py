@@ -1,8 +1,8 @@
 """The whole way from a command line to flags, configuration and gates, and everything that can be wrong."""
 
 import json
-import re
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.config.flag_table import BY_NAME, FLAGS, default_text
-from pykubelet.config.no_effect import flag_reason
 from pykubelet.config.load import baseline, load
+from pykubelet.config.no_effect import flag_reason
 from pykubelet.config.types import API_VERSION, KIND
 
 from .samples import SAMPLES, Sample

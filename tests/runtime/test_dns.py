@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import DNSOption, PodDNSConfig
-from pykubelet.runtime.dns import PodDNS, parse_resolv_conf, pod_dns, resolv_conf_warning
+from pykubelet.runtime.dns import PodDNS, check_resolv_conf, parse_resolv_conf, pod_dns
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.problems import ConfigProblem
 from tests.runtime.making import make_pod
@@ -36,7 +38,10 @@ def test_without_cluster_dns_the_hosts_is_used_and_said() -> None:
     assert (dns.servers, dns.searches) == (FROM_HOST.servers, FROM_HOST.searches)
     (warning,) = dns.warnings
     assert warning.reason == "MissingClusterDNS"
-    assert warning.of_node
+    assert warning.node_message == (
+        'kubelet does not have ClusterDNS IP configured and cannot create Pod using "ClusterFirst" policy. '
+        'Falling back to "Default" policy.'
+    )
     assert warning.message.startswith('pod: "web_shop(u-1)". kubelet does not have ClusterDNS IP configured')
 
 
@@ -79,7 +84,7 @@ def test_servers_beyond_three_are_left_out() -> None:
     assert dns.servers == ("10.0.0.0", "10.0.0.1", "10.0.0.2")
     (warning,) = dns.warnings
     assert warning.reason == "DNSConfigForming"
-    assert not warning.of_node
+    assert not warning.node_message
     assert warning.message == (
         "Nameserver limits were exceeded, some nameservers have been omitted, "
         "the applied nameserver line is: 10.0.0.0 10.0.0.1 10.0.0.2"
@@ -152,9 +157,18 @@ def test_a_server_line_without_a_server_is_an_error() -> None:
         ("search " + " ".join("x" * 250 for _ in range(9)), "more than allowed 2048 chars"),
     ],
 )
-def test_the_hosts_own_limits_are_said_early(text: str, part: str) -> None:
-    warning = resolv_conf_warning(text, "/etc/resolv.conf", "cluster.local")
-    assert warning is not None
-    assert warning.reason == "CheckLimitsForResolvConf"
-    assert part in warning.message
-    assert resolv_conf_warning(HOST, "/etc/resolv.conf", "cluster.local") is None
+def test_check_resolv_conf_limit_exceeded_returns_message(text: str, part: str, tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text(text)
+    message = check_resolv_conf(file, "cluster.local")
+    assert part in message
+    assert str(file) in message
+    file.write_text(HOST)
+    assert check_resolv_conf(file, "cluster.local") == ""
+
+
+def test_check_resolv_conf_unreadable_file_returns_cause(tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    assert check_resolv_conf(file, "") == f"open {file}: no such file or directory"
+    file.write_text("nameserver\n")
+    assert "nameserver" in check_resolv_conf(file, "")

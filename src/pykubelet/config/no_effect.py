@@ -22,6 +22,7 @@ _NO_IMAGE_GC = "image garbage collection is not implemented yet"
 _NO_LOG_ROTATION = "container log rotation is not implemented yet"
 _NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
 _NO_STATISTICS = "resource usage statistics are not implemented yet"
+_NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 _UNBUFFERED = "log lines are written immediately and never buffered"
 
 FIELDS: Mapping[str, str] = {
@@ -41,8 +42,8 @@ FIELDS: Mapping[str, str] = {
     "image_gc_low_threshold_percent": _NO_IMAGE_GC,
     "image_maximum_gc_age": _NO_IMAGE_GC,
     "image_minimum_gc_age": _NO_IMAGE_GC,
-    "iptables_drop_bit": "the iptables chains use no packet marks; the upstream kubelet ignores it, too",
-    "iptables_masquerade_bit": "the iptables chains use no packet marks; the upstream kubelet ignores it, too",
+    "iptables_drop_bit": _NO_MARKS,
+    "iptables_masquerade_bit": _NO_MARKS,
     "kernel_memcg_notification": _NO_EVICTION,
     "logging.flush_frequency": _UNBUFFERED,
     "logging.options.json.info_buffer_size": _UNBUFFERED,
@@ -134,7 +135,7 @@ def no_effect_warnings(
             warnings.append(f"--{flag.name} is set but has no effect: {reason}")
     if unread := _unread_gates(gates):
         warnings.append(
-            f"feature gates {', '.join(unread)} are set but have no effect: this kubelet does not consult them"
+            f"feature gates {', '.join(unread)} are set but have no effect: the kubelet does not read them"
         )
     return warnings
 
