@@ -52,6 +52,7 @@ from pykubelet.preparing import (
     take_cgroup_driver,
 )
 from pykubelet.resources.node_cgroups import no_record
+from pykubelet.runtime.dns import check_resolv_conf
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
@@ -102,7 +103,7 @@ class Kubelet:
         self.gates = loaded.gates
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._given = loaded.given
+        self._flag_values = loaded.flag_values
         self._started = datetime.now(UTC)
         self._on_started = on_started
         self._tunes_kernel = tunes_kernel
@@ -146,7 +147,9 @@ class Kubelet:
             cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
             if self._stop.is_set():
                 return
-            devices = NodeDevices(Path(self.flags.root_dir), self.gates, self.registry)
+            devices = NodeDevices(
+                Path(self.flags.root_dir), Path(self.flags.device_plugin_dir), self.gates, self.registry
+            )
             # They outlive the engine: a pod whose plugin is being asked must not be refused because we stop.
             await devices.serve(stack)
             tasks = await stack.enter_async_context(TaskScope())
@@ -324,7 +327,13 @@ class Kubelet:
             books=open_books(root),
             local_objects=local_objects,
             cluster=cluster.parts() if cluster is not None else None,
+            node_event=record,
         )
+        if self.config.resolv_conf:
+            problem = check_resolv_conf(Path(self.config.resolv_conf), self.config.cluster_domain)
+            if problem:
+                log.warning("Host resolv.conf failed the limits check", problem=problem)
+                record("Warning", "CheckLimitsForResolvConf", problem)
         engine = PodEngine(parts, tasks)
         self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks, self.registry)
         start_allotment(allotment, settings, cri, engine, tasks)
@@ -369,7 +378,7 @@ class Kubelet:
         parts = ServingParts(
             settings=self._settings(identity),
             ips=identity.ips,
-            given_flags=self._given,
+            flag_values=self._flag_values,
             started=self._started,
             registry=self.registry,
             cri=cri,

@@ -188,6 +188,17 @@ pods = st.builds(
 reports = st.lists(st.tuples(st.sampled_from(SOURCES), st.lists(pods, max_size=5)), max_size=12)
 
 
+def test_set_duplicate_name_in_source_notifies_once_per_report() -> None:
+    duplicates: list[tuple[str, str]] = []
+    mux = PodMux(Clock(), lambda pod, source: duplicates.append((pod.uid, source)))
+    first, second = make("a", "web"), make("b", "web")
+    mux.set("file", [first, second])
+    assert duplicates == [("b", "file")]
+    assert list(mux.pods()) == ["a"]
+    mux.set("url", [make("c", "web")])
+    assert duplicates == [("b", "file")], "another source may have a pod of the same name"
+
+
 def content(pod: Pod) -> object:
     """A pod without what the mux adds."""
     document = to_document(pod)

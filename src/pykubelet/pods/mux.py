@@ -66,9 +66,18 @@ class _Taken:
 class PodMux:
     """The last word of each source; `set` turns a new one into changes."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
-        """Take a clock that gives nanoseconds since the epoch."""
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        on_duplicate: Callable[[Pod, str], None] = lambda pod, source: None,
+    ) -> None:
+        """Initialize with a clock in nanoseconds since the epoch.
+
+        `on_duplicate` receives each pod that is ignored because an earlier one of the same source has its
+        name, and the source.
+        """
         self._clock = clock
+        self._on_duplicate = on_duplicate
         self._expected: set[str] = set()
         self._heard: set[str] = set()
         self._reported: dict[str, dict[str, _Taken]] = {}
@@ -120,6 +129,8 @@ class PodMux:
                 log.warning(
                     "Ignored a pod whose name or uid is taken", pod=taken.name, podUID=uid, source=source
                 )
+                if taken.name in names:
+                    self._on_duplicate(pod, source)
                 continue
             names.add(taken.name)
             after[uid] = taken

@@ -28,6 +28,7 @@ from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_static_pod
 from pykubelet.resources.grants import NOTHING, DeviceGrants
 from pykubelet.resources.hints import AllocationError
+from pykubelet.resources.node_cgroups import Record, no_record
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.dns import pod_dns
 from pykubelet.runtime.env import container_env
@@ -118,6 +119,7 @@ class Starter:
         services: Callable[[Pod], Mapping[str, str] | None] = no_services,
         grants: GrantsOf | None = None,
         shares: Shares | None = None,
+        node_event: Record = no_record,
     ) -> None:
         self._cri = cri
         self._observer = observer
@@ -135,6 +137,7 @@ class Starter:
         self._services = services
         self._grants = grants
         self._shares = shares or Everything()
+        self._node_event = node_event
 
     def sandbox_config(self, pod: Pod, attempt: int, setting: PodSetting) -> pb.PodSandboxConfig:
         """Make the pod's sandbox request; raises ConfigProblem."""
@@ -157,6 +160,8 @@ class Starter:
             # A node without a cluster has no cluster DNS: its own pods need not hear of it.
             if not (warning.reason == "MissingClusterDNS" and is_static_pod(pod)):
                 self._journal.event(pod, "Warning", warning.reason, warning.message)
+                if warning.node_message:
+                    self._node_event("Warning", warning.reason, warning.node_message)
         logs = self._log_dir(pod)
         logs.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:

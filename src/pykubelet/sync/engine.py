@@ -28,6 +28,7 @@ from pykubelet.pods.runtime_classes import default_handler
 from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_mirror_pod, is_static_pod
 from pykubelet.pods.store import PodStore
+from pykubelet.resources.node_cgroups import Record, no_record
 from pykubelet.resources.resize_book import ResizeBooks, no_books
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector
@@ -95,6 +96,8 @@ class EngineParts:
     allotment: Allotment
     claims: PodClaims = NO_CLAIMS
     books: ResizeBooks = field(default_factory=no_books)
+    node_event: Record = no_record
+    """Records an event about the node."""
 
 
 class PodEngine:
@@ -111,7 +114,7 @@ class PodEngine:
         self.store = PodStore()
         self.dirs = PodDirs(parts.root_dir)
         self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
-        self._mux = PodMux(time.time_ns)
+        self._mux = PodMux(time.time_ns, self._report_duplicate)
         self._observer = Observer(parts.cri)
         self._gate = StartGate()
         self.prober = make_prober(parts.cri, self.book, parts.registry, parts.host_ips)
@@ -151,6 +154,7 @@ class PodEngine:
             ),
             grants=parts.devices.grants,
             shares=parts.allotment,
+            node_event=parts.node_event,
         )
         self._resizing, resize_doing = make_resizing(
             config,
@@ -276,6 +280,17 @@ class PodEngine:
         if self._cluster is not None:
             self._mux.expect("api")
             self._cluster.start(self._scope)
+
+    def _report_duplicate(self, pod: Pod, source: str) -> None:
+        meta = pod.metadata
+        self.book.event(
+            pod,
+            "Warning",
+            "FailedValidation",
+            f"Error validating pod {meta.name}_{meta.namespace}({meta.uid}) from {source} "
+            f'due to duplicate pod name "{meta.name}", ignoring',
+            keep=False,
+        )
 
     @property
     def all_sources_reported(self) -> bool:
