@@ -11,7 +11,6 @@ from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
 from pykubelet.runtime.metrics import StartMetrics
 
-
 OUTPUT_BYTES = 1024
 """How much of a hook's output its failure shows; a container can print 16 MiB."""
 
