@@ -19,6 +19,8 @@ from pykubelet.api.backoff import BackOff
 from pykubelet.api.duration import Duration
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod, PodSpec, is_sidecar
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
@@ -55,6 +57,27 @@ NETWORK_SECONDS = 10.0
 """When to say again that there is no network for a sandbox; when there is, its pod is woken."""
 RETRY_SECONDS = 10.0
 """When to try again to start a container that could not be started."""
+
+
+CRASH_EXPIRY_SECONDS = 600.0
+"""How long a container must have run for its crash-loop back-off to start over, whatever the maximum is."""
+CRASH_SECONDS = (10.0, 300.0)
+"""The first and the longest crash-loop back-off delay."""
+REDUCED_CRASH_SECONDS = (1.0, 60.0)
+"""The same with the feature gate ReduceDefaultCrashLoopBackOffDecay."""
+
+
+def crash_loop_back_off(config: KubeletConfiguration, gates: FeatureGates) -> BackOff:
+    """Return the back-off of crashing containers as the configuration and the feature gates have it.
+
+    `crashLoopBackOff.maxContainerRestartPeriod`, which has a default, wins over the reduced maximum.
+    """
+    reduced = gates.enabled("ReduceDefaultCrashLoopBackOffDecay")
+    first, limit = REDUCED_CRASH_SECONDS if reduced else CRASH_SECONDS
+    configured = config.crash_loop_back_off.max_container_restart_period
+    if configured is not None and gates.enabled("KubeletCrashLoopBackOffMax"):
+        limit = configured.seconds
+    return BackOff(min(first, limit), limit, CRASH_EXPIRY_SECONDS)
 
 
 class Volumes(Protocol):

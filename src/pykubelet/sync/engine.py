@@ -14,7 +14,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.backoff import BackOff
 from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
@@ -39,7 +38,7 @@ from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.admitting import AdmissionParts, Admitting
 from pykubelet.sync.allotment import Allotment
-from pykubelet.sync.apply import Cgroups, Doer, Volumes
+from pykubelet.sync.apply import Cgroups, Doer, Volumes, crash_loop_back_off
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
 from pykubelet.sync.cluster import ClusterParts, ClusterSide
 from pykubelet.sync.crowd import Crowd
@@ -163,7 +162,6 @@ class PodEngine:
             registry=parts.registry,
             scope=scope,
         )
-        longest = config.crash_loop_back_off.max_container_restart_period
         doer = Doer(
             cri=parts.cri,
             starter=starter,
@@ -173,7 +171,7 @@ class PodEngine:
             dirs=self.dirs,
             journal=self.book,
             gate=self._gate,
-            crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
+            crash_back_off=crash_loop_back_off(config, parts.admission.gates),
             user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
             handler_of=cluster.handler_of if cluster is not None else default_handler,
             network_errors=parts.network_errors,
