@@ -539,6 +539,23 @@ def test_a_manifest_that_comes_back_at_once(node: Node) -> None:
     assert status_of(after, "main")["restartCount"] == 0, "it is a new life, not a restart"
 
 
+def test_static_pod_manifest_recreated_at_once_restarts_pod(node: Node) -> None:
+    """Verify that a manifest that is removed and re-created leads to restart count 1, as upstream."""
+    document = pod("again", container(command=forever()), terminationGracePeriodSeconds=1)
+    before = node.start_pod(document)
+    node.remove("again")
+    node.write(document)
+    after = node.wait_pod(
+        "again-n1",
+        "to have restarted",
+        lambda it: is_ready(it) and status_of(it, "main")["restartCount"] == 1,
+    )
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert len(node.truth.running("again-n1")) == 1
+    node.remove("again")
+    node.wait_gone("again-n1", before["metadata"]["uid"])
+
+
 def test_ports_of_two_pods_do_not_mix(node: Node) -> None:
     port = free_port()
     web = "mkdir /www; echo $WORD > /www/index.html; httpd -p 80 -h /www"

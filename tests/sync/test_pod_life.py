@@ -16,7 +16,7 @@ from pykubelet.resources.resize_book import PodResources
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.sync.pleg import Change
-from pykubelet.sync.pod_life import PodLifeOnNode
+from pykubelet.sync.pod_life import Fate, PodLifeOnNode
 from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import PodRefused
@@ -161,3 +161,32 @@ async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:
     subject = life(seen(), failure=PodRefused("NoRoom", "it does not fit"), refused=refused)
     assert await subject.sync(POD) == (True, None)
     assert refused == [(POD, Refusal("NoRoom", "it does not fit"))]
+
+
+@pytest.mark.parametrize("fate", ["restarted", "gone"])
+async def test_clean_up_restarted_static_pod_keeps_what_counts_its_restarts(fate: Fate) -> None:
+    """Verify that the runtime keeps the exited containers of a pod that starts again, and no others'."""
+    done = list[str]()
+    subject = life(seen(("main", "exited")), seen(("main", "exited")))
+    doing: Any = subject
+
+    async def note(what: str) -> None:
+        done.append(what)
+
+    doing._fate_of = lambda _: fate
+    doing._on_gone = lambda _: done.append("gone")
+    doing._volumes = SimpleNamespace(unmount=lambda _: note("unmount"))
+    doing._cgroups = SimpleNamespace(remove=lambda _: note("cgroup"))
+    doing._dirs = SimpleNamespace(remove=lambda _: done.append("directory"))
+    doing._starter = SimpleNamespace(remove_logs=lambda _: done.append("logs"))
+    doing._cri = SimpleNamespace(
+        runtime=SimpleNamespace(
+            remove_container=lambda _: note("container"),
+            stop_pod_sandbox=lambda _: note("stop"),
+            remove_pod_sandbox=lambda _: note("sandbox"),
+        )
+    )
+    await subject.clean_up(POD.uid, POD)
+    traces = ["logs", "container", "stop", "sandbox", "directory"] if fate == "gone" else []
+    assert sorted(done) == sorted(["unmount", "cgroup", "gone", *traces])
+    assert subject.observed(POD.uid) is None

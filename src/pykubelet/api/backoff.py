@@ -1,8 +1,8 @@
 """Growing pauses between attempts at something that fails, one per key.
 
 Used for crashing containers and for images that cannot be pulled: 10 s, doubling up to a limit,
-and forgotten once the thing has been well for twice the limit, or for a time of its own. All times are arguments (seconds,
-any clock), so that a five-minute back-off is tested in no time.
+and forgotten once the thing has been well for twice the limit, or for a time of its own. All
+times are arguments (seconds, any clock), so that a five-minute back-off is tested in no time.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from pykubelet.runtime.hooks import HookRunner
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.restart import always_restarts
 from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.admitting import AdmissionParts, Admitting
@@ -400,7 +401,10 @@ class PodEngine:
 
     def _fate_of(self, uid: str) -> Fate:
         pod = self.store.get(uid)
-        if pod is None or self.workers.is_reborn(uid):
+        if pod is not None and self.workers.is_reborn(uid):
+            # What has ended for good leaves nothing, or it would not run again.
+            return "restarted" if always_restarts(pod) else "gone"
+        if pod is None:
             return "gone"
         deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)
         return "leaving" if deleted and self._cluster is not None else "wanted"
@@ -411,7 +415,8 @@ class PodEngine:
             self._parts.allotment.forget(uid)
 
     def _pod_is_gone(self, uid: str) -> None:
-        self.pleg.forget(uid)
+        if self._fate_of(uid) != "restarted":
+            self.pleg.forget(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
         self._admitting.forget(uid)

@@ -58,8 +58,9 @@ LAG_SECONDS = 0.05
 REFRESH_SECONDS = 10.0
 """When to try again to bring volumes up to date that could not be."""
 
-Fate = Literal["wanted", "leaving", "gone"]
-"""What is to become of a pod that has ended: it stays known, it is being deleted, or nobody wants it."""
+Fate = Literal["wanted", "restarted", "leaving", "gone"]
+"""What is to become of a pod that has ended: it stays known, the same static pod starts again and counts its
+restarts on, it is being deleted, or nobody wants it."""
 
 
 class Registrar(Protocol):
@@ -314,7 +315,9 @@ class PodLifeOnNode:
             if fate != "wanted" or self._fate_of(uid) == "wanted":
                 break
         self._journal.note(
-            uid, "clean-up", "volumes and cgroup are removed" if fate == "wanted" else "everything is removed"
+            uid,
+            "clean-up",
+            "everything is removed" if fate in ("leaving", "gone") else "volumes and cgroup are removed",
         )
         memory = self._memories.pop(uid, None)
         if fate != "wanted":
@@ -335,7 +338,7 @@ class PodLifeOnNode:
             # Until then the runtime is the only one that knows how the pod ended.
             await self.registrar.told(uid)
             await self._remove_traces(uid, pod)
-        if fate != "wanted":
+        if fate in ("leaving", "gone"):
             self._dirs.remove(uid)
         if fate == "leaving" and self.registrar is not None and pod is not None:
             await self.registrar.remove(pod)
