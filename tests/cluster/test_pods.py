@@ -465,6 +465,7 @@ def test_mirror_pod_static_pod_updated_stays_running_until_old_pod_ended(
         same = found is not None and found["metadata"]["uid"] == mirror["metadata"]["uid"]
         if alive:
             # Looked at after the mirror: while the old container runs, its mirror must have been there.
+            assert found is not None
             assert same
             assert found["status"]["phase"] == "Running"
             seen.append(same)

@@ -99,7 +99,7 @@ def test_termination_message_relative_path_found(tmp_path: Path, path: str) -> N
 def test_termination_message_fallback_returns_end_of_log(tmp_path: Path) -> None:
     log = tmp_path / "0.log"
     log.write_text("".join(f"{STAMP} stdout F line {number}\n" for number in range(500)))
-    fallback = {"log_path": log, "policy": "FallbackToLogsOnError"}
+    fallback: dict[str, Any] = {"log_path": log, "policy": "FallbackToLogsOnError"}
     message = termination_message(exited(**fallback))
     assert len(message) <= LOG_BYTES
     assert message.splitlines() == [f"line {number}" for number in range(420, 500)]

@@ -20,6 +20,7 @@ from pykubelet.pods.journal import Journal
 from pykubelet.runtime.actions import Actions
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.start import StartError
 from pykubelet.sync.apply import Doer, PodMemory, crash_loop_back_off
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.worker import StepError
@@ -142,3 +143,30 @@ def test_crash_loop_back_off_small_maximum_reset_after_ten_minutes() -> None:
     config.crash_loop_back_off.max_container_restart_period = Duration.parse("40s")
     assert delays(crash_loop_back_off(config, FeatureGates()), 4, ran=590) == [10, 20, 40, 40]
     assert delays(crash_loop_back_off(config, FeatureGates()), 4, ran=601) == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("reason", "retry_after", "expected"),
+    [
+        # The status shows ImagePullBackOff soon after the failure, however long the back-off delay is.
+        ("ErrImagePull", 300.0, 5.0),
+        ("ErrImagePull", 2.0, 2.0),
+        ("ImagePullBackOff", 295.0, 295.0),
+        ("CreateContainerError", None, 10.0),
+    ],
+)
+async def test_apply_failed_start_says_when_to_look_again(
+    reason: str, retry_after: float | None, expected: float
+) -> None:
+    async def image(*_: object) -> None:
+        raise StartError(reason, "no", retry_after)
+
+    pod, memory, doer = make_pod(), PodMemory(order=1), doer_with(lambda _: None, Journal(), BackOff())
+    parts: Any = doer
+    parts._starter = SimpleNamespace(image=image, sandbox_config=lambda *_: None)
+    parts._user_namespaces = SimpleNamespace(of=lambda _: None)
+    observed = ObservedPod(uid=pod.uid, name="web", namespace="default")
+    wait = await doer.apply(pod, observed, Actions(sandbox_id="box", start=["main"]), memory)
+    assert wait == expected
+    assert memory.failures["main"].reason == reason
+    assert memory.mounted

@@ -59,6 +59,8 @@ RETRY_SECONDS = 10.0
 """When to try again to start a container that could not be started."""
 
 
+FAILURE_SECONDS = 5.0
+"""How long a container's status shows why its image could not be pulled, before it shows ImagePullBackOff."""
 CRASH_EXPIRY_SECONDS = 600.0
 """How long a container must have run for its crash-loop back-off to start over, whatever the maximum is."""
 CRASH_SECONDS = (10.0, 300.0)
@@ -78,6 +80,16 @@ def crash_loop_back_off(config: KubeletConfiguration, gates: FeatureGates) -> Ba
     if configured is not None and gates.enabled("KubeletCrashLoopBackOffMax"):
         limit = configured.seconds
     return BackOff(min(first, limit), limit, CRASH_EXPIRY_SECONDS)
+
+
+def _wait_after(failure: StartError) -> float:
+    """Return the seconds until the next attempt to start a container, or to report why it waits."""
+    if failure.retry_after is None:
+        return RETRY_SECONDS
+    if failure.reason == "ImagePullBackOff":
+        return failure.retry_after
+    # A pull that failed is followed by a back-off delay of minutes, which the status must show soon.
+    return min(failure.retry_after, FAILURE_SECONDS)
 
 
 class Volumes(Protocol):
@@ -152,6 +164,8 @@ class PodMemory:
     """Containers that have begun to wait after a crash in the last step: the next one tells of it."""
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
+    mounted: bool = False
+    """Whether the last step mounted the pod's volumes, which also brings them up to date."""
     current: bool = False
     """Whether nothing was done to the pod since it was looked at."""
     ended: set[str] = field(default_factory=set)
@@ -244,6 +258,7 @@ class Doer:
         if not due and not actions.create_sandbox:
             return min(waits, default=None)
         async with self._gate.turn(memory.order) as turn:
+            memory.mounted = True
             setting = await self._prepare(pod, turn)
             if actions.create_sandbox:
                 await self._prepare_claims(pod, turn)
@@ -265,7 +280,7 @@ class Doer:
                                 waits.append(0.0)
                             continue
                         memory.failures[container.name] = StartFailure(failure.reason, failure.message)
-                        waits.append(RETRY_SECONDS if failure.retry_after is None else failure.retry_after)
+                        waits.append(_wait_after(failure))
                         if container.name in actions.start_init and not is_sidecar(container):
                             break
             except ExceptionGroup as failures:

@@ -27,6 +27,7 @@ from pykubelet.pods.runtime_classes import default_handler
 from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_mirror_pod, is_static_pod
 from pykubelet.pods.store import PodStore
+from pykubelet.resources.node_cgroups import Record, no_record
 from pykubelet.resources.resize_book import ResizeBooks, no_books
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector
@@ -82,6 +83,8 @@ class EngineParts:
     runtime_errors: Callable[[], list[str]]
     network_errors: Callable[[], list[str]]
     collector: GarbageCollector
+    node_event: Record = no_record
+    """Records an event about the node."""
     id_space: IdSpace
     user_namespaces: bool
     """Whether the runtime can give pods a user namespace."""
@@ -235,6 +238,7 @@ class PodEngine:
             resizing=self._resizing,
             collector=parts.collector,
             scope=scope,
+            node_event=parts.node_event,
             unreadable=lambda: self._cluster.unreadable if self._cluster is not None else frozenset(),
         )
         self._resizing.others = others_of(self.store, self.workers, self._admitting, self.loop, self._mux)

@@ -133,6 +133,7 @@ class PodLifeOnNode:
         self._recursive_handlers = recursive_handlers
         self._resizing = resizing or Resizing(journal)
         self._restart_all = RestartAll(killer, cri, journal, clock, enabled=restart_all)
+        self._stays_initialized = restart_all
         self._claims = claims
         self.registrar = registrar
         self._clock = clock
@@ -223,8 +224,12 @@ class PodLifeOnNode:
             return False, min((seconds for seconds in waits if seconds is not None), default=None)
         self._journal.note(pod.uid, "decide", told(actions))
         before = observed
-        memory.current = False
+        memory.current = memory.mounted = False
         again = await self._doer.apply(pod, observed, actions, memory)
+        if observed.running and not memory.mounted and not actions.kill_pod:
+            # Containers that wait to be restarted must not keep the others' volumes from being refreshed.
+            refresh = await self._refresh(pod)
+            again = min((seconds for seconds in (again, refresh) if seconds is not None), default=None)
         observed = await self._look(pod.uid)
         self._resizing.observe(pod, observed)
         status = self._report(pod, observed)
@@ -409,6 +414,7 @@ class PodLifeOnNode:
             host_ips=self._host_ips,
             runtime_name=self._cri.version.runtime_name,
             recursive_handlers=self._recursive_handlers,
+            stays_initialized=self._stays_initialized,
             resizes=self._resizing.shown(pod.uid),
             actuated=self._resizing.actuated(pod.uid),
             in_force=self._in_force(pod, previous),
