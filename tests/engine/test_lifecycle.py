@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pykubelet.sync.static_readiness import FILE as READINESS
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import free_port
 from tests.engine.making import Document, container, forever, pod
@@ -352,6 +353,31 @@ def test_readiness_survives_the_agent(node: Node) -> None:
     first = node.wait_pod("steady-n1", "to be seen", lambda it: it["status"].get("containerStatuses"))
     assert is_ready(first), "readiness flaps when the agent starts again"
     assert [one.id for one in node.truth.running("steady-n1")] == [found.id]
+
+
+def test_static_pod_not_ready_stays_not_ready_when_kubelet_restarts(node: Node) -> None:
+    readiness = {"exec": {"command": ["test", "-f", "/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
+    script = forever("touch /ready")
+    node.write(pod("ailing", container(command=script, readinessProbe=readiness)))
+    node.wait_ready("ailing-n1")
+    (found,) = node.truth.running("ailing-n1")
+    began = node.truth.container_status(found.id).started_at / 1e9
+    node.wait("the container to be as old as an old one", lambda: time.time() - began > 11)
+    node.shell("ailing-n1", "rm /ready")
+    node.wait_pod("ailing-n1", "to be unready", lambda it: not is_ready(it))
+    node.wait("that to be written", lambda: "false" in (node.root / READINESS).read_text())
+    node.kill()
+    node.start()
+    seen = list[bool]()
+
+    def look(it: Document) -> bool:
+        if it["status"].get("containerStatuses"):
+            seen.append(is_ready(it))
+        return len(seen) > 20
+
+    node.wait_pod("ailing-n1", "to be seen", look)
+    assert not any(seen)
+    assert [one.id for one in node.truth.running("ailing-n1")] == [found.id]
 
 
 # Hooks

@@ -55,6 +55,7 @@ from pykubelet.sync.pulling import make_puller
 from pykubelet.sync.resize_side import make_resizing, others_of
 from pykubelet.sync.sources import start_sources
 from pykubelet.sync.start_gate import StartGate
+from pykubelet.sync.static_readiness import StaticReadiness
 from pykubelet.sync.status import says_more
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
@@ -111,6 +112,8 @@ class PodEngine:
         self.book = Journal()
         self.statuses = StatusStore()
         self._metrics = EngineMetrics(parts.registry, self.statuses, self.book)
+        self._static_readiness = StaticReadiness(parts.root_dir)
+        self.statuses.listen(self._static_readiness.record)
         self.store = PodStore()
         self.dirs = PodDirs(parts.root_dir)
         self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
@@ -267,6 +270,7 @@ class PodEngine:
         self._scope.start(self.pleg.run(), name="pleg")
         self._scope.start(self.prober.run(), name="prober")
         self._scope.start(self._parts.books.write_behind(), name="resize-books")
+        self._scope.start(self._static_readiness.run(), name="static-readiness")
         self._scope.start(self.loop.run(), name="sync-loop")
         start_sources(
             self._parts.config,
@@ -351,6 +355,8 @@ class PodEngine:
     def _start_pod(self, pod: Pod) -> None:
         self._housekeeping.end_namesakes(pod)
         worker = self.workers.get(pod.uid)
+        if worker is None and is_static_pod(pod):
+            pod = self._static_readiness.restore(pod)
         self._resizing.take(pod, worker.pod if worker is not None else None)
         self.workers.sync(pod)
 
@@ -401,6 +407,8 @@ class PodEngine:
 
     async def housekeep(self) -> None:
         """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
+        if self.all_sources_reported:
+            self._static_readiness.retain(self._mux)
         self._housekeeping.keep()
 
     def _fate_of(self, uid: str) -> Fate:
@@ -423,6 +431,7 @@ class PodEngine:
             self.pleg.forget(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
+        self._static_readiness.forget(uid)
         self._admitting.forget(uid)
         self._resizing.gone(uid)
         if self._fate_of(uid) == "leaving":
