@@ -100,7 +100,7 @@ async def test_static_readiness_pods_gone_forgotten(tmp_path: Path) -> None:
 
     def go(subject: StaticReadiness) -> None:
         subject.forget("u1")
-        subject.retain({"u3"})
+        subject.retain({"u3"}.__contains__)
 
     subject = await restarted(tmp_path, happen, go)
     assert [subject.restore(static(uid=uid)).status != PodStatus() for uid in ("u1", "u2", "u3")] == [

@@ -408,7 +408,7 @@ class PodEngine:
     async def housekeep(self) -> None:
         """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
         if self.all_sources_reported:
-            self._static_readiness.retain(self._mux)
+            self._static_readiness.retain(self._mux.__contains__)
         self._housekeeping.keep()
 
     def _fate_of(self, uid: str) -> Fate:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Container as ContainerOf
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -94,9 +94,9 @@ class StaticReadiness:
         if self._entries.pop(uid, None) is not None:
             self._changed.set()
 
-    def retain(self, uids: ContainerOf[str]) -> None:
-        """Drop all pods but these."""
-        for uid in [uid for uid in self._entries if uid not in uids]:
+    def retain(self, is_desired: Callable[[str], bool]) -> None:
+        """Drop all pods but those whose uid is desired."""
+        for uid in [uid for uid in self._entries if not is_desired(uid)]:
             self.forget(uid)
 
     async def run(self) -> None:
