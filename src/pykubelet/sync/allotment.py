@@ -102,7 +102,7 @@ class Allotment:
                 # After a reboot pods come before plugins, which may be pods themselves: not in the queue.
                 whose = ", ".join(missing)
                 return Later(
-                    partial(self._wait_registered, self._devices, pod),
+                    partial(self._devices.wait_registered, pod),
                     apart=True,
                     again=True,
                     why=f"waiting up to {Duration.of(GRACE_SECONDS)} for the device plugin of {whose}",
@@ -113,9 +113,6 @@ class Allotment:
         if refusal is None or not self._is_coming_free(pod):
             return refusal
         return Later(lambda: self._give_patiently(pod))
-
-    async def _wait_registered(self, devices: Devices, pod: Pod) -> None:
-        await devices.wait_registered(pod)
 
     def _give_at_once(self, pod: Pod) -> Refusal | None:
         before = self.cpus.shared
