@@ -314,6 +314,7 @@ class Kubelet:
             runtime_errors=runtime_state.errors,
             network_errors=runtime_state.network_errors,
             collector=self._collector(cri),
+            node_event=record,
             legacy_logs=self._legacy_logs(),
             id_space=find_id_space(self.config),
             user_namespaces=_has_user_namespaces(runtime),

@@ -442,6 +442,41 @@ def test_a_static_pod_has_a_mirror(member: ClusterNode, namespace: str) -> None:
     plane.wait_gone("pod", name, namespace)
 
 
+def test_mirror_pod_static_pod_updated_stays_running_until_old_pod_ended(
+    member: ClusterNode, namespace: str
+) -> None:
+    deaf = ["sh", "-c", "trap '' TERM; while :; do sleep 9 & wait $!; done"]
+
+    def version(label: str) -> dict[str, Any]:
+        meta = {"namespace": namespace, "labels": {"version": label}}
+        return pod("slow", container(command=deaf), meta=meta, terminationGracePeriodSeconds=6)
+
+    name = member.write(version("one"))
+    mirror = member.wait_pod_ready(
+        member.wait("the mirror", lambda: member.plane.find("pod", name, namespace))
+    )
+    (old,) = member.truth.running(name)
+    member.write(version("two"))
+    seen = list[bool]()
+
+    def replaced() -> bool:
+        found = member.plane.find("pod", name, namespace)
+        alive = any(one.id == old.id for one in member.truth.running(name))
+        same = found is not None and found["metadata"]["uid"] == mirror["metadata"]["uid"]
+        if alive:
+            # Looked at after the mirror: while the old container runs, its mirror must have been there.
+            assert found is not None
+            assert same
+            assert found["status"]["phase"] == "Running"
+            seen.append(same)
+        return found is not None and not same and is_ready(found)
+
+    member.wait("the new mirror", replaced)
+    assert len(seen) > 5
+    member.remove("slow")
+    member.plane.wait_gone("pod", name, namespace)
+
+
 def test_mirrors_of_manifests_that_went_while_the_agent_was_away(member: ClusterNode, namespace: str) -> None:
     name = member.write(pod("brief", container(), meta={"namespace": namespace}))
     member.wait("the mirror", lambda: member.plane.find("pod", name, namespace))

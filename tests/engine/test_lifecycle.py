@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pykubelet.sync.static_readiness import FILE as READINESS
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import free_port
 from tests.engine.making import Document, container, forever, pod
@@ -354,6 +355,31 @@ def test_readiness_survives_the_agent(node: Node) -> None:
     assert [one.id for one in node.truth.running("steady-n1")] == [found.id]
 
 
+def test_static_pod_not_ready_stays_not_ready_when_kubelet_restarts(node: Node) -> None:
+    readiness = {"exec": {"command": ["test", "-f", "/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
+    script = forever("touch /ready")
+    node.write(pod("ailing", container(command=script, readinessProbe=readiness)))
+    node.wait_ready("ailing-n1")
+    (found,) = node.truth.running("ailing-n1")
+    began = node.truth.container_status(found.id).started_at / 1e9
+    node.wait("the container to be as old as an old one", lambda: time.time() - began > 11)
+    node.shell("ailing-n1", "rm /ready")
+    node.wait_pod("ailing-n1", "to be unready", lambda it: not is_ready(it))
+    node.wait("that to be written", lambda: "false" in (node.root / READINESS).read_text())
+    node.kill()
+    node.start()
+    seen = list[bool]()
+
+    def look(it: Document) -> bool:
+        if it["status"].get("containerStatuses"):
+            seen.append(is_ready(it))
+        return len(seen) > 20
+
+    node.wait_pod("ailing-n1", "to be seen", look)
+    assert not any(seen)
+    assert [one.id for one in node.truth.running("ailing-n1")] == [found.id]
+
+
 # Hooks
 
 
@@ -537,6 +563,23 @@ def test_a_manifest_that_comes_back_at_once(node: Node) -> None:
     after = node.wait_ready("boomerang-n1")
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert status_of(after, "main")["restartCount"] == 0, "it is a new life, not a restart"
+
+
+def test_static_pod_manifest_recreated_at_once_restarts_pod(node: Node) -> None:
+    """Verify that a manifest that is removed and re-created leads to restart count 1, as upstream."""
+    document = pod("again", container(command=forever()), terminationGracePeriodSeconds=1)
+    before = node.start_pod(document)
+    node.remove("again")
+    node.write(document)
+    after = node.wait_pod(
+        "again-n1",
+        "to have restarted",
+        lambda it: is_ready(it) and status_of(it, "main")["restartCount"] == 1,
+    )
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert len(node.truth.running("again-n1")) == 1
+    node.remove("again")
+    node.wait_gone("again-n1", before["metadata"]["uid"])
 
 
 def test_ports_of_two_pods_do_not_mix(node: Node) -> None:

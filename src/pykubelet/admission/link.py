@@ -36,6 +36,8 @@ class Attempt:
     """Whether an earlier agent admitted the pod, and it runs."""
     devices: Callable[[], Resources] = dict
     """How many devices there are, and at least those that the pod was given by now."""
+    renew: Callable[[], Attempt] | None = None
+    """Returns the attempt as it is now: what the node has and who is there changes during a long wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,10 @@ class Later:
     """Waits for the answer; nothing happens for the pod before that is called."""
     apart: bool = False
     """Whether others need not wait meanwhile: whatever they are given, the answer will be the same."""
+    again: bool = False
+    """Whether `answer` only waits, and the link is then asked again."""
+    why: str = ""
+    """What is waited for, where users should know: it may take minutes."""
 
 
 class Link(Protocol):

@@ -143,7 +143,11 @@ class Observer:
             status = (await self._cri.runtime.container_status(listed.id)).status
         except NotFound:
             return None
-        found = observed_container(status, listed.pod_sandbox_id)
+        message = status.message
+        if _phase(status) == "exited":
+            # The container wrote the file: reading it must not block the loop.
+            message = await asyncio.to_thread(termination_message, status)
+        found = observed_container(status, listed.pod_sandbox_id, message)
         if found.phase == "exited":
             self._ended[listed.id] = found
         return found
@@ -169,14 +173,15 @@ def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
     )
 
 
-def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> ObservedContainer:
-    """Give a container's facts from its status, with the message that it left behind if it ended."""
-    phase = _phase(status)
+def observed_container(
+    status: pb.ContainerStatus, sandbox_id: str = "", message: str = ""
+) -> ObservedContainer:
+    """Return a container's facts from its status; `message` is the one that goes into its state."""
     user = status.user.linux if status.HasField("user") and status.user.HasField("linux") else None
     return ObservedContainer(
         id=status.id,
         name=status.labels.get(CONTAINER_NAME, status.metadata.name),
-        phase=phase,
+        phase=_phase(status),
         sandbox_id=sandbox_id,
         attempt=status.metadata.attempt,
         created_at=status.created_at,
@@ -184,7 +189,7 @@ def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> Obse
         finished_at=status.finished_at,
         exit_code=status.exit_code,
         reason=_reason(status),
-        message=termination_message(status) if phase == "exited" else status.message,
+        message=message,
         image=status.image.image,
         image_id=status.image_ref,
         hash=status.annotations.get(HASH, ""),

@@ -166,11 +166,16 @@ class Starter:
         logs.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
             sandbox_id = await self._cri.runtime.run_pod_sandbox(config, handler)
-            self._on_created(pod.uid, sandbox_id)
-            return sandbox_id, (await self._observer.new_sandbox(sandbox_id)).ips
         except CriError as err:
             message = f"Failed to create pod sandbox: {err.rpc_text}"
             self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
+            raise
+        self._on_created(pod.uid, sandbox_id)
+        try:
+            return sandbox_id, (await self._observer.new_sandbox(sandbox_id)).ips
+        except CriError as err:
+            message = f"Unable to get pod sandbox status: {err.rpc_text}"
+            self._journal.event(pod, "Warning", "FailedPodSandBoxStatus", message)
             raise
 
     async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:

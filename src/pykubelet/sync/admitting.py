@@ -57,6 +57,8 @@ log = get_logger(__name__)
 FETCH_SECONDS = 10.0
 """How long the API server is waited for when the known labels of the node speak against a pod."""
 LEAST_PATIENCE_SECONDS = 10
+WAITING = "AdmissionWaiting"
+"""Reason of the event about a pod whose admission may take minutes; its message says what it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,14 +203,17 @@ class Admitting:
         return self._judge(pod, self._node())
 
     def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | Later:
-        attempt = Attempt(
+        return self.chain.admit(self._attempt(pod, node, running=running))
+
+    def _attempt(self, pod: Pod, node: Node, *, running: bool) -> Attempt:
+        return Attempt(
             pod=pod,
             node=node,
             others=self._others(pod),
             running=running,
             devices=lambda: self._parts.devices(pod.uid),
+            renew=lambda: self._attempt(pod, self._node(), running=running),
         )
-        return self.chain.admit(attempt)
 
     def _settle(self, pod: Pod, answer: Answer) -> bool:
         if isinstance(answer, Refusal):
@@ -256,7 +261,7 @@ class Admitting:
         if coming:
             wanted = self._wanted()
             found += [wanted[uid] for uid in coming if uid in wanted and self._workers.get(uid) is None]
-        found += [other for uid, other in self._apart.items() if uid != pod.uid]
+        found += [other for uid, other in self._apart.items() if uid != pod.uid and self._is_wanted(uid)]
         return [self._counted(other) for other in found]
 
     def _is_there(self, uid: str) -> bool:
@@ -276,6 +281,10 @@ class Admitting:
         self._queue[pod.uid] = pod
 
     def _set_apart(self, pod: Pod, later: Later) -> None:
+        if later.why:
+            log.info("Pod admission waits", pod=pod.full_name, podUID=pod.uid, reason=later.why)
+            self._journal.note(pod.uid, "admission", later.why)
+            self._journal.event(pod, "Warning", WAITING, later.why)
         self._apart[pod.uid] = pod
         self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
 

@@ -176,4 +176,8 @@ class ClusterSide:
         if not self._all_reported():
             return None
         static = [pod for pod in self._store.pods() if is_static_pod(pod)]
-        return Wishes(static, self._workers.names)
+        return Wishes(static, self._leaving)
+
+    def _leaving(self) -> set[str]:
+        """Return the names of pods that are no longer desired and have not ended yet."""
+        return {worker.name for worker in self._workers.all() if self._store.get(worker.uid) is None}

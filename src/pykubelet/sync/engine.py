@@ -14,7 +14,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.backoff import BackOff
 from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
@@ -36,11 +35,12 @@ from pykubelet.runtime.hooks import HookRunner
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.restart import always_restarts
 from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.admitting import AdmissionParts, Admitting
 from pykubelet.sync.allotment import Allotment
-from pykubelet.sync.apply import Cgroups, Doer, Volumes
+from pykubelet.sync.apply import Cgroups, Doer, Volumes, crash_loop_back_off
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
 from pykubelet.sync.cluster import ClusterParts, ClusterSide
 from pykubelet.sync.crowd import Crowd
@@ -55,6 +55,7 @@ from pykubelet.sync.pulling import make_puller
 from pykubelet.sync.resize_side import make_resizing, others_of
 from pykubelet.sync.sources import start_sources
 from pykubelet.sync.start_gate import StartGate
+from pykubelet.sync.static_readiness import StaticReadiness
 from pykubelet.sync.status import says_more
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
@@ -83,6 +84,8 @@ class EngineParts:
     runtime_errors: Callable[[], list[str]]
     network_errors: Callable[[], list[str]]
     collector: GarbageCollector
+    node_event: Record = no_record
+    """Records an event about the node."""
     id_space: IdSpace
     user_namespaces: bool
     """Whether the runtime can give pods a user namespace."""
@@ -111,6 +114,8 @@ class PodEngine:
         self.book = Journal()
         self.statuses = StatusStore()
         self._metrics = EngineMetrics(parts.registry, self.statuses, self.book)
+        self._static_readiness = StaticReadiness(parts.root_dir)
+        self.statuses.listen(self._static_readiness.record)
         self.store = PodStore()
         self.dirs = PodDirs(parts.root_dir)
         self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
@@ -167,7 +172,6 @@ class PodEngine:
             registry=parts.registry,
             scope=scope,
         )
-        longest = config.crash_loop_back_off.max_container_restart_period
         doer = Doer(
             cri=parts.cri,
             starter=starter,
@@ -177,7 +181,7 @@ class PodEngine:
             dirs=self.dirs,
             journal=self.book,
             gate=self._gate,
-            crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
+            crash_back_off=crash_loop_back_off(config, parts.admission.gates),
             user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
             handler_of=cluster.handler_of if cluster is not None else default_handler,
             network_errors=parts.network_errors,
@@ -240,6 +244,7 @@ class PodEngine:
             resizing=self._resizing,
             collector=parts.collector,
             scope=scope,
+            node_event=parts.node_event,
             unreadable=lambda: self._cluster.unreadable if self._cluster is not None else frozenset(),
         )
         self._resizing.others = others_of(self.store, self.workers, self._admitting, self.loop, self._mux)
@@ -268,6 +273,7 @@ class PodEngine:
         self._scope.start(self.pleg.run(), name="pleg")
         self._scope.start(self.prober.run(), name="prober")
         self._scope.start(self._parts.books.write_behind(), name="resize-books")
+        self._scope.start(self._static_readiness.run(), name="static-readiness")
         self._scope.start(self.loop.run(), name="sync-loop")
         start_sources(
             self._parts.config,
@@ -363,6 +369,8 @@ class PodEngine:
     def _start_pod(self, pod: Pod) -> None:
         self._housekeeping.end_namesakes(pod)
         worker = self.workers.get(pod.uid)
+        if worker is None and is_static_pod(pod):
+            pod = self._static_readiness.restore(pod)
         self._resizing.take(pod, worker.pod if worker is not None else None)
         self.workers.sync(pod)
 
@@ -413,11 +421,16 @@ class PodEngine:
 
     async def housekeep(self) -> None:
         """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
+        if self.all_sources_reported:
+            self._static_readiness.retain(self._mux.__contains__)
         self._housekeeping.keep()
 
     def _fate_of(self, uid: str) -> Fate:
         pod = self.store.get(uid)
-        if pod is None or self.workers.is_reborn(uid):
+        if pod is not None and self.workers.is_reborn(uid):
+            # What has ended for good leaves nothing, or it would not run again.
+            return "restarted" if always_restarts(pod) else "gone"
+        if pod is None:
             return "gone"
         deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)
         return "leaving" if deleted and self._cluster is not None else "wanted"
@@ -428,9 +441,11 @@ class PodEngine:
             self._parts.allotment.forget(uid)
 
     def _pod_is_gone(self, uid: str) -> None:
-        self.pleg.forget(uid)
+        if self._fate_of(uid) != "restarted":
+            self.pleg.forget(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
+        self._static_readiness.forget(uid)
         self._admitting.forget(uid)
         self._resizing.gone(uid)
         if self._fate_of(uid) == "leaving":

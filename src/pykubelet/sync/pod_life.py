@@ -58,8 +58,9 @@ LAG_SECONDS = 0.05
 REFRESH_SECONDS = 10.0
 """When to try again to bring volumes up to date that could not be."""
 
-Fate = Literal["wanted", "leaving", "gone"]
-"""What is to become of a pod that has ended: it stays known, it is being deleted, or nobody wants it."""
+Fate = Literal["wanted", "restarted", "leaving", "gone"]
+"""What is to become of a pod that has ended: it stays known, the same static pod starts again and counts its
+restarts on, it is being deleted, or nobody wants it."""
 
 
 class Registrar(Protocol):
@@ -132,6 +133,7 @@ class PodLifeOnNode:
         self._recursive_handlers = recursive_handlers
         self._resizing = resizing or Resizing(journal)
         self._restart_all = RestartAll(killer, cri, journal, clock, enabled=restart_all)
+        self._stays_initialized = restart_all
         self._claims = claims
         self.registrar = registrar
         self._clock = clock
@@ -222,8 +224,12 @@ class PodLifeOnNode:
             return False, min((seconds for seconds in waits if seconds is not None), default=None)
         self._journal.note(pod.uid, "decide", told(actions))
         before = observed
-        memory.current = False
+        memory.current = memory.mounted = False
         again = await self._doer.apply(pod, observed, actions, memory)
+        if observed.running and not memory.mounted and not actions.kill_pod:
+            # Containers that wait to be restarted must not keep the others' volumes from being refreshed.
+            refresh = await self._refresh(pod)
+            again = min((seconds for seconds in (again, refresh) if seconds is not None), default=None)
         observed = await self._look(pod.uid)
         self._resizing.observe(pod, observed)
         status = self._report(pod, observed)
@@ -314,7 +320,9 @@ class PodLifeOnNode:
             if fate != "wanted" or self._fate_of(uid) == "wanted":
                 break
         self._journal.note(
-            uid, "clean-up", "volumes and cgroup are removed" if fate == "wanted" else "everything is removed"
+            uid,
+            "clean-up",
+            "everything is removed" if fate in ("leaving", "gone") else "volumes and cgroup are removed",
         )
         memory = self._memories.pop(uid, None)
         if fate != "wanted":
@@ -335,7 +343,7 @@ class PodLifeOnNode:
             # Until then the runtime is the only one that knows how the pod ended.
             await self.registrar.told(uid)
             await self._remove_traces(uid, pod)
-        if fate != "wanted":
+        if fate in ("leaving", "gone"):
             self._dirs.remove(uid)
         if fate == "leaving" and self.registrar is not None and pod is not None:
             await self.registrar.remove(pod)
@@ -406,6 +414,7 @@ class PodLifeOnNode:
             host_ips=self._host_ips,
             runtime_name=self._cri.version.runtime_name,
             recursive_handlers=self._recursive_handlers,
+            stays_initialized=self._stays_initialized,
             resizes=self._resizing.shown(pod.uid),
             actuated=self._resizing.actuated(pod.uid),
             in_force=self._in_force(pod, previous),

@@ -177,8 +177,9 @@ def _initialized(view: PodView, statuses: dict[str, ContainerStatus], phase: str
     if any(_has_begun(statuses.get(container.name)) for container in pod.spec.containers):
         return "True", "", ""
     problems = [*_names("unknown", unknown), *_names("incomplete", incomplete)]
-    # A pod is initialized once for all: a sidecar that restarts takes nothing back.
-    before = any(c.type == "Initialized" and c.status == "True" for c in view.previous.conditions)
+    before = view.stays_initialized and any(
+        c.type == "Initialized" and c.status == "True" for c in view.previous.conditions
+    )
     if not problems or before:
         return "True", "", ""
     return "False", "ContainersNotInitialized", ", ".join(problems)
