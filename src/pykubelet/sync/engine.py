@@ -117,7 +117,7 @@ class PodEngine:
         self.prober = make_prober(parts.cri, self.book, parts.registry, parts.host_ips)
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
         hooks = HookRunner(parts.cri, self._metrics.lifecycle_get, self._pod_ip, self._metrics.starts)
-        killer = Killer(parts.cri, hooks, self.book)
+        killer = Killer(parts.cri, hooks, self.book, scope)
         self.pleg = Pleg(
             parts.cri, self._observer, lambda change: self.loop.runtime(change), self._metrics.pleg
         )
