@@ -200,6 +200,7 @@ class PodEngine:
             on_gone=self._pod_is_gone,
             refuse=lambda pod, refusal: self._admitting.refuse(pod, refusal),
             on_stopped=self._pod_stopped,
+            on_removed=self.pleg.forget,
             device_health=parts.devices.health,
             recursive_handlers=parts.node.recursive_handlers,
             claims=parts.claims,
@@ -413,7 +414,7 @@ class PodEngine:
             self._parts.allotment.forget(uid)
 
     def _pod_is_gone(self, uid: str) -> None:
-        self.pleg.forget(uid)
+        self.pleg.drop_snapshot(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
         self._admitting.forget(uid)
