@@ -270,6 +270,16 @@ def test_a_namesake_does_not_wait_for_a_pod_deleted_by_force(member: ClusterNode
     member.wait_pod_ready(second)
 
 
+def test_active_deadline_with_exit_code_zero_stays_failed(member: ClusterNode, namespace: str) -> None:
+    document = member.pod_document(unique("p"), namespace, activeDeadlineSeconds=3)
+    document["spec"]["containers"][0]["command"] = forever()
+    created = member.plane.create(document)
+    failed = member.wait_pod_phase(created, "Failed")
+    assert failed["status"]["reason"] == "DeadlineExceeded"
+    assert status_of(failed, "main")["state"]["terminated"]["exitCode"] == 0
+    member.delete_pod(created)
+
+
 def test_a_finished_pod_stays_until_it_is_deleted(member: ClusterNode, namespace: str) -> None:
     created = member.create_pod(namespace, script="exit 0", restartPolicy="Never")
     done = member.wait_pod_phase(created, "Succeeded")
