@@ -489,11 +489,30 @@ def test_what_a_stop_takes(node: Node) -> None:
     assert 3.8 < took["endless-n1"] < 25, took
 
 
+def test_pre_stop_hook_beyond_grace_period_lives_until_container_is_killed(
+    node: Node, tmp_path: Path
+) -> None:
+    deaf = ["sh", "-c", "trap '' TERM; while :; do sleep 9 & wait $!; done"]
+    beat = ["sh", "-c", "while :; do cut -d' ' -f1 /proc/uptime >> /out/beats; sleep 0.1; done"]
+    shared = {"name": "out", "hostPath": {"path": str(tmp_path)}}
+    hooked = container(command=deaf, lifecycle={"preStop": {"exec": {"command": beat}}}, **MOUNT)
+    found = node.start_pod(pod("beating", hooked, volumes=[shared], terminationGracePeriodSeconds=4))
+    node.remove("beating")
+    node.wait_gone("beating-n1", found["metadata"]["uid"])
+    beats = [float(line) for line in lines(tmp_path / "beats")]
+    # The grace period of 4 s, and the 2 s that every container gets: a cancelled hook beats for 4 s.
+    assert 5.0 < beats[-1] - beats[0] < 20, beats[-1] - beats[0]
+
+
 def test_a_deadline_ends_the_pod(node: Node) -> None:
-    node.write(pod("late", activeDeadlineSeconds=2))
+    # Containers that exit with 0 do not make it a success.
+    node.write(pod("late", container(command=forever("touch /up")), activeDeadlineSeconds=2))
     found = node.wait_phase("late-n1", "Failed")
     assert found["status"]["reason"] == "DeadlineExceeded"
     node.wait("its container to be stopped", lambda: not node.truth.running("late-n1"))
+    ended = node.wait_pod("late-n1", "to end", lambda it: status_of(it, "main")["state"].get("terminated"))
+    assert status_of(ended, "main")["state"]["terminated"]["exitCode"] == 0
+    assert (ended["status"]["phase"], ended["status"]["reason"]) == ("Failed", "DeadlineExceeded")
     # An agent that starts later does not give it another life.
     node.restart()
     node.wait_phase("late-n1", "Failed")

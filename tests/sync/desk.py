@@ -17,7 +17,7 @@ from pykubelet.pods.store import PodStore
 from pykubelet.runtime.observed import ObservedPod, ObservedSandbox
 from pykubelet.sync.admitting import AdmissionParts, Admitting
 from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import Outcome
+from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
 from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import TaskScope
 from tests.admission.making import node
@@ -31,7 +31,8 @@ class Life:
     ended: list[str] = field(default_factory=list)
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     is_tidy: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set unless what pods leave behind cannot be removed."""
+    """Set unless the volumes of pods cannot be unmounted."""
+    statuses: StatusStore = field(default_factory=StatusStore)
 
     def __post_init__(self) -> None:
         self.is_tidy.set()
@@ -41,12 +42,18 @@ class Life:
             self.started.append(pod.uid)
         return False, None
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
+        if pod is not None and options.pod_status is not None:
+            self.statuses.set(pod, options.pod_status(self.statuses.get(uid) or pod.status))
         await self.may_end.wait()
         self.ended.append(uid)
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
         await self.is_tidy.wait()
+        return None
+
+    async def remove(self, remnants: Remnants) -> None:
+        raise AssertionError("no pod leaves remnants here")
 
 
 class Here:
@@ -60,8 +67,8 @@ class Here:
         newest: Callable[[], Node] | None = None,
         **links: Any,
     ) -> None:
-        self.life = Life()
         self.store, self.statuses, self.journal = PodStore(), StatusStore(), Journal()
+        self.life = Life(statuses=self.statuses)
         self.workers = PodWorkers(self.life, scope, 60.0)
         self.registry = CollectorRegistry()
         self.in_runtime: dict[str, ObservedPod] = {}

@@ -197,7 +197,10 @@ async def test_clean_up_restarted_static_pod_keeps_what_counts_its_restarts(fate
             remove_pod_sandbox=lambda _: note("sandbox"),
         )
     )
-    await subject.clean_up(POD.uid, POD)
+    remnants = await subject.clean_up(POD.uid, POD)
+    assert (remnants is None) == (fate == "restarted")
+    if remnants is not None:
+        await subject.remove(remnants)
     traces = ["logs", "container", "stop", "sandbox", "directory"] if fate == "gone" else []
     assert sorted(done) == sorted(["unmount", "cgroup", "gone", *traces])
     assert subject.observed(POD.uid) is None

@@ -31,6 +31,7 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod, PodSpec
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.config.gates import FeatureGates
 from pykubelet.kube.errors import KubeError
 from pykubelet.logs import get_logger
@@ -375,13 +376,18 @@ class Admitting:
         )
         self._journal.note(victim.uid, "admission", f"makes room for {pod.full_name}: too little {resource}")
         self._journal.event(victim, "Warning", PREEMPTING, PREEMPTED)
-        status = self._statuses.get(victim.uid) or victim.status
-        self._statuses.set(victim, preempted_status(victim, status, api_now()))
+
+        def preempted(status: PodStatus) -> PodStatus:
+            return preempted_status(victim, status, api_now())
+
         if self._workers.get(victim.uid) is None and self._runs(victim.uid):
             # An earlier agent started it, and its source's news has not come to it yet.
-            self._workers.end(victim)
-        else:
-            self._workers.terminate(victim.uid)
+            self._workers.end(victim, pod_status=preempted)
+            return
+        if self._workers.get(victim.uid) is None:
+            # It waits to be started: without a worker, only its status keeps it from that.
+            self._statuses.set(victim, preempted(self._statuses.get(victim.uid) or victim.status))
+        self._workers.terminate(victim.uid, pod_status=preempted)
 
 
 def present_node(own: Node, known: Node | None) -> Node:

@@ -180,4 +180,4 @@ class ClusterSide:
 
     def _leaving(self) -> set[str]:
         """Return the names of pods that are no longer desired and have not ended yet."""
-        return {worker.name for worker in self._workers.all() if self._store.get(worker.uid) is None}
+        return {worker.name for worker in self._workers.unfinished() if self._store.get(worker.uid) is None}

@@ -125,7 +125,7 @@ class PodEngine:
         self.prober = make_prober(parts.cri, self.book, parts.registry, parts.host_ips)
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
         hooks = HookRunner(parts.cri, self._metrics.lifecycle_get, self._pod_ip, self._metrics.starts)
-        killer = Killer(parts.cri, hooks, self.book)
+        killer = Killer(parts.cri, hooks, self.book, scope)
         self.pleg = Pleg(
             parts.cri, self._observer, lambda change: self.loop.runtime(change), self._metrics.pleg
         )
@@ -208,6 +208,7 @@ class PodEngine:
             on_gone=self._pod_is_gone,
             refuse=lambda pod, refusal: self._admitting.refuse(pod, refusal),
             on_stopped=self._pod_stopped,
+            on_removed=self.pleg.forget,
             device_health=parts.devices.health,
             recursive_handlers=parts.node.recursive_handlers,
             claims=parts.claims,
@@ -441,8 +442,7 @@ class PodEngine:
             self._parts.allotment.forget(uid)
 
     def _pod_is_gone(self, uid: str) -> None:
-        if self._fate_of(uid) != "restarted":
-            self.pleg.forget(uid)
+        self.pleg.drop_snapshot(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
         self._static_readiness.forget(uid)

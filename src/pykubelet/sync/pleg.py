@@ -108,10 +108,14 @@ class Pleg:
         """Whether it is certain that the runtime has nothing of this pod."""
         return self._last_relist is not None and uid not in self._known
 
-    def forget(self, uid: str) -> None:
-        """Drop a pod that was removed: the last list still has it."""
+    def drop_snapshot(self, uid: str) -> None:
+        """Drop what the last relist found of a finished pod; the next one lists what is left of it."""
         self.pods.pop(uid, None)
         self._seen.pop(uid, None)
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that was removed: the last list still has it."""
+        self.drop_snapshot(uid)
         self._known.discard(uid)
 
     async def run(self) -> None:

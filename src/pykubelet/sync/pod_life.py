@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal, Protocol
 
 from pykubelet.admission.link import Refusal
@@ -25,7 +26,7 @@ from pykubelet.pods.static import is_static_pod
 from pykubelet.probes.prober import Prober
 from pykubelet.resources.dra_claims import ClaimError
 from pykubelet.runtime.actions import Verdicts, decide, sandbox_is_stale
-from pykubelet.runtime.kill import Killer, KillError
+from pykubelet.runtime.kill import Killer, KillError, grace_of
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
 from pykubelet.runtime.orphans import restored_pod
@@ -34,7 +35,7 @@ from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
-from pykubelet.sync.deadlines import EXCEEDED, MESSAGE, exceeded, time_left
+from pykubelet.sync.deadlines import EXCEEDED, MESSAGE, ended_in_time, exceeded, time_left
 from pykubelet.sync.device_side import DeviceHealth, no_health
 from pykubelet.sync.lost_cgroup import stop_unbound
 from pykubelet.sync.pleg import Change
@@ -48,7 +49,7 @@ from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_restart import says_restarting
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.step_notes import ended, status_before, told
-from pykubelet.sync.worker import Outcome, PodRefused, StepError
+from pykubelet.sync.worker import KillPodOptions, Outcome, PodRefused, PodStatusFunc, Remnants, StepError
 from pykubelet.volumes.errors import VolumeError, failure_event
 
 log = get_logger(__name__)
@@ -75,7 +76,7 @@ class Registrar(Protocol):
         ...
 
     async def remove(self, pod: Pod) -> None:
-        """Have the pod let go of, now that nothing of it is left here."""
+        """Delete the pod in the API server, now that it is finished here."""
         ...
 
 
@@ -103,6 +104,7 @@ class PodLifeOnNode:
         on_gone: Callable[[str], None],
         refuse: Callable[[Pod, Refusal], None] = lambda pod, refusal: None,
         on_stopped: Callable[[str], None] = lambda uid: None,
+        on_removed: Callable[[str], None] = lambda uid: None,
         device_health: Callable[[Pod], DeviceHealth] = no_health,
         recursive_handlers: frozenset[str] = frozenset(),
         resizing: Resizing | None = None,
@@ -129,6 +131,7 @@ class PodLifeOnNode:
         self._on_gone = on_gone
         self._refuse = refuse
         self._on_stopped = on_stopped
+        self._on_removed = on_removed
         self._device_health = device_health
         self._recursive_handlers = recursive_handlers
         self._resizing = resizing or Resizing(journal)
@@ -202,10 +205,6 @@ class PodLifeOnNode:
         if status.phase in TERMINAL:
             return True, None
         left = time_left(pod, status, memory, asyncio.get_running_loop().time(), self._clock())
-        if left is not None and left <= 0:
-            self._journal.event(pod, "Normal", EXCEEDED, MESSAGE)
-            self._statuses.set(pod, exceeded(status))
-            return True, None
         if memory.registered != pod.spec:
             self._objects.register(pod)
             memory.registered = pod.spec
@@ -264,16 +263,17 @@ class PodLifeOnNode:
         if memory is not None and memory.observed is not None:
             self._report(self._to_run(pod), memory.observed)
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
         """Stop everything of the pod that runs."""
         pod = self._to_run(pod) if pod is not None else None
         memory = self._memory(uid)
         observed = await self._picture(memory, uid, pod)
-        if pod is not None and self.registrar is not None:
-            self._report(pod, observed)
+        if pod is not None and (self.registrar is not None or options.pod_status is not None):
+            self._report(pod, observed, override=options.pod_status)
         self._prober.stop_liveness_and_startup(uid)
         self._journal.note(uid, "terminate", f"stopping {len(observed.running)} running containers")
         memory.current = False
+        grace = options.grace if pod is not None else max(1, grace_of(restored_pod(observed), None))
         try:
             await self._killer.pod(pod, observed, grace)
         except KillError as err:
@@ -286,7 +286,7 @@ class PodLifeOnNode:
             raise StepError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
         await self._give_back_claims(uid)
         if pod is not None:
-            self._report(pod, observed, terminal=True)
+            self._report(pod, observed, terminal=True, override=options.pod_status)
         self._prober.remove_pod(uid)
 
     async def _give_back_claims(self, uid: str) -> None:
@@ -300,8 +300,8 @@ class PodLifeOnNode:
             # It was deleted by force: whoever did that does not want to wait for a driver.
             log.error(err, "Claims of a pod that is gone will be given back later", podUID=uid)
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
-        """Remove what the pod leaves behind; a pod that is no longer wanted leaves nothing."""
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
+        """Release volumes and cgroup, and complete the deletion of a pod that is being deleted."""
         self._on_stopped(uid)
         if self.registrar is not None:
             self.registrar.stopped(uid)
@@ -309,7 +309,7 @@ class PodLifeOnNode:
         while True:
             try:
                 fate = self._fate_of(uid)
-                await self._clear(uid, pod, fate)
+                await self._finish(uid, pod, fate)
             except VolumeError as err:
                 if pod is not None:
                     self._journal.event(pod, "Warning", "FailedUnMount", str(err))
@@ -319,45 +319,74 @@ class PodLifeOnNode:
             # It may have been deleted meanwhile: nobody else would clean up the rest.
             if fate != "wanted" or self._fate_of(uid) == "wanted":
                 break
-        self._journal.note(
-            uid,
-            "clean-up",
-            "everything is removed" if fate in ("leaving", "gone") else "volumes and cgroup are removed",
-        )
         memory = self._memories.pop(uid, None)
         if fate != "wanted":
             self._statuses.forget(uid)
             self._journal.forget(uid)
             self._on_gone(uid)
-        elif memory is not None and memory.observed is not None:
+            if fate == "restarted":
+                # The exited containers stay: the next worker of this pod counts its restarts on.
+                return None
+            known = memory if memory is not None and memory.current and not memory.ended else None
+            return Remnants(
+                uid,
+                pod,
+                known.observed if known is not None else None,
+                memory.stopped if memory is not None else set(),
+            )
+        self._journal.note(uid, "clean-up", "volumes and cgroup are removed")
+        if memory is not None and memory.observed is not None:
             memory.registered = None
             self._memories[uid] = memory
+        return None
 
-    async def _clear(self, uid: str, pod: Pod | None, fate: Fate) -> None:
-        if fate == "gone":
-            await self._remove_traces(uid, pod)
+    async def _finish(self, uid: str, pod: Pod | None, fate: Fate) -> None:
+        """Release what other pods and nodes may wait for; nothing here depends on removing containers."""
         await self._volumes.unmount(uid)
         await self._cgroups.remove(uid)
         self._objects.unregister(uid)
         if fate == "leaving" and self.registrar is not None and pod is not None:
-            # Until then the runtime is the only one that knows how the pod ended.
+            # Until the status is reported, only the containers tell how the pod ended.
             await self.registrar.told(uid)
-            await self._remove_traces(uid, pod)
-        if fate in ("leaving", "gone"):
-            self._dirs.remove(uid)
-        if fate == "leaving" and self.registrar is not None and pod is not None:
             await self.registrar.remove(pod)
 
-    async def _remove_traces(self, uid: str, pod: Pod | None) -> None:
-        """Remove what the runtime has of a pod, and its logs."""
-        memory = self._memory(uid)
-        observed = await self._picture(memory, uid)
-        memory.current = False
-        self._starter.remove_logs(pod or restored_pod(observed))
-        stopped = memory.stopped
+    async def remove(self, remnants: Remnants) -> None:
+        """Remove containers, sandboxes, logs and directory of a finished pod.
+
+        Raises StepError after having tried everything.
+        """
+        uid = remnants.uid
+        # After a failed attempt, only the runtime knows what is left.
+        observed, remnants.observed = remnants.observed, None
+        try:
+            if observed is None:
+                observed = await self._observer.pod(uid)
+        except CriError as err:
+            raise StepError(f"cannot remove pod: {err}") from err
+        problems = await self._remove_from_runtime(observed, remnants.stopped)
+        try:
+            self._starter.remove_logs(remnants.pod or restored_pod(observed))
+            self._dirs.remove(uid)
+        except OSError as err:
+            problems.append(str(err))
+        if problems:
+            raise StepError(f"cannot remove pod: {'; '.join(problems)}")
+        self._on_removed(uid)
+
+    async def _remove_from_runtime(self, observed: ObservedPod, stopped: AbstractSet[str]) -> list[str]:
+        """Remove containers and sandboxes; return the errors. `stopped` sandboxes are not stopped again."""
+        problems: list[str] = []
+        held = set()
         for container in observed.containers:
-            await remove_container(self._cri, container.id)
+            try:
+                await remove_container(self._cri, container.id)
+            except CriError as err:
+                problems.append(str(err))
+                held.add(container.sandbox_id)
         for sandbox in observed.sandboxes:
+            # Removing a sandbox would force the removal of its containers.
+            if sandbox.id in held:
+                continue
             try:
                 # Once is enough: taking a network down again takes as long as the first time.
                 if sandbox.id not in stopped:
@@ -365,6 +394,9 @@ class PodLifeOnNode:
                 await self._cri.runtime.remove_pod_sandbox(sandbox.id)
             except NotFound:
                 continue
+            except CriError as err:
+                problems.append(str(err))
+        return problems
 
     def _memory(self, uid: str) -> PodMemory:
         memory = self._memories.get(uid)
@@ -397,7 +429,14 @@ class PodLifeOnNode:
         memory.ended &= running | {sandbox.id for sandbox in observed.sandboxes if sandbox.ready}
         return observed
 
-    def _report(self, pod: Pod, observed: ObservedPod, *, terminal: bool = False) -> PodStatus:
+    def _report(
+        self,
+        pod: Pod,
+        observed: ObservedPod,
+        *,
+        terminal: bool = False,
+        override: PodStatusFunc | None = None,
+    ) -> PodStatus:
         self._prober.add_pod(pod)
         self._prober.observe(pod, observed)
         memory = self._memory(pod.uid)
@@ -424,12 +463,23 @@ class PodLifeOnNode:
         if view.in_force is not None and status_patch(previous, status).keys() == {"resources"}:
             # No news by itself: it goes with whatever happens to the pod next.
             status.resources = previous.resources
+        if previous.phase not in TERMINAL:
+            status = self._past_deadline(pod, status, memory)
+            status = override(status) if override is not None else status
         if terminal and not is_static_pod(pod):
             status = final_status(pod, status)
         before = view.previous.phase
         if self._statuses.set(pod, status) and status.phase != before:
             self._journal.note(pod.uid, "status", f"{before or 'new'} → {status.phase}")
         return status
+
+    def _past_deadline(self, pod: Pod, status: PodStatus, memory: PodMemory) -> PodStatus:
+        """Return the status of a pod, Failed when the pod has exceeded activeDeadlineSeconds."""
+        left = time_left(pod, status, memory, asyncio.get_running_loop().time(), self._clock())
+        if left is None or left > 0 or ended_in_time(pod, status):
+            return status
+        self._journal.event(pod, "Normal", EXCEEDED, MESSAGE)
+        return exceeded(status)
 
     def _told_failures(self, memory: PodMemory) -> dict[str, StartFailure]:
         """Why containers wait; in a cluster a crash is told at first, and the pause after it later.

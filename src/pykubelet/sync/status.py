@@ -52,8 +52,9 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
     by_name = {status.name: status for status in [*ordinary, *init]}
     initialized = _got_through(pod, observed)
     phase = phase_of(pod, by_name, terminal=view.terminal, initialized=initialized, static=is_static_pod(pod))
+    # A terminal phase never changes, whatever the exit codes: the kubelet may have decided it.
     for earlier in (previous.phase, pod.status.phase):
-        if phase not in TERMINAL and earlier in TERMINAL:
+        if earlier in TERMINAL:
             phase = earlier
     requests = pod_requests(pod)
     status = PodStatus(

@@ -1,9 +1,12 @@
 """All the workers: one per pod, and a static pod waits for its predecessor of the same name.
 
 A static pod that is edited is a new pod (its uid is a hash of its content) with an old name. Two
-of one name must never run at once, so the new one's worker starts when the old one's is gone; if it
+of one name must never run at once, so the new one's worker starts when the old one is finished; if it
 is edited again meanwhile, only the newest counts. An API server's pod of an old name starts at once:
 whoever deleted the old one by force did so in order not to wait for it.
+
+A finished pod whose remnants are being removed keeps its worker, so that nobody else removes them, but counts
+neither as a pod nor as the holder of its name.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from pykubelet.logs import get_logger
 from pykubelet.pods.static import is_static_pod
 from pykubelet.sync.metrics import WorkerMetrics
 from pykubelet.sync.pod_starts import first_seen
-from pykubelet.sync.worker import PodLife, PodWorker, State
+from pykubelet.sync.worker import KillPodOptions, PodLife, PodStatusFunc, PodWorker, State
 from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
+
+_FINISHED = (State.REMOVING, State.GONE)
 
 
 class PodWorkers:
@@ -52,19 +57,23 @@ class PodWorkers:
     def pod(self, uid: str) -> Pod | None:
         """The pod with this uid, as its worker knows it; also one that ends."""
         worker = self._workers.get(uid)
-        return worker.pod if worker is not None else None
+        return worker.pod if worker is not None and worker.state not in _FINISHED else None
 
     def all(self) -> list[PodWorker]:
         """Every worker."""
         return list(self._workers.values())
 
+    def unfinished(self) -> list[PodWorker]:
+        """Return the workers of pods that are not finished."""
+        return [worker for worker in self._workers.values() if worker.state not in _FINISHED]
+
     def pods(self) -> list[Pod]:
-        """The pods that have a worker, as their workers know them."""
-        return [worker.pod for worker in self._workers.values() if worker.pod is not None]
+        """The pods that have a worker and are not finished, as their workers know them."""
+        return [worker.pod for worker in self.unfinished() if worker.pod is not None]
 
     def names(self) -> set[str]:
-        """The `namespace/name` of every pod that has a worker."""
-        return {worker.name for worker in self._workers.values()}
+        """The `namespace/name` of every pod that has a worker and is not finished."""
+        return {worker.name for worker in self.unfinished()}
 
     def uids(self) -> set[str]:
         """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
@@ -82,6 +91,8 @@ class PodWorkers:
         elif worker is not None or (is_static_pod(pod) and self._of_name(pod.full_name) is not None):
             log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
             self._successors[pod.full_name] = pod
+            if worker is not None and worker.state is State.REMOVING:
+                worker.wake()
         else:
             self._start(pod.uid, pod)
 
@@ -93,22 +104,28 @@ class PodWorkers:
         elif self.is_reborn(pod.uid):
             self._successors[pod.full_name] = pod
 
-    def end(self, pod: Pod, grace: int | None = None) -> None:
+    def end(self, pod: Pod, grace: int | None = None, *, pod_status: PodStatusFunc | None = None) -> None:
         """Stop a pod and see it through to its end, also one that never began or has ended already."""
         self._drop_successor(pod.uid)
         worker = self._workers.get(pod.uid)
         if worker is None:
-            self._start(pod.uid, pod, ending=True, grace=grace)
+            self._start(pod.uid, pod, ending=KillPodOptions(grace, pod_status))
         else:
             worker.know(pod)
-            worker.terminate(grace)
+            worker.terminate(grace, pod_status)
 
-    def terminate(self, uid: str, grace: int | None = None) -> None:
-        """Stop a pod and forget it when it is gone; unknown pods are none of our business."""
+    def terminate(
+        self, uid: str, grace: int | None = None, *, pod_status: PodStatusFunc | None = None
+    ) -> None:
+        """Terminate a pod that has a worker; `PodWorker.stopped` is set when nothing of it runs any more.
+
+        A kubelet component that kills a pod for reasons of its own (eviction, preemption, node shutdown)
+        passes the function that sets the pod's last status.
+        """
         self._drop_successor(uid)
         worker = self._workers.get(uid)
         if worker is not None:
-            worker.terminate(grace)
+            worker.terminate(grace, pod_status)
 
     def terminate_orphan(self, uid: str, name: str = "", *, alive: bool = False) -> None:
         """Stop a pod that only the runtime or the disk knows, perhaps with its `namespace/name`.
@@ -132,7 +149,14 @@ class PodWorkers:
             self.wake(uid)
 
     def _of_name(self, full_name: str) -> PodWorker | None:
-        return next((worker for worker in self._workers.values() if worker.name == full_name), None)
+        return next(
+            (
+                worker
+                for worker in self._workers.values()
+                if worker.name == full_name and worker.state not in _FINISHED
+            ),
+            None,
+        )
 
     def _drop_successor(self, uid: str) -> None:
         for name, waiting in list(self._successors.items()):
@@ -140,13 +164,21 @@ class PodWorkers:
                 del self._successors[name]
 
     def _start(
-        self, uid: str, pod: Pod | None, name: str = "", *, ending: bool = False, grace: int | None = None
+        self, uid: str, pod: Pod | None, name: str = "", *, ending: KillPodOptions | None = None
     ) -> None:
         worker = PodWorker(
-            uid, self._life, pod, self._resync, name, ending=ending, grace=grace, metrics=self._metrics
+            uid,
+            self._life,
+            pod,
+            self._resync,
+            name,
+            ending=ending,
+            metrics=self._metrics,
+            on_finished=self._start_successor,
+            is_superseded=self.is_reborn,
         )
         self._workers[uid] = worker
-        if pod is not None and not ending:
+        if pod is not None and ending is None:
             seen = first_seen(pod)
             waited = None if seen is None else max(0.0, self._clock() - seen)
             self._metrics.started(len(pod.spec.containers), waited)
@@ -155,10 +187,15 @@ class PodWorkers:
     async def _live(self, worker: PodWorker) -> None:
         await worker.run()
         del self._workers[worker.uid]
+        self._start_successor(worker)
+
+    def _start_successor(self, worker: PodWorker) -> None:
+        """Start the pod that waits for this one, which is finished or gone."""
         # An orphan's name may be unknown, but not its uid.
         for name, successor in list(self._successors.items()):
-            if worker.name == name or worker.uid == successor.uid:
+            same = worker.uid == successor.uid
+            if (worker.name == name and not same) or (same and worker.uid not in self._workers):
                 del self._successors[name]
-                if worker.uid == successor.uid:
+                if same:
                     self._metrics.restarted(static=is_static_pod(successor))
                 self.sync(successor)
