@@ -85,7 +85,7 @@ class Here:
             statuses=self.statuses,
             journal=self.journal,
             in_runtime=lambda: self.in_runtime,
-            wanted=lambda: self.coming,
+            wanted=lambda uid: self.coming.get(uid),
             start=self.workers.sync,
         )
 
@@ -100,7 +100,7 @@ class Here:
     def run_since_before(self, one: Pod) -> None:
         """Have a pod in the runtime that an earlier agent started."""
         box = ObservedSandbox(id=one.uid, ready=True, created_at=1, attempt=0)
-        self.in_runtime[one.uid] = ObservedPod(uid=one.uid, sandboxes=(box,))
+        self.in_runtime = {**self.in_runtime, one.uid: ObservedPod(uid=one.uid, sandboxes=(box,))}
         self.coming[one.uid] = one
 
     def phase(self, uid: str) -> tuple[str, str] | None:

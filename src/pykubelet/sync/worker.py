@@ -10,7 +10,7 @@ stop its worker, and a worker can not stop the agent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any, Protocol
 
@@ -78,6 +78,21 @@ class PodLife(Protocol):
 
 class PodWorker:
     """Drives one pod; `run` ends when the pod is gone."""
+
+    on_state: Callable[[PodWorker], None] | None = None
+    """Callback for each change of `state`; it must not block."""
+    _state = State.SYNCING
+
+    @property
+    def state(self) -> State:
+        """Where the pod is in its life."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        if self.on_state is not None:
+            self.on_state(self)
 
     def __init__(
         self,
