@@ -16,6 +16,7 @@ from pykubelet.pods.mux import Operation, PodChange
 from pykubelet.pods.store import PodStore
 from pykubelet.runtime.observed import ObservedPod, ObservedSandbox
 from pykubelet.sync.admitting import AdmissionParts, Admitting
+from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import Outcome
 from pykubelet.sync.workers import PodWorkers
@@ -58,6 +59,7 @@ class Here:
         *,
         own: Node | None = None,
         newest: Callable[[], Node] | None = None,
+        resizing: Resizing | None = None,
         **links: Any,
     ) -> None:
         self.life = Life()
@@ -74,6 +76,7 @@ class Here:
             assert newest is not None
             return newest()
 
+        resizing = resizing or Resizing(self.journal)
         self.desk = Admitting(
             AdmissionParts(
                 own=own or node(), fetch=fetch if newest is not None else None, gates=FeatureGates(), **links
@@ -87,7 +90,10 @@ class Here:
             in_runtime=lambda: self.in_runtime,
             wanted=lambda uid: self.coming.get(uid),
             start=self.workers.sync,
+            allocated=resizing.allocated,
+            counted=resizing.counted,
         )
+        resizing.add_listener(self.desk.mark)
 
     def come(self, one: Pod, op: Operation = "ADD") -> bool:
         """Hand a pod on as the engine does."""

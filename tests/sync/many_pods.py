@@ -1,8 +1,8 @@
 """A whole pod engine with a container runtime and an API server in memory.
 
 The sources, the mux, admission, the workers, the steps of pods, the status manager, the event recorder and
-housekeeping are the real ones. The runtime and the API server respond after fixed delays of loop time, so that
-many pods take proportionally longer than few, as on a node.
+housekeeping are the real ones. The runtime and the API server respond after fixed delays of loop time, so
+that many pods take proportionally longer than few, as on a node.
 """
 
 import asyncio
