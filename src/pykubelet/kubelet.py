@@ -328,7 +328,6 @@ class Kubelet:
             books=open_books(root),
             local_objects=local_objects,
             cluster=cluster.parts() if cluster is not None else None,
-            node_event=record,
         )
         if self.config.resolv_conf:
             problem = check_resolv_conf(Path(self.config.resolv_conf), self.config.cluster_domain)

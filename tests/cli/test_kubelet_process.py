@@ -207,8 +207,8 @@ def started(private_runtime, tmp_path: Path) -> Iterator[list[Process]]:  # type
 
 
 @pytest.mark.machine
-def test_kubelet_other_root_dir_serves_device_plugins_at_upstream_path(
-    private_runtime,  # type: ignore[no-untyped-def]
+def test_kubelet_other_root_dir_serves_device_plugins_at_upstream_path(  # type: ignore[no-untyped-def]
+    private_runtime,
     tmp_path: Path,
     started: list[Process],
 ) -> None:

@@ -121,9 +121,9 @@ def test_consulted_gates_match_the_source() -> None:
 
 @pytest.mark.parametrize("path", FIELDS)
 def test_load_field_without_effect_warns(tmp_path: Path, path: str) -> None:
-    config = {"apiVersion": API_VERSION, "kind": KIND}
+    config: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
     *parents, last = field_path(path).split(".")
-    target: dict[str, Any] = config
+    target = config
     for name in parents:
         target = target.setdefault(name, {})
     target[last] = SAMPLE_VALUES.get(path, "5s")

@@ -16,6 +16,7 @@ from pykubelet.pods.mux import Operation, PodChange
 from pykubelet.pods.store import PodStore
 from pykubelet.runtime.observed import ObservedPod, ObservedSandbox
 from pykubelet.sync.admitting import AdmissionParts, Admitting
+from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
 from pykubelet.sync.workers import PodWorkers
@@ -65,6 +66,7 @@ class Here:
         *,
         own: Node | None = None,
         newest: Callable[[], Node] | None = None,
+        resizing: Resizing | None = None,
         **links: Any,
     ) -> None:
         self.store, self.statuses, self.journal = PodStore(), StatusStore(), Journal()
@@ -81,6 +83,7 @@ class Here:
             assert newest is not None
             return newest()
 
+        resizing = resizing or Resizing(self.journal)
         self.desk = Admitting(
             AdmissionParts(
                 own=own or node(), fetch=fetch if newest is not None else None, gates=FeatureGates(), **links
@@ -92,9 +95,12 @@ class Here:
             statuses=self.statuses,
             journal=self.journal,
             in_runtime=lambda: self.in_runtime,
-            wanted=lambda: self.coming,
+            wanted=lambda uid: self.coming.get(uid),
             start=self.workers.sync,
+            allocated=resizing.allocated,
+            counted=resizing.counted,
         )
+        resizing.add_listener(self.desk.mark)
 
     def come(self, one: Pod, op: Operation = "ADD") -> bool:
         """Hand a pod on as the engine does."""
@@ -107,7 +113,7 @@ class Here:
     def run_since_before(self, one: Pod) -> None:
         """Have a pod in the runtime that an earlier agent started."""
         box = ObservedSandbox(id=one.uid, ready=True, created_at=1, attempt=0)
-        self.in_runtime[one.uid] = ObservedPod(uid=one.uid, sandboxes=(box,))
+        self.in_runtime = {**self.in_runtime, one.uid: ObservedPod(uid=one.uid, sandboxes=(box,))}
         self.coming[one.uid] = one
 
     def phase(self, uid: str) -> tuple[str, str] | None:

@@ -23,6 +23,14 @@ Amounts = Mapping[str, int]
 UNEXPECTED = "UnexpectedAdmissionError"
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Resources of a number of pods."""
+
+    pods: int
+    amounts: Amounts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A pod that wants to run here."""
@@ -32,6 +40,8 @@ class Attempt:
     """This node: its name, labels, taints, and in its status what it has to give and can do."""
     others: Sequence[Pod] = ()
     """The pods that were admitted and have not ended."""
+    used: Usage | None = None
+    """The resources of `others`; None where they have not been summed up."""
     running: bool = False
     """Whether an earlier agent admitted the pod, and it runs."""
     devices: Callable[[], Resources] = dict

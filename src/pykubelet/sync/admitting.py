@@ -25,7 +25,17 @@ from pykubelet.admission.apparmor import apparmor_is_enabled
 from pykubelet.admission.chain import make_chain
 from pykubelet.admission.features import features_of_update, lacking
 from pykubelet.admission.fit import as_amounts
-from pykubelet.admission.link import Amounts, Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.link import (
+    Amounts,
+    Answer,
+    Attempt,
+    Later,
+    Link,
+    Preempt,
+    Refusal,
+    Surroundings,
+    Usage,
+)
 from pykubelet.admission.metrics import AdmissionMetrics
 from pykubelet.api.meta import Resources
 from pykubelet.api.meta import now as api_now
@@ -40,6 +50,7 @@ from pykubelet.pods.static import is_static_pod
 from pykubelet.pods.store import PodStore
 from pykubelet.resources.qos import pod_requests, qos_class
 from pykubelet.runtime.observed import ObservedPod
+from pykubelet.sync.admitted_pods import AdmittedPods, LazyPods
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_refused import (
     PREEMPTED,
@@ -97,12 +108,12 @@ class Admitting:
         statuses: StatusStore,
         journal: Journal,
         in_runtime: Callable[[], Mapping[str, ObservedPod]],
-        wanted: Callable[[], Mapping[str, Pod]],
+        wanted: Callable[[str], Pod | None],
         start: Callable[[Pod], None],
         allocated: Callable[[Pod], Pod] = lambda pod: pod,
         counted: Callable[[Pod], Pod] = lambda pod: pod,
     ) -> None:
-        """Take where pods are; `wanted` also gives those that were not handed on yet, `start` begins one.
+        """Take where pods are; `wanted` also finds those that were not handed on yet, `start` begins one.
 
         Resources are those that pods were promised by an earlier agent (`allocated`), and for the others
         all that they hold (`counted`), whatever their authors wish by now.
@@ -139,6 +150,11 @@ class Admitting:
         """Pods whose judgement takes long and holds up nobody; they count as there meanwhile."""
         self._waited: set[str] = set()
         """Pods in the queue that were apart before."""
+        self._admitted = AdmittedPods(self._counting, self._requests)
+        self._relisted: Mapping[str, ObservedPod] = {}
+        """The relist that `_admitted` was last marked for."""
+        store.add_listener(self._admitted.mark)
+        workers.add_listener(self._admitted.mark)
 
     def may_start(self, pod: Pod) -> bool:
         """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
@@ -157,6 +173,7 @@ class Admitting:
             return not self._stays_refused(pod)
         if pod.uid in self._apart:
             self._apart[pod.uid] = pod
+            self.mark(pod.uid)
             return False
         waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
         answer = self._ask(pod, self._node()) if not waits else None
@@ -171,6 +188,11 @@ class Admitting:
     def forget(self, uid: str) -> None:
         """Drop a pod that is gone."""
         self._requests.forget(uid)
+        self.mark(uid)
+
+    def mark(self, uid: str) -> None:
+        """Record that it may have changed whether a pod counts as admitted, or with which resources."""
+        self._admitted.mark(uid)
 
     def _look_at_update(self, before: Pod, after: Pod) -> None:
         """Say when a pod that runs shall now be something that this node cannot make of it."""
@@ -210,7 +232,8 @@ class Admitting:
         return Attempt(
             pod=pod,
             node=node,
-            others=self._others(pod),
+            others=LazyPods(lambda: self._others(pod)),
+            used=self._used_by_others(pod),
             running=running,
             devices=lambda: self._parts.devices(pod.uid),
             renew=lambda: self._attempt(pod, self._node(), running=running),
@@ -252,18 +275,40 @@ class Admitting:
         seen = self._in_runtime().get(uid)
         return seen is not None and seen.is_alive
 
+    def _used_by_others(self, pod: Pod) -> Usage:
+        relisted = self._in_runtime()
+        if relisted is not self._relisted:
+            self._admitted.mark_all({*self._relisted, *relisted})
+            self._relisted = relisted
+        return self._admitted.usage_without(pod.uid)
+
     def _others(self, pod: Pod) -> list[Pod]:
-        found = [other for other in self._store.pods() if other.uid != pod.uid and self._is_there(other.uid)]
-        coming = [
-            uid
-            for uid, seen in self._in_runtime().items()
-            if uid != pod.uid and seen.is_alive and self._store.get(uid) is None
-        ]
-        if coming:
-            wanted = self._wanted()
-            found += [wanted[uid] for uid in coming if uid in wanted and self._workers.get(uid) is None]
-        found += [other for uid, other in self._apart.items() if uid != pod.uid and self._is_wanted(uid)]
-        return [self._counted(other) for other in found]
+        """Return all admitted pods but one; reads every pod."""
+        uids = {one.uid: None for one in self._store.pods()}
+        uids.update(dict.fromkeys((*self._in_runtime(), *self._apart)))
+        return [other for uid in uids if uid != pod.uid for other in self._counting(uid)]
+
+    def _counting(self, uid: str) -> list[Pod]:
+        """Return the pod with this uid, with the resources it counts with, if it counts as admitted.
+
+        What this reads has to be reported to `mark` when it changes.
+        """
+        found = []
+        pod, seen = self._store.get(uid), self._in_runtime().get(uid)
+        if pod is not None:
+            if self._is_there(uid):
+                found.append(pod)
+        elif (
+            # A previous kubelet process started it, and its source has not been worked off yet.
+            seen is not None
+            and seen.is_alive
+            and self._workers.get(uid) is None
+            and (coming := self._wanted(uid)) is not None
+        ):
+            found.append(coming)
+        if uid in self._apart and self._is_wanted(uid):
+            found.append(self._apart[uid])
+        return [self._counted(one) for one in found]
 
     def _is_there(self, uid: str) -> bool:
         worker = self._workers.get(uid)
@@ -287,11 +332,13 @@ class Admitting:
             self._journal.note(pod.uid, "admission", later.why)
             self._journal.event(pod, "Warning", WAITING, later.why)
         self._apart[pod.uid] = pod
+        self.mark(pod.uid)
         self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
 
     async def _wait_apart(self, uid: str, later: Later) -> None:
         answer = await later.answer()
         pod = self._apart.pop(uid)
+        self.mark(uid)
         if not self._is_wanted(uid):
             self._release(uid)
         elif isinstance(answer, Preempt) or self._may_be_stale(answer):

@@ -18,6 +18,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
 from pykubelet.images.provider_config import CredentialProvider
+from pykubelet.kube.object_copy import Update
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Event, Journal, Note
 from pykubelet.pods.local_objects import LocalObjects
@@ -99,8 +100,6 @@ class EngineParts:
     allotment: Allotment
     claims: PodClaims = NO_CLAIMS
     books: ResizeBooks = field(default_factory=no_books)
-    node_event: Record = no_record
-    """Records an event about the node."""
 
 
 class PodEngine:
@@ -226,11 +225,12 @@ class PodEngine:
             statuses=self.statuses,
             journal=self.book,
             in_runtime=lambda: self.pleg.pods,
-            wanted=self._mux.pods,
+            wanted=self._mux.get,
             start=self._start_pod,
             allocated=self._resizing.allocated,
             counted=self._resizing.counted,
         )
+        self._resizing.add_listener(self._admitting.mark)
         self._metrics.count_pods(self.store, self.workers, self.statuses, self.life, self.pleg)
         self.loop = SyncLoop(self, self._runtime_errors, config.sync_frequency)
         self._housekeeping = Housekeeping(
@@ -257,7 +257,8 @@ class PodEngine:
                 cluster,
                 parts.node_name,
                 self._emit,
-                lambda pods: self.loop.pods(self._mux.offer("api", pods)),
+                self._emit_update,
+                lambda pods: self._hand_on(self._mux.offer("api", pods)),
                 store=self.store,
                 statuses=self.statuses,
                 workers=self.workers,
@@ -459,9 +460,17 @@ class PodEngine:
         return [*self._parts.runtime_errors(), *([problem] if problem else [])]
 
     def _emit(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
-        self.loop.pods(self._mux.set(source, pods))
+        self._hand_on(self._mux.set(source, pods))
         if source == "api" and self._cluster is not None:
             self.loop.after(self._cluster.pods_known)
+
+    def _emit_update(self, source: str, update: Update[Pod], everything: Callable[[], list[Pod]]) -> None:
+        self._hand_on(self._mux.update(source, update.changed, update.removed, everything))
+
+    def _hand_on(self, changes: Sequence[PodChange]) -> None:
+        for change in changes:
+            self._admitting.mark(change.pod.uid)
+        self.loop.pods(changes)
 
     def _pod_ip(self, uid: str) -> str:
         pod, observed = self.store.get(uid), self.life.observed(uid)

@@ -90,9 +90,9 @@ class Housekeeping:
 
     def end_namesakes(self, pod: Pod) -> None:
         """Stop what an earlier agent left of a pod of the same name, so that this one waits for its end."""
-        unwanted = self._pleg.pods.keys() - self._wanted()
-        for uid in unwanted:
-            if self._pleg.pods[uid].full_name == pod.full_name and not self._may_be_wanted(uid):
+        for uid in self._pleg.named(pod.full_name):
+            desired = uid in self._mux or self._store.get(uid) is not None
+            if not desired and not self._may_be_wanted(uid):
                 self._end_orphan(uid)
 
     def _wanted(self) -> set[str]:

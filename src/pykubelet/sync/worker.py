@@ -144,19 +144,21 @@ class PodWorker:
         *,
         ending: KillPodOptions | None = None,
         metrics: WorkerMetrics | None = None,
+        on_state: Callable[[PodWorker], None] = lambda worker: None,
         on_finished: Callable[[PodWorker], None] = lambda worker: None,
         is_superseded: Callable[[str], bool] = lambda uid: False,
     ) -> None:
         """Take the pod, None for one that only the runtime knows; `ending` for one that shall only end.
 
-        `on_finished` is called after the terminated step; `is_superseded` returns whether a new pod with this
-        uid waits for the worker.
+        `on_state` is called after each change of the state, `on_finished` after the terminated step;
+        `is_superseded` returns whether a new pod with this uid waits for the worker.
         """
         self.uid = uid
         self.name = pod.full_name if pod is not None else name
         """`namespace/name`; empty for a pod of which nobody knows it any more."""
         self.pod = pod
-        self.state = State.TERMINATING if ending is not None or pod is None else State.SYNCING
+        self._state = State.TERMINATING if ending is not None or pod is None else State.SYNCING
+        self._on_state = on_state
         self.stopped = asyncio.Event()
         """Set as soon as nothing of the pod runs any more; what it leaves behind may still be there."""
         self.gone = asyncio.Event()
@@ -179,6 +181,16 @@ class PodWorker:
         self._cause = "create"
         """Why the next step of syncing is taken, as the metrics call it."""
         self._log = log.bind(pod=self.name, podUID=uid)
+
+    @property
+    def state(self) -> State:
+        """Where the pod is in its life."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self._on_state(self)
 
     def update(self, pod: Pod) -> None:
         """Take a new version of the pod; ignored when the pod is on its way out."""

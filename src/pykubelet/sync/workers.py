@@ -11,6 +11,7 @@ neither as a pod nor as the holder of its name.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 
@@ -46,6 +47,15 @@ class PodWorkers:
         self._workers: dict[str, PodWorker] = {}
         self._successors: dict[str, Pod] = {}
         """By full name: the pod that waits until the running one of that name is gone."""
+        self._named: dict[str, dict[str, PodWorker]] = {}
+        """Workers by full name and uid."""
+        self._ending: dict[str, float] = {}
+        """Loop time since when a pod is not in the state SYNCING any more, by uid, the latest last."""
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod whose worker or successor changed; it must not block."""
+        self._listeners.append(listener)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -79,6 +89,10 @@ class PodWorkers:
         """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
         return {*self._workers, *(pod.uid for pod in self._successors.values())}
 
+    def ending(self) -> dict[str, float]:
+        """Return the loop time since when each ending pod has been ending, by uid, the latest last."""
+        return self._ending
+
     def is_reborn(self, uid: str) -> bool:
         """Whether a new life of this very pod waits for the end of the present one."""
         return any(pod.uid == uid for pod in self._successors.values())
@@ -91,6 +105,7 @@ class PodWorkers:
         elif worker is not None or (is_static_pod(pod) and self._of_name(pod.full_name) is not None):
             log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
             self._successors[pod.full_name] = pod
+            self._notify(pod.uid)
             if worker is not None and worker.state is State.REMOVING:
                 worker.wake()
         else:
@@ -149,19 +164,23 @@ class PodWorkers:
             self.wake(uid)
 
     def _of_name(self, full_name: str) -> PodWorker | None:
-        return next(
-            (
-                worker
-                for worker in self._workers.values()
-                if worker.name == full_name and worker.state not in _FINISHED
-            ),
-            None,
-        )
+        namesakes = self._named.get(full_name, {}).values()
+        return next((worker for worker in namesakes if worker.state not in _FINISHED), None)
+
+    def _state_changed(self, worker: PodWorker) -> None:
+        if worker.state is not State.SYNCING and self._workers.get(worker.uid) is worker:
+            self._ending.setdefault(worker.uid, asyncio.get_running_loop().time())
+        self._notify(worker.uid)
+
+    def _notify(self, uid: str) -> None:
+        for listener in self._listeners:
+            listener(uid)
 
     def _drop_successor(self, uid: str) -> None:
         for name, waiting in list(self._successors.items()):
             if waiting.uid == uid:
                 del self._successors[name]
+                self._notify(uid)
 
     def _start(
         self, uid: str, pod: Pod | None, name: str = "", *, ending: KillPodOptions | None = None
@@ -174,19 +193,31 @@ class PodWorkers:
             name,
             ending=ending,
             metrics=self._metrics,
+            on_state=self._state_changed,
             on_finished=self._start_successor,
             is_superseded=self.is_reborn,
         )
         self._workers[uid] = worker
+        self._named.setdefault(worker.name, {})[uid] = worker
+        self._state_changed(worker)
         if pod is not None and ending is None:
             seen = first_seen(pod)
             waited = None if seen is None else max(0.0, self._clock() - seen)
             self._metrics.started(len(pod.spec.containers), waited)
         self._scope.start(self._live(worker), name=f"pod-{uid}")
 
+    def _remove(self, worker: PodWorker) -> None:
+        del self._workers[worker.uid]
+        self._ending.pop(worker.uid, None)
+        namesakes = self._named[worker.name]
+        del namesakes[worker.uid]
+        if not namesakes:
+            del self._named[worker.name]
+        self._notify(worker.uid)
+
     async def _live(self, worker: PodWorker) -> None:
         await worker.run()
-        del self._workers[worker.uid]
+        self._remove(worker)
         self._start_successor(worker)
 
     def _start_successor(self, worker: PodWorker) -> None:
