@@ -199,6 +199,7 @@ async def test_node_packet_from_pod_to_loopback_dropped(data_dir: Path) -> None:
         assert await here.received() == []
         assert here.fetch("127.0.0.1", HOST_PORT) == "hello\n"
 
+        arrived: list[str] = []
         for _ in range(5):
             here.run("iptables", "-t", "mangle", "-F")
             if arrived := await here.received():
