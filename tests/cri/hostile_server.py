@@ -114,7 +114,7 @@ ATTACKS: list[Attack] = [
 
 
 class HostileServer:
-    """A server that greets, reads nothing from then on, and sends an attack as fast as it is read."""
+    """A server that greets, reads nothing after the first call, and sends an attack as fast as it is read."""
 
     def __init__(self, attack: Attack) -> None:
         self.sent = 0
@@ -132,7 +132,9 @@ class HostileServer:
             with client:
                 client.settimeout(10)
                 client.sendall(http2.settings({}))
-                client.recv(65_536)
+                request = b""
+                while b"/grpc.health.v1.Health/Check" not in request:
+                    request += client.recv(65_536)
                 for data in self._attack():
                     client.sendall(data)
                     self.sent += len(data)

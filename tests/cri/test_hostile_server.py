@@ -103,7 +103,8 @@ async def test_call_unary_second_message_rejected() -> None:
     answer = asyncio.create_task(call.answer())
     await asyncio.sleep(0)
     server.send(frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS), frame(Kind.DATA, 0, 1, MESSAGE * 2))
-    await answer
+    async with asyncio.timeout(10):
+        await answer
     assert _status(call) == "RESOURCE_EXHAUSTED"
     assert server.connection.usable
 

@@ -434,14 +434,15 @@ class Connection(asyncio.Protocol):
 
     def _sendable(self, stream: int, call: Call) -> bytes:
         """Give the frames of a request that may be sent now."""
-        frames = b""
-        while call.unsent and (size := min(len(call.unsent), self._max_frame, self._window, call.window)) > 0:
-            part, call.unsent = call.unsent[:size], call.unsent[size:]
+        frames, at, end = [], 0, len(call.unsent)
+        while (size := min(end - at, self._max_frame, self._window, call.window)) > 0:
+            part, at = call.unsent[at : at + size], at + size
             self._window -= size
             call.window -= size
             self._budget.earn_bytes(size)
-            frames += frame(Kind.DATA, 0 if call.unsent else http2.END_STREAM, stream, part)
-        return frames
+            frames.append(frame(Kind.DATA, 0 if at < end else http2.END_STREAM, stream, part))
+        call.unsent = call.unsent[at:]
+        return b"".join(frames)
 
     def _send_more(self) -> None:
         for stream, call in self._calls.items():

@@ -150,8 +150,9 @@ class HeaderBlocks:
 class FrameBudget:
     """Token bucket of the frames that a peer may send without any progress of a call.
 
-    Every frame costs a point, and one more per 256 bytes that are not data of a call; calls, messages, data
-    and time earn points. Floods of PING, SETTINGS, empty or foreign frames exhaust it in milliseconds.
+    Every frame costs a point, and one more per setting or per 256 bytes that are not data of a call; calls,
+    messages, data and time earn points. Floods of PING, SETTINGS, empty or foreign frames exhaust it in
+    milliseconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -161,7 +162,8 @@ class FrameBudget:
 
     def spend(self, kind: int, size: int) -> None:
         """Charge a frame with `size` bytes of payload. Raises Violation when the budget is exhausted."""
-        self._points -= 1 if kind == Kind.DATA else 1 + size // _BYTES_PER_POINT
+        cost = 6 if kind == Kind.SETTINGS else _BYTES_PER_POINT  # each setting is handled by itself
+        self._points -= 1 if kind == Kind.DATA else 1 + size // cost
         if self._points >= 0:
             return
         now = self._clock()
