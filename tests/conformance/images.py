@@ -1,7 +1,7 @@
 """Images that the node e2e suite pulls, built from programs of this host and of our Go module.
 
 Nothing is downloaded: busybox and the pause process are Debian's, agnhost and nonewprivs are built from
-upstream's sources, curl and nginx are small programs of ours (`module/standins`). The names come from the
+upstream's sources, curl, ipcs and nginx are small programs of ours (`module/standins`). The names come from the
 suite itself (`--list-images`), so a new Kubernetes version needs no change here. Specs of images that
 are not in `BUILDERS` fail to pull.
 """
@@ -126,6 +126,11 @@ def _nginx(programs: Programs) -> Image:
     return Image(entries, replace(image.config, command=["nginx"]))
 
 
+def _ipc_utils(programs: Programs) -> Image:
+    image = _busybox(programs)
+    return replace(image, entries=[*image.entries, Entry("usr/bin/ipcs", data=programs.standins)])
+
+
 def _agnhost(programs: Programs) -> Image:
     image = _busybox(programs)
     entries = [
@@ -163,7 +168,7 @@ BUILDERS: dict[str, Callable[[Programs], Image]] = {
     "e2e-test-images/agnhost": _agnhost,
     "e2e-test-images/busybox": _busybox,
     "e2e-test-images/glibc-dns-testing": _busybox,
-    "e2e-test-images/ipc-utils": _busybox,
+    "e2e-test-images/ipc-utils": _ipc_utils,
     "e2e-test-images/nginx": _nginx,
     "e2e-test-images/nonewprivs": _nonewprivs,
     "e2e-test-images/nonroot": _nonroot,

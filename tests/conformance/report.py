@@ -95,6 +95,8 @@ def parse_report(content: bytes) -> list[Outcome]:
             outcomes[outcome.spec] = outcome
     if reasons := [reason for suite in suites for reason in suite.special or ()]:
         raise SuiteError("; ".join(reasons))
+    if not outcomes:
+        raise SuiteError("the suite ran no specs: see its log, FOCUS and SKIP")
     return sorted(outcomes.values(), key=lambda outcome: outcome.spec)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from pykubelet.devcluster.build import GoBuild, GoModule, built_module
+from pykubelet.devcluster.layout import CLUSTER_DOMAIN
 from pykubelet.devcluster.programs import Programs as PlanePrograms
 from pykubelet.devcluster.programs import find_programs
 from pykubelet.devcluster.reference import reference_traces
@@ -99,8 +100,7 @@ class Rig:
             f"--container-runtime-endpoint={self.node.instance.endpoint}",
             f"--image-service-endpoint={self.node.instance.endpoint}",
             f"--system-spec-file={spec}",
-            f"--e2e-output-dir={self.scratch}",
-            "--dns-domain=cluster.local",
+            f"--dns-domain={CLUSTER_DOMAIN}",
         ]
 
 
@@ -228,6 +228,7 @@ def kubelet_config(static_pods: Path, endpoint: str) -> dict[str, Any]:
         "containerRuntimeEndpoint": endpoint,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": "/",
+        "clusterDomain": CLUSTER_DOMAIN,
         "evictionHard": {"memory.available": "250Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
         "evictionMinimumReclaim": {"nodefs.available": "5%", "nodefs.inodesFree": "5%"},
         "evictionPressureTransitionPeriod": "30s",

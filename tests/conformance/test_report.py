@@ -75,6 +75,11 @@ def test_parse_report_interrupted_suite_raises() -> None:
         parse_report(report(spec("a", "passed"), SpecialSuiteFailureReasons=["Interrupted by Timeout"]))
 
 
+def test_parse_report_no_spec_run_raises() -> None:
+    with pytest.raises(SuiteError, match="ran no specs"):
+        parse_report(report(spec("left out", "skipped")))
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b'[{"SpecReports": 7}]'])
 def test_parse_report_invalid_document_raises(content: bytes) -> None:
     with pytest.raises(SuiteError, match="invalid"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.__main__ import EXIT_REGRESSION, EXIT_SUITE, TABLE, exit_code, read_options
+from tests.conformance.__main__ import EXIT_REGRESSION, TABLE, exit_code, read_options
 from tests.conformance.report import FAILED, PASSED, SKIPPED, Outcome
 from tests.conformance.table import (
     OURS,
@@ -98,7 +98,6 @@ def test_exit_code_depends_on_agent_and_regressions() -> None:
     assert exit_code(OURS, TABLED, failed) == EXIT_REGRESSION
     assert exit_code(OURS, TABLED, passed) == 0
     assert exit_code(REFERENCE, TABLED, failed) == 0
-    assert exit_code(OURS, TABLED, []) == EXIT_SUITE
 
 
 def test_failure_lines_show_other_agent_and_location() -> None:

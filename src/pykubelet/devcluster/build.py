@@ -178,7 +178,9 @@ def _or(remedy: str) -> str:
 
 
 def _version(module: Path) -> str:
-    match = re.search(r"^\s*k8s\.io/kubernetes (v\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
+    match = re.search(
+        r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)$", (module / "go.mod").read_text(), re.MULTILINE
+    )
     if match is None:
         raise NotAvailable(f"{module / 'go.mod'} does not require k8s.io/kubernetes: restore it")
     return match[1]

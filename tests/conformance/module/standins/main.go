@@ -1,6 +1,7 @@
-// Command standins replaces two programs of images that this project does not download: curl, of
-// which specs use a handful of options, and nginx, which they only need to serve a page on port 80,
-// to write its pid file and to end on SIGTERM. It acts as the one whose name it is called by.
+// Command standins replaces programs of images that this project does not download: curl, of which
+// specs use a handful of options, nginx, which they only need to serve a page on port 80, to write its
+// pid file and to end on SIGTERM, and ipcs, which lists shared memory. It acts as the one whose name it
+// is called by.
 package main
 
 import (
@@ -24,6 +25,7 @@ const (
 	exitConnect = 7
 	exitTimeout = 28
 	pidFile     = "/var/run/nginx.pid"
+	sharedFile  = "/proc/sysvipc/shm"
 	page        = "<!DOCTYPE html>\n<title>Welcome to nginx!</title>\n"
 )
 
@@ -31,10 +33,12 @@ func main() {
 	switch name := filepath.Base(os.Args[0]); name {
 	case "curl":
 		os.Exit(curl(os.Args[1:], os.Stdout, os.Stderr))
+	case "ipcs":
+		os.Exit(ipcs(os.Stdout, os.Stderr))
 	case "nginx":
 		os.Exit(nginx())
 	default:
-		fmt.Fprintf(os.Stderr, "standins: call it as curl or nginx, not as %q\n", name)
+		fmt.Fprintf(os.Stderr, "standins: call it as curl, ipcs or nginx, not as %q\n", name)
 		os.Exit(exitUsage)
 	}
 }
@@ -139,6 +143,22 @@ func curl(arguments []string, stdout, stderr io.Writer) int {
 		return exitConnect
 	}
 	fmt.Fprint(stdout, strings.ReplaceAll(wanted.format, "%{http_code}", strconv.Itoa(response.StatusCode)))
+	return 0
+}
+
+// ipcs lists the shared memory of its IPC namespace, key and identifier first as `ipcs -m` does.
+func ipcs(stdout, stderr io.Writer) int {
+	content, err := os.ReadFile(sharedFile)
+	if err != nil {
+		fmt.Fprintln(stderr, "ipcs:", err)
+		return 1
+	}
+	fmt.Fprint(stdout, "\n------ Shared Memory Segments --------\nkey        shmid\n")
+	for _, line := range strings.Split(string(content), "\n")[1:] {
+		if fields := strings.Fields(line); len(fields) > 1 {
+			fmt.Fprintf(stdout, "%-10s %s\n", fields[0], fields[1])
+		}
+	}
 	return 0
 }
 
