@@ -4,10 +4,10 @@ SHELL := /bin/bash
 PY := .venv/bin
 DATA_DIR ?= /var/lib/pykubelet
 
-.PHONY: help setup run test vmtest check format bench fuzz clean
+.PHONY: help setup run test vmtest conformance check format bench fuzz clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing (Debian/Ubuntu) and make .venv
 	@scripts/setup
@@ -23,6 +23,10 @@ test: ## run the whole test suite (as root: it runs real containers)
 vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (half an hour)
 	@scripts/setup --vm
 	$(PY)/python -m tests.vm
+
+conformance: ## run the upstream node suite (20 minutes); AGENT=reference FOCUS= SKIP= PROCS= choose
+	@scripts/setup --conformance
+	$(PY)/python -m tests.conformance
 
 check: setup ## formatting, lint, types, layers
 	$(PY)/ruff format --check .
