@@ -3,8 +3,12 @@
 SHELL := /bin/bash
 PY := .venv/bin
 DATA_DIR ?= /var/lib/pykubelet
+# The tests that run anywhere, and further arguments for pytest.
+UNIT := -m "not machine" --ignore=tests/cluster
+ARGS ?=
+N ?= 20
 
-.PHONY: help setup run test vmtest check format bench fuzz clean
+.PHONY: help setup run test unit repeat vmtest check format bench fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +23,12 @@ test: ## run the whole test suite (as root: it runs real containers)
 	@scripts/setup --test
 	@base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; \
 	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile --basetemp=$$base/t
+
+unit: setup ## run the tests that need neither containers nor a control plane (minutes)
+	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile $(UNIT) $(ARGS)
+
+repeat: setup ## run the unit tests N= times, each with another seed, until one fails or hangs
+	@$(PY)/python -m tests.repeat --times=$(N) -- $(UNIT) $(ARGS)
 
 vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (half an hour)
 	@scripts/setup --vm

@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import os
+import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -26,20 +28,64 @@ from pykubelet.host.iptables import shared_chains_present
 from pykubelet.host.kernel import KERNEL_DEFAULTS
 from pykubelet.logs.logger import ROOT
 
-# How long an example takes says something of the machine's load, nothing of the code.
-settings.register_profile("unhurried", deadline=None)
-if "CI" not in os.environ:
-    settings.load_profile("unhurried")
+# How long an example takes says something of the machine's load, nothing of the code. The examples come
+# from the run's seed, also where hypothesis finds itself in a CI.
+settings.register_profile("seeded", deadline=None, derandomize=False)
+settings.load_profile("seeded")
 
+MACHINE_TIMEOUT_SECONDS = 600
+"""Timeout of a test with the `machine` marker; pyproject.toml has that of all others."""
+
+CLUSTER_TIMEOUT_SECONDS = 1800
+"""Timeout of a test in tests/cluster: the first one may have to build the control plane."""
 
 _BUILD = "from pykubelet.devcluster.programs import find_programs; find_programs(print)"
 _building = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --seed."""
+    parser.addoption(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of all randomness in the tests (default: $PYKUBELET_SEED, or a new one for each run)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the programs that tests start end by Ctrl-C, also when the tests run in the background."""
+    """Choose the run's seed, and let Ctrl-C end child processes also when the tests run in the background.
+
+    The workers of pytest-xdist inherit the seed and the hash seed, which orders sets of strings; a run in
+    one process needs PYTHONHASHSEED in its environment for that.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.seed is None:
+        config.option.seed = int(os.environ.get("PYKUBELET_SEED") or secrets.randbelow(2**32))
+    os.environ.setdefault("PYTHONHASHSEED", str(config.option.seed % 2**32))
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.option.seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Print the seed before the first test."""
+    return f"seed: {config.option.seed} (PYKUBELET_SEED={config.option.seed} reproduces the run)"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print the seed also with -q, which suppresses the header: a run that hangs prints nothing later."""
+    config = session.config
+    if config.get_verbosity() < 0 and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.get_terminal_writer().line(pytest_report_header(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed the test's randomness from the run's seed and the test's id, whatever ran before it."""
+    random.seed(f"{item.config.option.seed} {item.nodeid}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -52,6 +98,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def needs_plane(item: pytest.Item) -> bool:
         return Path(__file__).parent / "cluster" in item.path.parents
 
+    for item in items:
+        if item.get_closest_marker("timeout") is None and needs_plane(item):
+            item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_SECONDS))
+        elif item.get_closest_marker("timeout") is None and item.get_closest_marker("machine") is not None:
+            item.add_marker(pytest.mark.timeout(MACHINE_TIMEOUT_SECONDS))
     items.sort(key=needs_plane)
     mixed = bool(items) and needs_plane(items[-1]) and not needs_plane(items[0])
     # Of several processes that share the tests, the first builds.

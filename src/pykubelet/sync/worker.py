@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
 from pykubelet.sync.metrics import WorkerMetrics
+from pykubelet.tasks import wait_seconds
 
 log = get_logger(__name__)
 
@@ -159,8 +160,9 @@ class PodWorker:
         self.gone.set()
 
     async def _sleep(self, seconds: float | None) -> None:
+        """Wait until woken, at most for so many seconds; 0 starts the next step immediately."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(wait_seconds(seconds) if seconds else seconds):
                 await self._wake.wait()
         except TimeoutError:
             return
