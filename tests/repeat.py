@@ -14,10 +14,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
-WORKERS = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
+WORKERS = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
 
 HUNG = 124
 """Exit status after a run that did not end, as of timeout(1)."""
@@ -26,7 +27,11 @@ HUNG = 124
 def run(arguments: Sequence[str], seed: int, limit: float) -> int:
     """Run pytest with a seed and return its exit status, HUNG when it has not ended after `limit` seconds."""
     command = [sys.executable, "-m", "pytest", "-q", *WORKERS, f"--seed={seed}", *arguments]
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with (
+        # The paths of sockets must be short.
+        tempfile.TemporaryDirectory(prefix="pyt-", dir="/tmp", ignore_cleanup_errors=True) as base,
+        subprocess.Popen([*command, f"--basetemp={base}/t"], start_new_session=True) as process,
+    ):
         try:
             return process.wait(timeout=limit)
         except BaseException as err:
@@ -63,7 +68,7 @@ def main() -> int:
 
 
 def _again(arguments: Sequence[str], seed: int) -> str:
-    return shlex.join([".venv/bin/pytest", "-q", *WORKERS, f"--seed={seed}", *arguments])
+    return f"PYKUBELET_SEED={seed} make unit ARGS={shlex.quote(shlex.join(arguments))}"
 
 
 if __name__ == "__main__":
