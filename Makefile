@@ -3,8 +3,15 @@
 SHELL := /bin/bash
 PY := .venv/bin
 DATA_DIR ?= /var/lib/pykubelet
+# Whole files to each worker, in the order of tests/durations.py. The paths of sockets must be short.
+PYTEST = base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; $(PY)/pytest -q --basetemp=$$base/t \
+	--numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# The tests that run anywhere, and further arguments for pytest.
+UNIT := -m "not machine" --ignore=tests/cluster
+ARGS ?=
+N ?= 20
 
-.PHONY: help setup run test vmtest conformance check format bench fuzz clean
+.PHONY: help setup run test unit durations repeat vmtest conformance check format bench fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,8 +24,17 @@ run: setup ## start a node: the agent with its own container runtime
 
 test: ## run the whole test suite (as root: it runs real containers)
 	@scripts/setup --test
-	@base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; \
-	$(PY)/pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile --basetemp=$$base/t
+	@$(PYTEST) $(ARGS)
+
+unit: setup ## run the tests that need neither containers nor a control plane (minutes)
+	@$(PYTEST) $(UNIT) $(ARGS)
+
+durations: ## run the whole test suite and store how long each file took, for the order of the next runs
+	@scripts/setup --test
+	@$(PYTEST) --store-durations $(ARGS)
+
+repeat: setup ## run the unit tests N= times, each with another seed, until one fails or hangs
+	@$(PY)/python -m tests.repeat --times=$(N) -- $(UNIT) $(ARGS)
 
 vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (half an hour)
 	@scripts/setup --vm

@@ -1,9 +1,12 @@
 """What several rooms' tests share: a real private runtime, started once and proven to leave nothing."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
+import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,10 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from pykubelet.devcluster.build import cache_place, source_module
+from pykubelet.devcluster.errors import NotAvailable
+from pykubelet.devcluster.programs import ASSETS
 from pykubelet.embedded import registry
 from pykubelet.embedded.errors import EmbeddedError, MissingPrograms
 from pykubelet.embedded.instance import Instance
@@ -25,38 +32,106 @@ from pykubelet.embedded.teardown import down
 from pykubelet.host.iptables import shared_chains_present
 from pykubelet.host.kernel import KERNEL_DEFAULTS
 from pykubelet.logs.logger import ROOT
+from tests import durations
 
-# How long an example takes says something of the machine's load, nothing of the code.
-settings.register_profile("unhurried", deadline=None)
-if "CI" not in os.environ:
-    settings.load_profile("unhurried")
+# How long an example takes says something of the machine's load, nothing of the code. The examples come
+# from the run's seed, also where hypothesis finds itself in a CI.
+settings.register_profile("seeded", deadline=None, derandomize=False)
+settings.load_profile("seeded")
 
+MACHINE_TIMEOUT_SECONDS = 600
+"""Timeout of a test with the `machine` marker; pyproject.toml has that of all others."""
+
+CLUSTER_TIMEOUT_SECONDS = 1800
+"""Timeout of a test in tests/cluster: the first one may have to build the control plane."""
 
 _BUILD = "from pykubelet.devcluster.programs import find_programs; find_programs(print)"
 _building = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this suite."""
+    parser.addoption(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of all randomness in the tests (default: $PYKUBELET_SEED, or a new one for each run)",
+    )
+    parser.addoption(
+        "--store-durations", action="store_true", help=f"write how long each file took to {durations.FILE}"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the programs that tests start end by Ctrl-C, also when the tests run in the background."""
+    """Choose the run's seed, and let Ctrl-C end child processes also when the tests run in the background.
+
+    The workers of pytest-xdist also inherit a hash seed from it, which orders sets of strings; a run in one
+    process needs PYTHONHASHSEED in its environment for that.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.seed is None:
+        config.option.seed = int(os.environ.get("PYKUBELET_SEED") or secrets.randbelow(2**32))
+    # One answer for all workers, which must agree on the order: the build may end while they collect.
+    config.option.plane_is_built = _plane_is_built()
+    for name, value in getattr(config, "workerinput", {}).get("decided", {}).items():
+        setattr(config.option, name, value)
+    os.environ.setdefault("PYTHONHASHSEED", str(config.option.seed % 2**32))
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.option.seed)
+    if config.option.store_durations and not _is_worker(config):
+        config.pluginmanager.register(durations.Recorder(), "durations")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the decisions of pytest-xdist's controlling process to a worker."""
+    option = node.config.option
+    node.workerinput["decided"] = {"seed": option.seed, "plane_is_built": option.plane_is_built}
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Print the seed before the first test."""
+    return f"seed: {config.option.seed} (PYKUBELET_SEED={config.option.seed} reproduces the run)"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print the seed also with -q, which suppresses the header: a run that hangs prints nothing later."""
+    config = session.config
+    if config.get_verbosity() < 0 and not _is_worker(config):
+        config.get_terminal_writer().line(pytest_report_header(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed the test's randomness from the run's seed and the test's id, whatever ran before it."""
+    random.seed(f"{item.config.option.seed} {item.nodeid}")
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests that need a control plane last, and build it meanwhile where that is needed.
+    """Set timeouts, order the files for the workers, and build the control plane where that is needed.
 
-    The build takes minutes of both processors the first time; at the lowest priority it takes what
-    the other tests leave over.
+    The build takes minutes of both processors the first time. It runs at the lowest priority while other
+    tests run; those that need it come last then, and at the place that their duration demands otherwise.
     """
 
     def needs_plane(item: pytest.Item) -> bool:
         return Path(__file__).parent / "cluster" in item.path.parents
 
-    items.sort(key=needs_plane)
+    for item in items:
+        if item.get_closest_marker("timeout") is None and needs_plane(item):
+            item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_SECONDS))
+        elif item.get_closest_marker("timeout") is None and item.get_closest_marker("machine") is not None:
+            item.add_marker(pytest.mark.timeout(MACHINE_TIMEOUT_SECONDS))
+    is_built = config.option.plane_is_built
+    durations.order(items, cluster_last=not is_built, longest_first=_is_worker(config))
     mixed = bool(items) and needs_plane(items[-1]) and not needs_plane(items[0])
     # Of several processes that share the tests, the first builds.
     first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
-    if mixed and first and not config.option.collectonly:
+    if mixed and first and not is_built and not config.option.collectonly:
         config.stash[_building] = subprocess.Popen(
             ["nice", "-n", "19", sys.executable, "-c", _BUILD],
             stdin=subprocess.DEVNULL,
@@ -64,6 +139,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the items and modules from garbage collection, which would traverse them in each full round."""
+    gc.collect()
+    gc.freeze()
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _plane_is_built() -> bool:
+    """Return whether the control plane's binaries are there, or cannot be built here."""
+    try:
+        return bool(os.environ.get(ASSETS)) or cache_place(source_module()).is_dir()
+    except NotAvailable:
+        return True
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

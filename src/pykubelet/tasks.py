@@ -16,6 +16,19 @@ from typing import Any, Self, TypeVar, cast
 
 T = TypeVar("T")
 
+SHORTEST_WAIT_SECONDS = 0.001
+"""Lower bound of a wait that is computed from a due time."""
+
+
+def wait_seconds(remaining: float) -> float:
+    """Return the seconds to wait for a due time that is `remaining` seconds away, bounded below.
+
+    A timer ends up to one clock resolution early. A loop that sleeps for the remainder and compares the
+    clock with the due time again would spin for as long as the remainder is below that resolution: for a
+    moment on a real clock, and without end on a clock that moves by its resolution only (loop time).
+    """
+    return max(remaining, SHORTEST_WAIT_SECONDS)
+
 
 class TaskScope:
     """An async context manager that owns tasks: `scope.start(work(), name="...")`."""
@@ -126,4 +139,4 @@ async def _last_wait(future: asyncio.Future[Any], seconds: float) -> None:
     deadline = loop.time() + seconds
     while not future.done() and (left := deadline - loop.time()) > 0:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([future], timeout=left)
+            await asyncio.wait([future], timeout=wait_seconds(left))

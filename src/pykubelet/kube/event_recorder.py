@@ -35,6 +35,7 @@ from pykubelet.kube.events import Correlator, Write, new_event
 from pykubelet.kube.resources import EVENTS, Resource
 from pykubelet.kube.retrying import Complaints, put_off
 from pykubelet.logs import get_logger
+from pykubelet.tasks import wait_seconds
 
 log = get_logger(__name__)
 
@@ -179,7 +180,7 @@ class EventRecorder:
                 return
             self._hurry.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK_SECONDS)):
+                async with asyncio.timeout(wait_seconds(min(left, LOOK_SECONDS))):
                     await self._hurry.wait()
 
     async def _deliver(self, write: Write) -> None:

@@ -22,7 +22,7 @@ from pykubelet.kube.certificates import Subject
 from pykubelet.kube.errors import KubeError
 from pykubelet.kube.retrying import Complaints, Pauses
 from pykubelet.logs import get_logger
-from pykubelet.tasks import TaskScope
+from pykubelet.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
 
@@ -112,7 +112,8 @@ class Rotation:
                     left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
                     if left == 0:
                         return wanted
-            await asyncio.sleep(min(left, _WISH_SECONDS if self._pair is None else _LOOK_SECONDS))
+            longest = _WISH_SECONDS if self._pair is None else _LOOK_SECONDS
+            await asyncio.sleep(wait_seconds(min(left, longest)))
 
     async def _renew(self, wanted: Subject) -> bool:
         log.v(2).info("Rotating certificates", certificate=self._what)

@@ -30,6 +30,7 @@ from pykubelet.node.registration import NodeStore
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.sources import NodeSources, Observer
 from pykubelet.node.status import has_changed, next_node, node_patch
+from pykubelet.tasks import wait_seconds
 
 log = get_logger(__name__)
 
@@ -113,7 +114,7 @@ class StatusLoop:
             begin = clock()
             if await self.round():
                 if await self._bell.sleep(stretched(self._settings.update_seconds, self._chance)):
-                    await asyncio.sleep(max(0.0, begin + SHORTEST_SECONDS - clock()))
+                    await asyncio.sleep(wait_seconds(begin + SHORTEST_SECONDS - clock()))
             else:
                 await self._store.pause(self._settings.update_seconds)
 

@@ -34,6 +34,7 @@ from pykubelet.server.http2_frames import GOAWAY, LONGEST_FRAME, PREFACE, BadFra
 from pykubelet.server.http2_heads import Malformed, NotHere, RequestHead, request_head
 from pykubelet.server.http2_stream import Stream
 from pykubelet.server.http2_wire import MOST_STREAMS, WINDOW, goodbye, make_wire
+from pykubelet.tasks import wait_seconds
 
 if TYPE_CHECKING:
     from pykubelet.server.http2 import Http2
@@ -351,7 +352,7 @@ class Http2Connection(asyncio.Protocol):
         """Close when nothing was asked for, and no answer taken, for long."""
         left = self._active + self._shared.idle_seconds - self._loop.time()
         if not self.idle or left > 0:
-            wait = left if self.idle else self._shared.idle_seconds
+            wait = wait_seconds(left if self.idle else self._shared.idle_seconds)
             self._timer = self._loop.call_later(wait, self._check_idle)
         else:
             self.force_close()

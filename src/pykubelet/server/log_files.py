@@ -22,7 +22,7 @@ from typing import BinaryIO, TypeVar, cast
 from pykubelet.host.inotify import Inotify, Mask
 from pykubelet.host.regular_files import open_regular
 from pykubelet.server.log_lines import LogEntry, last_lines, parse_entries
-from pykubelet.tasks import finish_in_thread
+from pykubelet.tasks import finish_in_thread, wait_seconds
 
 _BLOCK = 256 * 1024
 # A runtime writes entries of 16 KiB at most; what has no line break for so long is damage.
@@ -205,9 +205,10 @@ async def _change(changes: Inotify) -> None:
 
     The ticks of all logs fall together: to wake up once a second for all costs much less than for each.
     """
-    next_tick = (asyncio.get_running_loop().time() // _TICK_SECONDS + 1) * _TICK_SECONDS
+    now = asyncio.get_running_loop().time()
+    next_tick = (now // _TICK_SECONDS + 1) * _TICK_SECONDS
     with suppress(TimeoutError):
-        async with asyncio.timeout_at(next_tick):
+        async with asyncio.timeout(wait_seconds(next_tick - now)):
             await anext(changes)
         await asyncio.sleep(_GULP_SECONDS)
 

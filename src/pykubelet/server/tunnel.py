@@ -27,7 +27,7 @@ from pykubelet.logs import get_logger
 from pykubelet.server.identity import split_protocols, without_tokens
 from pykubelet.server.pipeline import is_upgrade
 from pykubelet.server.refused import Refused
-from pykubelet.tasks import TaskScope
+from pykubelet.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
 
@@ -197,7 +197,7 @@ class _Tunnel(asyncio.Protocol):
             left = self._active + self._idle_seconds - self._clock()
             if left <= 0:
                 break
-            await asyncio.sleep(left)
+            await asyncio.sleep(wait_seconds(left))
         log.v(2).info("Closing a stream on which nothing came", seconds=self._idle_seconds)
         self._runtime.abort()
 

@@ -24,6 +24,7 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.logs import get_logger
 from pykubelet.runtime.observed import ObservedPod
 from pykubelet.sync.metrics import WorkerMetrics
+from pykubelet.tasks import wait_seconds
 
 log = get_logger(__name__)
 
@@ -244,8 +245,9 @@ class PodWorker:
         self.gone.set()
 
     async def _sleep(self, seconds: float | None) -> None:
+        """Wait until woken, at most for so many seconds; 0 starts the next step immediately."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(wait_seconds(seconds) if seconds else seconds):
                 await self._wake.wait()
         except TimeoutError:
             return

@@ -27,7 +27,7 @@ from types import MappingProxyType
 
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
-from pykubelet.tasks import in_own_thread
+from pykubelet.tasks import in_own_thread, wait_seconds
 from pykubelet.volumes.config_map import ConfigMapKind
 from pykubelet.volumes.downward_api import DownwardKind
 from pykubelet.volumes.empty_dir import EmptyDirKind
@@ -133,7 +133,7 @@ class VolumeUsage:
                     await self._measure(pods[uid], tasks)
                     self._due[uid] = loop.time() + self._period * (1 + self._chance())
                 wake = min(self._due.values(), default=loop.time() + self._period)
-                await asyncio.sleep(min(max(wake - loop.time(), 0), self._period))
+                await asyncio.sleep(wait_seconds(min(wake - loop.time(), self._period)))
 
     def _known(self, now: float) -> dict[str, Pod]:
         """Give the pods to measure; a new one has its turn within a period, so that not all come at once."""

@@ -12,6 +12,7 @@ from typing import NoReturn
 from pykubelet.host.plugin_calls import PluginError
 from pykubelet.host.plugin_registration import RegistrationRefused
 from pykubelet.logs import get_logger
+from pykubelet.tasks import wait_seconds
 from pykubelet.volumes.csi.driver_objects import DriverObjects
 from pykubelet.volumes.csi.drivers import Drivers
 from pykubelet.volumes.csi.node_info import NodeInfo
@@ -62,7 +63,7 @@ class Limits:
             # Together: one that hangs does not keep the others from being asked.
             await side_by_side([self.refresh(name) for name in due])
             self._due |= {name: clock() + periods[name] for name in due}
-            pause = min(self._due.values()) - clock() if self._due else None
+            pause = wait_seconds(min(self._due.values()) - clock()) if self._due else None
             try:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
