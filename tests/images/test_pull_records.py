@@ -57,6 +57,11 @@ def record(image_ref: str = "sha256:a", **mapping: ImagePullCredentials) -> Imag
     return ImagePulledRecord(image_ref, NOW, mapping)
 
 
+def from_disk(image_ref: str) -> ImagePulledRecord:
+    """A record after it was written and read: its time has whole seconds."""
+    return ImagePulledRecord(image_ref, NOW.replace(microsecond=0))
+
+
 def cache(
     files: PullRecordFiles, registry: CollectorRegistry, *, intents_size: int = 4, pulled_size: int = 4
 ) -> PullRecords:
@@ -171,10 +176,7 @@ async def test_cached_answers_without_the_disk_while_all_records_fit(
 
     for method in ("intent_exists", "get_pulled", "list_intents", "list_pulled"):
         monkeypatch.setattr(files, method, no_disk)
-    assert records.cached(IMAGE, "sha256:a") == (
-        record("sha256:a").__class__("sha256:a", NOW.replace(microsecond=0)),
-        True,
-    )
+    assert records.cached(IMAGE, "sha256:a") == (from_disk("sha256:a"), True)
     assert records.cached("other", "sha256:b") == (None, False)
     assert await records.get_pulled("sha256:b") is None
     assert not await records.intent_exists("other")
@@ -189,9 +191,7 @@ async def test_cache_that_evicted_a_record_reads_the_disk(
         await records.write_pulled(record(f"sha256:{number}"))
         await records.write_intent(f"image-{number}")
     assert records.cached("image-0", "sha256:0") is None, "the cache does not know"
-    assert await records.get_pulled("sha256:0") == record("sha256:0").__class__(
-        "sha256:0", NOW.replace(microsecond=0)
-    )
+    assert await records.get_pulled("sha256:0") == from_disk("sha256:0")
     assert await records.intent_exists("image-0")
     assert await records.get_pulled("sha256:9") is None
 
