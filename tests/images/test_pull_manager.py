@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.errors import CriError, Unavailable
 from pykubelet.images import pull_manager
 from pykubelet.images.credentials import PullSecret, read_config_json
@@ -282,7 +283,11 @@ def test_credential_hash_is_upstreams() -> None:
         assert credential_hash(credentials) == expected, entry
 
 
-def test_credential_hash_differs_by_identity_token() -> None:
+def test_credential_hash_differs_by_identity_token_and_email() -> None:
+    entries = [{"identitytoken": "a"}, {"identitytoken": "a", "email": "x"}, {"identitytoken": "b"}]
+    auths = {f"host-{number}": entry for number, entry in enumerate(entries)}
+    found = read_config_json(json.dumps({"auths": auths}).encode()).values()
+    assert len({credential_hash(credentials) for credentials in found}) == 3
     tokens = {credential_hash(Credentials(identity_token=token)) for token in ("a", "b", "")}
     assert len(tokens) == 3
 
@@ -302,6 +307,7 @@ def test_match_secrets_records_what_matched_up_to_a_limit() -> None:
 
 MERGES: list[tuple[ImagePullCredentials | None, ImagePullCredentials | None, ImagePullCredentials | None]] = [
     (None, None, None),
+    (None, ImagePullCredentials(), None),
     (None, ImagePullCredentials((SECRET,)), ImagePullCredentials((SECRET,))),
     (ImagePullCredentials((SECRET,)), None, None),
     (ImagePullCredentials((SECRET,)), ImagePullCredentials(), None),
@@ -472,6 +478,33 @@ async def test_puller_records_the_credentials_that_were_accepted(rig: Rig, priva
     assert rig.known == ImagePullCredentials((SECRET,))
 
 
+async def test_puller_records_the_reference_under_which_the_image_is_present(
+    rig: Rig, private: FakeImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that a runtime whose pull returns something else than the image's id hides no record."""
+    pull = private.pull_image
+
+    async def by_digest(*arguments: Any) -> str:
+        await pull(*arguments)
+        return f"{NAME}@sha256:{'d' * 64}"
+
+    monkeypatch.setattr(private, "pull_image", by_digest)
+    puller = await rig.puller()
+    await ensure(puller, a_pod(IMAGE, uid="a"), pull_secret())
+    assert rig.known == ImagePullCredentials((SECRET,))
+    assert (await rejection(puller, a_pod(IMAGE, "Never", uid="b"))).reason == "ErrImageNeverPull"
+
+
+async def test_track_pull_that_fails_keeps_the_intent_of_another_pull(rig: Rig) -> None:
+    manager, spec = await rig.manager(), pb.ImageSpec(image=IMAGE)
+    async with manager.track_pull(IMAGE, spec, None) as first:
+        async with manager.track_pull(IMAGE, spec, None) as second:
+            second.record_failure()
+        assert rig.intents == [IMAGE]
+        first.record_failure()
+    assert rig.intents == []
+
+
 async def test_puller_metrics_of_requests(rig: Rig, private: FakeImages) -> None:
     puller = await rig.puller()
     await ensure(puller, a_pod(IMAGE, uid="a"), pull_secret())
@@ -637,6 +670,19 @@ async def test_pull_of_a_preloaded_image_that_is_cancelled_leaves_it_preloaded(
     await rig.until(lambda: not rig.intents)
     assert rig.files.get_pulled(REF) is None
     assert await ensure(puller, a_pod(IMAGE, "Never", uid="other"))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("before", [(None, REF), (REF, None)])
+async def test_pulls_without_outcome_are_preloaded_only_when_all_found_the_image(
+    rig: Rig, service: FakeImages, before: tuple[str | None, str | None]
+) -> None:
+    service.present[IMAGE] = an_image(IMAGE)
+    manager, spec = await rig.manager(), pb.ImageSpec(image=IMAGE)
+    async with manager.track_pull(IMAGE, spec, before[0]), manager.track_pull(IMAGE, spec, before[1]):
+        assert rig.intents == [IMAGE]
+    await rig.until(lambda: not rig.intents)
+    assert rig.files.get_pulled(REF) is not None
 
 
 @pytest.mark.usefixtures("quick")

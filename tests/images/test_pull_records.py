@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.images import pull_records
 from pykubelet.images.metrics import PullRecordMetrics
 from pykubelet.images.pull_records import (
     MAX_RECORD_BYTES,
@@ -22,6 +21,7 @@ from pykubelet.images.pull_records import (
     RecordError,
     encode_pulled,
 )
+from pykubelet.pods.handover import write_atomically
 
 UPSTREAM = Path(__file__).parents[1] / "data" / "images" / "pull-records.tsv"
 """Files that the upstream kubelet v1.36.3 wrote."""
@@ -94,7 +94,7 @@ def test_files_written_by_upstream_are_read_and_rewritten_identically(
     assert (tmp_path / "image_manager" / "pulled").stat().st_mode & 0o777 == 0o700
 
 
-def test_prepare_rewrites_v1alpha1_and_removes_interrupted_writes(
+def test_files_of_v1alpha1_are_rewritten_and_interrupted_writes_removed(
     files: PullRecordFiles, pulled_dir: Path, pulling_dir: Path
 ) -> None:
     originals = {}
@@ -106,6 +106,7 @@ def test_prepare_rewrites_v1alpha1_and_removes_interrupted_writes(
     foreign = pulled_dir / "notes.txt"
     foreign.write_bytes(b"x")
     files.prepare()
+    assert (len(files.list_intents()[0]), len(files.list_pulled()[0])) == (3, 5)
     assert foreign.exists()
     foreign.unlink()
     now = {path: path.read_bytes() for path in (*pulled_dir.iterdir(), *pulling_dir.iterdir())}
@@ -146,6 +147,16 @@ def test_get_pulled_of_another_image_in_the_file_is_none(files: PullRecordFiles,
     [path] = pulled_dir.iterdir()
     path.write_bytes(encode_pulled(record("sha256:b")))
     assert files.get_pulled("sha256:a") is None
+
+
+def test_intent_exists_of_another_image_in_the_file_is_false(
+    files: PullRecordFiles, pulling_dir: Path
+) -> None:
+    files.write_intent(IMAGE)
+    assert files.intent_exists(IMAGE)
+    [path] = pulling_dir.iterdir()
+    path.write_bytes(path.read_bytes().replace(b"app:1", b"app:2"))
+    assert not files.intent_exists(IMAGE)
 
 
 def test_write_that_fails_leaves_the_old_content(
@@ -194,6 +205,19 @@ async def test_cache_that_evicted_a_record_reads_the_disk(
     assert await records.get_pulled("sha256:0") == from_disk("sha256:0")
     assert await records.intent_exists("image-0")
     assert await records.get_pulled("sha256:9") is None
+
+
+async def test_cached_without_all_intents_does_not_answer_for_an_untracked_image(
+    files: PullRecordFiles, registry: CollectorRegistry
+) -> None:
+    records = cache(files, registry, intents_size=1)
+    await records.open()
+    for image in ("first", "second"):
+        await records.write_intent(image)
+    assert records.cached("first", "sha256:a") is None
+    assert records.cached("second", "sha256:a") == (None, True)
+    await records.write_pulled(record("sha256:b"))
+    assert records.cached("first", "sha256:b") == (record("sha256:b"), False), "a record decides by itself"
 
 
 async def test_cache_is_not_authoritative_beside_a_broken_file_until_a_prune_lists_all(
@@ -255,14 +279,13 @@ async def test_write_whose_caller_is_cancelled_reaches_disk_and_cache(
     records = cache(files, registry)
     await records.open()
     begun, go_on = threading.Event(), threading.Event()
-    write = pull_records.write_atomically
 
     def slow(target: Path, content: bytes, mode: int = 0o644) -> None:
         begun.set()
         assert go_on.wait(30)
-        write(target, content, mode)
+        write_atomically(target, content, mode)
 
-    monkeypatch.setattr(pull_records, "write_atomically", slow)
+    monkeypatch.setattr("pykubelet.images.pull_records.write_atomically", slow)
     writing = asyncio.create_task(records.write_intent(IMAGE))
     await asyncio.to_thread(begun.wait, 30)
     writing.cancel()

@@ -241,7 +241,7 @@ class PullManager:
             ):
                 record = await self._records.get_pulled(image_ref)
                 intended = record is None and await self._records.intent_exists(image)
-        return record, record is not None or intended or image in self._in_flight
+        return record, record is not None or intended
 
     async def _finish(self, image: str, attempt: PullAttempt) -> bool:
         """Replace an attempt's intent by its outcome; return False when the intent must stay."""

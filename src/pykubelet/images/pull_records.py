@@ -161,23 +161,23 @@ class PullRecordFiles:
         self._pulled = root_dir / "image_manager" / "pulled"
 
     def prepare(self) -> None:
-        """Ensure the directories exist, without files of interrupted writes or of an older version."""
+        """Ensure the directories exist, without files of interrupted writes."""
         for directory in (self._intents.parent, self._intents, self._pulled):
             directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         for directory in (self._intents, self._pulled):
             for leftover in directory.glob(f".{_PREFIX}*"):
                 leftover.unlink(missing_ok=True)
-        for path, intent in self._decoded(self._intents, _IntentFile, []):
-            if intent.api_version != API_VERSION:
-                _write(path, encode_intent(intent.image))
-        for path, pulled in self._decoded(self._pulled, _PulledFile, []):
-            if pulled.api_version != API_VERSION:
-                _write(path, encode_pulled(_record(pulled)))
 
     def list_intents(self) -> tuple[list[str], list[str]]:
-        """Return the images with a pull intent, and the errors of the files that cannot be used."""
-        errors: list[str] = []
-        return [intent.image for _, intent in self._decoded(self._intents, _IntentFile, errors)], errors
+        """Return the images with a pull intent, and the errors of the files that cannot be used.
+
+        Files of an older version are written again.
+        """
+        intents, errors = _decode_all(self._intents, _IntentFile)
+        for path, intent in intents:
+            if intent.api_version != API_VERSION:
+                _migrate(path, encode_intent(intent.image))
+        return [intent.image for _, intent in intents], errors
 
     def intent_exists(self, image: str) -> bool:
         """Return whether an image has a pull intent; raises RecordError."""
@@ -197,9 +197,16 @@ class PullRecordFiles:
         return sum(1 for _ in _record_files(self._intents))
 
     def list_pulled(self) -> tuple[list[ImagePulledRecord], list[str]]:
-        """Return the pulled records, and the errors of the files that cannot be used."""
-        errors: list[str] = []
-        return [_record(pulled) for _, pulled in self._decoded(self._pulled, _PulledFile, errors)], errors
+        """Return the pulled records, and the errors of the files that cannot be used.
+
+        Files of an older version are written again.
+        """
+        found, errors = _decode_all(self._pulled, _PulledFile)
+        records = [_record(pulled) for _, pulled in found]
+        for (path, pulled), record in zip(found, records, strict=True):
+            if pulled.api_version != API_VERSION:
+                _migrate(path, encode_pulled(record))
+        return records, errors
 
     def get_pulled(self, image_ref: str) -> ImagePulledRecord | None:
         """Return an image's pulled record, None when it does not exist; raises RecordError."""
@@ -217,14 +224,6 @@ class PullRecordFiles:
     def count_pulled(self) -> int:
         """Return the number of pulled records."""
         return sum(1 for _ in _record_files(self._pulled))
-
-    def _decoded(self, directory: Path, kind: type[T], errors: list[str]) -> Iterator[tuple[Path, T]]:
-        for path in list(_record_files(directory)):
-            try:
-                if (found := _decode(path, kind)) is not None:
-                    yield path, found
-            except (RecordError, OSError) as err:
-                errors.append(str(err))
 
 
 class PullRecords:
@@ -461,6 +460,25 @@ def _decode(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:
         raise RecordError(f"cannot decode {path}: {err}") from err
+
+
+def _decode_all(directory: Path, kind: type[T]) -> tuple[list[tuple[Path, T]], list[str]]:
+    """Return the files of a directory with their contents, and the errors of those that cannot be used."""
+    found, errors = [], []
+    for path in _record_files(directory):
+        try:
+            if (content := _decode(path, kind)) is not None:
+                found.append((path, content))
+        except (RecordError, OSError) as err:
+            errors.append(str(err))
+    return found, errors
+
+
+def _migrate(path: Path, content: bytes) -> None:
+    try:
+        _write(path, content)
+    except OSError as err:
+        log.error(err, "Failed to migrate image pull record to the current version", path=str(path))
 
 
 def _record(file: _PulledFile) -> ImagePulledRecord:
