@@ -31,6 +31,7 @@ from pykubelet.devices import NodeDevices
 from pykubelet.host import HostError, addresses, cgroups, hostname, lockfile, notify
 from pykubelet.host.machine import architecture
 from pykubelet.images.provider_config import CredentialProvider, load_providers
+from pykubelet.images.pull_manager import PullManager
 from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
@@ -66,6 +67,7 @@ from pykubelet.sync.admitting import AdmissionParts
 from pykubelet.sync.allotment import Allotment
 from pykubelet.sync.claims_side import NO_CLAIMS
 from pykubelet.sync.engine import EngineParts, PodEngine
+from pykubelet.sync.pulling import open_pull_manager
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
@@ -308,6 +310,7 @@ class Kubelet:
             root_dir=root,
             credential_providers=self._credential_providers(),
             credential_provider_dir=Path(self.flags.image_credential_provider_bin_dir),
+            pull_manager=await self._pull_manager(cri, tasks, root),
             volumes=volumes,
             cgroups=pod_cgroups,
             registry=self.registry,
@@ -403,6 +406,15 @@ class Kubelet:
             self.flags.image_credential_provider_bin_dir,
         )
         return load_providers(Path(config), Path(folder)) if config else []
+
+    async def _pull_manager(self, cri: Cri, tasks: TaskScope, root: Path) -> PullManager | None:
+        try:
+            return await open_pull_manager(cri, self.config, self.gates, tasks, self.registry, root)
+        except OSError as err:
+            raise StartError(
+                f"cannot use the records of pulled images in {root / 'image_manager'}: {err}; "
+                "make the directory readable and writable for the kubelet"
+            ) from err
 
     def _legacy_logs(self) -> Path | None:
         """Where links to containers' logs go; a node with logs of its own keeps out of the machine's."""

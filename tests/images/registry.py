@@ -23,8 +23,9 @@ from typing import IO, Any
 
 import pytest
 
+from pykubelet.embedded.needs import inspect_machine
 from pykubelet.embedded.oci import Entry, ImageConfig, image_archive
-from pykubelet.embedded.seed_images import machine_platform
+from pykubelet.embedded.seed_images import machine_platform, read_static
 
 PROGRAM = "docker-registry"
 USER, PASSWORD = "user", "hunter2"
@@ -44,8 +45,18 @@ class Registry:
         """Push an image of one file, with a user of its own; gives its digest."""
         config = ImageConfig(command=["/hello"], user=user, labels={"note": note} if note else {})
         entries = [Entry("hello", data=f"{repository}:{tag} {note}".encode())]
-        name = f"{repository}:{tag}"
-        archive = image_archive(name, entries, config, machine_platform(os.uname().machine))
+        return self._push(repository, tag, entries, config)
+
+    def push_busybox(self, repository: str, tag: str) -> str:
+        """Push an image with a shell, which no other repository has; return its digest."""
+        program = read_static(inspect_machine().programs["busybox"])
+        entries = [Entry("bin/busybox", data=program), Entry("tmp", mode=0o1777)]
+        entries += [Entry(f"bin/{applet}", link="busybox") for applet in ("sh", "sleep", "cat", "true")]
+        config = ImageConfig(env={"PATH": "/bin"}, labels={"repository": repository})
+        return self._push(repository, tag, entries, config)
+
+    def _push(self, repository: str, tag: str, entries: list[Entry], config: ImageConfig) -> str:
+        archive = image_archive(f"{repository}:{tag}", entries, config, machine_platform(os.uname().machine))
         return self.push_archive(repository, tag, archive)
 
     def push_archive(self, repository: str, tag: str, archive: bytes) -> str:

@@ -18,6 +18,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
 from pykubelet.images.provider_config import CredentialProvider
+from pykubelet.images.pull_manager import PullManager
 from pykubelet.kube.object_copy import Update
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Event, Journal, Note
@@ -79,6 +80,8 @@ class EngineParts:
     root_dir: Path
     credential_providers: Sequence[CredentialProvider]
     credential_provider_dir: Path
+    pull_manager: PullManager | None
+    """Access control of images that are present; None when its feature gate is off."""
     volumes: Volumes
     cgroups: Cgroups
     registry: CollectorRegistry
@@ -138,6 +141,7 @@ class PodEngine:
             providers=parts.credential_providers,
             provider_dir=parts.credential_provider_dir,
             accounts=cluster.accounts if cluster is not None else None,
+            pull_manager=parts.pull_manager,
         )
         starter = Starter(
             parts.cri,
