@@ -49,6 +49,7 @@ from pykubelet.sync.status_restart import says_restarting
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.step_notes import ended, status_before, told
 from pykubelet.sync.worker import Outcome, PodRefused, StepError
+from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.errors import VolumeError, failure_event
 
 log = get_logger(__name__)
@@ -336,7 +337,8 @@ class PodLifeOnNode:
             await self.registrar.told(uid)
             await self._remove_traces(uid, pod)
         if fate != "wanted":
-            self._dirs.remove(uid)
+            # In a thread: containers may have filled it with any number of files.
+            await finish_in_thread(lambda: self._dirs.remove(uid))
         if fate == "leaving" and self.registrar is not None and pod is not None:
             await self.registrar.remove(pod)
 
@@ -345,7 +347,8 @@ class PodLifeOnNode:
         memory = self._memory(uid)
         observed = await self._picture(memory, uid)
         memory.current = False
-        self._starter.remove_logs(pod or restored_pod(observed))
+        leaving = pod or restored_pod(observed)
+        await finish_in_thread(lambda: self._starter.remove_logs(leaving))
         stopped = memory.stopped
         for container in observed.containers:
             await remove_container(self._cri, container.id)
