@@ -16,12 +16,16 @@ _SECRET_KEY = re.compile(
 _SECRET_TEXT = [
     (re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(r"(?i)(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{MASK}@"),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"), MASK),
     (
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)", re.S),
         MASK,
     ),
 ]
+
+_TOKEN_LIKE = re.compile(r"[A-Za-z0-9_.-]{13,}+")
+_TOKEN_START = re.compile(r"\beyJ")
+_TOKEN_END = re.compile(r"[A-Za-z0-9_-]*+")
+_SHORTEST_HEADER = len("eyJ") + 8
 
 
 def is_secret_key(key: str) -> bool:
@@ -33,7 +37,27 @@ def mask_text(text: str) -> str:
     """Replace whatever in a text looks like a secret."""
     for pattern, replacement in _SECRET_TEXT:
         text = pattern.sub(replacement, text)
-    return text
+    return _TOKEN_LIKE.sub(_mask_tokens, text) if "eyJ" in text else text
+
+
+def _mask_tokens(run: re.Match[str]) -> str:
+    """Replace the JSON web tokens (`eyJ….….…`) in a run of their characters, in linear time."""
+    text, position = run[0], 0
+    shown: list[str] = []
+    while start := _TOKEN_START.search(text, position):
+        header = text.find(".", start.start())
+        claims = text.find(".", header + 1)
+        if header < 0 or claims < 0:
+            break
+        if header - start.start() < _SHORTEST_HEADER or claims == header + 1:
+            shown.append(text[position : header + 1])
+            position = header + 1
+            continue
+        end = _TOKEN_END.match(text, claims + 1)
+        assert end is not None
+        shown += (text[position : start.start()], MASK)
+        position = end.end()
+    return "".join((*shown, text[position:]))
 
 
 def mask_value(key: str, value: Any) -> Any:
