@@ -1,7 +1,7 @@
 """Images that the node e2e suite pulls, built from programs of this host and of our Go module.
 
 Nothing is downloaded: busybox and the pause process are Debian's, agnhost and nonewprivs are built from
-upstream's sources, curl, ipcs and nginx are small programs of ours (`module/standins`). The names come from the
+upstream's sources, curl, ipcs and nginx are programs of ours (`module/standins`). The names come from the
 suite itself (`--list-images`), so a new Kubernetes version needs no change here. Specs of images that
 are not in `BUILDERS` fail to pull.
 """

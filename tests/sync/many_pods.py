@@ -378,6 +378,7 @@ async def engine_with_fakes(root: Path, cgroups: Cgroups) -> AsyncIterator[Rig]:
             root_dir=root,
             credential_providers=(),
             credential_provider_dir=root,
+            pull_manager=None,
             volumes=PodVolumes(
                 root,
                 objects=NoObjects(),

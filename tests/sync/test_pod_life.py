@@ -1,7 +1,8 @@
 """A pod's step: nothing that happens during it may be lost, since no event tells of it again."""
 
+import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -244,3 +245,27 @@ async def test_sync_container_in_back_off_refreshes_volumes_of_running_siblings(
     subject = life(observed, observed, again=40.0, refreshed=refreshed, mounts=mounts)
     assert await subject.sync(pod) == (False, 40.0)
     assert refreshed == expected
+
+
+async def test_remove_deletes_directories_off_the_event_loop() -> None:
+    """Verify that the number of files that a pod leaves behind does not hold up other pods."""
+    removed: dict[str, threading.Thread] = {}
+    subject = life(seen())
+
+    async def nothing(*_: object) -> None:
+        return
+
+    removing: Any = SimpleNamespace(
+        unmount=nothing,
+        remove_logs=lambda pod: removed.update(logs=threading.current_thread()),
+        remove=lambda uid: removed.update(directories=threading.current_thread()),
+        runtime=SimpleNamespace(stop_pod_sandbox=nothing, remove_pod_sandbox=nothing),
+    )
+    subject._volumes = subject._starter = subject._dirs = subject._cri = removing
+    subject._cgroups = cast(Any, SimpleNamespace(remove=nothing))
+    subject._fate_of = lambda _: "gone"
+    remnants = await subject.clean_up(POD.uid, None)
+    assert remnants is not None
+    await subject.remove(remnants)
+    assert removed.keys() == {"logs", "directories"}
+    assert threading.main_thread() not in removed.values()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
+from pykubelet.host.mounts import remove_tree
 from pykubelet.images.errors import ImageError
 from pykubelet.images.images import ImagePuller, PresentImage
 from pykubelet.images.pull_secrets import pull_secrets
@@ -274,7 +274,7 @@ class Starter:
                 service_env=self._services(pod),
                 config_map=sources.config_map,
                 secret=sources.secret,
-                env_file=sources.file,
+                env_file=sources.file_value,
             )
             facts = replace(
                 facts,
@@ -352,14 +352,17 @@ class Starter:
             raise StartError("PostStartHookError", str(err)) from err
 
     def remove_logs(self, pod: Pod) -> None:
-        """Delete a pod's logs and all links to them; of an orphan only its uid need be known."""
+        """Remove a pod's logs and all links to them; of an orphan only its uid need be known. Blocks.
+
+        What fails is logged and left for the garbage collection of logs.
+        """
         name, namespace = pod.metadata.name, pod.metadata.namespace
         if not name or not namespace:
             for folder in Path(self._node.pod_logs_dir).glob(f"*_{glob.escape(pod.uid)}"):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_log_dir(folder)
             return
         folder = self._log_dir(pod)
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_log_dir(folder)
         if self._legacy_logs is not None and self._legacy_logs.is_dir():
             for link in self._legacy_logs.iterdir():
                 ours = link.name.startswith(f"{name}_{namespace}_") and link.is_symlink()
@@ -427,6 +430,13 @@ def _node_hosts() -> str:
         return Path("/etc/hosts").read_text()
     except FileNotFoundError:
         return ""
+
+
+def _remove_log_dir(path: Path) -> None:
+    try:
+        remove_tree(path)
+    except OSError as err:
+        log.error(err, "Failed to remove pod logs directory", path=path)
 
 
 def _target(container: Container, observed: ObservedPod) -> str:
