@@ -26,7 +26,7 @@ class HookTarget:
         self.requests.append((container_id, command, timeout))
         if self._failure is not None:
             raise self._failure
-        return SimpleNamespace(exit_code=self._exit_code, stdout=b"out ", stderr=b"err" + b"!" * 4096)
+        return SimpleNamespace(exit_code=self._exit_code, stdout=b"out ", stderr=b"err" + b"!" * 9000)
 
     async def http_get(self, action: HTTPGetAction, container: Container, address: str) -> str | None:
         self.requests.append((action, container.name, address))
@@ -45,9 +45,9 @@ async def test_run_exec_exit_zero_succeeds() -> None:
 
 @pytest.mark.parametrize("code", [1, 2, 137])
 async def test_run_exec_other_exit_code_fails(code: int) -> None:
-    with pytest.raises(HookError, match=rf"exited with {code}, message: .out err!+'$") as caught:
+    with pytest.raises(HookError, match=rf"exited with {code}\b.*message: .out err!+") as caught:
         await HookTarget(exit_code=code).runner().run(POD, MAIN, "c1", EXEC)
-    assert len(str(caught.value)) < 1200
+    assert len(str(caught.value)) < 4096
 
 
 async def test_run_exec_runtime_error_fails() -> None:

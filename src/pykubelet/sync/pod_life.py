@@ -50,6 +50,7 @@ from pykubelet.sync.status_restart import says_restarting
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.step_notes import ended, status_before, told
 from pykubelet.sync.worker import KillPodOptions, Outcome, PodRefused, PodStatusFunc, Remnants, StepError
+from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.errors import VolumeError, failure_event
 
 log = get_logger(__name__)
@@ -356,8 +357,10 @@ class PodLifeOnNode:
             raise StepError(f"cannot remove pod: {err}") from err
         problems = await self._remove_from_runtime(observed, remnants.stopped)
         try:
-            self._starter.remove_logs(remnants.pod or restored_pod(observed))
-            self._dirs.remove(uid)
+            # In a thread: containers may have filled both with any number of files.
+            owner = remnants.pod or restored_pod(observed)
+            await finish_in_thread(lambda: self._starter.remove_logs(owner))
+            await finish_in_thread(lambda: self._dirs.remove(uid))
         except OSError as err:
             problems.append(str(err))
         if problems:
