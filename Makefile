@@ -14,10 +14,10 @@ SECONDS ?= 600
 TESTS ?=
 SAMPLE ?= 150
 
-.PHONY: help setup run test unit durations repeat chaos mutate vmtest check format bench fuzz clean
+.PHONY: help setup run test unit durations repeat chaos mutate vmtest conformance check format bench fuzz clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing (Debian/Ubuntu) and make .venv
 	@scripts/setup
@@ -49,6 +49,10 @@ mutate: setup ## mutate the imperative code; which share do the unit tests catch
 vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (half an hour)
 	@scripts/setup --vm
 	$(PY)/python -m tests.vm
+
+conformance: ## run the upstream node suite (20 minutes); AGENT=reference FOCUS= SKIP= PROCS= choose
+	@scripts/setup --conformance
+	$(PY)/python -m tests.conformance
 
 check: setup ## formatting, lint, types, layers
 	$(PY)/ruff format --check .

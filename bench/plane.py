@@ -160,4 +160,6 @@ def _command(cluster: DevCluster, instance: Instance, program: Path) -> list[str
         f"--root-dir={root}",
         f"--cert-dir={root}/pki",
         f"--hostname-override={NODE}",
+        # The default is shared with other kubelets of this host; the upstream kubelet has no such flag.
+        *([f"--device-plugin-dir={root}/device-plugins"] if program == BIN / "kubelet" else []),
     ]

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,9 +199,15 @@ def why_no_machine() -> str:
 
 
 @contextmanager
-def runtime_process(data_dir: Path, cgroup_driver: str = "cgroupfs") -> Iterator[RunningRuntime]:
-    """Run a private runtime in a process of its own, which ends with this block or with this process."""
+def runtime_process(
+    data_dir: Path, cgroup_driver: str = "cgroupfs", *, inside: Sequence[str] = ()
+) -> Iterator[RunningRuntime]:
+    """Run a private runtime in a process of its own, which ends with this block or with this process.
+
+    `inside` is the prefix of its command, such as one that enters a network namespace.
+    """
     command = [
+        *inside,
         "setpriv",
         "--pdeathsig",
         "TERM",

@@ -15,7 +15,7 @@ import pytest
 
 import pykubelet
 from pykubelet.api.pod import Pod
-from pykubelet.sync.worker import Outcome
+from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
 from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import SHORTEST_WAIT_SECONDS, TaskScope, in_own_thread, wait_seconds
 from pykubelet.volumes.usage import VolumeUsage
@@ -64,10 +64,13 @@ async def test_pod_worker_deadline_between_ticks_is_reached() -> None:
             left = 10 + TINY - asyncio.get_running_loop().time()
             return left <= 0, left
 
-        async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+        async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
             pass
 
-        async def clean_up(self, uid: str, pod: Pod | None) -> None:
+        async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
+            return None
+
+        async def remove(self, remnants: Remnants) -> None:
             pass
 
     life = Deadline()

@@ -42,7 +42,6 @@ from pykubelet.sync.device_side import DeviceHealth, DeviceSide
 from pykubelet.sync.engine import PodEngine
 
 PLUGIN_TYPE = "DevicePlugin"
-FOLDER = "device-plugins"
 ASKING_FOLDER = "pod-resources"
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
@@ -67,10 +66,12 @@ class Claims(Protocol):
 class NodeDevices:
     """The devices of one node."""
 
-    def __init__(self, root: Path, gates: FeatureGates, registry: CollectorRegistry) -> None:
-        """Take the agent's root directory; devices are served from folders in it."""
+    def __init__(
+        self, root: Path, plugin_dir: Path, gates: FeatureGates, registry: CollectorRegistry
+    ) -> None:
+        """Initialize with the root directory and the directory of kubelet.sock for device plugins."""
         numbers = [node.number for node in read_memory_nodes()]
-        self.manager = DeviceManager(root / FOLDER, numbers, self, DeviceMetrics(registry), self._changed)
+        self.manager = DeviceManager(plugin_dir, numbers, self, DeviceMetrics(registry), self._changed)
         self.claims: Claims | None = None
         self._root = root
         self._shows_health = gates.enabled("ResourceHealthStatus")

@@ -31,6 +31,7 @@ from pykubelet.devices import NodeDevices
 from pykubelet.host import HostError, addresses, cgroups, hostname, lockfile, notify
 from pykubelet.host.machine import architecture
 from pykubelet.images.provider_config import CredentialProvider, load_providers
+from pykubelet.images.pull_manager import PullManager
 from pykubelet.kube.errors import KubeconfigError
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
@@ -52,6 +53,7 @@ from pykubelet.preparing import (
     take_cgroup_driver,
 )
 from pykubelet.resources.node_cgroups import no_record
+from pykubelet.runtime.dns import check_resolv_conf
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector, GcPolicy
 from pykubelet.runtime.names import LEGACY_LOG_DIR
@@ -65,6 +67,7 @@ from pykubelet.sync.admitting import AdmissionParts
 from pykubelet.sync.allotment import Allotment
 from pykubelet.sync.claims_side import NO_CLAIMS
 from pykubelet.sync.engine import EngineParts, PodEngine
+from pykubelet.sync.pulling import open_pull_manager
 from pykubelet.sync.run_once import run_once
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.tasks import TaskScope
@@ -102,7 +105,7 @@ class Kubelet:
         self.gates = loaded.gates
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._given = loaded.given
+        self._flag_values = loaded.flag_values
         self._started = datetime.now(UTC)
         self._on_started = on_started
         self._tunes_kernel = tunes_kernel
@@ -146,7 +149,9 @@ class Kubelet:
             cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
             if self._stop.is_set():
                 return
-            devices = NodeDevices(Path(self.flags.root_dir), self.gates, self.registry)
+            devices = NodeDevices(
+                Path(self.flags.root_dir), Path(self.flags.device_plugin_dir), self.gates, self.registry
+            )
             # They outlive the engine: a pod whose plugin is being asked must not be refused because we stop.
             await devices.serve(stack)
             tasks = await stack.enter_async_context(TaskScope())
@@ -305,12 +310,14 @@ class Kubelet:
             root_dir=root,
             credential_providers=self._credential_providers(),
             credential_provider_dir=Path(self.flags.image_credential_provider_bin_dir),
+            pull_manager=await self._pull_manager(cri, tasks, root),
             volumes=volumes,
             cgroups=pod_cgroups,
             registry=self.registry,
             runtime_errors=runtime_state.errors,
             network_errors=runtime_state.network_errors,
             collector=self._collector(cri),
+            node_event=record,
             legacy_logs=self._legacy_logs(),
             id_space=find_id_space(self.config),
             user_namespaces=_has_user_namespaces(runtime),
@@ -325,6 +332,11 @@ class Kubelet:
             local_objects=local_objects,
             cluster=cluster.parts() if cluster is not None else None,
         )
+        if self.config.resolv_conf:
+            problem = check_resolv_conf(Path(self.config.resolv_conf), self.config.cluster_domain)
+            if problem:
+                log.warning("Host resolv.conf failed the limits check", problem=problem)
+                record("Warning", "CheckLimitsForResolvConf", problem)
         engine = PodEngine(parts, tasks)
         self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks, self.registry)
         start_allotment(allotment, settings, cri, engine, tasks)
@@ -369,7 +381,7 @@ class Kubelet:
         parts = ServingParts(
             settings=self._settings(identity),
             ips=identity.ips,
-            given_flags=self._given,
+            flag_values=self._flag_values,
             started=self._started,
             registry=self.registry,
             cri=cri,
@@ -394,6 +406,15 @@ class Kubelet:
             self.flags.image_credential_provider_bin_dir,
         )
         return load_providers(Path(config), Path(folder)) if config else []
+
+    async def _pull_manager(self, cri: Cri, tasks: TaskScope, root: Path) -> PullManager | None:
+        try:
+            return await open_pull_manager(cri, self.config, self.gates, tasks, self.registry, root)
+        except OSError as err:
+            raise StartError(
+                f"cannot use the records of pulled images in {root / 'image_manager'}: {err}; "
+                "make the directory readable and writable for the kubelet"
+            ) from err
 
     def _legacy_logs(self) -> Path | None:
         """Where links to containers' logs go; a node with logs of its own keeps out of the machine's."""

@@ -43,7 +43,7 @@ class ServingParts:
 
     settings: AgentSettings
     ips: Sequence[str]
-    given_flags: Mapping[str, str]
+    flag_values: Mapping[str, str]
     started: datetime
     registry: CollectorRegistry
     cri: Cri
@@ -123,7 +123,7 @@ async def _api_parts(
         runtime=parts.cri.runtime,
         checks=parts.checks,
         configz=configz_document(settings.config),
-        flags=lambda: parts.given_flags,
+        flags=lambda: parts.flag_values,
         registry=parts.registry,
         metrics=metrics,
         client=cluster.review_client() if cluster is not None else None,

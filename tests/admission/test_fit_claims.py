@@ -3,6 +3,7 @@
 import pytest
 
 from pykubelet.admission.fit import as_amounts, shortages
+from pykubelet.admission.link import Usage
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 
@@ -20,7 +21,10 @@ def pod_of(*resources: str, claimed: tuple[str, ...] = ()) -> Pod:
 def test_what_a_claim_serves_does_not_have_to_be_there(name: str) -> None:
     def short(pod: Pod, has: dict[str, int]) -> list[str]:
         found = shortages(
-            pod, (), {"pods": 10, **has}, lambda one: as_amounts(one.spec.containers[0].resources.requests)
+            pod,
+            Usage(0, {}),
+            {"pods": 10, **has},
+            lambda one: as_amounts(one.spec.containers[0].resources.requests),
         )
         return [one.reason for one in found]
 

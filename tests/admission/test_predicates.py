@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.admission.fit import shortages
-from pykubelet.admission.link import Answer, Preempt, Refusal
+from pykubelet.admission.link import Answer, Preempt, Refusal, Usage
 from pykubelet.admission.place import misplacements, tolerates
 from pykubelet.admission.predicates import Predicates
 from pykubelet.admission.victims import NoVictims, choose_victims, may_preempt
@@ -79,7 +79,8 @@ def test_extended_resources_that_the_node_has(there: str, held: int, refused: bo
 def test_init_containers_and_overhead_count() -> None:
     big = {"name": "first", "resources": {"requests": {"cpu": "1900m"}}}
     asked = pod(initContainers=[big], overhead={"cpu": "200m"})
-    assert [one.requested for one in shortages(asked, [], {"cpu": 2000, "pods": 9}, requests_of)] == [2100]
+    found = shortages(asked, Usage(0, {}), {"cpu": 2000, "pods": 9}, requests_of)
+    assert [one.requested for one in found] == [2100]
 
 
 def required(*terms: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -138,17 +138,28 @@ def test_no_root_is_one_line() -> None:
 class Process:
     """A kubelet that runs until the test is over."""
 
-    def __init__(self, endpoint: str, root: Path, *argv: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        root: Path,
+        *argv: str,
+        env: dict[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
         self.port = free_port()
         self.root = root / "root"
+        # Several kubelets of this host must not share the default, unless `wrapper` isolates this one.
+        plugins = [] if wrapper else [f"--device-plugin-dir={self.root / 'device-plugins'}"]
         self.log = root / "kubelet.log"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [
+                    *wrapper,
                     KUBELET,
                     f"--container-runtime-endpoint={endpoint}",
                     f"--root-dir={self.root}",
                     f"--cert-dir={root / 'pki'}",
+                    *plugins,
                     "--address=127.0.0.1",
                     f"--port={free_port()}",
                     f"--healthz-port={self.port}",
@@ -196,6 +207,24 @@ def started(private_runtime, tmp_path: Path) -> Iterator[list[Process]]:  # type
 
 
 @pytest.mark.machine
+def test_kubelet_other_root_dir_serves_device_plugins_at_upstream_path(  # type: ignore[no-untyped-def]
+    private_runtime,
+    tmp_path: Path,
+    started: list[Process],
+) -> None:
+    # In a mount namespace of its own: other kubelets of this host may serve the real path.
+    private = 'mount -t tmpfs none /var/lib && exec "$@"'
+    wrapper = ("unshare", "--mount", "--propagation=private", "sh", "-c", private, "sh")
+    kubelet = Process(private_runtime.endpoint, tmp_path, wrapper=wrapper)
+    started.append(kubelet)
+    kubelet.wait_healthy()
+    seen = Path(f"/proc/{kubelet.process.pid}/root")
+    assert (seen / "var/lib/kubelet/device-plugins/kubelet.sock").is_socket()
+    assert not (kubelet.root / "device-plugins").exists()
+    assert (kubelet.root / "pod-resources/kubelet.sock").is_socket()
+
+
+@pytest.mark.machine
 def test_a_life_from_start_to_signal(private_runtime, tmp_path: Path, started: list[Process]) -> None:  # type: ignore[no-untyped-def]
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
@@ -232,6 +261,7 @@ def test_a_taken_port_names_the_holder(private_runtime, tmp_path: Path) -> None:
             f"--container-runtime-endpoint={private_runtime.endpoint}",
             f"--root-dir={tmp_path}",
             f"--cert-dir={tmp_path / 'pki'}",
+            f"--device-plugin-dir={tmp_path / 'device-plugins'}",
             "--address=127.0.0.1",
             f"--port={free_port()}",
             f"--healthz-port={port}",

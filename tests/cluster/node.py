@@ -25,6 +25,8 @@ from tests.engine.node import BIN, PATIENCE, Node, is_ready
 
 T = TypeVar("T")
 
+DEVICE_PLUGIN_DIR = "--device-plugin-dir"
+
 TOO_MANY, SERVER_ERROR = 429, 500
 GRACE = 2
 """Pods of tests end quickly."""
@@ -65,7 +67,9 @@ class ClusterNode(Node):
     def hand_to(self, program: Path | None) -> None:
         """Have another program be the agent from the next start on: the reference kubelet, or ours (None)."""
         assert self.process is None
-        self.command = [str(program or BIN / "kubelet"), *self.command[1:]]
+        flags = [flag for flag in self.command[1:] if not flag.startswith(DEVICE_PLUGIN_DIR)]
+        own = [f"{DEVICE_PLUGIN_DIR}={self.root}/device-plugins"] if program is None else []
+        self.command = [str(program or BIN / "kubelet"), *flags, *own]
         self.reference = program is not None
         self.log = self.log.with_name(f"agent-{unique('handed')}.log")
 
@@ -251,6 +255,8 @@ def cluster_node(
         f"--hostname-override={name}",
         f"--kubeconfig={kubeconfig or plane.node_kubeconfig(name)}",
         "-v=4",
+        # The default is shared by all kubelets of this host; upstream has no such flag.
+        *([f"{DEVICE_PLUGIN_DIR}={root}/device-plugins"] if program is None else []),
         *flags,
     ]
     made = ClusterNode(

@@ -105,16 +105,15 @@ def test_pods_come_to_the_node_that_has_devices(
     assert [one.id for one in node.truth.running("first")] == [before]
     # That the pod is ready the API server knows of the agent before: this one may not have heard of it yet.
     node.wait("the device to be the pod's", lambda: asking.listed() == {"first/main": ["d1"]}, 60)
-    late = node.wait_pod_phase(wanting(node, "late", namespace, bound=True), "Failed")
-    assert late["status"]["reason"] == "UnexpectedAdmissionError"
-    assert (
-        f"no healthy devices present; cannot allocate unhealthy devices {RESOURCE}"
-        in late["status"]["message"]
-    )
-
-    # It comes back, and the pod that waited gets what has become free.
+    # A pod that comes before the plugin is back waits for it.
+    late = wanting(node, "late", namespace, bound=True)
+    assert node.wait_event("late", "AdmissionWaiting").endswith(f"for the device plugin of {RESOURCE}")
+    assert not node.truth.containers("late")
     plugin.start()
     wait_amounts(node, "2", "2")
+    node.wait_pod_ready(late)
+    node.delete_pod(late)
+    # The pod that waited for the scheduler gets what has become free.
     node.delete_pod(first)
     assert node.wait_pod_ready(much, 90)["spec"]["nodeName"] == node.name
     assert asking.listed() == {"much/main": ["d1", "d2"]}

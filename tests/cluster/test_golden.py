@@ -416,12 +416,7 @@ def test_the_cgroups(replay: Replay) -> None:
     assert replay.cgroups == _recorded_cgroups()
 
 
-TO_COME = {
-    "checkpoints",
-    "image_manager",
-    "image_manager/pulled",
-    "image_manager/pulling",
-}
+TO_COME = {"checkpoints"}
 """What is there for features that we do not have yet; whoever adds one takes its name away."""
 
 

@@ -1,8 +1,10 @@
 """Pods of a real API server on a real node: their lives, their deaths, and what the API server hears."""
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +170,84 @@ def test_a_shorter_grace_counts(member: ClusterNode, namespace: str) -> None:
     wait_gone(member, created)
 
 
+def noting_pod(node: ClusterNode, namespace: str, out: Path, hook: str, **spec: Any) -> Document:
+    """Return a pod that ignores SIGTERM and notes it; its preStop hook notes itself and runs `hook`."""
+    script = "trap 'echo term >> /out/log' TERM; touch /out/up; while :; do sleep 0.1; done"
+    document = node.pod_document(unique("p"), namespace, script, **spec)
+    main = document["spec"]["containers"][0]
+    main["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", f"echo hook >> /out/log; {hook}"]}}}
+    main["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
+    out.mkdir()
+    document["spec"]["volumes"] = [{"name": "out", "hostPath": {"path": str(out)}}]
+    return document
+
+
+def noted(out: Path) -> list[str]:
+    return (out / "log").read_text().split() if (out / "log").exists() else []
+
+
+@pytest.mark.parametrize(
+    ("hook", "until"), [("while :; do sleep 0.1; done", ["hook"]), (":", ["hook", "term"])]
+)
+def test_delete_with_shorter_grace_period_repeats_neither_hook_nor_signal(
+    member: ClusterNode, namespace: str, tmp_path: Path, hook: str, until: list[str]
+) -> None:
+    out = tmp_path / "out"
+    document = noting_pod(member, namespace, out, hook, terminationGracePeriodSeconds=600)
+    created = member.wait_pod_ready(member.plane.create(document))
+    member.wait("the trap", (out / "up").exists)
+    delete(member, created)
+    member.wait(f"{until}", lambda: noted(out) == until)
+    delete(member, created, grace=3)
+    wait_gone(member, created)
+    assert noted(out) == ["hook", "term"]
+
+
+def test_delete_with_grace_period_zero_runs_hook(member: ClusterNode, namespace: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    document = noting_pod(member, namespace, out, ":", terminationGracePeriodSeconds=600)
+    document["metadata"]["finalizers"] = ["example.com/hold"]
+    created = member.wait_pod_ready(member.plane.create(document))
+    name = created["metadata"]["name"]
+    member.wait("the trap", (out / "up").exists)
+    # The finalizer keeps the object, with deletionGracePeriodSeconds 0.
+    delete(member, created, grace=0)
+    try:
+        member.wait("the pod to be stopped", lambda: not member.left_of(created["metadata"]["uid"]))
+        assert noted(out) == ["hook", "term"]
+    finally:
+        member.plane.patch("pod", name, namespace, {"metadata": {"finalizers": None}})
+    wait_gone(member, created)
+
+
+@pytest.mark.parametrize("grace", [None, 0])
+def test_delete_does_not_wait_for_removal_of_pod_directory(
+    member: ClusterNode, namespace: str, grace: int | None
+) -> None:
+    """Verify that a remnant is removed as soon as that is possible, also by a new kubelet process."""
+    name = unique("p")
+    created = member.wait_pod_ready(member.create_pod(namespace, name))
+    uid = created["metadata"]["uid"]
+    stuck = member.root / "pods" / uid / "stuck"
+    stuck.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(stuck)], check=True)
+    try:
+        delete(member, created, grace=grace)
+        member.plane.wait_gone("pod", name, namespace)
+        namesake = member.wait_pod_ready(member.create_pod(namespace, name))
+        member.wait("all but the directory to go", lambda: member.left_of(uid) == [f"folder {stuck.parent}"])
+        if grace == 0:
+            member.restart()
+    finally:
+        subprocess.run(["umount", str(stuck)], check=True)
+    member.wait("the directory to go", lambda: not member.left_of(uid))
+    ids = container_ids(namesake)
+    found = member.api_pod(namesake)
+    assert found is not None
+    assert (is_ready(found), container_ids(found)) == (True, ids)
+    member.delete_pod(namesake)
+
+
 def test_a_pod_deleted_by_force_ends_too(member: ClusterNode, namespace: str) -> None:
     created = member.wait_pod_ready(member.create_pod(namespace))
     delete(member, created, grace=0)
@@ -188,6 +268,16 @@ def test_a_namesake_does_not_wait_for_a_pod_deleted_by_force(member: ClusterNode
     assert boxes() == {first["metadata"]["uid"], second["metadata"]["uid"]}
     member.wait("the first to end", lambda: boxes() == {second["metadata"]["uid"]}, 90)
     member.wait_pod_ready(second)
+
+
+def test_active_deadline_with_exit_code_zero_stays_failed(member: ClusterNode, namespace: str) -> None:
+    document = member.pod_document(unique("p"), namespace, activeDeadlineSeconds=3)
+    document["spec"]["containers"][0]["command"] = forever()
+    created = member.plane.create(document)
+    failed = member.wait_pod_phase(created, "Failed")
+    assert failed["status"]["reason"] == "DeadlineExceeded"
+    assert status_of(failed, "main")["state"]["terminated"]["exitCode"] == 0
+    member.delete_pod(created)
 
 
 def test_a_finished_pod_stays_until_it_is_deleted(member: ClusterNode, namespace: str) -> None:
@@ -440,6 +530,41 @@ def test_a_static_pod_has_a_mirror(member: ClusterNode, namespace: str) -> None:
     )
     member.remove("web")
     plane.wait_gone("pod", name, namespace)
+
+
+def test_mirror_pod_static_pod_updated_stays_running_until_old_pod_ended(
+    member: ClusterNode, namespace: str
+) -> None:
+    deaf = ["sh", "-c", "trap '' TERM; while :; do sleep 9 & wait $!; done"]
+
+    def version(label: str) -> dict[str, Any]:
+        meta = {"namespace": namespace, "labels": {"version": label}}
+        return pod("slow", container(command=deaf), meta=meta, terminationGracePeriodSeconds=6)
+
+    name = member.write(version("one"))
+    mirror = member.wait_pod_ready(
+        member.wait("the mirror", lambda: member.plane.find("pod", name, namespace))
+    )
+    (old,) = member.truth.running(name)
+    member.write(version("two"))
+    seen = list[bool]()
+
+    def replaced() -> bool:
+        found = member.plane.find("pod", name, namespace)
+        alive = any(one.id == old.id for one in member.truth.running(name))
+        same = found is not None and found["metadata"]["uid"] == mirror["metadata"]["uid"]
+        if alive:
+            # Looked at after the mirror: while the old container runs, its mirror must have been there.
+            assert found is not None
+            assert same
+            assert found["status"]["phase"] == "Running"
+            seen.append(same)
+        return found is not None and not same and is_ready(found)
+
+    member.wait("the new mirror", replaced)
+    assert len(seen) > 5
+    member.remove("slow")
+    member.plane.wait_gone("pod", name, namespace)
 
 
 def test_mirrors_of_manifests_that_went_while_the_agent_was_away(member: ClusterNode, namespace: str) -> None:

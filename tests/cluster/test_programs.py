@@ -124,3 +124,23 @@ def test_another_version_is_built_anew(place: Path) -> None:
     before = build.cache_place(module)
     (module / "go.sum").write_text("changed")
     assert build.cache_place(module) != before
+
+
+def test_built_module_each_program_is_built_with_its_command(place: Path) -> None:
+    """Verify that a module of several programs is built whole, and that each has its own subcommand."""
+    go(place, GOOD.replace("echo started >>{log}", 'echo "$1 $2 cgo=$CGO_ENABLED" >>{log}'))
+    sources = place / "module"
+    sources.mkdir()
+    (sources / "go.mod").write_text("require k8s.io/kubernetes v1.36.3\n")
+    (sources / "go.sum").touch()
+    targets = {
+        "suite": build.GoBuild("x/suite", subcommand=("test", "-c")),
+        "tool": build.GoBuild("x/tool", env={"CGO_ENABLED": "0"}, links=("alias",)),
+    }
+    module = build.GoModule(sources, "several", "the suite", "", targets)
+    built = build.built_module(module, lambda _: None)
+    assert sorted(path.name for path in built.iterdir()) == ["alias", "suite", "tool"]
+    assert (place / "go.log").read_text().splitlines() == ["test -c cgo=", "build -v cgo=0"]
+    (sources / "more").mkdir()
+    (sources / "more" / "main.go").write_text("package main\n")
+    assert build.cache_place(sources, "several") != built

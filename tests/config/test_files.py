@@ -26,7 +26,7 @@ def gates_for(in_file: dict[str, bool]) -> Callable[[str], bool]:
 
 
 def load(path: Path | None, drop_ins: Path | None = None) -> KubeletConfiguration:
-    return load_config_files(path, drop_ins, gates_for)
+    return load_config_files(path, drop_ins, gates_for).config
 
 
 def problems_of(path: Path | None, drop_ins: Path | None = None) -> list[str]:

@@ -59,7 +59,7 @@ OWN_SAMPLES = {
 }
 
 
-OURS = {"pod-checkpoint-dir"}
+OURS = {"device-plugin-dir", "pod-checkpoint-dir"}
 """What the reference does not have."""
 
 

@@ -39,6 +39,9 @@ class Wire:
     def close(self) -> None:
         self.closed = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def frames(self) -> list[tuple[int, int, int, bytes]]:
         """Take what was written since the last time: kind, flags, stream, payload."""
         data, self.written = bytes(self.written).removeprefix(http2.PREFACE), bytearray()

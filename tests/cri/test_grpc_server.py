@@ -14,7 +14,7 @@ from pykubelet.cri import http2
 from pykubelet.cri.connection import connect_unix
 from pykubelet.cri.grpc_server import Limits, serving
 from pykubelet.cri.http2 import Kind, frame
-from pykubelet.cri.server_rules import Code
+from pykubelet.cri.http2_rules import Code
 from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
 

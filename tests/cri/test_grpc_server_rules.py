@@ -14,7 +14,8 @@ from pykubelet.cri import http2
 from pykubelet.cri.connection import connect_unix
 from pykubelet.cri.grpc_server import serving
 from pykubelet.cri.http2 import Kind, Setting, frame
-from pykubelet.cri.server_rules import Code, read_timeout
+from pykubelet.cri.http2_rules import Code
+from pykubelet.cri.server_rules import read_timeout
 from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
 

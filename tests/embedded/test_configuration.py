@@ -44,6 +44,7 @@ def test_everything_is_below_the_data_directory() -> None:
         document["grpc"]["address"],
         document["plugins"]["io.containerd.internal.v1.opt"]["path"],
         cri["cni"]["conf_dir"],
+        cri["registry"]["config_path"],
         options["Root"],
     ):
         assert place.startswith("/srv/node/")

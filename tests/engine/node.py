@@ -330,6 +330,8 @@ def kubelet_node(
         f"--config={path}",
         f"--root-dir={root}",
         f"--cert-dir={root}/pki",
+        # The default is shared by all kubelets of this host, and tests run several.
+        f"--device-plugin-dir={root}/device-plugins",
         f"--hostname-override={NAME}",
         "-v=4",
     ]

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pykubelet.sync.static_readiness import FILE as READINESS
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import free_port
 from tests.engine.making import Document, container, forever, pod
@@ -354,6 +355,31 @@ def test_readiness_survives_the_agent(node: Node) -> None:
     assert [one.id for one in node.truth.running("steady-n1")] == [found.id]
 
 
+def test_static_pod_not_ready_stays_not_ready_when_kubelet_restarts(node: Node) -> None:
+    readiness = {"exec": {"command": ["test", "-f", "/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
+    script = forever("touch /ready")
+    node.write(pod("ailing", container(command=script, readinessProbe=readiness)))
+    node.wait_ready("ailing-n1")
+    (found,) = node.truth.running("ailing-n1")
+    began = node.truth.container_status(found.id).started_at / 1e9
+    node.wait("the container to be as old as an old one", lambda: time.time() - began > 11)
+    node.shell("ailing-n1", "rm /ready")
+    node.wait_pod("ailing-n1", "to be unready", lambda it: not is_ready(it))
+    node.wait("that to be written", lambda: "false" in (node.root / READINESS).read_text())
+    node.kill()
+    node.start()
+    seen = list[bool]()
+
+    def look(it: Document) -> bool:
+        if it["status"].get("containerStatuses"):
+            seen.append(is_ready(it))
+        return len(seen) > 20
+
+    node.wait_pod("ailing-n1", "to be seen", look)
+    assert not any(seen)
+    assert [one.id for one in node.truth.running("ailing-n1")] == [found.id]
+
+
 # Hooks
 
 
@@ -463,11 +489,30 @@ def test_what_a_stop_takes(node: Node) -> None:
     assert 3.8 < took["endless-n1"] < 25, took
 
 
+def test_pre_stop_hook_beyond_grace_period_lives_until_container_is_killed(
+    node: Node, tmp_path: Path
+) -> None:
+    deaf = ["sh", "-c", "trap '' TERM; while :; do sleep 9 & wait $!; done"]
+    beat = ["sh", "-c", "while :; do cut -d' ' -f1 /proc/uptime >> /out/beats; sleep 0.1; done"]
+    shared = {"name": "out", "hostPath": {"path": str(tmp_path)}}
+    hooked = container(command=deaf, lifecycle={"preStop": {"exec": {"command": beat}}}, **MOUNT)
+    found = node.start_pod(pod("beating", hooked, volumes=[shared], terminationGracePeriodSeconds=4))
+    node.remove("beating")
+    node.wait_gone("beating-n1", found["metadata"]["uid"])
+    beats = [float(line) for line in lines(tmp_path / "beats")]
+    # The grace period of 4 s, and the 2 s that every container gets: a cancelled hook beats for 4 s.
+    assert 5.0 < beats[-1] - beats[0] < 20, beats[-1] - beats[0]
+
+
 def test_a_deadline_ends_the_pod(node: Node) -> None:
-    node.write(pod("late", activeDeadlineSeconds=2))
+    # Containers that exit with 0 do not make it a success.
+    node.write(pod("late", container(command=forever("touch /up")), activeDeadlineSeconds=2))
     found = node.wait_phase("late-n1", "Failed")
     assert found["status"]["reason"] == "DeadlineExceeded"
     node.wait("its container to be stopped", lambda: not node.truth.running("late-n1"))
+    ended = node.wait_pod("late-n1", "to end", lambda it: status_of(it, "main")["state"].get("terminated"))
+    assert status_of(ended, "main")["state"]["terminated"]["exitCode"] == 0
+    assert (ended["status"]["phase"], ended["status"]["reason"]) == ("Failed", "DeadlineExceeded")
     # An agent that starts later does not give it another life.
     node.restart()
     node.wait_phase("late-n1", "Failed")
@@ -537,6 +582,23 @@ def test_a_manifest_that_comes_back_at_once(node: Node) -> None:
     after = node.wait_ready("boomerang-n1")
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert status_of(after, "main")["restartCount"] == 0, "it is a new life, not a restart"
+
+
+def test_static_pod_manifest_recreated_at_once_restarts_pod(node: Node) -> None:
+    """Verify that a manifest that is removed and re-created leads to restart count 1, as upstream."""
+    document = pod("again", container(command=forever()), terminationGracePeriodSeconds=1)
+    before = node.start_pod(document)
+    node.remove("again")
+    node.write(document)
+    after = node.wait_pod(
+        "again-n1",
+        "to have restarted",
+        lambda it: is_ready(it) and status_of(it, "main")["restartCount"] == 1,
+    )
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert len(node.truth.running("again-n1")) == 1
+    node.remove("again")
+    node.wait_gone("again-n1", before["metadata"]["uid"])
 
 
 def test_ports_of_two_pods_do_not_mix(node: Node) -> None:

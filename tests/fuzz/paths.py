@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pykubelet.volumes.ownership import give_to_group
 from pykubelet.volumes.sub_path import opened_inside
-from pykubelet.volumes.text_inside import read_text_inside
+from pykubelet.volumes.text_inside import read_inside
 
 SEEDS = [
     b"d a/b\nf a/file\nl link a/b\nl up ../a\np a/b\np link\np a/file\np up/b\np new/er\n",
@@ -81,8 +81,8 @@ def _place(volume: Path, name: str) -> Path:
 
 def _try(home: Path, volume: Path, path: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        text = read_text_inside(volume, path)
-        assert text == "", text
+        text = read_inside(volume, path)
+        assert text == b"", text
     with opened_inside(volume, path) as found:
         where = Path(f"/proc/self/fd/{found}").readlink()
         assert where == volume.resolve() or volume.resolve() in where.parents, where

@@ -28,6 +28,15 @@ class FakeImages:
     pulling: int = 0
     most_pulling: int = 0
     given_up: int = 0
+    lists: int = 0
+    broken_list: CriError | None = None
+    """Why images cannot be listed."""
+
+    async def list_images(self) -> list[pb.Image]:
+        self.lists += 1
+        if self.broken_list is not None:
+            raise self.broken_list
+        return list(self.present.values())
 
     async def image_status(self, image: pb.ImageSpec, *, verbose: bool = False) -> pb.ImageStatusResponse:
         self.statuses.append(image)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import tarfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +23,9 @@ from typing import IO, Any
 
 import pytest
 
+from pykubelet.embedded.needs import inspect_machine
 from pykubelet.embedded.oci import Entry, ImageConfig, image_archive
-from pykubelet.embedded.seed_images import machine_platform
+from pykubelet.embedded.seed_images import machine_platform, read_static
 
 PROGRAM = "docker-registry"
 USER, PASSWORD = "user", "hunter2"
@@ -42,24 +45,45 @@ class Registry:
         """Push an image of one file, with a user of its own; gives its digest."""
         config = ImageConfig(command=["/hello"], user=user, labels={"note": note} if note else {})
         entries = [Entry("hello", data=f"{repository}:{tag} {note}".encode())]
+        return self._push(repository, tag, entries, config)
+
+    def push_busybox(self, repository: str, tag: str) -> str:
+        """Push an image with a shell, which no other repository has; return its digest."""
+        program = read_static(inspect_machine().programs["busybox"])
+        entries = [Entry("bin/busybox", data=program), Entry("tmp", mode=0o1777)]
+        entries += [Entry(f"bin/{applet}", link="busybox") for applet in ("sh", "sleep", "cat", "true")]
+        config = ImageConfig(env={"PATH": "/bin"}, labels={"repository": repository})
+        return self._push(repository, tag, entries, config)
+
+    def _push(self, repository: str, tag: str, entries: list[Entry], config: ImageConfig) -> str:
         archive = image_archive(f"{repository}:{tag}", entries, config, machine_platform(os.uname().machine))
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            blobs = {
-                f"sha256:{Path(member.name).name}": _content(tar, member)
-                for member in tar.getmembers()
-                if member.name.startswith("blobs/")
-            }
-            [entry] = json.loads(_content(tar, tar.getmember("index.json")))["manifests"]
+        return self.push_archive(repository, tag, archive)
+
+    def push_archive(self, repository: str, tag: str, archive: bytes) -> str:
+        """Push the image of an OCI archive and return its digest; blobs that are there are skipped."""
+        entry, blobs = unpack_archive(archive)
         manifest = blobs.pop(entry["digest"])
         for digest, blob in blobs.items():
+            if self._has(f"http://{self.host}/v2/{repository}/blobs/{digest}"):
+                continue
             location = self._ask("POST", f"http://{self.host}/v2/{repository}/blobs/uploads/")["Location"]
             joint = "&" if "?" in location else "?"
             self._ask("PUT", f"{location}{joint}digest={digest}", blob, "application/octet-stream")
         self._ask("PUT", f"http://{self.host}/v2/{repository}/manifests/{tag}", manifest, entry["mediaType"])
         return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
 
+    def _has(self, url: str) -> bool:
+        try:
+            self._ask("HEAD", url)
+        except urllib.error.HTTPError as err:
+            if err.code != http.client.NOT_FOUND:
+                raise
+            return False
+        return True
+
     def _ask(self, method: str, url: str, data: bytes = b"", kind: str = "text/plain") -> Any:
-        request = urllib.request.Request(url, data, {"Content-Type": kind}, method=method)
+        body = data if method != "HEAD" else None
+        request = urllib.request.Request(url, body, {"Content-Type": kind}, method=method)
         if self.protected:
             login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
             request.add_header("Authorization", f"Basic {login}")
@@ -96,6 +120,18 @@ def running_registry(
         finally:
             process.kill()
             process.wait(timeout=20)
+
+
+def unpack_archive(archive: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the descriptor of the manifest in an OCI archive, and all blobs by digest."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        blobs = {
+            f"sha256:{Path(member.name).name}": _content(tar, member)
+            for member in tar.getmembers()
+            if member.name.startswith("blobs/")
+        }
+        [entry] = json.loads(_content(tar, tar.getmember("index.json")))["manifests"]
+    return entry, blobs
 
 
 def _wait_for_host(process: subprocess.Popen[bytes], log: Path) -> str:

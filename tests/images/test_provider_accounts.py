@@ -14,6 +14,7 @@ from pykubelet.api.core import ServiceAccount
 from pykubelet.api.duration import Duration
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
+from pykubelet.images.keyring import ServiceAccountCoordinates
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.provider_config import CredentialProvider, TokenAttributes
 from pykubelet.images.provider_plugins import Found, ProviderPlugins
@@ -114,6 +115,18 @@ async def test_a_provider_gets_token_and_annotations(
     assert request["serviceAccountToken"] == "token-of-one"
     assert request["serviceAccountAnnotations"] == {"example.com/role": "puller"}
     assert accounts.asked == [("registry", 3600, "sa-1")]
+
+
+async def test_credentials_of_a_token_carry_the_coordinates_of_its_account(
+    tmp_path: Path, scope: TaskScope, accounts: Accounts
+) -> None:
+    plugin = Plugin(tmp_path, scope, accounts, require_service_account=False)
+    for _ in ("asked", "cached"):
+        [credentials] = (await plugin.lookup()).credentials
+        assert credentials.source == ServiceAccountCoordinates("sa-1", "default", "builder")
+    assert len(plugin.requests) == 1
+    [credentials] = (await plugin.lookup(account="")).credentials
+    assert credentials.source is None
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from pykubelet.api.core import Secret
+from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import NamedRef, Pod
 from pykubelet.images.credentials import secrets_keyring
-from pykubelet.images.keyring import Credentials
+from pykubelet.images.keyring import Credentials, SecretCoordinates
 from pykubelet.images.pull_secrets import pull_secrets
 from pykubelet.pods.journal import Journal
 from pykubelet.pods.objects import NoObjects, ObjectMissing
@@ -23,6 +24,7 @@ def login(user: str) -> dict[str, dict[str, str]]:
 
 SECRETS = {
     "new": Secret(
+        metadata=ObjectMeta(name="new", namespace="default", uid="secret-1"),
         type="kubernetes.io/dockerconfigjson",
         data={".dockerconfigjson": json.dumps({"auths": login("new")}).encode()},
     ),
@@ -60,6 +62,12 @@ async def test_logins_in_the_pods_order(names: tuple[str, ...], users: list[str]
     assert found == [Credentials(user, "hunter2") for user in users]
     assert journal.events(pod.uid) == []
     assert "hunter2" not in repr(secrets)
+
+
+async def test_pull_secrets_carry_the_coordinates_of_their_secret() -> None:
+    secrets = await pull_secrets(pulling("new"), Secrets(), Journal())
+    [credentials] = secrets_keyring(secrets).lookup(f"{REGISTRY}/app")
+    assert credentials.source == SecretCoordinates("secret-1", "default", "new")
 
 
 async def test_those_that_cannot_be_had_are_told_and_passed_over() -> None:

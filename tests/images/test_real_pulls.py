@@ -23,10 +23,12 @@ from pykubelet.cri.metrics import CriMetrics
 from pykubelet.images.credentials import NodeCredentials, PullSecret
 from pykubelet.images.errors import ImageError
 from pykubelet.images.images import ImagePuller, PresentImage
-from pykubelet.images.metrics import ImageMetrics
+from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
 from pykubelet.images.provider_config import load_providers
 from pykubelet.images.provider_plugins import ProviderPlugins
 from pykubelet.images.pull_limits import PullLimits
+from pykubelet.images.pull_manager import PullManager, verification_policy
+from pykubelet.images.pull_records import PullRecordFiles, PullRecords
 from pykubelet.pods.journal import Journal
 from pykubelet.tasks import TaskScope
 from tests.conftest import RunningRuntime
@@ -76,7 +78,13 @@ class Node:
     """A puller at the real runtime, with a clock that a test can move on."""
 
     def __init__(
-        self, cri: Cri, journal: Journal, scope: TaskScope, metrics: ImageMetrics, root_dir: Path
+        self,
+        cri: Cri,
+        journal: Journal,
+        scope: TaskScope,
+        metrics: ImageMetrics,
+        root_dir: Path,
+        pull_manager: PullManager,
     ) -> None:
         self.ahead = 0.0
         self.journal = journal
@@ -89,6 +97,7 @@ class Node:
             metrics=metrics,
             node_credentials=NodeCredentials(root_dir, root_dir).load,
             clock=lambda: asyncio.get_running_loop().time() + self.ahead,
+            pull_manager=pull_manager,
         )
 
     async def ensure(self, pod: Pod, *secrets: PullSecret) -> PresentImage:
@@ -104,8 +113,20 @@ class Node:
 
 
 @pytest.fixture
-def node(cri: Cri, journal: Journal, scope: TaskScope, metrics: ImageMetrics, tmp_path: Path) -> Node:
-    return Node(cri, journal, scope, metrics, tmp_path)
+async def node(
+    cri: Cri,
+    journal: Journal,
+    scope: TaskScope,
+    metrics: ImageMetrics,
+    registry: CollectorRegistry,
+    tmp_path: Path,
+) -> Node:
+    record_metrics = PullRecordMetrics(registry)
+    records = PullRecords(PullRecordFiles(tmp_path), record_metrics, intents_size=10, pulled_size=10)
+    policy = verification_policy("NeverVerifyPreloadedImages")
+    manager = PullManager(records, policy, cri.images, scope, record_metrics)
+    await manager.start()
+    return Node(cri, journal, scope, metrics, tmp_path, manager)
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 import json
 import logging
 import re
+import time
 from typing import Any
 
 import pytest
 
 from pykubelet.logs.formats import JSONFormatter, TextFormatter
-from pykubelet.logs.mask import MASK, mask_text, mask_value
+from pykubelet.logs.mask import MASK, REST, mask_text, mask_value
 
 HEADER = re.compile(r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.]+:\d+\] ")
 
@@ -98,9 +99,61 @@ def test_secrets_are_masked_by_name(key: str, value: object) -> None:
         "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t\n-----END RSA PRIVATE KEY-----",
     ],
 )
-def test_secrets_are_masked_by_look(text: str) -> None:
+@pytest.mark.parametrize("formatter", [TextFormatter(), JSONFormatter()], ids=["text", "json"])
+def test_secrets_are_masked_by_look(formatter: logging.Formatter, text: str) -> None:
     assert "s3cr3t" not in mask_text(text)
-    assert "s3cr3t" not in TextFormatter().format(record(text, other=text))
+    for value in (text, ValueError(text), text.encode()):
+        for nested in (value, [value], (value,), {"a": value}, {"a": [{"b": (value, 1)}]}, {text: 1}):
+            line = formatter.format(record("x", other=nested))
+            assert "s3cr3t" not in line
+            assert MASK in line
+    assert "s3cr3t" not in formatter.format(record(text))
+
+
+def test_mask_value_nested_secret_keys_masked() -> None:
+    value = [{"env": [{"name": "A", "password": "s3cr3t"}]}, {"token": {"deep": ["s3cr3t", 5]}}]
+    masked = mask_value("containers", value)
+    assert masked == [{"env": [{"name": "A", "password": MASK}]}, {"token": {"deep": MASK}}]
+
+
+def test_mask_value_numbers_and_names_unchanged() -> None:
+    value = {"count": 3, "ratio": 0.5, "ready": True, "none": None, "url": "http://10.0.0.1:8080/healthz"}
+    assert mask_value("status", value) == value
+    assert mask_text("version 1.36.3 of a.b.c, my-eyJ.file.txt") == "version 1.36.3 of a.b.c, my-eyJ.file.txt"
+    assert mask_text("my-eyJhbGciOiJSUzI1NiJ9.s3cr3t.s3cr3t.") == f"my-{MASK}."
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            "eyJaaaaaaaa-",
+            "eyJaaaaaaaa.-",
+            "a.b.",
+            "-----BEGIN ",
+            "-----BEGIN RSA PRIVATE KEY-----",
+            "-",
+            " ",
+        ),
+        *("://a:", "://user:word", ":", "bearer ", "basic  ", "Bearer" + " " * 50),
+    ],
+)
+def test_mask_text_long_text_linear_time(part: str) -> None:
+    started = time.process_time()
+    mask_text(part * (1_000_000 // len(part)))
+    assert time.process_time() - started < 5
+
+
+def test_mask_value_large_and_deep_values_bounded() -> None:
+    deep: Any = "Bearer s3cr3ts3cr3t"
+    for _ in range(200):
+        deep = [deep]
+    line = JSONFormatter().format(record("x", deep=deep))
+    assert "s3cr3t" not in line
+    wide = {"items": [{"n": number} for number in range(100_000)], "rest": list(range(100_000))}
+    line = TextFormatter().format(record("x", wide=wide))
+    assert REST in line
+    assert len(line) < 200_000
 
 
 @pytest.mark.parametrize("key", ["secretName", "tokenFile", "pod", "imagePullSecretsName", "tokenttl"])

@@ -86,6 +86,35 @@ async def test_create_edit_and_delete(folder: Path) -> None:
         assert all(not problems for _, problems in heard.sets)
 
 
+async def test_file_source_recreated_file_removes_and_adds_its_pods(folder: Path) -> None:
+    (folder / "other.yaml").write_text(manifest("other"))
+    (folder / "web.yaml").write_text(manifest("web"))
+    async with watching(folder) as heard:
+        before = heard.sets[-1][0][1]
+        (folder / "web.yaml").unlink()
+        (folder / "web.yaml").write_text(manifest("web"))
+        await until(lambda: len(heard.sets) >= 3)
+        names = [[pod.metadata.name for pod in pods] for pods, _ in heard.sets]
+        assert names == [["other-node-1", "web-node-1"], ["other-node-1"], ["other-node-1", "web-node-1"]]
+        assert heard.sets[-1][0][1].uid == before.uid
+        # Moved away and back is the same, for all that is in it.
+        (folder / "web.yaml").rename(folder / ".web")
+        (folder / ".web").rename(folder / "web.yaml")
+        await until(lambda: len(heard.sets) >= 5)
+        assert [len(pods) for pods, _ in heard.sets] == [2, 1, 2, 1, 2]
+
+
+async def test_file_source_replaced_file_keeps_its_unchanged_pods(folder: Path) -> None:
+    """Verify that what careful editors do, to move a file over another, restarts nothing."""
+    (folder / "web.yaml").write_text(manifest("web"))
+    async with watching(folder) as heard:
+        for _ in range(3):
+            put(folder / "web.yaml", manifest("web"))
+        put(folder / "more.yaml", manifest("more"))
+        await until(lambda: heard.names == ["more-node-1", "web-node-1"])
+        assert all("web-node-1" in [pod.metadata.name for pod in pods] for pods, _ in heard.sets)
+
+
 async def test_a_burst_is_one_report_and_soon(folder: Path) -> None:
     async with watching(folder) as heard:
         begin = time.monotonic()

@@ -2,12 +2,16 @@ import copy
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.meta import to_document
 from pykubelet.api.pod import Pod
+from pykubelet.kube.object_copy import ObjectCopy
+from pykubelet.kube.resources import PODS
+from pykubelet.kube.watch_stream import WatchEvent
 from pykubelet.pods.mux import PodChange, PodMux
 from pykubelet.pods.static import MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, seen_time
 
@@ -188,6 +192,17 @@ pods = st.builds(
 reports = st.lists(st.tuples(st.sampled_from(SOURCES), st.lists(pods, max_size=5)), max_size=12)
 
 
+def test_set_duplicate_name_in_source_notifies_once_per_report() -> None:
+    duplicates: list[tuple[str, str]] = []
+    mux = PodMux(Clock(), lambda pod, source: duplicates.append((pod.uid, source)))
+    first, second = make("a", "web"), make("b", "web")
+    mux.set("file", [first, second])
+    assert duplicates == [("b", "file")]
+    assert list(mux.pods()) == ["a"]
+    mux.set("url", [make("c", "web")])
+    assert duplicates == [("b", "file")], "another source may have a pod of the same name"
+
+
 def content(pod: Pod) -> object:
     """A pod without what the mux adds."""
     document = to_document(pod)
@@ -251,3 +266,75 @@ def distinct(given_pods: list[Pod]) -> dict[str, Pod]:
             kept[pod.uid] = pod
             names.add(pod.full_name)
     return kept
+
+
+class TestUpdate:
+    """Differences of a source against full sets, as the API server's watch produces them."""
+
+    events = st.lists(
+        st.tuples(
+            st.sampled_from(["ADDED", "MODIFIED", "DELETED"]),
+            st.sampled_from(["a", "b", "c"]),
+            st.sampled_from(["a", "b", "c"]),
+            st.sampled_from(["x", "y"]),
+            st.sampled_from(["Pending", "Running"]),
+        ),
+        max_size=4,
+    )
+    steps = st.lists(st.one_of(events, st.lists(pods, max_size=3).map(tuple)), max_size=12)
+
+    @staticmethod
+    def batch(events: list[tuple[str, str, str, str, str]], version: int) -> list[WatchEvent]:
+        return [
+            WatchEvent(
+                kind,
+                msgspec.Raw(
+                    msgspec.json.encode(
+                        {
+                            "metadata": {"name": name, "uid": uid, "resourceVersion": str(version)},
+                            "spec": {"containers": [{"name": "main", "image": image}]},
+                            "status": {"phase": phase},
+                        }
+                    )
+                ),
+            )
+            for kind, name, uid, image, phase in events
+        ]
+
+    @given(st.booleans(), steps)
+    def test_update_any_sequence_equals_set_of_full_set(
+        self, listed: bool, steps: list[list[tuple[str, str, str, str, str]] | tuple[Pod, ...]]
+    ) -> None:
+        """Verify that differences lead to the same changes and pods as full sets, also with clashing uids."""
+        known, by_update, by_set = ObjectCopy(PODS), PodMux(lambda: 1), PodMux(lambda: 1)
+        if listed:
+            assert by_update.set("api", []) == by_set.set("api", []) == []
+        for number, step in enumerate(steps):
+            if isinstance(step, tuple):
+                assert by_update.set("file", step) == by_set.set("file", step)
+                continue
+            update = known.apply(self.batch(step, number)).update
+            everything = list(known.objects.values())
+            changes = by_update.update("api", update.changed, update.removed, lambda: everything)  # noqa: B023
+            assert sorted(told(changes)) == sorted(told(by_set.set("api", everything)))
+            assert by_update.pods() == by_set.pods()
+            assert by_update.has_reported("api")
+
+    def test_update_of_known_source_does_not_read_full_set(self, mux: PodMux) -> None:
+        """Verify that the cost of a difference does not depend on the number of pods."""
+
+        def everything() -> list[Pod]:
+            raise AssertionError("the full set was read")
+
+        first, second = make("a"), make("b")
+        mux.set("api", [first, second])
+        changes = mux.update("api", [make("c"), make("b", image="x")], [first], everything)
+        assert told(changes) == [("REMOVE", "a"), ("ADD", "c"), ("UPDATE", "b")]
+        assert mux.update("api", [], [], everything) == []
+        assert set(mux.pods()) == {"b", "c"}
+
+    def test_update_pod_recreated_under_same_name_replaces_it(self, mux: PodMux) -> None:
+        old, new = make("1", "web"), make("2", "web")
+        mux.set("api", [old])
+        assert told(mux.update("api", [new], [old], list)) == [("REMOVE", "1"), ("ADD", "2")]
+        assert told(mux.update("api", [], [new], list)) == [("REMOVE", "2")]

@@ -35,7 +35,7 @@ from pykubelet.resources.cgroup_values import (
     weight_of_shares,
 )
 from pykubelet.resources.qos import MAX_SHARES, MIN_SHARES, QOSClass, shares_of
-from pykubelet.resources.qos_cgroups import Demand, TierPolicy, tier_values
+from pykubelet.resources.qos_cgroups import Demand, Demands, TierPolicy, tier_values
 from tests.resources.making import amounts, pod_of
 
 MIB = 1 << 20
@@ -243,6 +243,10 @@ class TestWrites:
         assert 1 <= weight_of_shares(low) <= weight_of_shares(high) <= 10000
 
 
+def together(demands: list[Demand]) -> Demands:
+    return Demands({str(number): demand for number, demand in enumerate(demands)})
+
+
 class TestTiers:
     def test_burstable_weighs_as_its_pods(self) -> None:
         demands = [
@@ -251,7 +255,7 @@ class TestTiers:
             Demand("Guaranteed", 4000, 1),
             Demand("BestEffort", 0, 0),
         ]
-        values = tier_values(demands, TierPolicy(page_sizes=SIZES))
+        values = tier_values(together(demands), TierPolicy(page_sizes=SIZES))
         unbounded = {"2MB": 1 << 62, "1GB": 1 << 62}
         assert values == {
             "Guaranteed": CgroupValues(huge_pages=unbounded),
@@ -262,7 +266,7 @@ class TestTiers:
     def test_reserved_memory_is_out_of_reach_for_lower_tiers(self) -> None:
         demands = [Demand("Guaranteed", 0, 4 * GIB), Demand("Burstable", 0, 2 * GIB)]
         policy = TierPolicy(memory_reserved=50, allocatable_memory=10 * GIB)
-        values = tier_values(demands, policy)
+        values = tier_values(together(demands), policy)
         assert values["Guaranteed"].memory is None
         assert values["Burstable"].memory == 8 * GIB
         assert values["BestEffort"].memory == 7 * GIB
@@ -270,17 +274,17 @@ class TestTiers:
     @pytest.mark.parametrize("burstable", [6 * GIB, 7 * GIB])
     def test_when_all_memory_is_reserved_nothing_is_left_for_the_rest(self, burstable: int) -> None:
         demands = [Demand("Guaranteed", 0, 4 * GIB), Demand("Burstable", 0, burstable)]
-        values = tier_values(demands, TierPolicy(memory_reserved=100, allocatable_memory=10 * GIB))
+        values = tier_values(together(demands), TierPolicy(memory_reserved=100, allocatable_memory=10 * GIB))
         assert values["Burstable"].memory == 6 * GIB
         (limit,) = (one.text for one in v1_writes(values["BestEffort"]) if one.controller == "memory")
         assert limit == "4096"
 
     def test_protection_on_v2(self) -> None:
         demands = [Demand("Guaranteed", 0, 40), Demand("Burstable", 0, 2), Demand("BestEffort", 0, 0)]
-        on = tier_values(demands, TierPolicy(protect_memory=True))
+        on = tier_values(together(demands), TierPolicy(protect_memory=True))
         assert on["Guaranteed"].unified == {"memory.min": "42"}
         assert on["Burstable"].unified == {"memory.low": "2"}
-        off = tier_values(demands, TierPolicy(protect_memory=False))
+        off = tier_values(together(demands), TierPolicy(protect_memory=False))
         assert off["Guaranteed"].unified == {"memory.min": "0"}
 
     @given(
@@ -295,9 +299,37 @@ class TestTiers:
     )
     def test_only_burstable_pods_weigh(self, demands: list[Demand]) -> None:
         total = sum(demand.milli_cpu for demand in demands if demand.qos == "Burstable")
-        tiers: dict[QOSClass, CgroupValues] = tier_values(demands, TierPolicy())
+        tiers: dict[QOSClass, CgroupValues] = tier_values(together(demands), TierPolicy())
         assert tiers["Burstable"].shares == shares_of(total)
         assert tiers["BestEffort"].shares == MIN_SHARES
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["a", "b", "c"]),
+                st.none()
+                | st.builds(
+                    Demand,
+                    st.sampled_from(["Guaranteed", "Burstable", "BestEffort"]),
+                    st.integers(0, 10**6),
+                    st.integers(0, 10**12),
+                ),
+            )
+        )
+    )
+    def test_demands_put_any_sequence_sums_equal_full_sums(
+        self, puts: list[tuple[str, Demand | None]]
+    ) -> None:
+        demands, model = Demands(), dict[str, Demand]()
+        for uid, demand in puts:
+            assert demands.put(uid, demand) == model.pop(uid, None)
+            if demand is not None:
+                model[uid] = demand
+            assert demands.equals(model)
+            for qos in ("Guaranteed", "Burstable", "BestEffort"):
+                of_class = [one for one in model.values() if one.qos == qos]
+                assert demands.milli_cpu[qos] == sum(one.milli_cpu for one in of_class)
+                assert demands.memory[qos] == sum(one.memory for one in of_class)
 
 
 class TestCapacity:

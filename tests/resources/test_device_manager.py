@@ -211,3 +211,47 @@ async def test_devices_that_were_never_given_are_given_at_the_start(tmp_path: Pa
             await node.offers(2)
             grants = await node.manager.grants(pod, pod.spec.containers[0])
             assert grants.env["TEST_DEVICES"] == node.ids(pod) == "d1"
+
+
+async def test_awaited_after_restart_until_plugin_has_registered(tmp_path: Path) -> None:
+    with plugin_in(tmp_path, *TWO) as plugin:
+        pod, plain = wanting(1), pod_of({"limits": {"cpu": "1"}})
+        async with node_in(tmp_path) as node:
+            await node.offers(2)
+            await node.admit(pod)
+            assert node.manager.awaited(pod) == []
+        plugin.kill()
+        # The node has rebooted: nothing runs, and the pod comes before the plugin.
+        async with node_in(tmp_path) as node:
+            node.pods.uids = {pod.metadata.uid}
+            assert node.manager.awaited(pod) == [RESOURCE]
+            assert node.manager.awaited(plain) == []
+            waiting = asyncio.create_task(node.manager.wait_registered(pod))
+            plugin.start()
+            async with asyncio.timeout(60):
+                await waiting
+            assert node.manager.awaited(pod) == []
+            await node.admit(pod)
+            assert node.ids(pod) == "d1"
+            # A plugin that was here and went is not waited for.
+            plugin.kill()
+            await node.offers(2, 0)
+            assert node.manager.awaited(pod) == []
+
+
+async def test_wait_registered_plugin_never_registers_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with plugin_in(tmp_path, *TWO) as plugin:
+        pod = wanting(1)
+        async with node_in(tmp_path) as node:
+            await node.offers(2)
+        plugin.kill()
+        monkeypatch.setattr("pykubelet.resources.device_manager.GRACE_SECONDS", 0.3)
+        async with node_in(tmp_path) as node:
+            assert node.manager.awaited(pod) == [RESOURCE]
+            async with asyncio.timeout(60):
+                await node.manager.wait_registered(pod)
+            assert node.manager.awaited(pod) == []
+            with pytest.raises(AllocationError, match="no healthy devices present"):
+                await node.admit(pod)

@@ -1,11 +1,21 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import DNSOption, PodDNSConfig
-from pykubelet.runtime.dns import PodDNS, parse_resolv_conf, pod_dns, resolv_conf_warning
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.pods.journal import Journal
+from pykubelet.pods.static import SOURCE_ANNOTATION
+from pykubelet.runtime.dns import PodDNS, check_resolv_conf, parse_resolv_conf, pod_dns
 from pykubelet.runtime.facts import NodeFacts
+from pykubelet.runtime.observe import Observer
+from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.start import Starter
 from tests.runtime.making import make_pod
 
 HOST = "nameserver 192.0.2.1\nsearch example.com\noptions timeout:1 rotate\n"
@@ -36,7 +46,10 @@ def test_without_cluster_dns_the_hosts_is_used_and_said() -> None:
     assert (dns.servers, dns.searches) == (FROM_HOST.servers, FROM_HOST.searches)
     (warning,) = dns.warnings
     assert warning.reason == "MissingClusterDNS"
-    assert warning.of_node
+    assert warning.node_message == (
+        'kubelet does not have ClusterDNS IP configured and cannot create Pod using "ClusterFirst" policy. '
+        'Falling back to "Default" policy.'
+    )
     assert warning.message.startswith('pod: "web_shop(u-1)". kubelet does not have ClusterDNS IP configured')
 
 
@@ -79,7 +92,7 @@ def test_servers_beyond_three_are_left_out() -> None:
     assert dns.servers == ("10.0.0.0", "10.0.0.1", "10.0.0.2")
     (warning,) = dns.warnings
     assert warning.reason == "DNSConfigForming"
-    assert not warning.of_node
+    assert not warning.node_message
     assert warning.message == (
         "Nameserver limits were exceeded, some nameservers have been omitted, "
         "the applied nameserver line is: 10.0.0.0 10.0.0.1 10.0.0.2"
@@ -152,9 +165,67 @@ def test_a_server_line_without_a_server_is_an_error() -> None:
         ("search " + " ".join("x" * 250 for _ in range(9)), "more than allowed 2048 chars"),
     ],
 )
-def test_the_hosts_own_limits_are_said_early(text: str, part: str) -> None:
-    warning = resolv_conf_warning(text, "/etc/resolv.conf", "cluster.local")
-    assert warning is not None
-    assert warning.reason == "CheckLimitsForResolvConf"
-    assert part in warning.message
-    assert resolv_conf_warning(HOST, "/etc/resolv.conf", "cluster.local") is None
+def test_check_resolv_conf_limit_exceeded_returns_message(text: str, part: str, tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text(text)
+    message = check_resolv_conf(file, "cluster.local")
+    assert part in message
+    assert str(file) in message
+    file.write_text(HOST)
+    assert check_resolv_conf(file, "cluster.local") == ""
+
+
+def test_check_resolv_conf_unreadable_file_returns_cause(tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    assert check_resolv_conf(file, "") == f"open {file}: no such file or directory"
+    file.write_text("nameserver\n")
+    assert "nameserver" in check_resolv_conf(file, "")
+
+
+class SandboxRuntime:
+    """A CRI runtime service that runs every sandbox."""
+
+    async def run_pod_sandbox(self, config: pb.PodSandboxConfig, handler: str) -> str:
+        return "sandbox"
+
+    async def pod_sandbox_status(self, sandbox_id: str, verbose: bool = False) -> pb.PodSandboxStatusResponse:
+        return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id=sandbox_id))
+
+
+@pytest.mark.parametrize(("static", "expected"), [(False, 1), (True, 0)])
+async def test_sandbox_without_cluster_dns_records_event_on_pod_and_node(
+    tmp_path: Path, static: bool, expected: int
+) -> None:
+    cri, nothing, journal = cast(Any, SimpleNamespace(runtime=SandboxRuntime())), cast(Any, None), Journal()
+    on_node: list[tuple[str, str, str]] = []
+    starter = Starter(
+        cri,
+        Observer(cri),
+        NodeFacts(pod_logs_dir=str(tmp_path)),
+        PodDirs(tmp_path),
+        nothing,
+        nothing,
+        nothing,
+        journal,
+        lambda *_: None,
+        nothing,
+        lambda: HOST,
+        None,
+        node_event=lambda kind, reason, message: on_node.append((kind, reason, message)),
+    )
+    pod = make_pod()
+    pod.spec.dns_policy = "ClusterFirst"
+    pod.metadata.annotations[SOURCE_ANNOTATION] = "file" if static else "api"
+    await starter.sandbox(pod, pb.PodSandboxConfig())
+    assert [(kind, reason) for kind, reason, _ in on_node] == [("Warning", "MissingClusterDNS")] * expected
+    assert [event.reason for event in journal.events(pod.uid)] == ["MissingClusterDNS"] * expected
+    assert all("pod:" not in message for _, _, message in on_node)
+
+
+def test_journal_event_not_kept_reaches_listeners_only() -> None:
+    journal, heard = Journal(), []
+    journal.listen(lambda pod, event: heard.append((pod.uid, event.reason)))
+    pod = make_pod()
+    journal.event(pod, "Warning", "FailedValidation", "duplicate", keep=False)
+    assert heard == [(pod.uid, "FailedValidation")]
+    assert journal.events(pod.uid) == []

@@ -20,7 +20,7 @@ from pykubelet.config.gates import FeatureGates
 from pykubelet.pods.service_env import ClusterService, ServicePort, service_env
 from pykubelet.resources.grants import DeviceGrants
 from pykubelet.runtime.env import container_env
-from pykubelet.runtime.env_file import value_in_env_file
+from pykubelet.runtime.env_file import MAX_LINE_BYTES, parse_env_file
 from pykubelet.runtime.facts import ContainerFacts, MountedVolume, NodeFacts
 from pykubelet.runtime.problems import ConfigProblem, MissingSource
 from tests.runtime.making import amounts, make_container, make_facts, make_pod
@@ -212,11 +212,15 @@ def test_an_environment_that_grows_without_end_is_refused() -> None:
         env_of(*wide)
 
 
+def in_env_file(text: str, key: str) -> str:
+    return parse_env_file(text.encode(errors="surrogateescape"), {key}).value(key)
+
+
 def file_facts(text: str | None, **gates: bool) -> dict[str, Any]:
-    def read(volume: str, path: str) -> str:
+    def read(volume: str, path: str, key: str) -> str:
         if text is None:
             raise FileNotFoundError(path)
-        return text
+        return in_env_file(text, key)
 
     node = NodeFacts(gates=FeatureGates().with_overrides(gates))
     return {"node": node, "env_file": read, "volumes": {"v": MountedVolume("/v")}}
@@ -263,7 +267,7 @@ def test_values_that_are_not_in_files(wish: EnvVar, text: str | None, message: s
     ],
 )
 def test_env_files(text: str, value: str) -> None:
-    assert value_in_env_file(text, "K") == value
+    assert in_env_file(text, "K") == value
 
 
 @pytest.mark.parametrize(
@@ -281,20 +285,32 @@ def test_env_files(text: str, value: str) -> None:
 )
 def test_env_files_that_are_refused(text: str, line: int) -> None:
     with pytest.raises(ValueError, match=f"^line {line} of"):
-        value_in_env_file(text, "K")
+        in_env_file(text, "K")
 
 
 @given(st.text(alphabet="K='# \n\r\tv\x0b"))
 def test_env_files_give_a_value_or_a_reason(text: str) -> None:
     value = ""
     with suppress(ValueError):
-        value = value_in_env_file(text, "K")
+        value = in_env_file(text, "K")
     assert "'" not in value
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="'\r", exclude_categories=["Cs"])))
 def test_env_files_keep_values(value: str) -> None:
-    assert value_in_env_file(f"J='{value}'\nK='{value}'\n", "K") == value
+    assert in_env_file(f"J='{value}'\nK='{value}'\n", "K") == value
+
+
+def test_parse_env_file_line_limit_is_upstreams() -> None:
+    """Verify the limit of upstream's scanner, also on lines within a value, but not behind the variable."""
+    longest = MAX_LINE_BYTES - len("K=''")
+    assert in_env_file(f"K='{'x' * longest}'\n", "K") == "x" * longest
+    for text in (f"K='{'x' * (longest + 1)}'\n", f"\nK='a\n{'x' * (MAX_LINE_BYTES + 1)}'"):
+        with pytest.raises(ValueError, match=rf"^line {1 + 2 * text.startswith(chr(10))} of .*at most 65535"):
+            in_env_file(text, "K")
+    assert in_env_file("K='v'\n" + " " * (MAX_LINE_BYTES + 1), "K") == "v"
+    with pytest.raises(ValueError, match=r"^line 2 of"):
+        in_env_file("K='v'\n" + " " * (MAX_LINE_BYTES + 1), "L")
 
 
 KUBERNETES = ClusterService("default", "kubernetes", "10.96.0.1", (ServicePort(443, "https"),))

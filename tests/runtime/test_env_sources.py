@@ -1,6 +1,9 @@
 """From the cluster's objects to a container's variables, and to the words when one is missing."""
 
 import asyncio
+import threading
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +16,10 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.images import PresentImage
 from pykubelet.pods.journal import Journal
 from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
+from pykubelet.runtime import env_sources
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.env import container_env
+from pykubelet.runtime.env_file import EnvFile, parse_env_file
 from pykubelet.runtime.env_sources import gather_env_sources
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.observed import ObservedPod
@@ -208,7 +213,7 @@ async def test_files_in_volumes(tmp_path: Path) -> None:
     container = env(in_file("v", "app/one.env"), in_file("v", "app/one.env", "L"))
     volumes = {"v": MountedVolume(str(tmp_path))}
     sources = await gather_env_sources(Objects(), make_pod(container), container, volumes)
-    facts = make_facts(volumes=volumes, env_file=sources.file)
+    facts = make_facts(volumes=volumes, env_file=sources.file_value)
     assert container_env(make_pod(container), container, facts) == {"V_K": "v", "V_L": "\udcff"}
 
 
@@ -229,3 +234,43 @@ async def test_files_that_cannot_be_had(tmp_path: Path, wish: dict[str, Any], me
     failure = await Started(tmp_path, Objects(), {}).failure(env(wish), v=volume)
     assert failure.message == message
     assert {path.name for path in volume.iterdir()} == {"f", "out"}
+
+
+async def test_gather_env_sources_file_of_spaces_takes_linear_time(tmp_path: Path) -> None:
+    """Verify that the largest file of spaces, which had frozen the kubelet for hours, is rejected quickly."""
+    (tmp_path / "spaces").write_bytes(b" " * (1 << 20))
+    (tmp_path / "blank").write_bytes(b" \n" * (1 << 19))
+    paths = ("spaces", "blank")
+    container = env(*(in_file("v", path, f"K{n}") for path in paths for n in range(100)))
+    volumes = {"v": MountedVolume(str(tmp_path))}
+    began = time.process_time()
+    sources = await gather_env_sources(Objects(), make_pod(container), container, volumes)
+    for number in range(100):
+        with pytest.raises(ValueError, match=r"line 1 of the environment file .*at most 65535 bytes"):
+            sources.file_value("v", "spaces", f"K{number}")
+        assert sources.file_value("v", "blank", f"K{number}") == ""
+    assert time.process_time() - began < 5
+
+
+async def test_gather_env_sources_files_parsed_once_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that a container start parses each file once, in another thread, and bounds their sum."""
+    parsed: list[tuple[threading.Thread, set[str]]] = []
+
+    def parse(data: bytes, keys: Collection[str]) -> EnvFile:
+        parsed.append((threading.current_thread(), set(keys)))
+        return parse_env_file(data, keys)
+
+    monkeypatch.setattr(env_sources, "parse_env_file", parse)
+    monkeypatch.setattr(env_sources, "MAX_FILES_BYTES", 20)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(b"K='v'\nL='w'\n")
+    container = env(*(in_file("v", path, key) for path in ("a", "b", "c") for key in ("K", "L", "M")))
+    volumes = {"v": MountedVolume(str(tmp_path))}
+    sources = await gather_env_sources(Objects(), make_pod(container), container, volumes)
+    assert [keys for _, keys in parsed] == [{"K", "L", "M"}] * 2
+    assert threading.current_thread() not in [thread for thread, _ in parsed]
+    assert [sources.file_value("v", "b", key) for key in ("K", "L", "M")] == ["v", "w", ""]
+    with pytest.raises(ValueError, match="environment files have 20 bytes or more"):
+        sources.file_value("v", "c", "K")

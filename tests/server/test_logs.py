@@ -1,8 +1,12 @@
 """Containers' log files: their lines as a table and as properties, their growth and rotation for real."""
 
 import asyncio
+import os
+import threading
+import time
+import tracemalloc
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -11,8 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubelet.server.log_files import LogFile, follow
+from pykubelet.server.log_files import LogFile, follow, present_blocks, seek_last_lines
 from pykubelet.server.log_lines import LineWriter, LogEntry, Stream, last_lines, parse_entry
+from pykubelet.tasks import in_own_thread
 
 STAMP = "2026-01-02T03:04:05.123456789Z"
 
@@ -374,3 +379,79 @@ async def test_a_log_that_is_removed_ends_with_its_container(tmp_path: Path) -> 
         await following.until("one")
         path.unlink()
     assert following.seen == ["one"]
+
+
+async def test_log_file_fifo_in_place_of_log_refused(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    os.mkfifo(path)
+    async with asyncio.timeout(10):
+        with pytest.raises(OSError, match="not a regular file"):
+            # In a thread that can be left: opening a FIFO waits for a writer that never comes.
+            await in_own_thread(lambda: LogFile(path), name="open", patience=0)
+
+
+async def test_follow_fifo_takes_place_of_log_keeps_loop_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, renewals, real = tmp_path / "0.log", list[float](), LogFile.renew
+
+    def renew(log: LogFile) -> None:
+        renewals.append(time.monotonic())
+        real(log)
+
+    def release() -> None:
+        # A follower that blocks in open() goes on, so that this test fails instead of hanging.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    monkeypatch.setattr(LogFile, "renew", renew)
+    write(path, "one")
+    async with followed(path) as following:
+        await following.until("one")
+        rescue = threading.Timer(5, release)
+        os.mkfifo(tmp_path / "fifo")
+        (tmp_path / "fifo").rename(path)
+        rescue.start()
+        while not renewals:
+            await asyncio.sleep(0.01)
+        stalled = time.monotonic() - renewals[0]
+        rescue.cancel()
+        write(tmp_path / "new", "two")
+        (tmp_path / "new").rename(path)
+        await following.until("one", "two")
+    assert stalled < 4
+
+
+async def test_present_blocks_read_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, threads = tmp_path / "0.log", set[int]()
+    write(path, *(f"{number} {'x' * 100}" for number in range(9000)))
+    with closing(LogFile(path)) as log:
+        real = log._file
+
+        class Watched:
+            def __getattr__(self, name: str) -> Any:
+                if name == "read":
+                    threads.add(threading.get_ident())
+                return getattr(real, name)
+
+        monkeypatch.setattr(log, "_file", Watched())
+        await seek_last_lines(log, 8000)
+        text = b"".join([block async for block in present_blocks(log)])
+    assert text.count(b"\n") == 8000
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_skip_to_last_endless_line_takes_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    with path.open("wb") as file:
+        file.truncate(64 * 1024 * 1024)
+    tracemalloc.start()
+    try:
+        with closing(LogFile(path)) as log:
+            log.skip_to_last(10)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 1024 * 1024
+    finally:
+        tracemalloc.stop()

@@ -16,8 +16,9 @@ from pykubelet.pods.mux import Operation, PodChange
 from pykubelet.pods.store import PodStore
 from pykubelet.runtime.observed import ObservedPod, ObservedSandbox
 from pykubelet.sync.admitting import AdmissionParts, Admitting
+from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import Outcome
+from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
 from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import TaskScope
 from tests.admission.making import node
@@ -31,7 +32,8 @@ class Life:
     ended: list[str] = field(default_factory=list)
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     is_tidy: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set unless what pods leave behind cannot be removed."""
+    """Set unless the volumes of pods cannot be unmounted."""
+    statuses: StatusStore = field(default_factory=StatusStore)
 
     def __post_init__(self) -> None:
         self.is_tidy.set()
@@ -41,12 +43,18 @@ class Life:
             self.started.append(pod.uid)
         return False, None
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
+        if pod is not None and options.pod_status is not None:
+            self.statuses.set(pod, options.pod_status(self.statuses.get(uid) or pod.status))
         await self.may_end.wait()
         self.ended.append(uid)
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
         await self.is_tidy.wait()
+        return None
+
+    async def remove(self, remnants: Remnants) -> None:
+        raise AssertionError("no pod leaves remnants here")
 
 
 class Here:
@@ -58,10 +66,11 @@ class Here:
         *,
         own: Node | None = None,
         newest: Callable[[], Node] | None = None,
+        resizing: Resizing | None = None,
         **links: Any,
     ) -> None:
-        self.life = Life()
         self.store, self.statuses, self.journal = PodStore(), StatusStore(), Journal()
+        self.life = Life(statuses=self.statuses)
         self.workers = PodWorkers(self.life, scope, 60.0)
         self.registry = CollectorRegistry()
         self.in_runtime: dict[str, ObservedPod] = {}
@@ -74,6 +83,7 @@ class Here:
             assert newest is not None
             return newest()
 
+        resizing = resizing or Resizing(self.journal)
         self.desk = Admitting(
             AdmissionParts(
                 own=own or node(), fetch=fetch if newest is not None else None, gates=FeatureGates(), **links
@@ -85,9 +95,12 @@ class Here:
             statuses=self.statuses,
             journal=self.journal,
             in_runtime=lambda: self.in_runtime,
-            wanted=lambda: self.coming,
+            wanted=lambda uid: self.coming.get(uid),
             start=self.workers.sync,
+            allocated=resizing.allocated,
+            counted=resizing.counted,
         )
+        resizing.add_listener(self.desk.mark)
 
     def come(self, one: Pod, op: Operation = "ADD") -> bool:
         """Hand a pod on as the engine does."""
@@ -100,7 +113,7 @@ class Here:
     def run_since_before(self, one: Pod) -> None:
         """Have a pod in the runtime that an earlier agent started."""
         box = ObservedSandbox(id=one.uid, ready=True, created_at=1, attempt=0)
-        self.in_runtime[one.uid] = ObservedPod(uid=one.uid, sandboxes=(box,))
+        self.in_runtime = {**self.in_runtime, one.uid: ObservedPod(uid=one.uid, sandboxes=(box,))}
         self.coming[one.uid] = one
 
     def phase(self, uid: str) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from pykubelet.pods.store import PodStore
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.sync.active_pods import ActivePods
 from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import Outcome
+from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
 from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import TaskScope
 from tests.sync.making import make_pod
@@ -25,12 +25,16 @@ class Life:
     async def sync(self, pod: Pod) -> Outcome:
         return False, None
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
         await self.may_end.wait()
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
         self.ended.set()
         await self.may_go.wait()
+        return None
+
+    async def remove(self, remnants: Remnants) -> None:
+        raise AssertionError("no pod leaves remnants here")
 
 
 async def test_from_the_first_word_to_the_last_container() -> None:

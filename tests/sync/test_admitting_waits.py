@@ -182,6 +182,84 @@ async def test_pods_that_wait_apart_hold_up_nobody_and_keep_their_room() -> None
         assert slow.released == ["big", "greedy"]
 
 
+class Booting:
+    """Gives dongles once their plugin has registered; until then pods wait for it, at most five minutes."""
+
+    for_running = True
+
+    def __init__(self) -> None:
+        self.registered = asyncio.Event()
+        self.late = False
+
+    def admit(self, attempt: Attempt) -> Answer | Later:
+        if not any("dongle" in name for name in attempt.pod.spec.containers[0].resources.requests):
+            return None
+        if self.registered.is_set():
+            return None
+        if self.late:
+            return Refusal("UnexpectedAdmissionError", "no dongle present")
+        return Later(self._wait, apart=True, again=True, why="waiting for the plugin")
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(300):
+                await self.registered.wait()
+        except TimeoutError:
+            self.late = True
+
+
+@pytest.mark.looptime
+async def test_admitting_plugin_not_registered_pod_waits_and_is_asked_again() -> None:
+    booting = Booting()
+    async with here(allocation=booting, own=node(pods="3", dongle="9")) as desk:
+        assert desk.come(pod("brief"))
+        assert not desk.come(asking("first", dongle="1"))
+        assert desk.events("first") == [("Warning", "AdmissionWaiting", "waiting for the plugin")]
+        # The plugin may be a pod itself.
+        assert desk.come(pod("plugin"))
+        # The place of who waits is kept.
+        assert not desk.come(pod("late"))
+        assert desk.phase("late") == ("Failed", "OutOfpods")
+        await asyncio.sleep(200)
+        assert desk.life.started == ["brief", "plugin"]
+        # What went during the wait does not count against the pod any more.
+        brief = pod("brief")
+        desk.life.may_end.set()
+        desk.store.apply(PodChange("REMOVE", brief, "api"))
+        desk.workers.end(brief)
+        await settle()
+        assert desk.come(pod("next"))
+        booting.registered.set()
+        await asyncio.sleep(1)
+        assert desk.life.started == ["brief", "plugin", "next", "first"]
+        assert desk.phase("first") is None
+
+
+@pytest.mark.looptime
+async def test_admitting_plugin_never_registers_pod_rejected_after_wait() -> None:
+    booting = Booting()
+    async with here(allocation=booting, own=node(pods="3", dongle="9")) as desk:
+        assert not desk.come(asking("first", dongle="1"))
+        await asyncio.sleep(299)
+        assert desk.phase("first") is None
+        await asyncio.sleep(2)
+        assert desk.phase("first") == ("Failed", "UnexpectedAdmissionError")
+        assert desk.life.started == []
+
+
+@pytest.mark.looptime
+async def test_admitting_deleted_while_waiting_for_plugin_frees_its_place() -> None:
+    booting = Booting()
+    async with here(allocation=booting, own=node(pods="1", dongle="9")) as desk:
+        first = asking("first", dongle="1")
+        assert not desk.come(first)
+        desk.store.apply(PodChange("REMOVE", first, "api"))
+        assert desk.come(pod("next"))
+        booting.registered.set()
+        await asyncio.sleep(1)
+        assert desk.life.started == ["next"]
+
+
 @pytest.mark.looptime
 async def test_a_pod_that_waited_apart_may_still_need_others_to_go() -> None:
     slow = Slow(apart=True)

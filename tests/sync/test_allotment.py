@@ -44,6 +44,8 @@ class Dongles:
     """One who gives devices and has to ask for them: there is one dongle."""
 
     having: set[str] = field(default_factory=set)
+    absent: bool = False
+    """Whether their plugin has not registered yet."""
 
     @property
     def holders(self) -> AbstractSet[str]:
@@ -64,6 +66,13 @@ class Dongles:
 
     def forget(self, uid: str) -> None:
         self.having.discard(uid)
+
+    def awaited(self, pod: Pod) -> list[str]:
+        return ["example.com/dongle"] if self.absent else []
+
+    async def wait_registered(self, pod: Pod) -> None:
+        await asyncio.sleep(100)
+        self.absent = False
 
 
 class Runtime:
@@ -274,3 +283,24 @@ async def test_a_runtime_that_does_not_listen_is_told_again(here: Here) -> None:
 
 async def _answer(later: Later) -> object:
     return await later.answer()
+
+
+@pytest.mark.looptime
+async def test_admit_device_plugin_not_registered_waits_apart_and_again(tmp_path: Path) -> None:
+    dongles = Dongles(absent=True)
+    here = Here(tmp_path, dongles)
+    pod = pod_of({"limits": {"example.com/dongle": "1"}})
+    later = here.come(pod)
+    assert isinstance(later, Later)
+    assert (later.apart, later.again) == (True, True)
+    assert later.why == "waiting up to 5m0s for the device plugin of example.com/dongle"
+    # A pod that runs since before the kubelet started has its devices.
+    running = here.allotment.admit(Attempt(pod=pod, node=Node(), running=True))
+    assert not isinstance(running, Later) or not running.again
+    assert await later.answer() is None
+    assert not dongles.having
+    given = here.come(pod)
+    assert isinstance(given, Later)
+    assert not given.again
+    assert await given.answer() is None
+    assert dongles.having == {pod.uid}

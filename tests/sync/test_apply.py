@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 from pykubelet.api.backoff import BackOff
+from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
+from pykubelet.config.defaults import complete
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.pods.journal import Journal
 from pykubelet.runtime.actions import Actions
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.sync.apply import Doer, PodMemory
+from pykubelet.runtime.start import StartError
+from pykubelet.sync.apply import Doer, PodMemory, crash_loop_back_off
 from pykubelet.sync.start_gate import StartGate
 from pykubelet.sync.worker import StepError
 from tests.sync.making import make_pod
@@ -94,3 +99,74 @@ async def test_what_crashed_long_ago_is_forgotten() -> None:
     await asyncio.sleep(0.2 * pauses.limit)
     await crash(doer, second)
     assert pauses.pause(key) == 0
+
+
+def delays(back_off: BackOff, count: int, ran: float) -> list[float]:
+    """The back-off delays of a container that runs for `ran` seconds and crashes, time and again."""
+    now, found = 1000.0, list[float]()
+    for _ in range(count):
+        crashed = now + ran
+        now = crashed + back_off.remaining("key", crashed, crashed)
+        back_off.attempt("key", crashed, now)
+        found.append(back_off.pause("key"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("period", "gates", "expected"),
+    [
+        (None, {}, [10, 20, 40, 80, 160, 300, 300]),
+        ("8s", {}, [8, 8, 8, 8, 8, 8, 8]),
+        ("30s", {}, [10, 20, 30, 30, 30, 30, 30]),
+        (None, {"KubeletCrashLoopBackOffMax": False}, [10, 20, 40, 80, 160, 300, 300]),
+        (None, {"ReduceDefaultCrashLoopBackOffDecay": True}, [1, 2, 4, 8, 16, 32, 64]),
+        ("5s", {"ReduceDefaultCrashLoopBackOffDecay": True}, [1, 2, 4, 5, 5, 5, 5]),
+        (
+            None,
+            {"ReduceDefaultCrashLoopBackOffDecay": True, "KubeletCrashLoopBackOffMax": False},
+            [1, 2, 4, 8, 16, 32, 60],
+        ),
+    ],
+)
+def test_crash_loop_back_off_configuration_and_gates_honoured(
+    period: str | None, gates: dict[str, bool], expected: list[float]
+) -> None:
+    chosen, config = FeatureGates().with_overrides(gates), KubeletConfiguration()
+    if period is not None:
+        config.crash_loop_back_off.max_container_restart_period = Duration.parse(period)
+    complete(config, frozenset(), chosen.enabled)
+    assert delays(crash_loop_back_off(config, chosen), 7, ran=1) == expected
+
+
+def test_crash_loop_back_off_small_maximum_reset_after_ten_minutes() -> None:
+    config = KubeletConfiguration()
+    config.crash_loop_back_off.max_container_restart_period = Duration.parse("40s")
+    assert delays(crash_loop_back_off(config, FeatureGates()), 4, ran=590) == [10, 20, 40, 40]
+    assert delays(crash_loop_back_off(config, FeatureGates()), 4, ran=601) == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("reason", "retry_after", "expected"),
+    [
+        # The status shows ImagePullBackOff soon after the failure, however long the back-off delay is.
+        ("ErrImagePull", 300.0, 5.0),
+        ("ErrImagePull", 2.0, 2.0),
+        ("ImagePullBackOff", 295.0, 295.0),
+        ("CreateContainerError", None, 10.0),
+    ],
+)
+async def test_apply_failed_start_says_when_to_look_again(
+    reason: str, retry_after: float | None, expected: float
+) -> None:
+    async def image(*_: object) -> None:
+        raise StartError(reason, "no", retry_after)
+
+    pod, memory, doer = make_pod(), PodMemory(order=1), doer_with(lambda _: None, Journal(), BackOff())
+    parts: Any = doer
+    parts._starter = SimpleNamespace(image=image, sandbox_config=lambda *_: None)
+    parts._user_namespaces = SimpleNamespace(of=lambda _: None)
+    observed = ObservedPod(uid=pod.uid, name="web", namespace="default")
+    wait = await doer.apply(pod, observed, Actions(sandbox_id="box", start=["main"]), memory)
+    assert wait == expected
+    assert memory.failures["main"].reason == reason
+    assert memory.mounted

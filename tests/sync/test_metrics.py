@@ -14,7 +14,7 @@ from pykubelet.pods.journal import Journal
 from pykubelet.pods.static import SEEN_ANNOTATION, seen_time
 from pykubelet.sync.metrics import StartedMetrics, StatusMetrics, WorkerMetrics
 from pykubelet.sync.pod_starts import PodStarts, covered, first_seen
-from pykubelet.sync.worker import Outcome, StepError
+from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants, StepError
 from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import TaskScope
 from tests.sync.making import container, make_pod, running, waiting
@@ -169,11 +169,15 @@ class Life:
             raise StepError("not yet")
         return False, None
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
         await asyncio.sleep(3)
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
         await asyncio.sleep(0.5)
+        return Remnants(uid)
+
+    async def remove(self, remnants: Remnants) -> None:
+        await asyncio.sleep(0.1)
 
 
 @pytest.mark.looptime

@@ -58,6 +58,9 @@ def told(found: Plan) -> tuple[list[str], list[str]]:
         # The manifest is gone, the pod not yet.
         ([], [mirror()], ("default/a",), [], []),
         ([static("b")], [mirror("a")], ("default/c",), ["b"], ["m1"]),
+        # The manifest has changed, and the old pod has not ended yet.
+        ([static(hash="h2")], [mirror(hash="h1")], ("default/a",), [], []),
+        ([static(hash="h2")], [mirror(hash="h1", deleting=True)], ("default/a",), [], []),
     ],
 )
 def test_plan(

@@ -1,7 +1,8 @@
 """A pod's step: nothing that happens during it may be lost, since no event tells of it again."""
 
+import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -9,14 +10,17 @@ from prometheus_client import CollectorRegistry
 from pykubelet.admission.link import Refusal
 from pykubelet.api.pod import Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
+from pykubelet.api.volume import Volume
 from pykubelet.pods.journal import Journal
 from pykubelet.pods.objects import NoObjects
 from pykubelet.probes.prober import Prober
 from pykubelet.resources.resize_book import PodResources
+from pykubelet.runtime.actions import Actions
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.sync.apply import PodMemory
 from pykubelet.sync.pleg import Change
-from pykubelet.sync.pod_life import PodLifeOnNode
+from pykubelet.sync.pod_life import Fate, PodLifeOnNode
 from pykubelet.sync.resizing import Resizing
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.worker import PodRefused
@@ -51,10 +55,13 @@ def life(
     statuses: StatusStore | None = None,
     stopped: list[str] | None = None,
     resizing: Resizing | None = None,
+    refreshed: list[str] | None = None,
+    mounts: bool = False,
 ) -> PodLifeOnNode:
     """A life whose looks at the runtime show this, one after the other; doing works, or fails.
 
-    With `stopped` the pod has lost its cgroup, and that takes its sandboxes.
+    With `stopped` the pod has lost its cgroup, and that takes its sandboxes. `refreshed` gets the uids of
+    pods whose volumes were refreshed; `mounts` says that doing mounts them.
     """
     script = list(looks)
 
@@ -65,7 +72,8 @@ def life(
         assert stopped is not None
         stopped.extend(sandbox.id for sandbox in observed.sandboxes)
 
-    async def apply(*_: object) -> float | None:
+    async def apply(_: Pod, __: ObservedPod, ___: Actions, memory: PodMemory) -> float | None:
+        memory.mounted = mounts
         if failure is not None:
             raise failure
         return again
@@ -77,11 +85,15 @@ def life(
     async def nothing(*_: object) -> Any:
         return None
 
+    async def refresh(pod: Pod) -> None:
+        if refreshed is not None:
+            refreshed.append(pod.uid)
+
     killer: Any = SimpleNamespace(pod=stop)
     parts: Any = SimpleNamespace(
         pod=look,
         apply=apply,
-        refresh=nothing,
+        refresh=refresh,
         exists=lambda _: stopped is None,
         in_force=lambda *_: None,
         version=SimpleNamespace(runtime_name="cri-o"),
@@ -161,3 +173,99 @@ async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:
     subject = life(seen(), failure=PodRefused("NoRoom", "it does not fit"), refused=refused)
     assert await subject.sync(POD) == (True, None)
     assert refused == [(POD, Refusal("NoRoom", "it does not fit"))]
+
+
+@pytest.mark.parametrize("fate", ["restarted", "gone"])
+async def test_clean_up_restarted_static_pod_keeps_what_counts_its_restarts(fate: Fate) -> None:
+    """Verify that the runtime keeps the exited containers of a pod that starts again, and no others'."""
+    done = list[str]()
+    subject = life(seen(("main", "exited")), seen(("main", "exited")))
+    doing: Any = subject
+
+    async def note(what: str) -> None:
+        done.append(what)
+
+    doing._fate_of = lambda _: fate
+    doing._on_gone = lambda _: done.append("gone")
+    doing._volumes = SimpleNamespace(unmount=lambda _: note("unmount"))
+    doing._cgroups = SimpleNamespace(remove=lambda _: note("cgroup"))
+    doing._dirs = SimpleNamespace(remove=lambda _: done.append("directory"))
+    doing._starter = SimpleNamespace(remove_logs=lambda _: done.append("logs"))
+    doing._cri = SimpleNamespace(
+        runtime=SimpleNamespace(
+            remove_container=lambda _: note("container"),
+            stop_pod_sandbox=lambda _: note("stop"),
+            remove_pod_sandbox=lambda _: note("sandbox"),
+        )
+    )
+    remnants = await subject.clean_up(POD.uid, POD)
+    assert (remnants is None) == (fate == "restarted")
+    if remnants is not None:
+        await subject.remove(remnants)
+    traces = ["logs", "container", "stop", "sandbox", "directory"] if fate == "gone" else []
+    assert sorted(done) == sorted(["unmount", "cgroup", "gone", *traces])
+    assert subject.observed(POD.uid) is None
+
+
+def with_volume(*containers: str) -> Pod:
+    pod = make_pod(containers=containers)
+    pod.spec.volumes = [Volume(name="config")]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("phases", "mounts", "expected"),
+    [
+        # One container is in back-off, and its healthy sibling needs fresh volumes.
+        (("running", "exited"), False, ["u1"]),
+        # Starting a container mounts the volumes anyway.
+        (("running", "exited"), True, []),
+        # No container runs that could see them.
+        (("exited", "exited"), False, []),
+    ],
+)
+async def test_sync_container_in_back_off_refreshes_volumes_of_running_siblings(
+    phases: tuple[ContainerPhase, ContainerPhase], mounts: bool, expected: list[str]
+) -> None:
+    pod, refreshed = with_volume("main", "side"), list[str]()
+    hashes = {one.name: container_hash(one) for one in pod.spec.containers}
+    found = tuple(
+        ObservedContainer(
+            id=f"{name}-id",
+            name=name,
+            phase=phase,
+            sandbox_id="box",
+            attempt=0,
+            hash=hashes[name],
+            exit_code=1,
+        )
+        for name, phase in zip(hashes, phases, strict=True)
+    )
+    observed = ObservedPod(uid=pod.uid, name="web", namespace="default", sandboxes=(BOX,), containers=found)
+    subject = life(observed, observed, again=40.0, refreshed=refreshed, mounts=mounts)
+    assert await subject.sync(pod) == (False, 40.0)
+    assert refreshed == expected
+
+
+async def test_remove_deletes_directories_off_the_event_loop() -> None:
+    """Verify that the number of files that a pod leaves behind does not hold up other pods."""
+    removed: dict[str, threading.Thread] = {}
+    subject = life(seen())
+
+    async def nothing(*_: object) -> None:
+        return
+
+    removing: Any = SimpleNamespace(
+        unmount=nothing,
+        remove_logs=lambda pod: removed.update(logs=threading.current_thread()),
+        remove=lambda uid: removed.update(directories=threading.current_thread()),
+        runtime=SimpleNamespace(stop_pod_sandbox=nothing, remove_pod_sandbox=nothing),
+    )
+    subject._volumes = subject._starter = subject._dirs = subject._cri = removing
+    subject._cgroups = cast(Any, SimpleNamespace(remove=nothing))
+    subject._fate_of = lambda _: "gone"
+    remnants = await subject.clean_up(POD.uid, None)
+    assert remnants is not None
+    await subject.remove(remnants)
+    assert removed.keys() == {"logs", "directories"}
+    assert threading.main_thread() not in removed.values()

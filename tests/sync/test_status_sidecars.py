@@ -81,3 +81,15 @@ def test_a_pod_is_initialized_once_for_all() -> None:
     crashed = picture(one("main", "exited"), one("side", "running", attempt=1))
     assert initialized(status(crashed, failures=BACK_OFF, previous=before)) == ("True", "")
     assert initialized(status(picture(ready=False), previous=before)) == ("True", "")
+
+
+def test_initialized_init_containers_run_again_without_gate_returns_to_false() -> None:
+    """Verify that without RestartAllContainersOnContainerExits a new sandbox takes `Initialized` back."""
+    before = PodStatus(phase="Running", conditions=[condition("Initialized")])
+    fresh = picture(one("main", "exited", "old"), one("side", "running", attempt=1))
+    gone: dict[str, Any] = {"failures": BACK_OFF, "previous": before}
+    assert initialized(status(fresh, **gone, stays_initialized=False)) == (
+        "False",
+        "ContainersNotInitialized",
+    )
+    assert initialized(status(fresh, **gone, stays_initialized=True)) == ("True", "")

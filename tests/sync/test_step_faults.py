@@ -15,7 +15,7 @@ from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.sync.pod_life import PodLifeOnNode
 from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import StepError
+from pykubelet.sync.worker import KillPodOptions, StepError
 from tests.sync.making import make_pod
 
 POD = make_pod()
@@ -96,12 +96,14 @@ async def test_a_pod_that_cannot_be_stopped(pod: Pod | None, failing: tuple[str,
     }
     parts = Faulty(**{call: failures[call] for call in failing})
     with pytest.raises(StepError, match=r"^error killing pod: "):
-        await life(parts, journal).terminate(POD.uid, pod, 1)
+        await life(parts, journal).terminate(POD.uid, pod, KillPodOptions(1))
     assert warnings(journal) == [("FailedKillPod", f"error killing pod: {words}")]
 
 
 async def test_what_is_gone_already_is_no_fault() -> None:
     journal, gone = Journal(), NotFound("Stop", "NotFound", "no such thing")
     with pytest.raises(StepError, match="still run"):
-        await life(Faulty(stop_container=gone, stop_pod_sandbox=gone), journal).terminate(POD.uid, POD, 1)
+        await life(Faulty(stop_container=gone, stop_pod_sandbox=gone), journal).terminate(
+            POD.uid, POD, KillPodOptions(1)
+        )
     assert warnings(journal) == []

@@ -5,8 +5,9 @@ import pytest
 
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.pods.static import SOURCE_ANNOTATION, is_static_pod
-from pykubelet.sync.worker import Outcome, State, StepError
+from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants, State, StepError
 from pykubelet.sync.workers import PodWorkers
 from pykubelet.tasks import TaskScope
 
@@ -28,6 +29,9 @@ class Life:
         self.slow: dict[str, float] = {}
         self.failing: dict[str, Exception] = {}
         self.again: float | None = None
+        self.options: dict[str, KillPodOptions] = {}
+        """What each pod was terminated with last, by uid."""
+        self.leaves_remnants = False
 
     async def _do(self, what: str) -> None:
         self.diary.append(what)
@@ -42,12 +46,17 @@ class Life:
         await self._do(f"sync {pod.uid}")
         return pod.uid in self.finished, self.again
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
+        self.options[uid] = options
         await self._do(f"terminate {uid}")
         self.alive.pop(uid, None)
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
         await self._do(f"clean_up {uid}")
+        return Remnants(uid) if self.leaves_remnants else None
+
+    async def remove(self, remnants: Remnants) -> None:
+        await self._do(f"remove {remnants.uid}")
 
 
 @pytest.fixture
@@ -280,3 +289,150 @@ async def test_a_version_without_new_wishes_wakes_nobody(life: Life, workers: Po
     assert worker is not None
     assert worker.pod is newer
     assert workers.names() == {"default/web"}
+
+
+# Grace periods and status functions
+
+
+@pytest.mark.parametrize(
+    ("deletion", "spec", "requested", "expected"),
+    [
+        (None, 30, None, 30),
+        (None, None, None, 1),
+        (0, 30, None, 1),
+        (0, 30, 0, 1),
+        (20, 30, None, 20),
+        (20, 30, 5, 5),
+        (20, 30, 40, 20),
+        (None, 30, 40, 40),
+        (None, 0, None, 1),
+    ],
+)
+async def test_terminate_grace_period_is_at_least_one_second(
+    life: Life,
+    workers: PodWorkers,
+    deletion: int | None,
+    spec: int | None,
+    requested: int | None,
+    expected: int,
+) -> None:
+    one = pod("1", source="api")
+    one.metadata.deletion_grace_period_seconds = deletion
+    one.spec.termination_grace_period_seconds = spec
+    workers.sync(one)
+    workers.end(one, requested)
+    await asyncio.sleep(1)
+    assert life.options["1"].grace == expected
+    assert workers.get("1") is None
+
+
+async def test_terminate_longer_grace_period_interrupts_nothing(life: Life, workers: PodWorkers) -> None:
+    life.slow["terminate 1"] = 100
+    one = pod("1", source="api")
+    one.spec.termination_grace_period_seconds = 30
+    workers.sync(one)
+    await asyncio.sleep(1)
+    workers.terminate("1")
+    await asyncio.sleep(1)
+    workers.terminate("1", 60)
+    await asyncio.sleep(50)
+    assert life.diary == ["sync 1", "terminate 1"]
+    workers.terminate("1", 5)
+    await asyncio.sleep(1)
+    assert life.diary == ["sync 1", "terminate 1", "terminate 1"]
+    assert life.options["1"].grace == 5
+
+
+async def test_terminate_passes_last_status_function(life: Life, workers: PodWorkers) -> None:
+    def preempt(status: PodStatus) -> PodStatus:
+        return status
+
+    def evict(status: PodStatus) -> PodStatus:
+        return status
+
+    life.failing["terminate 1"] = StepError("busy")
+    workers.sync(pod("1"))
+    workers.terminate("1", pod_status=preempt)
+    await asyncio.sleep(0.5)
+    assert life.options["1"].pod_status is preempt
+    workers.terminate("1", pod_status=evict)
+    workers.terminate("1", 5)
+    await asyncio.sleep(0.1)
+    assert life.options["1"].pod_status is evict
+
+
+# Removal of what finished pods leave
+
+
+async def test_remove_is_repeated_until_it_succeeds(life: Life, workers: PodWorkers) -> None:
+    life.leaves_remnants = True
+    life.failing["remove 1"] = StepError("busy")
+    workers.sync(pod("1"))
+    workers.terminate("1")
+    await asyncio.sleep(60)
+    assert life.diary.count("clean_up 1") == 1
+    assert life.diary.count("remove 1") > 5
+    assert workers.uids() == {"1"}, "others must not remove it, too"
+    assert (workers.pods(), workers.names(), workers.pod("1")) == ([], set(), None)
+    life.failing.clear()
+    await asyncio.sleep(10)
+    assert workers.uids() == set()
+
+
+async def test_remove_does_not_hold_up_successor(life: Life, workers: PodWorkers) -> None:
+    life.leaves_remnants = True
+    life.slow["terminate 1"] = 30
+    life.slow["remove 1"] = 3600
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    workers.terminate("1")
+    workers.sync(pod("2"))
+    await asyncio.sleep(31)
+    assert life.diary == ["sync 1", "terminate 1", "clean_up 1", "sync 2", "remove 1"]
+    workers.sync(pod("3", "other"))
+    await asyncio.sleep(1)
+    assert life.diary[-1] == "sync 3"
+
+
+async def test_remove_started_before_successor_does_not_hold_it_up(life: Life, workers: PodWorkers) -> None:
+    life.leaves_remnants = True
+    life.failing["remove 1"] = StepError("busy")
+    workers.sync(pod("1"))
+    workers.terminate("1")
+    await asyncio.sleep(30)
+    workers.sync(pod("2"))
+    await asyncio.sleep(0.1)
+    assert life.diary[-1] == "sync 2"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_remove_of_same_uid_ends_before_next_pod_starts(
+    life: Life, workers: PodWorkers, fails: bool
+) -> None:
+    life.leaves_remnants = True
+    life.slow["remove 1"] = 5
+    if fails:
+        life.failing["remove 1"] = StepError("busy")
+    workers.sync(pod("1"))
+    workers.terminate("1")
+    await asyncio.sleep(3)
+    workers.sync(pod("1"))
+    await asyncio.sleep(1)
+    assert life.diary == ["terminate 1", "clean_up 1", "remove 1"]
+    await asyncio.sleep(10)
+    assert life.diary[3:] == ["sync 1"]
+
+
+async def test_remove_in_back_off_is_repeated_for_next_pod_of_same_uid(
+    life: Life, workers: PodWorkers
+) -> None:
+    life.leaves_remnants = True
+    life.failing["remove 1"] = StepError("busy")
+    workers.sync(pod("1"))
+    workers.terminate("1")
+    await asyncio.sleep(39)
+    attempts = life.diary.count("remove 1")
+    workers.sync(pod("1"))
+    await asyncio.sleep(0.1)
+    assert life.diary.count("remove 1") == attempts + 1
+    assert life.diary[-1] == "sync 1"

@@ -23,6 +23,7 @@ from pykubelet.volumes.folders import EMPTY_DIR, VolumeFolders
 from pykubelet.volumes.host_path import HostPathError, check_host_path
 from pykubelet.volumes.mounted import MountedVolume
 from pykubelet.volumes.pod_volumes import PodVolumes
+from tests.trees import deep_directory, nest
 from tests.volumes.conftest import (
     Shelf,
     mode_of,
@@ -285,6 +286,15 @@ class TestRefusals:
 
 
 class TestUnmount:
+    async def test_unmount_deep_tree_in_empty_dir_is_removed(self, shelf: Shelf) -> None:
+        """Verify that no depth of directories in an emptyDir makes its pod undeletable."""
+        with deep_directory() as root:
+            volumes = volumes_at(root, shelf)
+            path = Path((await volumes.mount(pod_with(DATA)))["data"].path)
+            nest(path, 5000)
+            await volumes.unmount("u-1")
+            assert not path.exists()
+
     async def test_everything_goes_and_nothing_else(self, volumes: PodVolumes, root: Path) -> None:
         other = root / "pods/u-1/volumes/example.com~unheard/share"
         other.mkdir(parents=True)

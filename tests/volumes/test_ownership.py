@@ -1,10 +1,8 @@
 """fsGroup: who gets what, what is left alone, and that nobody is led astray meanwhile."""
 
 import asyncio
-import gc
 import os
 import stat
-import subprocess
 import threading
 from pathlib import Path
 
@@ -12,8 +10,10 @@ import pytest
 
 from pykubelet.api.pod import Pod
 from pykubelet.host.mounts import mount, unmount
+from pykubelet.host.tree_walk import open_subdirectory, walk_tree
 from pykubelet.volumes import ownership
 from pykubelet.volumes.ownership import IN_PROGRESS, Walk, give_to_group, group_mode, own
+from tests.trees import deep_directory, few_open_files, nest
 from tests.volumes.attacker import swapping, tries
 from tests.volumes.conftest import mode_of, needs_root, pod_with
 
@@ -65,6 +65,22 @@ def nobody(*_: object) -> None:
 )
 def test_modes(mode: int, folder: bool, read_only: bool, wanted: int) -> None:
     assert oct(group_mode(mode, folder=folder, read_only=read_only)) == oct(wanted)
+
+
+class Groups:
+    """Notes the groups of all directories of a tree."""
+
+    def __init__(self, found: list[int]) -> None:
+        self._found = found
+
+    def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
+        return True
+
+    def enter(self, name: str, parent: int) -> int | None:
+        return open_subdirectory(name, parent)
+
+    def leave(self, opened: int) -> None:
+        self._found.append(os.fstat(opened).st_gid)
 
 
 @needs_root
@@ -122,24 +138,17 @@ class TestGiving:
         finally:
             unmount(volume)
 
-    def test_deep_folders(self, tmp_path: Path) -> None:
-        """Somebody nests folders until nobody can open them all; it is refused, and nothing is left open."""
-        at = os.open(tmp_path, os.O_RDONLY)
-        for _ in range(1002):
-            os.mkdir("d", dir_fd=at)
-            below = os.open("d", os.O_RDONLY, dir_fd=at)
-            os.close(at)
-            at = below
-        os.close(at)
-        gc.collect()  # what earlier tests left open is closed now and not meanwhile
-        before = sorted(Path("/proc/self/fd").iterdir())
-        try:
-            with pytest.raises(OSError, match="nested deeper than 1000 levels"):
-                give_to_group(tmp_path, GROUP)
-        finally:
-            subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # too deep for Python's own
-        assert sorted(Path("/proc/self/fd").iterdir()) == before
-        assert tmp_path.stat().st_gid != GROUP, "the top is last, so that all is tried again"
+    def test_walk_deep_tree_changes_everything_with_few_open_files(self) -> None:
+        """Verify that nesting keeps no pod from starting; more than 1,000 levels had."""
+        groups: list[int] = []
+        with deep_directory() as tree:
+            nest(tree, 3000, lambda here: os.mkdir("side", dir_fd=here))
+            walk = Walk(GROUP)
+            with few_open_files(80):
+                walk.give(tree)
+                walk_tree(os.open(tree, os.O_RDONLY), Groups(groups))
+        assert (walk.files, walk.failures) == (6001, 0)
+        assert groups == [GROUP] * 6001
 
     def test_nobody_can_win_the_race(self, volume: Path) -> None:
         """A container swaps files and folders for links out of the volume as fast as it can."""

@@ -152,6 +152,23 @@ class TestNames:
             fc_name(source)
 
 
+@pytest.mark.parametrize("behind_pci", [False, True])
+def test_disk_by_path_name_is_not_a_pattern(scsi: Scsi, behind_pci: bool) -> None:
+    """Verify that wildcards in a pod's spec do not find the disks of other pods."""
+    bus = "pci-0000:05:00.0-" if behind_pci else ""
+    folder = scsi.dev / "disk/by-path"
+    others = folder / f"{bus}ip-{PORTAL}-iscsi-{IQN}-lun-4"
+    others.touch()
+    assert scsi.disk_by_path(f"ip-{PORTAL}-iscsi-{IQN}-lun-4", behind_pci=behind_pci) == others
+    for iqn in ("*", "iqn.*", "[i]" + IQN[1:], "?" + IQN[1:], "**"):
+        assert scsi.disk_by_path(f"ip-{PORTAL}-iscsi-{iqn}-lun-4", behind_pci=behind_pci) is None
+    own = folder / f"{bus}ip-{PORTAL}-iscsi-*-lun-4"
+    own.touch()
+    assert scsi.disk_by_path(f"ip-{PORTAL}-iscsi-*-lun-4", behind_pci=behind_pci) == own
+    if behind_pci:
+        assert scsi.disk_by_path("", behind_pci=True) is None
+
+
 def iscsi_pod(uid: str = "u-1", **source: Any) -> Any:
     return pod_with(
         {"name": "v", "iscsi": {"targetPortal": "192.0.2.7", "iqn": IQN, "lun": 4} | source},

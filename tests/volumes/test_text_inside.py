@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.volumes.text_inside import LARGEST, read_text_inside
+from pykubelet.volumes.text_inside import LARGEST, read_inside
 
 
 @pytest.fixture
@@ -19,41 +19,41 @@ def volume(tmp_path: Path) -> Path:
 
 def test_a_file(volume: Path) -> None:
     (volume / "link").symlink_to("a/file")
-    assert read_text_inside(volume, "a/file") == read_text_inside(volume, "link") == "text \udcff"
+    assert read_inside(volume, "a/file") == read_inside(volume, "link") == b"text \xff"
 
 
 @pytest.mark.parametrize("path", ["a", "pipe"])
 def test_what_is_no_file(volume: Path, path: str) -> None:
     os.mkfifo(volume / "pipe")
     with pytest.raises(ValueError, match="not a file"):
-        read_text_inside(volume, path)
+        read_inside(volume, path)
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/hostname", "a/../../secret"])
 def test_paths_that_lead_out(volume: Path, path: str) -> None:
     with pytest.raises(ValueError, match="relative"):
-        read_text_inside(volume, path)
+        read_inside(volume, path)
 
 
 @pytest.mark.parametrize("target", ["../secret", "/etc/hostname", "/proc/self/environ"])
 def test_links_that_lead_out(volume: Path, target: str) -> None:
     (volume / "link").symlink_to(target)
     with pytest.raises(OSError, match="leads out of the volume") as caught:
-        read_text_inside(volume, "link")
+        read_inside(volume, "link")
     assert str(volume) not in str(caught.value)
 
 
 def test_nothing_is_made(volume: Path) -> None:
     for path in ("absent", "b/absent", "a/file/absent"):
         with pytest.raises(OSError, match=r"^\[Errno"):
-            read_text_inside(volume, path)
+            read_inside(volume, path)
     assert sorted(path.name for path in volume.rglob("*")) == ["a", "file"]
 
 
 def test_a_file_that_is_too_large(volume: Path) -> None:
     (volume / "large").touch()
     os.truncate(volume / "large", LARGEST)
-    assert len(read_text_inside(volume, "large")) == LARGEST
+    assert len(read_inside(volume, "large")) == LARGEST
     os.truncate(volume / "large", LARGEST + 1)
     with pytest.raises(ValueError, match="more than"):
-        read_text_inside(volume, "large")
+        read_inside(volume, "large")

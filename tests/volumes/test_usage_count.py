@@ -1,8 +1,6 @@
 """Counting: the same as `du` says, whatever lies there and whoever changes it meanwhile."""
 
-import gc
 import os
-import resource
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pykubelet.host import tree_walk
 from pykubelet.host.mounts import mount, unmount
 from pykubelet.volumes import usage_count
 from pykubelet.volumes.usage_count import Interrupted, Pace, Tally, file_system, tally
+from tests.trees import deep_directory, few_open_files, nest
 from tests.volumes.conftest import needs_root
 
 MIB = 1 << 20
@@ -120,39 +120,35 @@ def test_any_tree_is_counted_as_du_does(
     assert count(top) == du(top)
 
 
-def test_a_chain_of_folders_without_end_needs_few_open_files(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    here = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(3000):  # longer than any path may be
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
-    os.close(here)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-        assert count(tmp_path).inodes == 3001
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+def test_tally_deep_and_wide_tree_counted_with_few_open_files() -> None:
+    """Verify that nesting does not hide files from the measurement; more than 1,000 levels had."""
+    with deep_directory() as tree:
+        nest(tree, 3000, lambda here: os.mkdir("side", dir_fd=here))
+        with few_open_files(80):
+            assert count(tree).inodes == 6001
 
 
-def test_too_deep_and_too_wide_is_refused_and_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tally_too_many_pending_names_fails_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(usage_count, "MOST_OPEN", 3)
-    path = tmp_path
-    for _ in range(6):
-        (path / "a").mkdir()
-        (path / "b").mkdir()
-        (path / "a" / "x").mkdir()
-        (path / "b" / "x").mkdir()
-        path /= "a"
-    gc.collect()  # what earlier tests left open is closed now and not meanwhile
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(OSError, match="folders inside of each other"):
-        count(tmp_path)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    monkeypatch.setattr(tree_walk, "MAX_PENDING", 50)
+
+    def fill(here: int) -> None:
+        for number in range(5):
+            os.mkdir(str(number), dir_fd=here)
+
+    with deep_directory() as tree:
+        nest(tree, 200, fill)
+        with few_open_files(80), pytest.raises(OSError, match="more than 50 subdirectories"):
+            count(tree)
+
+
+def test_tally_many_linked_inodes_counted_by_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        (tmp_path / f"a{number}").write_bytes(b"x" * 5000)
+        (tmp_path / f"b{number}").hardlink_to(tmp_path / f"a{number}")
+    monkeypatch.setattr(usage_count, "MAX_LINKED", 3)
+    assert count(tmp_path) == du(tmp_path)
 
 
 def test_what_is_no_folder(tmp_path: Path) -> None:

@@ -396,6 +396,14 @@ def test_the_user_of_all_containers(pod_user: int | None, users: list[int | None
     assert fs_user(pod) == user
 
 
+@pytest.mark.parametrize("context", [{}, {"runAsUser": 0}], ids=["image's user", "another user"])
+def test_fs_user_ephemeral_container_does_not_count(context: dict[str, int]) -> None:
+    """Verify that a debug container does not open the pod's tokens to every process of the pod."""
+    debugger = {"name": "debugger", "image": "i", "securityContext": context}
+    user = {"name": "main", "image": "i", "securityContext": {"runAsUser": 1000}}
+    assert fs_user(pod_with(containers=[user], ephemeralContainers=[debugger])) == 1000
+
+
 class TestTogether:
     async def test_sources_are_asked_for_side_by_side(self, root: Path) -> None:
         """Each of two volumes waits until the other one is asked for, too."""

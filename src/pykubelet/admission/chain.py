@@ -42,7 +42,7 @@ class Chain:
         found = self._ask(attempt, {})
         if not isinstance(found, _Stop):
             return found
-        return Later(lambda: self._finish(attempt, found), apart=found.later.apart)
+        return Later(lambda: self._finish(attempt, found), apart=found.later.apart, why=found.later.why)
 
     def _ask(self, attempt: Attempt, known: Mapping[int, Answer]) -> Answer | _Stop:
         """Ask all links but those whose answers are known, by their places."""
@@ -67,9 +67,13 @@ class Chain:
         found: Answer | _Stop = stop
         while isinstance(found, _Stop):
             try:
-                known[found.place] = await found.later.answer()
+                answer = await found.later.answer()
             except Exception as err:  # as when it is asked
                 return _failed(self.links[found.place], attempt, err)
+            if not found.later.again:
+                known[found.place] = answer
+            elif attempt.renew is not None:
+                attempt = attempt.renew()
             found = self._ask(attempt, known)
         return found
 

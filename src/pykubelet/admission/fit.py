@@ -6,10 +6,10 @@ whole), unless it said that it has none of them left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pykubelet.admission.link import Amounts
+from pykubelet.admission.link import Amounts, Usage
 from pykubelet.api.meta import Resources
 from pykubelet.api.names import is_extended_resource
 from pykubelet.api.pod import Pod
@@ -50,22 +50,34 @@ def as_amounts(resources: Resources) -> dict[str, int]:
     return {name: amount.milli if name == "cpu" else int(amount) for name, amount in resources.items()}
 
 
+def usage_of(pods: Iterable[Pod], requests_of: Callable[[Pod], Amounts]) -> Usage:
+    """Return the sum of the resources of some pods."""
+    count, amounts = 0, dict[str, int]()
+    for pod in pods:
+        count += 1
+        for name, amount in requests_of(pod).items():
+            amounts[name] = amounts.get(name, 0) + amount
+    return Usage(count, amounts)
+
+
 def shortages(
-    pod: Pod, others: Sequence[Pod], allocatable: Amounts, requests_of: Callable[[Pod], Amounts]
+    pod: Pod, used: Usage, allocatable: Amounts, requests_of: Callable[[Pod], Amounts]
 ) -> list[Shortage]:
-    """Give what there is too little of for the pod beside the others, in the order in which it is told."""
+    """Give what there is too little of for the pod beside the others, in the order in which it is told.
+
+    `used` has what the others have.
+    """
     found = []
     most = allocatable.get("pods", 0)
-    if len(others) + 1 > most:
-        found.append(Shortage("pods", 1, len(others), most))
+    if used.pods + 1 > most:
+        found.append(Shortage("pods", 1, used.pods, most))
     claimed = _claimed(pod)
     wanted = {name: amount for name, amount in requests_of(pod).items() if amount > 0 and name not in claimed}
     scalars = sorted(name for name in wanted if name not in _BASIC and _is_counted(name, allocatable))
     for name in (*(name for name in _BASIC if name in wanted), *scalars):
-        used = sum(requests_of(other).get(name, 0) for other in others)
-        capacity = allocatable.get(name, 0)
-        if wanted[name] > capacity - used:
-            found.append(Shortage(name, wanted[name], used, capacity))
+        taken, capacity = used.amounts.get(name, 0), allocatable.get(name, 0)
+        if wanted[name] > capacity - taken:
+            found.append(Shortage(name, wanted[name], taken, capacity))
     return found
 
 

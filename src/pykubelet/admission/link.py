@@ -23,6 +23,14 @@ Amounts = Mapping[str, int]
 UNEXPECTED = "UnexpectedAdmissionError"
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Resources of a number of pods."""
+
+    pods: int
+    amounts: Amounts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A pod that wants to run here."""
@@ -32,10 +40,14 @@ class Attempt:
     """This node: its name, labels, taints, and in its status what it has to give and can do."""
     others: Sequence[Pod] = ()
     """The pods that were admitted and have not ended."""
+    used: Usage | None = None
+    """The resources of `others`; None where they have not been summed up."""
     running: bool = False
     """Whether an earlier agent admitted the pod, and it runs."""
     devices: Callable[[], Resources] = dict
     """How many devices there are, and at least those that the pod was given by now."""
+    renew: Callable[[], Attempt] | None = None
+    """Returns the attempt as it is now: what the node has and who is there changes during a long wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,10 @@ class Later:
     """Waits for the answer; nothing happens for the pod before that is called."""
     apart: bool = False
     """Whether others need not wait meanwhile: whatever they are given, the answer will be the same."""
+    again: bool = False
+    """Whether `answer` only waits, and the link is then asked again."""
+    why: str = ""
+    """What is waited for, where users should know: it may take minutes."""
 
 
 class Link(Protocol):

@@ -6,7 +6,7 @@ else speaks against it, only that is told, and nobody has to go.
 
 from __future__ import annotations
 
-from pykubelet.admission.fit import as_amounts, shortages
+from pykubelet.admission.fit import as_amounts, shortages, usage_of
 from pykubelet.admission.link import UNEXPECTED, Answer, Attempt, Preempt, Refusal, Surroundings
 from pykubelet.admission.place import NODE_AFFINITY, misplacements
 from pykubelet.admission.victims import NoVictims, choose_victims
@@ -26,7 +26,8 @@ class Predicates:
         """Tell the first of all that speaks against the pod."""
         given, pod, others = self._given, attempt.pod, attempt.others
         allocatable = as_amounts({**attempt.node.status.allocatable, **attempt.devices()})
-        short = shortages(pod, others, allocatable, given.requests_of)
+        used = attempt.used if attempt.used is not None else usage_of(others, given.requests_of)
+        short = shortages(pod, used, allocatable, given.requests_of)
         wrong = misplacements(pod, attempt.node, others, comparing=self._comparing)
         critical = is_critical_pod(pod)
         if short and not critical:

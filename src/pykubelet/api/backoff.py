@@ -1,8 +1,8 @@
 """Growing pauses between attempts at something that fails, one per key.
 
 Used for crashing containers and for images that cannot be pulled: 10 s, doubling up to a limit,
-and forgotten once the thing has been well for twice the limit. All times are arguments (seconds,
-any clock), so that a five-minute back-off is tested in no time.
+and forgotten once the thing has been well for twice the limit, or for a time of its own. All
+times are arguments (seconds, any clock), so that a five-minute back-off is tested in no time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class BackOff:
 
     first: float = 10.0
     limit: float = 300.0
+    expiry: float | None = None
+    """Seconds without a failure after which a key starts over; None for twice the limit."""
     _entries: dict[str, _Entry] = field(default_factory=dict)
 
     def remaining(self, key: str, since: float, now: float) -> float:
@@ -56,4 +58,4 @@ class BackOff:
             del self._entries[key]
 
     def _expired(self, entry: _Entry, moment: float) -> bool:
-        return moment - entry.updated > 2 * self.limit
+        return moment - entry.updated > (2 * self.limit if self.expiry is None else self.expiry)

@@ -43,7 +43,7 @@ def launch(program: str, loaded: Loaded, agent: Callable[[], Awaitable[None]]) -
         return complain(program, f"the log file cannot be opened: {err}; check --log-file and --log-dir")
     for warning in loaded.warnings:
         log.warning(warning)
-    for name, value in loaded.given.items():
+    for name, value in loaded.flag_values.items():
         log.v(1).info(f'FLAG: --{name}="{value}"')
     if not is_root():
         return complain(program, "root is needed to manage containers: run it with sudo")

@@ -136,7 +136,13 @@ def _write_config(
         "# Written by `pykubelet up` at each start; give flags to `up` to change a value.\n" + text
     )
     root = instance.kubelet_root
-    own = [f"--config={path}", f"--root-dir={root}", f"--cert-dir={root / 'pki'}"]
+    own = [
+        f"--config={path}",
+        f"--root-dir={root}",
+        f"--cert-dir={root / 'pki'}",
+        # Another kubelet of this host may serve the path that device plugins expect.
+        f"--device-plugin-dir={root / 'device-plugins'}",
+    ]
     return [*own, *([f"--v={verbosity}"] if verbosity else []), *flags]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +39,16 @@ class DropIns(NamedTuple):
     skipped: list[Path]
 
 
-def load_config_files(
-    path: Path | None, drop_in_dir: Path | None, gates_for: GatesFor
-) -> KubeletConfiguration:
-    """Read and merge all files; without any, give the defaults of a node that has none.
+class ConfigFiles(NamedTuple):
+    """The merged configuration files."""
+
+    config: KubeletConfiguration
+    set_fields: frozenset[str]
+    """Dotted paths of JSON names of the fields that the files set."""
+
+
+def load_config_files(path: Path | None, drop_in_dir: Path | None, gates_for: GatesFor) -> ConfigFiles:
+    """Read and merge all files; without any, return the defaults of a node that has none.
 
     Raises one ConfigError with the problems of all files; they name their file when there are
     several. The result is not validated, because flags may still change it; but when a file is
@@ -76,7 +82,10 @@ def load_config_files(
             if not any(field in str(problem) for field in malformed)
         )
         raise ConfigError(problems)
-    return config
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged = merge_patch(merged, source.document)
+    return ConfigFiles(config, frozenset(_leaf_paths(merged)))
 
 
 def find_drop_ins(folder: Path) -> DropIns:
@@ -112,6 +121,14 @@ def merge_patch(target: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _leaf_paths(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in document.items():
+        if isinstance(value, dict) and value:
+            yield from _leaf_paths(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 class _Source(NamedTuple):

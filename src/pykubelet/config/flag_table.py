@@ -40,12 +40,20 @@ def field_path(path: str) -> str:
 
 
 def default_text(flag: Flag, config: KubeletConfiguration) -> str:
-    """Give a flag's default as the help shows it, "" for none; `config` is one with no flags given."""
-    if flag.field:
-        value = get_field(config, flag.field)
-    elif flag.attribute:
-        value = getattr(KubeletFlags(), flag.attribute)
-    else:
+    """Return a flag's default as the help shows it, "" for a zero value; `config` has no flags applied."""
+    if not (flag.field or flag.attribute):
         return flag.default
+    value = _default(flag, config)
     # Zero values are not worth showing; those of quantities are texts.
     return flag.kind.show(value) if value not in ("", "0") and value and flag.attribute != "version" else ""
+
+
+def flag_default(flag: Flag, config: KubeletConfiguration) -> str:
+    """Return a flag's default as text, zero values included; `config` has no flags applied."""
+    if not (flag.field or flag.attribute):
+        return flag.default or (flag.kind.show(False) if flag.kind.name == "bool" else "")
+    return flag.kind.show(_default(flag, config))
+
+
+def _default(flag: Flag, config: KubeletConfiguration) -> Any:
+    return get_field(config, flag.field) if flag.field else getattr(KubeletFlags(), flag.attribute)

@@ -40,6 +40,11 @@ ROWS = (
             "feature-gates", GATES, "feature_gates", "Turn features on or off, such as EventedPLEG=true."
         ),
         here("root-dir", STRING, "Directory for everything the agent keeps: pods, volumes, checkpoints."),
+        here(
+            "device-plugin-dir",
+            STRING,
+            "Directory of kubelet.sock for device plugins; they expect the default for any --root-dir.",
+        ),
         here("lock-file", STRING, "File to lock, so that two agents never run at once."),
         here("exit-on-lock-contention", BOOL, "Exit when another process opens the lock file."),
         in_file("runonce", BOOL, "run_once", "Start the pods of files and URLs, then exit."),

@@ -51,6 +51,8 @@ class KubeletFlags:
     config_dir: str = ""
     root_dir: str = "/var/lib/kubelet"
     cert_dir: str = "/var/lib/kubelet/pki"
+    device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
+    """Independent of `root_dir`: device plugins mount this path."""
     lock_file: str = ""
     exit_on_lock_contention: bool = False
 

@@ -16,12 +16,13 @@ from typing import Literal
 
 from pykubelet.api.text import quoted
 from pykubelet.config.errors import ConfigError, Problem
-from pykubelet.config.files import load_config_files
+from pykubelet.config.files import ConfigFiles, load_config_files
 from pykubelet.config.flag_rows import Flag
-from pykubelet.config.flag_table import BY_NAME, field_path, set_field
+from pykubelet.config.flag_table import BY_NAME, field_path, flag_default, set_field
 from pykubelet.config.flags import ParsedFlags, parse_flags
 from pykubelet.config.gates import FeatureGates, gate_path
 from pykubelet.config.kubelet_flags import KubeletFlags, check_flags, log_options
+from pykubelet.config.no_effect import flag_reason, no_effect_warnings
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validate import validate
 from pykubelet.logs.mask import MASK, mask_text
@@ -39,8 +40,8 @@ class Loaded:
     gates: FeatureGates
     warnings: list[str]
     """Sentences for the log: deprecated flags, gates that will go."""
-    given: dict[str, str]
-    """The flags that were given, as text, secrets masked: for the log."""
+    flag_values: dict[str, str]
+    """Every flag by name, in order: its value on the command line or its default, secrets masked."""
     action: Action
 
     def log_options(self) -> LogOptions:
@@ -55,13 +56,13 @@ def load(argv: Sequence[str]) -> Loaded:
     """
     parsed = parse_flags(argv)
     flags = _kubelet_flags(parsed)
-    given = _shown(parsed)
+    flag_values = _flag_values(parsed)
     action = _action(flags)
     if action != "run" and not parsed.problems:
-        return Loaded(flags, baseline(), FeatureGates(), [], given, action)
+        return Loaded(flags, baseline(), FeatureGates(), [], flag_values, action)
 
     asked = parsed.values.get("feature-gates", {})
-    config, unreadable = _from_files(flags, asked)
+    (config, set_fields), unreadable = _from_files(flags, asked)
     _overlay(config, parsed)
     gates = FeatureGates().with_overrides(
         config.feature_gates,
@@ -72,12 +73,17 @@ def load(argv: Sequence[str]) -> Loaded:
     problems = [*parsed.problems, *gates.problems, *unreadable, *check_flags(flags, config), *found]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    return Loaded(flags, config, gates, [*_warnings(parsed, flags, config), *gates.warnings], given, action)
+    warnings = [
+        *_warnings(parsed, flags, config),
+        *no_effect_warnings(set_fields, (BY_NAME[name] for name in parsed.names()), gates),
+        *gates.warnings,
+    ]
+    return Loaded(flags, config, gates, warnings, flag_values, action)
 
 
 def baseline() -> KubeletConfiguration:
     """Give the configuration of a command line without flags."""
-    return load_config_files(None, None, lambda gates: FeatureGates().with_overrides(gates).enabled)
+    return load_config_files(None, None, lambda gates: FeatureGates().with_overrides(gates).enabled).config
 
 
 def _kubelet_flags(parsed: ParsedFlags) -> KubeletFlags:
@@ -92,7 +98,7 @@ def _action(flags: KubeletFlags) -> Action:
     return "version" if flags.version in ("true", "raw") else "run"
 
 
-def _from_files(flags: KubeletFlags, asked: Mapping[str, bool]) -> tuple[KubeletConfiguration, list[Problem]]:
+def _from_files(flags: KubeletFlags, asked: Mapping[str, bool]) -> tuple[ConfigFiles, list[Problem]]:
     def gates_for(in_file: dict[str, bool]) -> Callable[[str], bool]:
         return FeatureGates().with_overrides({**in_file, **asked}).enabled
 
@@ -139,13 +145,16 @@ def _is_below(path: str, field: str) -> bool:
 def _warnings(parsed: ParsedFlags, flags: KubeletFlags, config: KubeletConfiguration) -> list[str]:
     given = [BY_NAME[name] for name in parsed.names()]
     warnings = []
-    if movable := [flag for flag in given if flag.status == "file"]:
+    if movable := [flag for flag in given if flag.status == "file" and not flag_reason(flag)]:
         warnings.append(
             f"these flags belong in the configuration file (--config): {_listed(movable)}; "
             "`pykubelet config convert-flags` writes it for you"
         )
-    warnings += [f"--{flag.name} is deprecated: {flag.note}" for flag in given if flag.status == "deprecated"]
-    warnings += [f"--{flag.name} has no effect: {flag.note}" for flag in given if flag.status == "ignored"]
+    warnings += [
+        f"--{flag.name} is deprecated: {flag.note}"
+        for flag in given
+        if flag.status == "deprecated" and not flag_reason(flag)
+    ]
     if flags.bootstrap_kubeconfig and not flags.kubeconfig:
         warnings.append(
             "--bootstrap-kubeconfig has no effect without --kubeconfig, which says where to keep the "
@@ -164,8 +173,13 @@ def _listed(flags: list[Flag]) -> str:
     return ", ".join(f"--{flag.name}" for flag in flags)
 
 
-def _shown(parsed: ParsedFlags) -> dict[str, str]:
+def _flag_values(parsed: ParsedFlags) -> dict[str, str]:
+    """Return the value of every flag as text, sorted by name, as the upstream kubelet logs them."""
     texts: dict[str, list[str]] = {}
     for given in parsed.given:
         texts.setdefault(given.flag.name, []).append(MASK if given.flag.secret else mask_text(given.text))
-    return {name: ",".join(values) for name, values in texts.items()}
+    defaults = baseline()
+    return {
+        name: ",".join(texts[name]) if name in texts else flag_default(BY_NAME[name], defaults)
+        for name in sorted(BY_NAME)
+    }

@@ -139,6 +139,10 @@ class Channel:
         if self._closed:
             connection.close(_CLOSED)
             raise Unavailable(name, "Unavailable", f"the connection to {self.endpoint} is closed")
+        if not connection.usable:
+            # Connecting again would not help, and would not end.
+            connection.close(_CLOSED)
+            raise Unavailable(name, "Unavailable", f"the runtime at {self.endpoint} accepts no calls")
         self._connections = [*(one for one in self._connections if one.open), connection]
 
     def _failure(self, name: str, status: Status | None, message: bytes | None) -> CriError:

@@ -7,6 +7,10 @@ HTTP/2 is little: requests are whole when they are sent, and answers are small.
 A call is a `Call`: `answer` waits for its end, `read` for its next message. It ends with a status of
 gRPC, also when the connection breaks (UNAVAILABLE) or the deadline passes (DEADLINE_EXCEEDED); then
 the server is told that nobody listens any more. Nothing here raises but CancelledError.
+
+Servers may be hostile: gRPC probes go to pods. The rules and limits are those of our server
+(`http2_rules`): the size of headers, flow control, frames without progress; a server that does not read
+is not read from. One that exceeds them loses its connection, and its calls end with UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import cast
 
-import hpack
-
-from pykubelet.cri import http2
+from pykubelet.cri import http2, http2_rules
 from pykubelet.cri.grpc_status import LATE, Status, status_in, status_of_reset
 from pykubelet.cri.http2 import Kind, ProtocolError, Setting, frame
+from pykubelet.cri.http2_rules import Code, FrameBudget, HeaderBlocks, Violation
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+"""Bytes of one header block of a runtime or a plugin: error messages are in there."""
 HANDSHAKE_SECONDS = 5.0
 """How long something that accepts a connection may stay silent."""
 
@@ -34,6 +39,13 @@ _STREAM_WINDOW = 32 * 1024 * 1024
 _RENEW_BYTES = 4 * 1024 * 1024
 """After how many bytes the server is told that it may send more."""
 _MOST_BLOCKS = 64
+_LONGEST_KNOWN_BLOCK = 512
+_MOST_HEADER_BLOCKS = 8
+"""Header blocks of one response: informational ones, headers and trailers."""
+_MOST_UNREAD = 65_536
+"""Messages of a stream that its reader has not taken yet."""
+_POINTS_PER_CALL = 16.0
+_LONGEST_REASON = 200
 _PREFIX = struct.Struct(">?L")
 _UNITS = (("m", 1e3), ("S", 1.0), ("M", 1 / 60), ("H", 1 / 3600))
 _MOST_DIGITS = 8
@@ -54,6 +66,10 @@ class Call:
         self._stream = stream
         self._data = bytearray()
         self._messages: deque[bytes] = deque()
+        self._most_unread = _MOST_UNREAD
+        self._header_blocks = 0
+        self._room = _STREAM_WINDOW
+        """How many bytes the server may send."""
         self._taken = 0
         self._news: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -61,6 +77,7 @@ class Call:
 
     async def answer(self) -> bytes | None:
         """Wait for the end; gives the message, None when there is none. `status` tells how it ended."""
+        self._most_unread = 1
         try:
             while self.status is None:
                 await self._wait()
@@ -78,6 +95,7 @@ class Call:
         self._taken += len(message)
         if self._taken >= _RENEW_BYTES and self.status is None:
             self._connection.renew_window(self._stream, self._taken)
+            self._room += self._taken
             self._taken = 0
         return message
 
@@ -95,8 +113,11 @@ class Call:
 
     # What the connection says
 
-    def received(self, data: bytes) -> None:
-        """Take a part of the answer."""
+    def received(self, data: bytes, size: int) -> None:
+        """Handle data of the response that came in a frame of `size` bytes. Raises Violation."""
+        self._room -= size
+        if self._room < 0:
+            raise Violation(Code.FLOW_CONTROL, "more data than there is room for")
         self._data += data
         while self.status is None and len(self._data) >= _PREFIX.size:
             compressed, size = _PREFIX.unpack_from(self._data)
@@ -107,6 +128,10 @@ class Call:
                     "RESOURCE_EXHAUSTED", f"Received message larger than max ({size} vs. {self._limit})"
                 )
             elif len(self._data) >= _PREFIX.size + size:
+                if len(self._messages) >= self._most_unread:
+                    self._refuse("RESOURCE_EXHAUSTED", "more messages than the caller takes")
+                    return
+                self._connection.earn_message()
                 self._messages.append(bytes(self._data[_PREFIX.size : _PREFIX.size + size]))
                 del self._data[: _PREFIX.size + size]
                 self._tell()
@@ -114,7 +139,10 @@ class Call:
                 return
 
     def received_headers(self, headers: Iterable[tuple[str, str]], *, last: bool) -> None:
-        """Take headers, or trailers."""
+        """Handle headers, or trailers. Raises ProtocolError when there are too many."""
+        self._header_blocks += 1
+        if self._header_blocks > _MOST_HEADER_BLOCKS:
+            raise ProtocolError("a response has too many headers")
         self.headers.update(headers)
         if last:
             self.end(status_in(self.headers))
@@ -151,14 +179,21 @@ class Call:
 
 
 class Connection(asyncio.Protocol):
-    """A connection, ready for calls once it was `greeted`; a message has at most `limit` bytes."""
+    """A connection, ready for calls once it was `greeted`.
 
-    def __init__(self, authority: str, limit: int = MAX_MESSAGE_BYTES) -> None:
+    A message has at most `limit` bytes, the headers of a response have at most `header_limit`.
+    """
+
+    def __init__(
+        self, authority: str, limit: int = MAX_MESSAGE_BYTES, header_limit: int = MAX_HEADER_BYTES
+    ) -> None:
         self._authority = authority
         self._limit = limit
+        self._header_limit = header_limit
         self._transport: asyncio.Transport | None = None
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._decoder = hpack.Decoder()
+        self._headers = HeaderBlocks(header_limit)
+        self._budget = FrameBudget(asyncio.get_running_loop().time)
         self._known_blocks: dict[bytes, list[tuple[str, str]]] = {}
         """Headers by how they were written, of servers that write without referring to what was before."""
         self._buffer = b""
@@ -170,8 +205,6 @@ class Connection(asyncio.Protocol):
         self._max_frame = http2.MAX_FRAME
         self._most_calls = math.inf
         self._unacknowledged = 0
-        self._headers: tuple[int, int, bytes] | None = None
-        """The stream, flags and beginning of headers that are not complete yet."""
 
     @property
     def usable(self) -> bool:
@@ -201,6 +234,7 @@ class Connection(asyncio.Protocol):
     ) -> Call:
         """Begin a call; `timeout` is in seconds."""
         stream, self._next = self._next, self._next + 2
+        self._budget.earn(_POINTS_PER_CALL)
         call = self._calls[stream] = Call(self, stream, self._stream_window, self._limit)
         if not self._open:
             # Nobody will answer: without a timeout it would be waited for for ever.
@@ -223,10 +257,20 @@ class Connection(asyncio.Protocol):
             self._greeted.set_result(None)
         for call in list(self._calls.values()):
             call.end(why)
-        if self._transport is not None:
+        self._buffer = b""
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size():
+            # The server does not read: a graceful close would wait for it until it ends.
+            self._transport.abort()
+        else:
             self._transport.close()
 
     # What calls ask
+
+    def earn_message(self) -> None:
+        """Record that the server sent a message."""
+        self._budget.earn(1)
 
     def reset(self, stream: int) -> None:
         """Tell the server that a call is over."""
@@ -249,6 +293,7 @@ class Connection(asyncio.Protocol):
             Setting.HEADER_TABLE_SIZE: 0,
             Setting.ENABLE_PUSH: 0,
             Setting.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
+            Setting.MAX_HEADER_LIST_SIZE: self._header_limit,
         }
         self._write(http2.PREFACE + http2.settings(greeting))
         self.renew_window(0, http2.MAX_WINDOW - http2.FIRST_WINDOW)
@@ -257,12 +302,22 @@ class Connection(asyncio.Protocol):
         """Tell all calls."""
         self.close(Status("UNAVAILABLE", f"the connection broke: {exc}" if exc else "the connection broke"))
 
+    def pause_writing(self) -> None:
+        """Stop reading from a server that does not read: replies to its pings alone would fill the memory."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def data_received(self, data: bytes) -> None:
         """Take whatever frames are complete."""
         data = self._buffer + data if self._buffer else data
         at, end = 0, len(data)
         try:
-            while end - at >= http2.HEAD_BYTES:
+            while end - at >= http2.HEAD_BYTES and self._open:
                 size, kind, flags, stream = http2.read_head(data, at)
                 if size > http2.MAX_FRAME:
                     raise ProtocolError("a frame is too large")
@@ -271,34 +326,33 @@ class Connection(asyncio.Protocol):
                     break
                 self._frame(kind, flags, stream, data[begin : begin + size])
                 at = begin + size
-        except (ProtocolError, hpack.HPACKError, UnicodeDecodeError, struct.error) as err:
-            self.close(Status("UNAVAILABLE", f"the server does not speak gRPC: {err}"))
+        except ProtocolError as err:
+            reason = str(err)[:_LONGEST_REASON]
+            self.close(Status("UNAVAILABLE", f"the server does not speak gRPC: {reason}"))
             return
-        self._buffer = data[at:]
+        self._buffer = data[at:] if self._open else b""
 
     # Frames
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if not self._greeted.done():
-            if kind != Kind.SETTINGS:
+            if kind != Kind.SETTINGS or flags & http2.ACK:
                 raise ProtocolError("its first frame is not its settings")
             self._greeted.set_result(None)
-        if self._headers is not None and kind != Kind.CONTINUATION:
-            raise ProtocolError("headers are interrupted")
+        if self._headers.interrupted != (kind == Kind.CONTINUATION):
+            raise ProtocolError("headers are interrupted, or continued without a beginning")
+        http2_rules.check_frame(kind, flags, stream, payload)
+        if stream >= self._next:
+            raise ProtocolError("a frame of a call that was never made")
+        self._budget.spend(kind, len(payload))
         match kind:
             case Kind.DATA:
                 self._data_frame(flags, stream, payload)
             case Kind.HEADERS:
-                block = http2.unpadded(flags, payload)
-                if flags & http2.PRIORITIZED:
-                    block = block[5:]
-                self._headers_frame(stream, flags, block)
-            case Kind.CONTINUATION if self._headers is not None:
-                begun, before, block = self._headers
-                if begun != stream or len(block) > MAX_MESSAGE_BYTES:
-                    raise ProtocolError("headers are continued wrongly")
-                self._headers = None
-                self._headers_frame(stream, before | flags & http2.END_HEADERS, block + payload)
+                block = http2_rules.header_block(flags, payload)
+                self._header_block(self._headers.begin(stream, flags, block))
+            case Kind.CONTINUATION:
+                self._header_block(self._headers.resume(stream, flags, payload))
             case Kind.RST_STREAM:
                 code = http2.read_number(payload)
                 if call := self._calls.get(stream):
@@ -321,32 +375,39 @@ class Connection(asyncio.Protocol):
             self._unacknowledged = 0
         call = self._calls.get(stream)
         if call is not None:
-            call.received(http2.unpadded(flags, payload))
+            content = http2.unpadded(flags, payload)
+            self._budget.earn_bytes(len(content))
+            call.received(content, len(payload))
             if flags & http2.END_STREAM:
                 call.end(Status("INTERNAL", "the answer ended without a status"))
 
-    def _headers_frame(self, stream: int, flags: int, block: bytes) -> None:
-        if not flags & http2.END_HEADERS:
-            self._headers = stream, flags, block
+    def _header_block(self, complete: tuple[int, int, bytes] | None) -> None:
+        if complete is None:
             return
+        stream, flags, block = complete
         # Also of a call that nobody waits for: the decoder must see every block.
         headers = self._known_blocks.get(block) or self._decoded(block)
         if call := self._calls.get(stream):
             call.received_headers(headers, last=bool(flags & http2.END_STREAM))
 
     def _decoded(self, block: bytes) -> list[tuple[str, str]]:
-        headers = list(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
+        headers = self._headers.decode(block)
         # Without a table the same bytes always mean the same, and need not be read again.
-        if not self._decoder.header_table.dynamic_entries and len(self._known_blocks) < _MOST_BLOCKS:
+        if (
+            self._headers.stateless
+            and len(block) <= _LONGEST_KNOWN_BLOCK
+            and len(self._known_blocks) < _MOST_BLOCKS
+        ):
             self._known_blocks[block] = headers
         return headers
 
     def _settings_frame(self, payload: bytes) -> None:
         for name, value in http2.read_settings(payload):
+            http2_rules.check_setting(name, value)
             if name == Setting.INITIAL_WINDOW_SIZE:
                 grown, self._stream_window = value - self._stream_window, value
                 for call in self._calls.values():
-                    call.window += grown
+                    call.window = http2_rules.grown_window(call.window, grown)
             elif name == Setting.MAX_FRAME_SIZE:
                 self._max_frame = value
             elif name == Setting.MAX_CONCURRENT_STREAMS:
@@ -356,9 +417,9 @@ class Connection(asyncio.Protocol):
 
     def _window_frame(self, stream: int, grown: int) -> None:
         if stream == 0:
-            self._window += grown
+            self._window = http2_rules.grown_window(self._window, grown)
         elif call := self._calls.get(stream):
-            call.window += grown
+            call.window = http2_rules.grown_window(call.window, grown)
         self._send_more()
 
     def _goaway_frame(self, payload: bytes) -> None:
@@ -373,13 +434,15 @@ class Connection(asyncio.Protocol):
 
     def _sendable(self, stream: int, call: Call) -> bytes:
         """Give the frames of a request that may be sent now."""
-        frames = b""
-        while call.unsent and (size := min(len(call.unsent), self._max_frame, self._window, call.window)) > 0:
-            part, call.unsent = call.unsent[:size], call.unsent[size:]
+        frames, at, end = [], 0, len(call.unsent)
+        while (size := min(end - at, self._max_frame, self._window, call.window)) > 0:
+            part, at = call.unsent[at : at + size], at + size
             self._window -= size
             call.window -= size
-            frames += frame(Kind.DATA, 0 if call.unsent else http2.END_STREAM, stream, part)
-        return frames
+            self._budget.earn_bytes(size)
+            frames.append(frame(Kind.DATA, 0 if at < end else http2.END_STREAM, stream, part))
+        call.unsent = call.unsent[at:]
+        return b"".join(frames)
 
     def _send_more(self) -> None:
         for stream, call in self._calls.items():

@@ -45,11 +45,12 @@ LATE = Status("DEADLINE_EXCEEDED", "Deadline Exceeded")
 def status_in(headers: dict[str, str]) -> Status:
     """Read how a call ended from its trailers."""
     if (code := headers.get("grpc-status")) is not None:
-        known = code.isdecimal() and int(code) < len(CODES)
+        known = code.isdecimal() and len(code) <= 2 and int(code) < len(CODES)
         return Status(CODES[int(code)] if known else "UNKNOWN", unquote(headers.get("grpc-message", "")))
     http = headers.get(":status", "")
-    text = f"the server answered with HTTP status {http or 'none'} and without a status of gRPC"
-    return Status(_HTTP_CODES.get(int(http) if http.isdecimal() else 0, "UNAVAILABLE"), text)
+    text = f"the server answered with HTTP status {http[:20] or 'none'} and without a status of gRPC"
+    number = int(http) if http.isdecimal() and len(http) == 3 else 0
+    return Status(_HTTP_CODES.get(number, "UNAVAILABLE"), text)
 
 
 def status_of_reset(code: int) -> Status:

@@ -50,6 +50,7 @@ class Setting(IntEnum):
     MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
     MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
 
 
 class ProtocolError(Exception):

@@ -11,23 +11,20 @@ status. Answers wait until the client makes room for them, one message per call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Protocol, cast
 
-import hpack
-
-from pykubelet.cri import http2
+from pykubelet.cri import http2, http2_rules
 from pykubelet.cri import server_rules as rules
 from pykubelet.cri.grpc_status import Status
 from pykubelet.cri.http2 import Kind, ProtocolError, Setting, frame
-from pykubelet.cri.server_rules import Code, Limits, Violation
+from pykubelet.cri.http2_rules import Code, HeaderBlocks, Violation
+from pykubelet.cri.server_rules import Limits
 from pykubelet.cri.server_stream import ServerStream
 
 HANDSHAKE_SECONDS = 10.0
 """How long a client may take to introduce itself."""
 
 _LEAST_ROOM = http2.FIRST_WINDOW // 2
-_LARGEST_FRAME_SETTING = 2**24 - 1
 
 
 class Host(Protocol):
@@ -56,7 +53,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._transport: asyncio.Transport | None = None
-        self._decoder = hpack.Decoder(max_header_list_size=host.limits.headers)
+        self._headers = HeaderBlocks(host.limits.headers)
         self._buffer = b""
         self._streams: dict[int, ServerStream] = {}
         self._running = 0
@@ -69,8 +66,6 @@ class ServerConnection(asyncio.Protocol):
         self._stream_window = http2.FIRST_WINDOW
         self._max_frame = http2.MAX_FRAME
         self._room = http2.FIRST_WINDOW
-        self._headers: tuple[int, int, bytes, int] | None = None
-        """The stream, flags and beginning of headers that are not complete, and in how many frames."""
         self._timer: asyncio.TimerHandle | None = None
 
     def close(self, code: Code = Code.NO_ERROR, why: str = "") -> None:
@@ -170,8 +165,6 @@ class ServerConnection(asyncio.Protocol):
                 at = begin + size
         except ProtocolError as err:
             self.close(err.code if isinstance(err, Violation) else Code.PROTOCOL, str(err))
-        except (hpack.HPACKError, UnicodeDecodeError):
-            self.close(Code.COMPRESSION, "headers cannot be decoded")
         else:
             self._buffer = data[at:]
 
@@ -199,20 +192,17 @@ class ServerConnection(asyncio.Protocol):
             self._greeted = True
             if self._timer is not None:
                 self._timer.cancel()
-        if (self._headers is not None) != (kind == Kind.CONTINUATION):
+        if self._headers.interrupted != (kind == Kind.CONTINUATION):
             raise ProtocolError("headers are interrupted, or continued without a beginning")
-        rules.check_frame(kind, flags, number, payload)
+        http2_rules.check_frame(kind, flags, number, payload)
         match kind:
             case Kind.DATA:
                 self._data_frame(flags, number, payload)
             case Kind.HEADERS:
-                self._headers_frame(number, flags, rules.header_block(flags, payload), 1)
-            case Kind.CONTINUATION if self._headers is not None:
-                begun, before, block, count = self._headers
-                if begun != number:
-                    raise ProtocolError("headers are continued wrongly")
-                self._headers = None
-                self._headers_frame(number, before | flags & http2.END_HEADERS, block + payload, count + 1)
+                block = http2_rules.header_block(flags, payload)
+                self._header_block(self._headers.begin(number, flags, block))
+            case Kind.CONTINUATION:
+                self._header_block(self._headers.resume(number, flags, payload))
             case Kind.RST_STREAM:
                 if number > self._last:
                     raise ProtocolError("a call that was never begun is reset")
@@ -275,14 +265,12 @@ class ServerConnection(asyncio.Protocol):
     def _ended(self, _: asyncio.Task[None]) -> None:
         self._running -= 1
 
-    def _headers_frame(self, number: int, flags: int, block: bytes, count: int) -> None:
-        if len(block) > self._host.limits.headers or count > rules.MOST_CONTINUATIONS:
-            raise Violation(Code.CALM_DOWN, "headers are too large")
-        if not flags & http2.END_HEADERS:
-            self._headers = number, flags, block, count
+    def _header_block(self, complete: tuple[int, int, bytes] | None) -> None:
+        if complete is None:
             return
+        number, flags, block = complete
         # Also of a call that nobody answers: the decoder must see every block.
-        headers = dict(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
+        headers = dict(self._headers.decode(block))
         if number <= self._last:
             self._trailers(number, flags)
             return
@@ -327,17 +315,12 @@ class ServerConnection(asyncio.Protocol):
 
     def _settings_frame(self, payload: bytes) -> None:
         for name, value in http2.read_settings(payload):
+            http2_rules.check_setting(name, value)
             if name == Setting.INITIAL_WINDOW_SIZE:
-                if value > http2.MAX_WINDOW:
-                    raise Violation(Code.FLOW_CONTROL, "a window is too large")
                 grown, self._stream_window = value - self._stream_window, value
                 for stream in self._streams.values():
-                    stream.window += grown
-                    if stream.window > http2.MAX_WINDOW:
-                        raise Violation(Code.FLOW_CONTROL, "a window is too large")
+                    stream.window = http2_rules.grown_window(stream.window, grown)
             elif name == Setting.MAX_FRAME_SIZE:
-                if not http2.MAX_FRAME <= value <= _LARGEST_FRAME_SETTING:
-                    raise ProtocolError("a frame size that no frame may have")
                 self._max_frame = value
         self._write(frame(Kind.SETTINGS, http2.ACK, 0))
         self.flush()

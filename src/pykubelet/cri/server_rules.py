@@ -1,40 +1,22 @@
-"""What a client of our gRPC server may do: the rules of HTTP/2 and gRPC, as pure functions.
+"""What a client of our gRPC server may do: the rules of gRPC, as pure functions, and the limits.
 
-A rule of the connection that is broken ends the connection (`Violation`), one of a call ends the call
-with a status.
+Those of HTTP/2 are in `http2_rules`. A rule of a call that is broken ends the call with a status.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 
 from pykubelet.cri import http2
 from pykubelet.cri.grpc_status import Status
-from pykubelet.cri.http2 import Kind, ProtocolError
+from pykubelet.cri.http2_rules import HEADER_BYTES
 
 PREFIX = struct.Struct(">?L")
 """What precedes each message: whether it is compressed, and its length."""
-MOST_CONTINUATIONS = 8
 
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MOST_DIGITS = 8
-_SIZES = {Kind.PRIORITY: 5, Kind.RST_STREAM: 4, Kind.WINDOW_UPDATE: 4, Kind.PING: 8}
-_ON_CONNECTION = (Kind.SETTINGS, Kind.PING, Kind.GOAWAY)
-
-
-class Code(IntEnum):
-    """Why a stream or a connection ends, in HTTP/2's numbers."""
-
-    NO_ERROR = 0
-    PROTOCOL = 1
-    FLOW_CONTROL = 3
-    STREAM_CLOSED = 5
-    FRAME_SIZE = 6
-    REFUSED_STREAM = 7
-    COMPRESSION = 9
-    CALM_DOWN = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +28,10 @@ class Limits:
     """
 
     request: int = 1024 * 1024
-    headers: int = 16 * 1024
+    headers: int = HEADER_BYTES
     calls: int = 64
     connections: int = 64
     held: int = 8 * 1024 * 1024
-
-
-class Violation(ProtocolError):
-    """The peer broke a rule that has a number of its own."""
-
-    def __init__(self, code: Code, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def check_frame(kind: int, flags: int, stream: int, payload: bytes) -> None:
-    """Raise ProtocolError for a frame of a length or on a stream that its kind cannot have."""
-    if kind > Kind.CONTINUATION:
-        return  # kinds that are not known are to be skipped
-    if kind != Kind.WINDOW_UPDATE and (stream == 0) != (kind in _ON_CONNECTION):
-        raise ProtocolError("a frame on the wrong stream")
-    if kind == Kind.HEADERS and stream % 2 == 0:
-        raise ProtocolError("a client's calls have odd numbers")
-    size = len(payload)
-    wrong = size != _SIZES.get(Kind(kind), size)
-    if kind == Kind.SETTINGS:
-        wrong = bool(size % 6 or (flags & http2.ACK and size))
-    if wrong or (kind == Kind.GOAWAY and size < 8):
-        raise Violation(Code.FRAME_SIZE, "a frame of a wrong length")
-
-
-def header_block(flags: int, payload: bytes) -> bytes:
-    """Give the headers in a HEADERS frame, without padding and priority; raises ProtocolError."""
-    block = http2.unpadded(flags, payload)
-    if not flags & http2.PRIORITIZED:
-        return block
-    if len(block) < 5:
-        raise Violation(Code.FRAME_SIZE, "headers are too short")
-    return block[5:]
 
 
 def http_refusal(headers: dict[str, str]) -> bytes | None:

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from pykubelet.cri import http2
 from pykubelet.cri.grpc_status import CODES, Status
-from pykubelet.cri.server_rules import PREFIX, Code
+from pykubelet.cri.http2_rules import Code
+from pykubelet.cri.server_rules import PREFIX
 
 HEADERS = b"\x88" + http2.more_headers([("content-type", "application/grpc")])
 """What each answer begins with: the HTTP status 200, and that it is gRPC's."""

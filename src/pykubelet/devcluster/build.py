@@ -1,9 +1,9 @@
-"""Building the control plane from source, once, into a cache.
+"""Building programs from a Go module of ours, once, into a cache.
 
-The source is a small Go module of ours beside the tests; one program that acts as whichever of its
-names it is called by. The cache's folder bears the hash of that module, so a changed version is built
-anew, and a folder appears only when it is complete: a build that is interrupted leaves nothing that
-could be mistaken for one.
+The control plane is one such module beside the tests: one program that acts as whichever of its
+names it is called by. The conformance suite is another. The cache's folder bears the hash of the
+module, so a changed version is built anew, and a folder appears only when it is complete: a build that
+is interrupted leaves nothing that could be mistaken for one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pykubelet.devcluster.errors import NotAvailable
@@ -27,9 +28,35 @@ BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet
 GO_PLACES = "/usr/local/go/bin"
 """Where Go's own installation puts it, which root's PATH often lacks."""
 _PROGRAM = "controlplane"
-_SOURCES = ("go.mod", "go.sum", "main.go")
+_MAIN_SOURCES = ("go.mod", "go.sum", "main.go")
 _SAY_EVERY = 15.0
 _ENOUGH_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GoBuild:
+    """One program of a Go module: the package, the go subcommand and its flags."""
+
+    package: str = "."
+    subcommand: tuple[str, ...] = ("build",)
+    """`build`, or `test -c` for the binary of a package's tests."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    links: tuple[str, ...] = ()
+    """Further names of the program, as symbolic links."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoModule:
+    """A Go module in a checkout and the programs that are built from it, by file name."""
+
+    directory: Path
+    name: str
+    """The name of its directory in the cache."""
+    title: str
+    """What it is in messages: `the control plane`."""
+    remedy: str
+    """What else can be done where it cannot be built, appended to errors; may be empty."""
+    programs: Mapping[str, GoBuild]
 
 
 def built_programs(say: Callable[[str], None], module: Path | None = None) -> dict[str, Path]:
@@ -37,25 +64,44 @@ def built_programs(say: Callable[[str], None], module: Path | None = None) -> di
 
     Raises NotAvailable with the reason why there are none.
     """
-    module = module or source_module()
-    place = cache_place(module)
+    place = built_module(control_plane(module or source_module()), say)
+    return {name: place / name for name in BUILT}
+
+
+def control_plane(module: Path) -> GoModule:
+    """Return the build of the control plane from its Go module."""
+    return GoModule(
+        directory=module,
+        name=_PROGRAM,
+        title="the control plane",
+        remedy="set KUBEBUILDER_ASSETS",
+        programs={_PROGRAM: GoBuild(links=BUILT)},
+    )
+
+
+def built_module(module: GoModule, say: Callable[[str], None]) -> Path:
+    """Return the cache directory with the module's programs, building them if they are missing.
+
+    Raises NotAvailable with the reason why they cannot be built.
+    """
+    place = cache_place(module.directory, module.name)
     if not place.is_dir():
         go = shutil.which("go", path=f"{search_path()}{os.pathsep}{GO_PLACES}")
         if go is None:
             raise NotAvailable(
-                "the control plane is not built yet and Go is not installed: "
-                "install Go (https://go.dev/dl), or set KUBEBUILDER_ASSETS"
+                f"{module.title} is not built yet and Go is not installed: "
+                f"install Go (https://go.dev/dl){_or(module.remedy)}"
             )
         with _one_builder(place):
             if not place.is_dir():
                 _build(Path(go), module, place, say)
-    return {name: place / name for name in BUILT}
+    return place
 
 
 def source_module() -> Path:
     """Give the folder of the Go module in a checkout of this project."""
     module = Path(__file__).parents[3] / "tests" / "controlplane" / "module"
-    if not all((module / name).is_file() for name in _SOURCES):
+    if not all((module / name).is_file() for name in _MAIN_SOURCES):
         raise NotAvailable(
             "the control plane is built from a checkout of pykubelet, and this is an installed package: "
             "set KUBEBUILDER_ASSETS to a folder with its programs"
@@ -63,16 +109,17 @@ def source_module() -> Path:
     return module
 
 
-def cache_place(module: Path) -> Path:
-    """Give where the program built from this module belongs."""
+def cache_place(module: Path, name: str = _PROGRAM) -> Path:
+    """Give where the programs built from this module belong."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    whole = hashlib.sha256(b"".join((module / name).read_bytes() for name in _SOURCES))
-    return base / "pykubelet" / _PROGRAM / whole.hexdigest()[:16]
+    sources = [module / "go.mod", module / "go.sum", *sorted(module.rglob("*.go"))]
+    whole = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    return base / "pykubelet" / name / whole.hexdigest()[:16]
 
 
-def _build(go: Path, module: Path, place: Path, say: Callable[[str], None]) -> None:
-    version = _version(module)
-    say(f"Building the control plane, Kubernetes {version}: once, and it takes some minutes")
+def _build(go: Path, module: GoModule, place: Path, say: Callable[[str], None]) -> None:
+    version = _version(module.directory)
+    say(f"Building {module.title}, Kubernetes {version}: once, and it takes some minutes")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="build-", dir=place.parent) as folder:
         made = Path(folder) / "made"
@@ -84,21 +131,29 @@ def _build(go: Path, module: Path, place: Path, say: Callable[[str], None]) -> N
             for package in ("component-base", "client-go/pkg")
             for name, value in stamps.items()
         )
-        command = [str(go), "build", "-v", "-trimpath", "-buildvcs=false", f"-ldflags=-s -w {flags}"]
-        _run([*command, "-o", str(made / _PROGRAM), "."], module, say)
-        for name in BUILT:
-            (made / name).symlink_to(_PROGRAM)
+        for program, target in module.programs.items():
+            command = [str(go), *target.subcommand, "-v", "-trimpath", "-buildvcs=false"]
+            command += [f"-ldflags=-s -w {flags}", "-o", str(made / program), target.package]
+            _run(command, module, target.env, say)
+            for name in target.links:
+                (made / name).symlink_to(program)
         made.rename(place)
-    say(f"Built the control plane in {time.monotonic() - began:.0f} s")
+    say(f"Built {module.title} in {time.monotonic() - began:.0f} s")
 
 
-def _run(command: list[str], module: Path, say: Callable[[str], None]) -> None:
+def _run(command: list[str], module: GoModule, env: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Run the compiler; it names each package that it has compiled, which is our progress."""
     began = said = time.monotonic()
     lines: list[str] = []
     packages = 0
     with subprocess.Popen(
-        command, cwd=module, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+        command,
+        cwd=module.directory,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -113,13 +168,19 @@ def _run(command: list[str], module: Path, say: Callable[[str], None]) -> None:
         told = [line for line in lines if line and not line.startswith("go: downloading")]
         why = " | ".join(told[-_ENOUGH_LINES:]) or f"it ended with {process.returncode}"
         raise NotAvailable(
-            f"the control plane could not be built: {why}; `go build` in {module} tells more, "
-            "or set KUBEBUILDER_ASSETS"
+            f"{module.title} could not be built: {why}; `go build` in {module.directory} tells more"
+            f"{_or(module.remedy)}"
         )
 
 
+def _or(remedy: str) -> str:
+    return f", or {remedy}" if remedy else ""
+
+
 def _version(module: Path) -> str:
-    match = re.search(r"^\s*k8s\.io/kubernetes (v\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
+    match = re.search(
+        r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)$", (module / "go.mod").read_text(), re.MULTILINE
+    )
     if match is None:
         raise NotAvailable(f"{module / 'go.mod'} does not require k8s.io/kubernetes: restore it")
     return match[1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pykubelet.devcluster.cluster import DevCluster, new_settings
 from pykubelet.devcluster.errors import DevClusterError
 from pykubelet.devcluster.layout import DEFAULT_PORT, YEAR, Component, Layout, Settings
 from pykubelet.devcluster.programs import find_programs
+from pykubelet.host.mounts import remove_tree
 from pykubelet.host.ports import port_holder
 from pykubelet.host.processes import Process
 
@@ -102,7 +102,7 @@ def take_down(directory: Path, say: Callable[[str], None]) -> bool:
         try:
             for path in layout.directory.iterdir():
                 if path not in (layout.marker, layout.lock):
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    remove_tree(path)
             layout.marker.unlink(missing_ok=True)
             layout.lock.unlink(missing_ok=True)
             layout.directory.rmdir()

@@ -73,6 +73,10 @@ bin_dir = {cni_folder}
 conf_dir = {cni_conf}
 max_conf_num = 1
 
+# A directory per registry with a hosts.toml, for mirrors and certificates; without it the registry itself.
+[plugins."io.containerd.grpc.v1.cri".registry]
+config_path = {registry_hosts}
+
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = {snapshotter}
 default_runtime_name = "runc"
@@ -106,6 +110,7 @@ def containerd_config(
         disable_apparmor=toml(not machine.apparmor),
         cni_folder=toml(machine.cni_folder),
         cni_conf=toml(instance.cni_conf),
+        registry_hosts=toml(instance.registry_hosts),
         snapshotter=toml(snapshotter),
         runc=toml(machine.programs["runc"]),
         runc_root=toml(instance.containerd_state / "runc"),

@@ -113,6 +113,11 @@ class Instance:
         return self.containerd / "containerd.log"
 
     @property
+    def registry_hosts(self) -> Path:
+        """Directory of registry mirrors: `<host>/hosts.toml` in containerd's format; it need not exist."""
+        return self.containerd / "certs.d"
+
+    @property
     def cni_conf(self) -> Path:
         """The folder of the pod network's configuration."""
         return self.data_dir / "cni" / "conf"

@@ -24,6 +24,7 @@ from pykubelet.embedded import claim, lock, needs, seed_images, state
 from pykubelet.embedded.daemon import START_TIMEOUT, Daemon, bound_log, log_is_long
 from pykubelet.embedded.errors import EmbeddedError
 from pykubelet.embedded.instance import NAMESPACE, Instance
+from pykubelet.embedded.loopback_guard import keep_guard, require_guard
 from pykubelet.embedded.prepare import configure, remember
 from pykubelet.embedded.teardown import erase
 from pykubelet.host.processes import CommandError
@@ -110,6 +111,8 @@ class PrivateRuntime:
         await configure(
             self.instance, machine, kept, pause_image=self.pause_image, cgroup_driver=self._cgroup_driver
         )
+        # Before the CNI plugins can enable route_localnet for the first pod.
+        await require_guard(self.instance)
         daemon = Daemon(self.instance, machine, start_timeout=self._start_timeout)
         resources.push_async_callback(daemon.stop)
         await daemon.start()
@@ -127,6 +130,7 @@ class PrivateRuntime:
         resources.push_async_callback(tasks.__aexit__, None, None, None)
         tasks.start(self._supervise(daemon), name="containerd-supervisor")
         tasks.start(self._bound_log(), name="containerd-log")
+        tasks.start(keep_guard(self.instance), name="loopback-guard")
         log.info("The private containerd runs", pid=daemon.pid, endpoint=self.endpoint)
 
     async def _supervise(self, daemon: Daemon) -> None:

@@ -116,6 +116,12 @@ def pause_archive(program: bytes, target: Platform) -> bytes:
 
 def busybox_archive(program: bytes, applets: list[str], target: Platform) -> bytes:
     """Write the image of a small shell with everything around it."""
+    config = ImageConfig(command=["sh"], env={"PATH": "/bin"})
+    return image_archive(BUSYBOX_IMAGE, busybox_entries(program, applets), config, target)
+
+
+def busybox_entries(program: bytes, applets: Iterable[str]) -> list[Entry]:
+    """Return the files of the busybox image."""
     entries = [Entry("bin/busybox", data=program)]
     entries += [Entry(f"bin/{applet}", link="busybox") for applet in applets if applet != "busybox"]
     entries += [
@@ -128,9 +134,7 @@ def busybox_archive(program: bytes, applets: list[str], target: Platform) -> byt
         Entry("etc/group", data=_GROUPS.encode(), mode=0o644),
     ]
     # Scripts in the wild say so.
-    entries += [Entry("usr/bin/env", link="../../bin/busybox")]
-    config = ImageConfig(command=["sh"], env={"PATH": "/bin"})
-    return image_archive(BUSYBOX_IMAGE, entries, config, target)
+    return [*entries, Entry("usr/bin/env", link="../../bin/busybox")]
 
 
 def machine_platform(machine: str) -> Platform:

@@ -9,12 +9,12 @@ import ctypes
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.host.one_mount import TooManyEntries, is_mounted_inside
+from pykubelet.host.tree_removal import remove_entry
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -109,14 +109,18 @@ def remove_tree(path: Path, mounts: Iterable[Mount] | None = None) -> None:
 
     What is already gone is fine. Raises OSError with EBUSY when there is a mount, because deleting
     would go on into somebody else's files, and before anything is deleted. `mounts` is the mount
-    table, or its part below some parent, if it was just read.
+    table, or its part below some parent, if it was just read. Blocks, for as long as the tree is large.
     """
     if mounts_below(mounts, _real(path)) if mounts is not None else has_mounts_inside(path):
         raise OSError(errno.EBUSY, "something is mounted inside", str(path))
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=_unless_gone)
-    else:
-        path.unlink(missing_ok=True)
+    try:
+        parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        remove_entry(parent, path.name)
+    finally:
+        os.close(parent)
 
 
 def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0) -> None:
@@ -132,13 +136,6 @@ def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0
 def _real(path: Path) -> Path:
     """Give the path as the mount table knows it."""
     return path.parent.resolve() / path.name
-
-
-def _unless_gone(
-    function: object, path: str, failure: tuple[type[BaseException], BaseException, object]
-) -> None:
-    if not isinstance(failure[1], FileNotFoundError):
-        raise failure[1]
 
 
 def _parse_line(line: str) -> Mount | None:

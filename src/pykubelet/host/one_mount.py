@@ -7,30 +7,23 @@ refuses to step from one mount onto another.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
 from pathlib import Path
 
+from pykubelet.host.tree_walk import OPEN_DIRECTORY, open_on_same_mount
+
 MOST_ENTRIES = 200
 """Beyond so many files the mount table is the quicker one to ask."""
+MAX_DEPTH = 16
+"""Levels of directories that are open at a time."""
 
-_OPENAT2 = 437
-"""The same number on every architecture."""
-_NO_XDEV = 1
+_NAMED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TooManyEntries(Exception):
-    """The folder is not a small one, or the kernel is too old: ask the mount table."""
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-_HOW = _How(os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _NO_XDEV)
-_LIBC = ctypes.CDLL(None, use_errno=True)
+    """The folder is neither small nor shallow, or the kernel is too old: ask the mount table."""
 
 
 def is_mounted_inside(folder: Path) -> bool:
@@ -39,7 +32,7 @@ def is_mounted_inside(folder: Path) -> bool:
     Raises TooManyEntries, and OSError when it cannot be read.
     """
     try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened = os.open(folder, OPEN_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as err:
@@ -47,7 +40,7 @@ def is_mounted_inside(folder: Path) -> bool:
             return False
         raise
     try:
-        _search(opened, MOST_ENTRIES)
+        _search(opened, MOST_ENTRIES, MAX_DEPTH)
     except _MountedError:
         return True
     finally:
@@ -59,38 +52,38 @@ class _MountedError(Exception):
     """A mount was found."""
 
 
-def _search(folder: int, left: int) -> int:
+def _search(folder: int, left: int, depth: int) -> int:
     """Look at everything below an open folder; gives how many more entries may be looked at."""
-    for name in os.listdir(folder):
-        left -= 1
-        if left < 0:
-            raise TooManyEntries
-        entry = _open_beside(folder, name)
-        if entry is None:
-            continue
-        try:
-            if stat.S_ISDIR(os.fstat(entry).st_mode):
-                inner = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=entry)
-                try:
-                    left = _search(inner, left)
-                finally:
-                    os.close(inner)
-        finally:
-            os.close(entry)
+    with os.scandir(folder) as entries:
+        for listed in entries:
+            left -= 1
+            if left < 0 or not depth:
+                raise TooManyEntries
+            entry = _open_beside(folder, listed.name)
+            if entry is None:
+                continue
+            try:
+                if stat.S_ISDIR(os.fstat(entry).st_mode):
+                    inner = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=entry)
+                    try:
+                        left = _search(inner, left, depth - 1)
+                    finally:
+                        os.close(inner)
+            finally:
+                os.close(entry)
     return left
 
 
 def _open_beside(folder: int, name: str) -> int | None:
     """Open an entry of a folder if it is on the same mount; None when it is gone meanwhile."""
-    opened: int = _LIBC.syscall(_OPENAT2, folder, os.fsencode(name), ctypes.byref(_HOW), ctypes.sizeof(_HOW))
-    if opened >= 0:
-        return opened
-    match ctypes.get_errno():
-        case errno.ENOENT:
-            return None
-        case errno.EXDEV:
-            raise _MountedError
-        case errno.ENOSYS | errno.EPERM | errno.EAGAIN:
-            raise TooManyEntries
-        case number:
-            raise OSError(number, os.strerror(number), name)
+    try:
+        return open_on_same_mount(folder, name, _NAMED)
+    except OSError as err:
+        match err.errno:
+            case errno.ENOENT:
+                return None
+            case errno.EXDEV:
+                raise _MountedError from err
+            case errno.ENOSYS | errno.EPERM | errno.EAGAIN:
+                raise TooManyEntries from err
+        raise

@@ -11,12 +11,13 @@ import asyncio
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pykubelet.images.keyring import Credentials, Keyring, Registries, shown
+from pykubelet.images.keyring import Credentials, Keyring, Registries, SecretCoordinates, shown
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
@@ -27,7 +28,8 @@ _SECRET_KEYS = {
     "kubernetes.io/dockerconfigjson": ".dockerconfigjson",
     "kubernetes.io/dockercfg": ".dockercfg",
 }
-_FIELDS = ("username", "password", "auth", "identitytoken")
+_FIELDS = ("username", "password", "auth", "identitytoken", "email")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class BadCredentials(ValueError):
@@ -43,6 +45,7 @@ class PullSecret:
     type: str
     """`kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; others hold no credentials."""
     data: Mapping[str, bytes] = field(repr=False)
+    uid: str = ""
 
 
 def secrets_keyring(secrets: Iterable[PullSecret]) -> Keyring:
@@ -53,9 +56,10 @@ def secrets_keyring(secrets: Iterable[PullSecret]) -> Keyring:
         if content:
             read = read_config_json if secret.type == "kubernetes.io/dockerconfigjson" else read_dockercfg
             try:
-                keyring.add(read(content))
+                registries = read(content)
             except BadCredentials as err:
                 raise BadCredentials(f"pull secret {secret.namespace}/{secret.name}: {err}") from None
+            keyring.add(registries, SecretCoordinates(secret.uid, secret.namespace, secret.name))
     return keyring
 
 
@@ -142,16 +146,19 @@ def _credentials(entry: dict[str, Any], registry: str) -> Credentials:
     for name in _FIELDS:
         if not isinstance(given.setdefault(name, ""), str):
             raise BadCredentials(f"{name} of {shown(registry)} must be text")
+        # JSON can escape half of a surrogate pair, which no UTF-8 text can contain.
+        given[name] = _SURROGATE.sub("\ufffd", given[name])
     if given["identitytoken"]:
         # Beside a token, user and password are placeholders, and the runtime would prefer them.
-        return Credentials(identity_token=given["identitytoken"])
+        return Credentials(identity_token=given["identitytoken"], email=given["email"])
+    username, password = given["username"], given["password"]
     if given["auth"]:
-        return _decode(given["auth"], registry)
-    return Credentials(given["username"], given["password"])
+        username, password = _decode(given["auth"], registry)
+    return Credentials(username, password, email=given["email"])
 
 
-def _decode(auth: str, registry: str) -> Credentials:
-    """Read base64 of `user:password`, with or without padding."""
+def _decode(auth: str, registry: str) -> tuple[str, str]:
+    """Return the parts of base64 of `user:password`, with or without padding."""
     text = auth.replace("\r", "").replace("\n", "")
     if not text.endswith("="):
         text += "=" * (-len(text) % 4)
@@ -161,4 +168,4 @@ def _decode(auth: str, registry: str) -> Credentials:
         raise BadCredentials(f"auth of {shown(registry)} must be base64 of user:password") from None
     if not colon:
         raise BadCredentials(f"auth of {shown(registry)} must be base64 of user:password")
-    return Credentials(username, password)
+    return username, password

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from pykubelet.images.names import ImageName, InvalidImageName, parse_image_name
 from pykubelet.images.presence import ImageService, Presence
 from pykubelet.images.provider_plugins import ProviderPlugins
 from pykubelet.images.pull_limits import PullLimits
+from pykubelet.images.pull_manager import PullManager
 from pykubelet.images.pulls import Pulled, PullFailed, Pulls, explain
 from pykubelet.images.shared import Stopped
 from pykubelet.pods.journal import EventKind, Journal, field_of
@@ -73,8 +75,29 @@ class _Want:
         return _quoted(self.image)
 
 
+class _IntentError(Exception):
+    """A pull intent could not be written, so the image must not be pulled."""
+
+
+class _Lookup:
+    """The credentials of a pod for an image, looked up once and no earlier than needed."""
+
+    def __init__(self, lookup: Callable[[], Awaitable[list[Credentials]]]) -> None:
+        self._lookup = lookup
+        self._found: list[Credentials] | None = None
+
+    async def get(self) -> list[Credentials]:
+        """Return the credentials in the order in which to try them; raises BadCredentials."""
+        if self._found is None:
+            self._found = await self._lookup()
+        return self._found
+
+
 class ImagePuller:
     """The images of one node.
+
+    Without a `pull_manager` (feature gate KubeletEnsureSecretPulledImages off) every pod may use every
+    image that is present.
 
     `node_credentials` is asked at every pull (see `NodeCredentials.load`). `clock` gives seconds for
     the back-off; without one it is the event loop's.
@@ -91,11 +114,13 @@ class ImagePuller:
         node_credentials: Callable[[], Awaitable[Registries]] | None = None,
         plugins: ProviderPlugins | None = None,
         clock: Callable[[], float] | None = None,
+        pull_manager: PullManager | None = None,
     ) -> None:
         self._journal = journal
         self._metrics = metrics
         self._node_credentials = node_credentials
         self._plugins = plugins
+        self._pull_manager = pull_manager
         self._clock = clock or _loop_time
         self._presence = Presence(service, tasks)
         self._pulls = Pulls(service, self._presence, limits, tasks)
@@ -136,29 +161,26 @@ class ImagePuller:
 
         Raises ImageError.
         """
-        name = self._parse(pod, image, where)
+        name = self._parse(pod, image, policy, where)
         spec = pb.ImageSpec(
             image=name.for_runtime, annotations=pod.metadata.annotations, runtime_handler=runtime_handler
         )
         want = _Want(pod, image, name, policy, spec, sandbox, where)
-        if policy not in ("IfNotPresent", "Never"):
-            self._metrics.needed(policy, None, True)
-        elif (found := await self._look(want)) is not None:
+        credentials = _Lookup(lambda: self._credentials(want, secrets))
+        found = await self._look(want) if policy in ("IfNotPresent", "Never") else None
+        if found is not None and not await self._must_pull(want, found, credentials):
             self._metrics.needed(policy, True, False)
-            self._say(
-                want,
-                "Pulled",
-                f"Container image {want.quoted} already present on machine and can be accessed by the pod",
-            )
+            accessible = " and can be accessed by the pod" if self._pull_manager is not None else ""
+            self._say(want, "Pulled", f"Container image {want.quoted} already present on machine{accessible}")
             return _present(found.id, found)
-        elif policy == "Never":
-            self._metrics.needed(policy, False, None)
+        if policy == "Never":
+            # An image that the pod has no access to is reported like one that does not exist.
+            self._metrics.needed(policy, found is not None, None if found is None else True)
             message = f"Container image {want.quoted} is not present with pull policy of Never"
             self._say(want, "ErrImageNeverPull", message, "Warning")
             raise ImageError("ErrImageNeverPull", message)
-        else:
-            self._metrics.needed(policy, False, True)
-        return await self._pull(want, secrets)
+        self._metrics.needed(policy, found is not None if policy == "IfNotPresent" else None, True)
+        return await self._pull(want, credentials, found)
 
     def forget_pod(self, uid: str) -> None:
         """Drop the back-off of a pod that is gone."""
@@ -170,10 +192,11 @@ class ImagePuller:
         """Take no notice any more of what was known to be present: somebody removed images."""
         self._presence.forget()
 
-    def _parse(self, pod: Pod, image: str, where: str) -> ImageName:
+    def _parse(self, pod: Pod, image: str, policy: str, where: str) -> ImageName:
         try:
             return parse_image_name(image)
         except InvalidImageName as err:
+            self._metrics.needed(policy, None, None)
             message = f"Failed to apply default image tag {_quoted(shortened(image))}: {err}"
             self._journal.event(pod, "Warning", "InspectFailed", message, where)
             self._journal.note(pod.uid, "images", message)
@@ -188,17 +211,27 @@ class ImagePuller:
         except Stopped as err:
             raise ImageError("ImageInspectError", str(err)) from None
 
-    async def _pull(self, want: _Want, secrets: Sequence[PullSecret]) -> PresentImage:
+    async def _must_pull(self, want: _Want, found: pb.Image, credentials: _Lookup) -> bool:
+        """Return whether the pod has to prove its access to an image that is present; raises ImageError."""
+        if self._pull_manager is None:
+            return False
+        try:
+            return await self._pull_manager.must_pull(want.name, found.id, credentials.get)
+        except BadCredentials as err:
+            self._metrics.needed(want.policy, True, None)
+            raise self._pull_failed(want, str(err)) from err
+
+    async def _pull(self, want: _Want, credentials: _Lookup, before: pb.Image | None) -> PresentImage:
         self._check_back_off(want)
         asked = _loop_time()
         self._say(want, "Pulling", f"Pulling image {want.quoted}")
         try:
-            credentials = await self._credentials(want, secrets)
-            # What a digest stands for never changes.
-            fresh = want.policy == "Always" and not want.name.digest
-            pulled = await self._pulls.pull(want.spec, credentials, want.sandbox, fresh=fresh)
+            logins = list(dict.fromkeys(await credentials.get()))
+            pulled = await self._pull_tracked(want, logins, before)
         except (PullFailed, BadCredentials) as err:
             raise self._pull_failed(want, str(err)) from err
+        except _IntentError as err:
+            raise ImageError("ErrImagePull", str(err)) from err
         except Stopped as err:
             raise ImageError("ErrImagePull", str(err)) from None
         self._pulled(want, pulled, _loop_time() - asked)
@@ -206,6 +239,37 @@ class ImagePuller:
             # Without it nobody knows which user the image wants; the next attempt finds it present.
             raise self._inspect_failed(want, "the runtime does not know it right after its pull")
         return _present(pulled.ref, pulled.image)
+
+    async def _pull_tracked(
+        self, want: _Want, credentials: list[Credentials], before: pb.Image | None
+    ) -> Pulled:
+        """Pull an image and record with which credentials; raises PullFailed and _IntentError."""
+        # What a digest stands for never changes.
+        fresh = want.policy == "Always" and not want.name.digest
+        if self._pull_manager is None:
+            return await self._pulls.pull(want.spec, credentials, want.sandbox, fresh=fresh)
+        if want.policy == "Always":
+            with suppress(CriError):
+                before = await self._presence.find(want.spec)
+        async with AsyncExitStack() as stack:
+            try:
+                ref = before.id if before is not None else None
+                tracking = self._pull_manager.track_pull(want.image, want.spec, ref)
+                attempt = await stack.enter_async_context(tracking)
+            except OSError as err:
+                raise _IntentError(
+                    f"Failed to record image pull intent for container image {want.quoted}: "
+                    f"failed to record image pull intent: {err}"
+                ) from err
+            try:
+                pulled = await self._pulls.pull(want.spec, credentials, want.sandbox, fresh=fresh)
+            except PullFailed as err:
+                if err.outcome_known:
+                    attempt.record_failure()
+                raise
+            login = credentials[pulled.login] if pulled.login is not None else None
+            attempt.record_success(pulled.image_ref, login)
+        return pulled
 
     async def _credentials(self, want: _Want, secrets: Sequence[PullSecret]) -> list[Credentials]:
         repository = want.name.repository
@@ -217,7 +281,7 @@ class ImagePuller:
             found += asked.credentials
             for failure in asked.failures:
                 self._journal.note(want.pod.uid, "images", failure)
-        return list(dict.fromkeys(found))
+        return found
 
     def _check_back_off(self, want: _Want) -> None:
         failure = self._failures.get(want.key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pykubelet.api.text import quoted
@@ -25,6 +25,25 @@ _HUB_KEY = "index.docker.io"
 """Under which `docker login` keeps the credentials of its own registry."""
 
 
+class SecretCoordinates(NamedTuple):
+    """The secret that credentials come from."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+class ServiceAccountCoordinates(NamedTuple):
+    """The service account for whose token a credential provider returned credentials."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+CredentialSource = SecretCoordinates | ServiceAccountCoordinates
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Credentials:
     """A way to log in to a registry."""
@@ -33,6 +52,10 @@ class Credentials:
     password: str = ""
     identity_token: str = ""
     """What some registries gave at login, in place of user and password."""
+    email: str = field(default="", compare=False)
+    """Part of the credentials' hash only: no registry receives it."""
+    source: CredentialSource | None = field(default=None, compare=False)
+    """Origin of the credentials; None when every pod of the node may use them."""
 
     def __repr__(self) -> str:
         return "Credentials(<masked>)"
@@ -56,16 +79,17 @@ class Keyring:
         for source in sources:
             self.add(source)
 
-    def add(self, source: Registries) -> None:
-        """Add what a source has; where it has the same registry, what was added first is tried first."""
-        for registry, credentials in source.items():
+    def add(self, registries: Registries, source: CredentialSource | None = None) -> None:
+        """Add credentials of a source; for the same registry, those added first are tried first."""
+        for registry, credentials in registries.items():
             key = registry_key(registry)
             if key is None:
                 log.error(
                     None, "Ignoring a login for something that is no registry", registry=shown(registry)
                 )
             else:
-                self._credentials.setdefault(key, []).append(credentials)
+                tracked = credentials if source is None else replace(credentials, source=source)
+                self._credentials.setdefault(key, []).append(tracked)
 
     def lookup(self, repository: str) -> list[Credentials]:
         """Give what fits a repository (`docker.io/library/busybox`), the best first.

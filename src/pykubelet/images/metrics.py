@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pykubelet.metrics import SECONDS
 
@@ -75,6 +75,53 @@ class ImageMetrics:
         self._plugin_duration.labels(name).observe(seconds)
         if failed:
             self._plugin_errors.labels(name).inc()
+
+
+class PullRecordMetrics:
+    """Records of pulled images, and checks of access to them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._intents_on_disk = Gauge(
+            "kubelet_imagemanager_ondisk_pullintents",
+            "Number of ImagePullIntents stored on disk.",
+            registry=registry,
+        )
+        self._pulled_on_disk = Gauge(
+            "kubelet_imagemanager_ondisk_pulledrecords",
+            "Number of ImagePulledRecords stored on disk.",
+            registry=registry,
+        )
+        self._intents_usage = Gauge(
+            "kubelet_imagemanager_inmemory_pullintents_usage_percent",
+            "The ImagePullIntents in-memory cache usage in percent.",
+            registry=registry,
+        )
+        self._pulled_usage = Gauge(
+            "kubelet_imagemanager_inmemory_pulledrecords_usage_percent",
+            "The ImagePulledRecords in-memory cache usage in percent.",
+            registry=registry,
+        )
+        self._checks = Counter(
+            "kubelet_imagemanager_image_mustpull_checks_total",
+            "Counter for how many times kubelet checked whether credentials need to be re-verified to "
+            "access an image",
+            ["result"],
+            registry=registry,
+        )
+
+    def intents(self, on_disk: int, cache_percent: int) -> None:
+        """Set the number of pull intents and the usage of their cache in percent."""
+        self._intents_on_disk.set(on_disk)
+        self._intents_usage.set(cache_percent)
+
+    def pulled_records(self, on_disk: int, cache_percent: int) -> None:
+        """Set the number of pulled records and the usage of their cache in percent."""
+        self._pulled_on_disk.set(on_disk)
+        self._pulled_usage.set(cache_percent)
+
+    def checked(self, result: str) -> None:
+        """Count a check of a pod's access to an image that is present."""
+        self._checks.labels(result).inc()
 
 
 def size_label(size_bytes: int) -> str:

@@ -67,6 +67,11 @@ class ImageName:
             return self.given
         return f"{self.given}:{self.tag}"
 
+    @property
+    def without_tag(self) -> str:
+        """The name as the pod has it, without tag and digest."""
+        return self.given.removesuffix(f"@{self.digest}").removesuffix(f":{self.tag}")
+
 
 def parse_image_name(given: str) -> ImageName:
     """Take the name of an image apart; raises InvalidImageName."""

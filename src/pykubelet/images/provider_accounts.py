@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pykubelet.api.core import ServiceAccount
 from pykubelet.api.pod import Pod
+from pykubelet.images.keyring import ServiceAccountCoordinates
 from pykubelet.images.provider_config import TokenAttributes
 from pykubelet.images.provider_exec import ProviderError
 from pykubelet.pods.objects import ObjectError
@@ -51,6 +52,11 @@ class Identity:
     def call_key(self) -> str:
         """Tell apart those for whom a provider must be run separately."""
         return "\0".join([self.fingerprint, *self._annotations()])
+
+    @property
+    def source(self) -> ServiceAccountCoordinates | None:
+        """The service account, None when the provider received no token."""
+        return ServiceAccountCoordinates(self.uid, self.namespace, self.name) if self.name else None
 
     @property
     def fingerprint(self) -> str:

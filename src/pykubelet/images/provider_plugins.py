@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pykubelet.api.pod import Pod
-from pykubelet.images.keyring import Credentials, Keyring, Registries, registry_matches
+from pykubelet.images.keyring import Credentials, CredentialSource, Keyring, Registries, registry_matches
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.provider_accounts import Identity, PodAccounts, identify
 from pykubelet.images.provider_config import CredentialProvider
@@ -56,12 +56,16 @@ class ProviderPlugins:
             match answer.result():
                 case str() as failure:
                     failures.append(failure)
-                case registries:
-                    keyring.add(registries)
+                case registries, source:
+                    keyring.add(registries, source)
         return Found(keyring.lookup(repository), failures)
 
 
-async def _try(plugin: _Plugin, repository: str, pod: Pod) -> Registries | str:
+_Tracked = tuple[Registries, CredentialSource | None]
+"""A provider's credentials, and the service account whose token it received."""
+
+
+async def _try(plugin: _Plugin, repository: str, pod: Pod) -> _Tracked | str:
     try:
         return await plugin.registries(repository, pod)
     except (ProviderError, Stopped) as err:
@@ -105,19 +109,20 @@ class _Plugin:
         """Whether this provider is for such an image."""
         return any(registry_matches(pattern, repository) for pattern in self._provider.match_images)
 
-    async def registries(self, repository: str, pod: Pod) -> Registries:
+    async def registries(self, repository: str, pod: Pod) -> _Tracked:
         """Give the provider's answer, a kept one if there is one; raises ProviderError."""
         identity = await identify(pod, self._provider.token_attributes, self._accounts)
         if identity is None:
             log.v(5).info("Not asking a credential provider", provider=self.name, pod=pod.full_name)
-            return {}
+            return {}, None
         now, owner = _now(), identity.cache_key(self._provider.token_attributes)
         for scope in ("Image", "Registry", "Global"):
             kept = self._kept.get(_place(scope, repository, owner))
             if kept is not None and now < kept.until:
-                return kept.registries
+                return kept.registries, identity.source
         call = (repository, identity.call_key())
-        return await self._calls.run(call, lambda: self._ask(repository, identity, owner))
+        asked = await self._calls.run(call, lambda: self._ask(repository, identity, owner))
+        return asked, identity.source
 
     async def _ask(self, repository: str, identity: Identity, owner: str) -> Registries:
         log.v(5).info("Asking credential provider", provider=self.name, image=repository)

@@ -31,7 +31,8 @@ async def pull_secrets(pod: Pod, objects: PodObjects, journal: Journal) -> list[
             )
             failed.append(reference.name)
         else:
-            found.append(PullSecret(pod.metadata.namespace, reference.name, secret.type, secret.data))
+            namespace, uid = pod.metadata.namespace, secret.metadata.uid
+            found.append(PullSecret(namespace, reference.name, secret.type, secret.data, uid))
     if failed:
         journal.event(
             pod,

@@ -31,8 +31,17 @@ _NAMED_FAILURES: dict[ImageReason, str] = {
 """What a runtime may begin its complaint with, and how people are told."""
 
 
+_UNKNOWN_OUTCOMES = ("Unavailable", "Canceled", "DeadlineExceeded", "Internal", "ResourceExhausted")
+"""Codes with which a call also ends when the runtime did not get to answer it."""
+
+
 class PullFailed(Exception):
     """An image could not be pulled; the text is the runtime's own."""
+
+    def __init__(self, message: str, *, outcome_known: bool = True) -> None:
+        super().__init__(message)
+        self.outcome_known = outcome_known
+        """Whether the runtime itself reported the failure: otherwise the image may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,13 @@ class Pulled:
     """What the runtime says of it; None when it did not answer."""
     seconds: float
     """How long it took, without waiting for a turn."""
+    login: int | None
+    """Index of the credentials that were accepted, None when the pull was made without any."""
+
+    @property
+    def image_ref(self) -> str:
+        """The reference under which the runtime reports the image as present."""
+        return self.image.id if self.image is not None else self.ref
 
 
 class _Key(NamedTuple):
@@ -87,25 +103,31 @@ class Pulls:
         try:
             async with self._limits.turn():
                 started = loop.time()
-                ref = await self._try_each(spec, credentials, sandbox)
+                ref, login = await self._try_each(spec, credentials, sandbox)
                 image = await self._inspect(spec)
-                return Pulled(ref, image, loop.time() - started)
+                return Pulled(ref, image, loop.time() - started, login)
         except PullRateExceeded as err:
             raise PullFailed(str(err)) from None
 
     async def _try_each(
         self, spec: pb.ImageSpec, credentials: Sequence[Credentials], sandbox: pb.PodSandboxConfig | None
-    ) -> str:
-        logins: list[pb.AuthConfig | None] = [login.for_runtime() for login in credentials]
+    ) -> tuple[str, int | None]:
+        """Return the reference of the pulled image and the index of the credentials; raises PullFailed."""
+        logins: list[tuple[int | None, pb.AuthConfig | None]] = [
+            (index, login.for_runtime()) for index, login in enumerate(credentials)
+        ]
         if not logins:
             log.v(3).info("Pulling image without logging in", image=spec.image)
-        failures: list[str] = []
-        for auth in logins or [None]:
+        failures: list[CriError] = []
+        for index, auth in logins or [(None, None)]:
             try:
-                return await self._service.pull_image(spec, auth, sandbox)
+                return await self._service.pull_image(spec, auth, sandbox), index
             except CriError as err:
-                failures.append(failure_text(err))
-        raise PullFailed(joined(failures))
+                failures.append(err)
+        raise PullFailed(
+            joined([failure_text(err) for err in failures]),
+            outcome_known=not any(err.code in _UNKNOWN_OUTCOMES for err in failures),
+        )
 
     async def _inspect(self, spec: pb.ImageSpec) -> pb.Image | None:
         try:

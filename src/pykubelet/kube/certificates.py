@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 _BLOCK = re.compile(
-    rb"-----BEGIN (CERTIFICATE|CERTIFICATE REQUEST)-----\s+([A-Za-z0-9+/=\s]+?)-----END \1-----"
+    rb"-----BEGIN (CERTIFICATE|CERTIFICATE REQUEST)-----\s([A-Za-z0-9+/=\s]++)-----END \1-----"
 )
 _OBJECT_ID = 0x06
 _OCTET_STRING = 0x04

@@ -240,8 +240,9 @@ def read_status(body: bytes) -> Status | None:
     return status if status.kind == "Status" else None
 
 
-_MAY_NOT = re.compile(r'User ".*" cannot \S+ (resource|path)\b')
-"""What API servers say of permissions, whoever decides on them."""
+_USER = 'User "'
+_CANNOT = re.compile(r'" cannot \S+ (resource|path)\b')
+"""Text of a denial behind the name of the user, whichever authorizer decided."""
 _STRANGER = "no relationship found between node"
 _ANOTHER_NODES = (
     "same name as the requesting node",
@@ -251,6 +252,15 @@ _ANOTHER_NODES = (
     "with spec.nodeName set to itself",
 )
 """What API servers say to a node that acts for another one."""
+
+
+def _is_denial(message: str) -> bool:
+    """Return whether a line of the message denies the user a permission. Takes linear time."""
+    return any(
+        _CANNOT.search(line, start + len(_USER)) is not None
+        for line in message.split("\n")
+        if (start := line.find(_USER)) >= 0
+    )
 
 
 def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace: str = "") -> str:
@@ -267,7 +277,7 @@ def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace
             "the kubeconfig is another node's: give this node one of its own, or the name in its "
             "certificate by --hostname-override"
         )
-    if message and not _MAY_NOT.search(message):
+    if message and not _is_denial(message):
         return ""
     where = f"a Role in namespace {namespace} or a ClusterRole" if namespace else "a ClusterRole"
     return (

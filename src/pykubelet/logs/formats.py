@@ -7,7 +7,7 @@ import traceback
 from typing import Any
 
 from pykubelet.logs.logger import INFO
-from pykubelet.logs.mask import mask_text, mask_value
+from pykubelet.logs.mask import mask_text, mask_value, plain
 
 _LETTER = {logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 
@@ -17,6 +17,7 @@ def _severity(record: logging.LogRecord) -> str:
 
 
 def _keys(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the masked keys: all values are texts, numbers, or lists and maps of them."""
     keys = getattr(record, "klog_keys", None) or {}
     return {name: mask_value(name, value) for name, value in keys.items()}
 
@@ -68,18 +69,12 @@ def _text_value(value: Any) -> str:
     if isinstance(value, int | float) and type(value) in (int, float):
         return str(value)
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False, default=str, separators=(",", ":"))
-    text = mask_text(_plain(value))
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = plain(value)
     if "\n" in text:
         # klog shows long values as an indented block, which stays readable
         return "<\n\t" + text.rstrip("\n").replace("\n", "\n\t") + "\n >"
     return json.dumps(text, ensure_ascii=False)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, BaseException):
-        return str(value) or type(value).__name__
-    return str(value)
 
 
 class JSONFormatter(logging.Formatter):
@@ -98,6 +93,4 @@ class JSONFormatter(logging.Formatter):
         trace = _trace(record)
         if trace:
             document["stacktrace"] = trace
-        return json.dumps(
-            document, ensure_ascii=False, default=lambda v: mask_text(_plain(v)), separators=(",", ":")
-        )
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 5.0
 """How long the node's status waits for a runtime that hangs; requests about pods wait longer."""
 ADDRESS_SECONDS = 60.0
 
-_DEVICE_CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
+_DEVICE_CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 def _no_devices() -> DeviceAmounts:
@@ -93,7 +93,7 @@ def node_sources(
 
     The rest has defaults that `dataclasses.replace` changes.
     """
-    root = Path(flags.root_dir)
+    root, plugin_dir = Path(flags.root_dir), Path(flags.device_plugin_dir)
     return NodeSources(
         machine=read_machine(flags.machine_id_file, flags.boot_id_file),
         capacity=machine_amounts(config, root),
@@ -102,7 +102,7 @@ def node_sources(
         list_images=cri.images.list_images,
         version=cri.runtime.version,
         tell_pod_cidr=cri.runtime.update_runtime_config,
-        reset_extended=lambda: not (root / _DEVICE_CHECKPOINT).exists(),
+        reset_extended=lambda: not (plugin_dir / _DEVICE_CHECKPOINT).exists(),
     )
 
 

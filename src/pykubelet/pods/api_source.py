@@ -1,8 +1,9 @@
 """Pods from the API server: those that were bound to this node, watched.
 
-The third source beside files and URLs, and like them it always gives its full set. It says nothing
-until the first complete list is there, so that an API server that is away at the agent's start
-takes no pod away; and once it has spoken, an API server that is away changes nothing.
+The third source beside files and URLs. Like them it gives its full set after each list; after an event
+of the watch it gives only what changed, since the cost of an event must not grow with the number of
+pods. It says nothing until the first complete list is there, so that an API server that is away at the
+agent's start takes no pod away; and once it has spoken, an API server that is away changes nothing.
 
 - The list begins when the node itself has been read (`ready`), as whoever admits pods needs it.
 - A pod that cannot be read is a problem, not a deletion: its last good form stays, and of one that
@@ -27,13 +28,17 @@ from pykubelet.pods.validate import is_uid
 
 log = get_logger(__name__)
 
+EmitUpdate = Callable[[str, Update[Pod], Callable[[], list[Pod]]], None]
+"""Takes the source's name, what changed of its pods, and a function that returns the full set."""
+
 _NEVER = datetime.fromtimestamp(0, UTC)
 
 
 class ApiSource:
     """Watches the pods of one node and emits them, after the first list and after every change.
 
-    `ready` is awaited before the first request.
+    `ready` is awaited before the first request. `emit_update` takes the changes of the watch; without it
+    they are emitted as full sets.
     """
 
     name = "api"
@@ -44,9 +49,11 @@ class ApiSource:
         node_name: str,
         emit: Emit,
         *,
+        emit_update: EmitUpdate | None = None,
         ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._emit = emit
+        self._emit_update = emit_update
         self._ready = ready
         self._reflector = Reflector(
             source, PODS, self._take, field_selector=f"spec.nodeName={node_name}", flaw=_flaw
@@ -69,14 +76,19 @@ class ApiSource:
         log.info("Watching apiserver")
         await self._reflector.run()
 
-    async def _take(self, _: Update[Pod]) -> None:
+    async def _take(self, update: Update[Pod]) -> None:
+        if self._emit_update is not None and not update.listed:
+            self._emit_update(self.name, update, self._pods)
+            return
         problems = [
             Problem(f"{namespace}/{name}", f"cannot be read: {why}")
             for (namespace, name), why in self._reflector.unreadable.items()
         ]
+        self._emit(self.name, self._pods(), problems)
+
+    def _pods(self) -> list[Pod]:
         # The oldest first: what was started in this order before is started so again.
-        pods = sorted(self._reflector.objects.values(), key=_age)
-        self._emit(self.name, pods, problems)
+        return sorted(self._reflector.objects.values(), key=_age)
 
 
 def _flaw(pod: Pod) -> str:

@@ -7,6 +7,7 @@ the order of the files' names.
 
 - A path that does not exist holds no pods, and is picked up when it appears.
 - A path that exists but cannot be listed says nothing: the last set stays.
+- A file that was removed and is back before anybody looked is a pod that ended and begins again.
 - A file that cannot be used keeps its last good pods for as long as it exists (see `folder.py`).
 - Of two pods with one name, or one uid, the first file's counts and the other is a problem.
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from pykubelet.api.duration import Duration
@@ -72,6 +74,8 @@ class FileSource:
         self._serve = serve
         self._clock = clock
         self._known: dict[Path, Manifest] = {}
+        self._removed: set[Path] = set()
+        """Files that were removed since the last look that succeeded."""
         self._emitted: object = None
         self._problems: frozenset[Problem] = frozenset()
         self._complaint = ""
@@ -89,14 +93,22 @@ class FileSource:
 
     async def _look(self, watch: PathWatch) -> bool:
         """Look once and emit what is new; says whether looking again soon is worth it."""
+        self._removed |= watch.take_removed()
+        known = {file: manifest for file, manifest in self._known.items() if file not in self._removed}
         try:
-            seen = await asyncio.to_thread(look, self._path, self._known, self._load, watch.being_written())
+            seen = await asyncio.to_thread(look, self._path, known, self._load, watch.being_written())
         except OSError as err:
             self._complain(f"cannot be read: {err.strerror}")
             return False
         self._complain("" if seen.exists else "does not exist; pods will start when it appears")
-        self._known = seen.manifests
+        removed = self._removed & self._known.keys()
+        self._known, self._removed = seen.manifests, set()
         self._warn(seen)
+        if removed:
+            # As if the removal had been seen by itself: a pod that is back is another run of it.
+            self._report(
+                Look({file: _podless(m) if file in removed else m for file, m in self._known.items()})
+            )
         self._report(seen)
         return seen.unsettled
 
@@ -163,3 +175,7 @@ class FileSource:
         elif self._complaint and not message:
             log.info("The path of static pods can be read now", path=self._path)
         self._complaint = message
+
+
+def _podless(manifest: Manifest) -> Manifest:
+    return replace(manifest, contents=replace(manifest.contents, pods=()))

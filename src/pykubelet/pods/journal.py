@@ -66,10 +66,16 @@ class Journal:
         """Call `listener` for every event from now on; it must not block."""
         self._listeners.append(listener)
 
-    def event(self, pod: Pod, kind: EventKind, reason: str, message: str, where: str = "") -> None:
-        """Record an event about a pod."""
+    def event(
+        self, pod: Pod, kind: EventKind, reason: str, message: str, where: str = "", *, keep: bool = True
+    ) -> None:
+        """Record an event about a pod.
+
+        With `keep=False` the event only reaches the listeners: for a pod that never gets a worker, whose
+        record would never be dropped.
+        """
         now = self._clock()
-        record = self._records.setdefault(pod.uid, _Record())
+        record = self._records.setdefault(pod.uid, _Record()) if keep else _Record()
         event = next(
             (e for e in record.events if (e.reason, e.message, e.where) == (reason, message, where)), None
         )

@@ -16,12 +16,14 @@ Guarantees, whatever sources do and in whichever order:
 - a pod is new only once: `kubernetes.io/config.seen` stays what it was at first sight.
 
 A full set costs little however often it comes: an object that is the very one of last time is not
-looked at again. So whoever gives pods to the mux must not change them afterwards.
+looked at again. So whoever gives pods to the mux must not change them afterwards. A source that knows
+what changed (the API server's watch) reports only that (`update`), at a cost that does not depend on
+the number of its pods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,12 +68,25 @@ class _Taken:
 class PodMux:
     """The last word of each source; `set` turns a new one into changes."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
-        """Take a clock that gives nanoseconds since the epoch."""
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        on_duplicate: Callable[[Pod, str], None] = lambda pod, source: None,
+    ) -> None:
+        """Initialize with a clock in nanoseconds since the epoch.
+
+        `on_duplicate` receives each pod that is ignored because an earlier one of the same source has its
+        name, and the source.
+        """
         self._clock = clock
+        self._on_duplicate = on_duplicate
         self._expected: set[str] = set()
         self._heard: set[str] = set()
         self._reported: dict[str, dict[str, _Taken]] = {}
+        self._names: dict[str, dict[str, str]] = {}
+        """Per source: the uid of each pod in `_reported` by its full name."""
+        self._ambiguous: set[str] = set()
+        """Sources whose last full set had pods that were ignored because their name or uid was taken."""
         self._owners: dict[str, str] = {}
 
     def expect(self, source: str) -> None:
@@ -91,6 +106,11 @@ class PodMux:
         """All pods that are wanted now, by uid."""
         return {uid: self._reported[source][uid].pod for uid, source in self._owners.items()}
 
+    def get(self, uid: str) -> Pod | None:
+        """Return the pod with this uid if some source has it now."""
+        owner = self._owners.get(uid)
+        return self._reported[owner][uid].pod if owner is not None else None
+
     def __contains__(self, uid: str) -> bool:
         """Whether some source wants this pod now."""
         return uid in self._owners
@@ -99,6 +119,35 @@ class PodMux:
         """Take a source's full set; gives what changed, removals first."""
         self._heard.add(source)
         return self._take(source, pods)
+
+    def update(
+        self,
+        source: str,
+        changed: Sequence[Pod],
+        removed: Sequence[Pod],
+        everything: Callable[[], Iterable[Pod]],
+    ) -> list[PodChange]:
+        """Apply a difference to a source's set; return the same changes as `set` with the full set.
+
+        `everything` returns the full set. It is called where the difference alone does not determine the
+        result: before the source's first full set, and while two of its pods share a name or a uid.
+        """
+        if source not in self._heard or self._is_ambiguous(source, changed, removed):
+            return self.set(source, everything())
+        reported, names = self._reported[source], self._names[source]
+        before: dict[str, _Taken | None] = {}
+        for pod in removed:
+            taken = reported.pop(pod.uid, None)
+            if taken is not None:
+                before[pod.uid] = taken
+                del names[taken.name]
+        for pod in changed:
+            known = reported.get(pod.uid)
+            if known is None or known.given is not pod:
+                before[pod.uid] = known
+                taken = reported[pod.uid] = self._taken(source, known, pod)
+                names[taken.name] = pod.uid
+        return self._changes(source, before)
 
     def offer(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         """Take what a source is said to have as long as it has not spoken itself; gives what changed.
@@ -110,7 +159,8 @@ class PodMux:
     def _take(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         before = self._reported.get(source, {})
         after: dict[str, _Taken] = {}
-        names: set[str] = set()
+        names: dict[str, str] = {}
+        self._ambiguous.discard(source)
         for pod in pods:
             uid = pod.metadata.uid
             taken = before.get(uid)
@@ -120,18 +170,44 @@ class PodMux:
                 log.warning(
                     "Ignored a pod whose name or uid is taken", pod=taken.name, podUID=uid, source=source
                 )
+                self._ambiguous.add(source)
+                if taken.name in names:
+                    self._on_duplicate(pod, source)
                 continue
-            names.add(taken.name)
+            names[taken.name] = uid
             after[uid] = taken
-        self._reported[source] = after
+        self._reported[source], self._names[source] = after, names
+        return self._changes(source, {uid: before.get(uid) for uid in (*before, *after)})
+
+    def _changes(self, source: str, before: Mapping[str, _Taken | None]) -> list[PodChange]:
+        """Return what became of some uids, now that `source` has reported; `before` is what it had."""
+        after = self._reported[source]
         changes = [
             change
-            for uid in dict.fromkeys((*before, *after))
-            if before.get(uid) is not after.get(uid)
-            for change in self._settle(uid, source, before.get(uid))
+            for uid, taken in before.items()
+            if taken is not after.get(uid)
+            for change in self._settle(uid, source, taken)
         ]
         changes.sort(key=_turn)
         return changes
+
+    def _is_ambiguous(self, source: str, changed: Sequence[Pod], removed: Sequence[Pod]) -> bool:
+        """Return whether two pods of a source share a name or a uid, before or after a difference."""
+        if source in self._ambiguous:
+            return True
+        reported, names = self._reported[source], self._names[source]
+        leaving, coming = {pod.uid for pod in removed}, {pod.uid for pod in changed}
+        if len(coming) < len(changed) or len({pod.full_name for pod in changed}) < len(changed):
+            return True
+        if not leaving.isdisjoint(coming):
+            return True
+        for pod in changed:
+            holder, known = names.get(pod.full_name), reported.get(pod.uid)
+            if holder is not None and holder != pod.uid and holder not in leaving:
+                return True
+            if known is not None and known.name != pod.full_name:
+                return True
+        return False
 
     def _settle(self, uid: str, source: str, before: _Taken | None) -> list[PodChange]:
         """Say what became of one uid, now that `source` has it or not."""

@@ -6,7 +6,8 @@ and the folders that links lead to; whatever is heard only means "look again". A
 every editor makes, is one wake-up: at most `LONGEST_BURST` seconds after its first event.
 
 Files that someone has begun to write and not closed yet are known too, so that nobody reads half a
-file: until it is closed, or `SETTLED_AFTER` seconds have passed without another write.
+file: until it is closed, or `SETTLED_AFTER` seconds have passed without another write. Likewise those that
+were deleted or moved away, because a file of the same name and content may be back before anybody looks.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ Names = frozenset[str]
 """The files in a watched folder that matter; none means all of them."""
 
 _ALL: Names = frozenset()
+_REMOVED = Mask.DELETE | Mask.MOVED_FROM
 _CLOSED = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE
 _MASK = _CLOSED | Mask.CREATE | Mask.MODIFY | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 _LONGEST_CHAIN = 10
@@ -48,6 +50,7 @@ class PathWatch:
         self._inotify: Inotify | None = None
         self._armed: dict[int, tuple[Path, Names]] = {}
         self._writing: dict[Path, float] = {}
+        self._removed: set[Path] = set()
         self._complaint = ""
 
     def __enter__(self) -> Self:
@@ -85,6 +88,11 @@ class PathWatch:
         self._writing = {path: until for path, until in self._writing.items() if until > now}
         return frozenset(self._writing)
 
+    def take_removed(self) -> set[Path]:
+        """Return the files that were deleted or moved away since the last call; they may exist again."""
+        removed, self._removed = self._removed, set()
+        return removed
+
     async def wait(self, timeout: float) -> None:
         """Return soon after something may have changed, or after `timeout` seconds."""
         loop = asyncio.get_running_loop()
@@ -116,6 +124,8 @@ class PathWatch:
         if folder is None or (event.name and names and event.name not in names):
             return False
         path = folder / event.name
+        if event.mask & _REMOVED:
+            self._removed.add(path)
         if event.mask & Mask.MODIFY:
             self._writing[path] = asyncio.get_running_loop().time() + SETTLED_AFTER
         elif event.mask & _CLOSED:

@@ -7,9 +7,11 @@ found through the static pod of the same name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pykubelet.api.pod import Pod
 from pykubelet.pods.mux import PodChange
-from pykubelet.pods.static import is_mirror_pod
+from pykubelet.pods.static import is_mirror_pod, is_static_pod
 
 
 class PodStore:
@@ -18,14 +20,28 @@ class PodStore:
     def __init__(self) -> None:
         self._pods = _Index()
         self._mirrors = _Index()
+        self._static: dict[str, Pod] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod that changed, after the change; it must not block."""
+        self._listeners.append(listener)
 
     def apply(self, change: PodChange) -> None:
         """Take one change of the mux."""
-        index = self._mirrors if is_mirror_pod(change.pod) else self._pods
+        pod = change.pod
+        index = self._mirrors if is_mirror_pod(pod) else self._pods
         if change.op == "REMOVE":
-            index.remove(change.pod)
+            index.remove(pod)
         else:
-            index.put(change.pod)
+            index.put(pod)
+        stored = self._pods.by_uid.get(pod.uid)
+        if stored is not None and is_static_pod(stored):
+            self._static[pod.uid] = stored
+        else:
+            self._static.pop(pod.uid, None)
+        for listener in self._listeners:
+            listener(pod.uid)
 
     def get(self, uid: str) -> Pod | None:
         """The wanted pod with this uid."""
@@ -38,6 +54,10 @@ class PodStore:
     def pods(self) -> list[Pod]:
         """All wanted pods, in the order in which they came."""
         return list(self._pods.by_uid.values())
+
+    def static_pods(self) -> list[Pod]:
+        """Return all desired static pods."""
+        return list(self._static.values())
 
     def mirror_of(self, pod: Pod) -> Pod | None:
         """The mirror of a static pod, if the API server has one."""

@@ -12,6 +12,7 @@ import asyncio
 from pykubelet.api.pod import GRPCAction
 from pykubelet.cri.connection import Connection
 from pykubelet.cri.grpc_status import Status
+from pykubelet.cri.http2_rules import HEADER_BYTES
 from pykubelet.probes.outcome import Outcome, Target, join_host_port, resolve_host, resolve_port
 
 CHECK_METHOD = "/grpc.health.v1.Health/Check"
@@ -30,7 +31,7 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
     try:
         async with asyncio.timeout_at(end):
             _, connection = await loop.create_connection(
-                lambda: Connection(address, _ANSWER_LIMIT), host, port
+                lambda: Connection(address, _ANSWER_LIMIT, HEADER_BYTES), host, port
             )
     except TimeoutError:
         return Outcome("failure", _not_within(address, timeout))

@@ -32,7 +32,7 @@ from pykubelet.resources.device_grants import grants_of
 from pykubelet.resources.device_hints import device_hints
 from pykubelet.resources.device_metrics import DeviceMetrics
 from pykubelet.resources.device_plugin import DevicePlugin
-from pykubelet.resources.device_plugins import DevicePlugins
+from pykubelet.resources.device_plugins import GRACE_SECONDS, DevicePlugins
 from pykubelet.resources.device_table import DeviceTable, Holder
 from pykubelet.resources.grants import NOTHING, DeviceGrants
 from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, Hints
@@ -85,6 +85,10 @@ class DeviceManager:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._saving = asyncio.Lock()
         self._saved = b""
+        self._awaits_until: float | None = None
+        """Loop time until which pods wait for plugins that were here before the kubelet started."""
+        self._news = asyncio.Event()
+        """Set, and replaced by a new one, whenever a plugin has registered, listed devices or gone."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -100,6 +104,7 @@ class DeviceManager:
             plugins = DevicePlugins(self._folder, self._table, scope, self._metrics, self._take_note)
             async with serving(self._folder / SOCKET_NAME, plugins.methods()):
                 self._plugins = plugins
+                self._awaits_until = asyncio.get_running_loop().time() + GRACE_SECONDS
                 try:
                     yield
                 finally:
@@ -162,6 +167,31 @@ class DeviceManager:
                 await self._save()
             except OSError as err:
                 raise AllocationError(f'failed to write checkpoint file "{FILE_NAME}": {err}') from err
+
+    # What pods wait for
+
+    def awaited(self, pod: Pod) -> list[str]:
+        """Return the pod's resources whose plugins have not registered yet since the kubelet started.
+
+        None after `GRACE_SECONDS`, when the node gives those resources up.
+        """
+        if self._plugins is None or self._awaits_until is None:
+            return []
+        if asyncio.get_running_loop().time() >= self._awaits_until:
+            self._awaits_until = None
+            return []
+        containers = (*pod.spec.init_containers, *pod.spec.containers)
+        names = {resource for one in containers for resource, _ in self._wanted(pod, one)}
+        return sorted(name for name in names if self._table.is_awaited(name))
+
+    async def wait_registered(self, pod: Pod) -> None:
+        """Wait until no plugin is `awaited` for the pod any more."""
+        while self.awaited(pod):
+            try:
+                async with asyncio.timeout_at(self._awaits_until):
+                    await self._news.wait()
+            except TimeoutError:
+                self._awaits_until = None
 
     # What containers get and have
 
@@ -339,6 +369,8 @@ class DeviceManager:
 
     async def _take_note(self, uids: frozenset[str]) -> None:
         """Tell of news from plugins."""
+        self._news.set()
+        self._news = asyncio.Event()
         self._changed(uids)
         try:
             await self._save()

@@ -88,6 +88,11 @@ class DeviceTable:
         """Whether this is a resource of devices: offered now, or in somebody's hands."""
         return resource in self.resources or any(one.resource == resource for one in self.holdings)
 
+    def is_awaited(self, resource: str) -> bool:
+        """Return whether a checkpoint has this resource and its plugin has listed no device yet."""
+        found = self.resources.get(resource)
+        return found is not None and not found.offered and not found.devices
+
     def devices(self, resource: str) -> Mapping[str, Device]:
         """Give all devices of a resource by id."""
         found = self.resources.get(resource)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,7 @@ from pykubelet.resources.in_force import resources_in_force
 from pykubelet.resources.metrics import CgroupMetrics
 from pykubelet.resources.node_cgroups import NodeLimits, Record, no_record
 from pykubelet.resources.qos import QOSClass, qos_class
-from pykubelet.resources.qos_cgroups import TIERS, Demand, TierPolicy, demand_of, tier_values
+from pykubelet.resources.qos_cgroups import TIERS, Demand, Demands, TierPolicy, demand_of, tier_values
 from pykubelet.resources.resize_cgroup import PodGroup
 
 log = get_logger(__name__)
@@ -104,7 +103,7 @@ class PodCgroups:
         )
         self._made: dict[str, QOSClass] = {}
         """In which tier a pod's cgroup is, of pods that have one by us."""
-        self._demands: dict[str, Demand] | None = None
+        self._demands: Demands | None = None
         self._read: dict[str, tuple[Pod, Demand]] = {}
         self._settled = False
         self._look_again = 0.0
@@ -212,25 +211,22 @@ class PodCgroups:
             await self._restore(self._root)
         await self._limits.retry(self._root)
         self._read = {pod.uid: (pod, self._demand(pod)) for pod in pods}
-        demands = {uid: demand for uid, (_, demand) in self._read.items()}
-        if self._settled and demands == self._demands and not due:
+        found = {uid: demand for uid, (_, demand) in self._read.items()}
+        if self._settled and self._demands is not None and self._demands.equals(found) and not due:
             return
-        self._demands = demands
+        self._demands = demands = Demands(found)
         self._settled = True
-        for qos, values in tier_values(demands.values(), self._tier_policy).items():
+        for qos, values in tier_values(demands, self._tier_policy).items():
             await self._write_tier(self._root + TIERS[qos], values)
         if self._tier_policy.protect_memory:
-            promised = Counter[QOSClass]()
-            for demand in demands.values():
-                promised[demand.qos] += demand.memory
-            self._metrics.protected(promised["Guaranteed"], promised["Burstable"])
+            self._metrics.protected(demands.memory["Guaranteed"], demands.memory["Burstable"])
 
     async def _make_root(self) -> None:
         await self._groups.make(self._root, CgroupValues(cpus=self._all_cpus()))
         await self._limits.limit_pods(self._root)
 
     async def _make_tiers(self) -> None:
-        for qos, tier in tier_values((self._demands or {}).values(), self._tier_policy).items():
+        for qos, tier in tier_values(self._demands or Demands(), self._tier_policy).items():
             # What pods want together is known when the sources have told of them; until then what an
             # earlier life of the agent has set is better than nothing.
             known = self._demands is not None or qos == "BestEffort"
@@ -294,14 +290,12 @@ class PodCgroups:
         """Take one pod in or out of the weights, once they are known at all."""
         if self._demands is None:
             return
-        before = self._demands.pop(uid, None)
-        if demand is not None:
-            self._demands[uid] = demand
+        before = self._demands.put(uid, demand)
         if before == demand:
             return
         self._settled = False
         if any(change is not None and change.qos == "Burstable" for change in (before, demand)):
-            shares = tier_values(self._demands.values(), self._tier_policy)["Burstable"].shares
+            shares = tier_values(self._demands, self._tier_policy)["Burstable"].shares
             await self._groups.write(self._root + TIERS["Burstable"], CgroupValues(shares=shares))
 
     async def _write_tier(self, name: CgroupName, values: CgroupValues) -> None:

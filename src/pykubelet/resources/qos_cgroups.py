@@ -7,7 +7,8 @@ who asked for nothing gets only what nobody else wants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pykubelet.api.pod import Pod
@@ -60,13 +61,38 @@ def demand_of(pod: Pod, *, pod_level: bool = True) -> Demand:
     )
 
 
-def tier_values(demands: Iterable[Demand], policy: TierPolicy) -> dict[QOSClass, CgroupValues]:
+class Demands:
+    """Demands of all pods by uid, with their sums by QoS class."""
+
+    def __init__(self, demands: Mapping[str, Demand] | None = None) -> None:
+        self._by_uid: dict[str, Demand] = {}
+        self.milli_cpu: Counter[QOSClass] = Counter()
+        """Thousandths of CPUs that the pods of a class request together."""
+        self.memory: Counter[QOSClass] = Counter()
+        """Bytes that the pods of a class request together."""
+        for uid, demand in (demands or {}).items():
+            self.put(uid, demand)
+
+    def put(self, uid: str, demand: Demand | None) -> Demand | None:
+        """Set or remove the demand of a pod; return the one before."""
+        before = self._by_uid.pop(uid, None)
+        if before is not None:
+            self.milli_cpu[before.qos] -= before.milli_cpu
+            self.memory[before.qos] -= before.memory
+        if demand is not None:
+            self._by_uid[uid] = demand
+            self.milli_cpu[demand.qos] += demand.milli_cpu
+            self.memory[demand.qos] += demand.memory
+        return before
+
+    def equals(self, demands: Mapping[str, Demand]) -> bool:
+        """Return whether these are exactly the demands by uid."""
+        return self._by_uid == demands
+
+
+def tier_values(demands: Demands, policy: TierPolicy) -> dict[QOSClass, CgroupValues]:
     """Give the settings of the tiers, and those that pods add to `kubepods` itself (`Guaranteed`)."""
-    cpu = {"Guaranteed": 0, "Burstable": 0, "BestEffort": 0}
-    memory = dict(cpu)
-    for demand in demands:
-        cpu[demand.qos] += demand.milli_cpu
-        memory[demand.qos] += demand.memory
+    cpu, memory = demands.milli_cpu, demands.memory
     burstable, best_effort = _memory_left(memory["Guaranteed"], memory["Burstable"], policy)
     minimum, low = _protection(memory["Guaranteed"], memory["Burstable"], policy)
     # Every tier is unbounded in huge pages: pods have their own limits, and nodes their supply.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,11 @@ class ResourceBook:
         self._lock = threading.Lock()
         self.changed = asyncio.Event()
         """Set while something is to be written."""
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod whose resources changed; it must not block."""
+        self._listeners.append(listener)
 
     def of(self, uid: str) -> PodResources | None:
         """Give a pod's resources, if they are known."""
@@ -71,6 +76,7 @@ class ResourceBook:
         if self._entries.get(uid) != resources:
             self._entries[uid] = resources
             self.changed.set()
+            self._notify(uid)
 
     def put_for_good(self, uid: str, resources: PodResources) -> None:
         """Take a pod's resources and have them on the disk; raises OSError, and then nothing has changed."""
@@ -82,17 +88,23 @@ class ResourceBook:
             self._entries.pop(uid)
             if known is not None:
                 self._entries[uid] = known
+            self._notify(uid)
             self.changed.set()  # entries of others may have waited for this
             raise
 
     def forget(self, uid: str) -> None:
         """Drop a pod that is gone; the file forgets it with the next change."""
         self._entries.pop(uid, None)
+        self._notify(uid)
 
     def keep_only(self, uids: Collection[str]) -> None:
         """Drop all pods but these."""
         for uid in self._entries.keys() - uids:
-            del self._entries[uid]
+            self.forget(uid)
+
+    def _notify(self, uid: str) -> None:
+        for listener in self._listeners:
+            listener(uid)
 
     def write(self) -> None:
         """Have the file say what is known now; raises OSError."""

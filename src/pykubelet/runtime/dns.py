@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pykubelet.api.ip import parse_ip
 from pykubelet.api.pod import DNSOption, Pod
@@ -25,11 +26,11 @@ _CLUSTER_OPTIONS = ("ndots:5",)
 
 @dataclass(frozen=True, slots=True)
 class DNSWarning:
-    """An event of type Warning about the pod, and if `of_node` about the node as well."""
+    """An event of type Warning about the pod, and about the node as well if `node_message` is set."""
 
     reason: str
     message: str
-    of_node: bool = False
+    node_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +97,36 @@ def parse_resolv_conf(text: str) -> PodDNS:
     return PodDNS(tuple(servers), searches, tuple(options.values()))
 
 
-def resolv_conf_warning(text: str, path: str, cluster_domain: str) -> DNSWarning | None:
-    """Say early, for the node, what of the host's search line cannot reach every pod."""
+def check_resolv_conf(path: Path, cluster_domain: str) -> str:
+    """Return the message of the node's CheckLimitsForResolvConf event, "" if the host's file is valid."""
+    try:
+        return resolv_conf_problem(path.read_text(errors="replace"), str(path), cluster_domain)
+    except OSError as err:
+        return f"open {path}: {(err.strerror or str(err)).lower()}"
+    except ConfigProblem as err:
+        return str(err)
+
+
+def resolv_conf_problem(text: str, path: str, cluster_domain: str) -> str:
+    """Return which limit the search line of the host's resolv.conf exceeds, "" for none.
+
+    Raises ConfigProblem for a malformed file.
+    """
     searches = parse_resolv_conf(text).searches
     most = MAX_SEARCHES - (3 if cluster_domain else 0)
-    problem = ""
     if len(searches) > most:
-        problem = f"Resolv.conf file '{path}' contains search line consisting of more than {most} domains!"
-    elif any(len(search) > MAX_DOMAIN for search in searches):
-        problem = (
+        return f"Resolv.conf file '{path}' contains search line consisting of more than {most} domains!"
+    if any(len(search) > MAX_DOMAIN for search in searches):
+        return (
             f'Resolv.conf file "{path}" contains a search path '
             f"which length is more than allowed {MAX_DOMAIN} chars!"
         )
-    elif len(" ".join(searches)) > MAX_SEARCH_LINE:
-        problem = (
+    if len(" ".join(searches)) > MAX_SEARCH_LINE:
+        return (
             f"Resolv.conf file '{path}' contains search line "
             f"which length is more than allowed {MAX_SEARCH_LINE} chars!"
         )
-    return DNSWarning("CheckLimitsForResolvConf", problem, of_node=True) if problem else None
+    return ""
 
 
 def _cluster_searches(namespace: str, domain: str, host: tuple[str, ...]) -> tuple[str, ...]:
@@ -124,11 +137,12 @@ def _cluster_searches(namespace: str, domain: str, host: tuple[str, ...]) -> tup
 
 def _missing_cluster_dns(pod: Pod) -> DNSWarning:
     meta = pod.metadata
+    message = (
+        "kubelet does not have ClusterDNS IP configured "
+        'and cannot create Pod using "ClusterFirst" policy. Falling back to "Default" policy.'
+    )
     return DNSWarning(
-        "MissingClusterDNS",
-        f'pod: "{meta.name}_{meta.namespace}({meta.uid})". kubelet does not have ClusterDNS IP configured '
-        'and cannot create Pod using "ClusterFirst" policy. Falling back to "Default" policy.',
-        of_node=True,
+        "MissingClusterDNS", f'pod: "{meta.name}_{meta.namespace}({meta.uid})". {message}', message
     )
 
 

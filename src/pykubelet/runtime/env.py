@@ -24,7 +24,6 @@ from pykubelet.api.pod import (
     Pod,
 )
 from pykubelet.pods.static import is_static_pod
-from pykubelet.runtime.env_file import value_in_env_file
 from pykubelet.runtime.facts import ContainerFacts
 from pykubelet.runtime.problems import ConfigProblem, MissingSource, ServicesUnknown, growth_is_a_problem
 
@@ -134,7 +133,7 @@ class _Sources:
         if ref.volume_name not in self._facts.volumes:
             raise ConfigProblem(f'cannot find the volume "{ref.volume_name}" referenced by FileKeyRef')
         try:
-            value = value_in_env_file(self._facts.env_file(ref.volume_name, ref.path), ref.key)
+            value = self._facts.env_file(ref.volume_name, ref.path, ref.key)
         except (OSError, ValueError) as err:
             raise ConfigProblem(f"couldn't parse env file: {err}") from err
         if value:

@@ -8,18 +8,23 @@ variable that does not need it, or an optional one, goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.pods.objects import ObjectError, ObjectMissing, PodObjects
+from pykubelet.runtime.env_file import EnvFile, parse_env_file
 from pykubelet.runtime.problems import ConfigProblem, MissingSource
+from pykubelet.tasks import in_own_thread
 from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.text_inside import read_text_inside
+from pykubelet.volumes.text_inside import read_inside
 
 V = TypeVar("V")
+
+MAX_FILES_BYTES = 16 << 20
+"""Bytes of all environment files of a container: as much as all its variables may have together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,8 @@ class EnvSources:
 
     config_maps: Mapping[str, Mapping[str, str] | ObjectError] = field(default_factory=dict)
     secrets: Mapping[str, Mapping[str, bytes] | ObjectError] = field(default_factory=dict)
-    files: Mapping[tuple[str, str], str | OSError | ValueError] = field(default_factory=dict)
-    """By the volume's name and the path in it."""
+    files: Mapping[tuple[str, str], EnvFile | OSError | ValueError] = field(default_factory=dict)
+    """Parsed environment files, by the volume's name and the path in it."""
 
     def config_map(self, name: str) -> Mapping[str, str]:
         """Look up a configMap; raises ConfigProblem, MissingSource when there is none."""
@@ -39,11 +44,11 @@ class EnvSources:
         """Look up a secret; raises ConfigProblem, MissingSource when there is none."""
         return _given(self.secrets[name])
 
-    def file(self, volume: str, path: str) -> str:
-        """Look up the text of a file; raises OSError and ValueError."""
+    def file_value(self, volume: str, path: str, key: str) -> str:
+        """Return a variable of an environment file, "" when it is not set. Raises OSError and ValueError."""
         found = self.files[volume, path]
-        if isinstance(found, str):
-            return found
+        if isinstance(found, EnvFile):
+            return found.value(key)
         raise found
 
 
@@ -59,20 +64,17 @@ async def gather_env_sources(
         return (await objects.secret(pod, name)).data
 
     config_maps, secrets = set(_config_maps(container)), set(_secrets(container))
-    places = {(name, path) for name, path in _files(container) if name in volumes}
-    if not config_maps and not secrets and not places:
+    wanted = _file_keys(container, volumes)
+    if not config_maps and not secrets and not wanted:
         return EnvSources()
     async with asyncio.TaskGroup() as tasks:
         named = {name: tasks.create_task(_tried(config_map, name)) for name in sorted(config_maps)}
         hidden = {name: tasks.create_task(_tried(secret, name)) for name in sorted(secrets)}
-        texts = {
-            (name, path): tasks.create_task(asyncio.to_thread(_read, Path(volumes[name].path), path))
-            for name, path in sorted(places)
-        }
+        files = tasks.create_task(_parsed_files(wanted, volumes))
     return EnvSources(
         {name: task.result() for name, task in named.items()},
         {name: task.result() for name, task in hidden.items()},
-        {place: task.result() for place, task in texts.items()},
+        files.result(),
     )
 
 
@@ -94,18 +96,40 @@ def _secrets(container: Container) -> Iterator[str]:
             yield variable.value_from.secret_key_ref.name
 
 
-def _files(container: Container) -> Iterator[tuple[str, str]]:
+def _file_keys(container: Container, volumes: Mapping[str, MountedVolume]) -> dict[tuple[str, str], set[str]]:
+    """Return the variables that a container takes from each file, by the volume's name and the path in it."""
+    found: dict[tuple[str, str], set[str]] = {}
     for variable in container.env:
         if variable.value_from is not None and variable.value_from.file_key_ref is not None:
             ref = variable.value_from.file_key_ref
-            yield ref.volume_name, ref.path
+            if ref.volume_name in volumes:
+                found.setdefault((ref.volume_name, ref.path), set()).add(ref.key)
+    return found
 
 
-def _read(volume: Path, path: str) -> str | OSError | ValueError:
-    try:
-        return read_text_inside(volume, path)
-    except (OSError, ValueError) as err:
-        return err
+async def _parsed_files(
+    wanted: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
+) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
+    # A thread of its own, because a volume's file server may never respond.
+    return await in_own_thread(lambda: _parse_files(wanted, volumes), name="env files") if wanted else {}
+
+
+def _parse_files(
+    wanted: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
+) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
+    """Parse each file once. Blocks; the files of one container together are bounded."""
+    found: dict[tuple[str, str], EnvFile | OSError | ValueError] = {}
+    left = MAX_FILES_BYTES
+    for (name, path), keys in wanted.items():
+        try:
+            if left <= 0:
+                raise ValueError(f"the container's environment files have {MAX_FILES_BYTES} bytes or more")
+            data = read_inside(Path(volumes[name].path), path)
+            left -= len(data)
+            found[name, path] = parse_env_file(data, keys)
+        except (OSError, ValueError) as err:
+            found[name, path] = err
+    return found
 
 
 async def _tried(ask: Callable[[str], Awaitable[V]], name: str) -> V | ObjectError:

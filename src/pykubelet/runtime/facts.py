@@ -22,8 +22,8 @@ ConfigMapLookup = Callable[[str], Mapping[str, str]]
 """Gives the data of a configMap of the pod's namespace; raises MissingSource when there is none."""
 SecretLookup = Callable[[str], Mapping[str, bytes]]
 """Gives the data of a secret of the pod's namespace; raises MissingSource when there is none."""
-EnvFileReader = Callable[[str, str], str]
-"""Gives the text of a file, named by volume and path in it; raises OSError or ValueError."""
+EnvFileReader = Callable[[str, str, str], str]
+"""Returns a variable of an environment file, by volume, path and key. Raises OSError and ValueError."""
 
 
 def no_config_maps(name: str) -> Mapping[str, str]:
@@ -36,7 +36,7 @@ def no_secrets(name: str) -> Mapping[str, bytes]:
     raise ConfigProblem(f"couldn't get secret {name}: this node has no API server to ask")
 
 
-def no_env_files(volume: str, path: str) -> str:
+def no_env_files(volume: str, path: str, key: str) -> str:
     """Read environment files where volumes hold none."""
     raise FileNotFoundError(f"{path} in volume {volume}")
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from pykubelet.api.downward import quote
 from pykubelet.api.pod import Container, HTTPGetAction, LifecycleHandler, Pod
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
 from pykubelet.runtime.metrics import StartMetrics
+
+OUTPUT_BYTES = 1024
+"""How much of a hook's output its failure shows; a container can print 16 MiB."""
 
 
 class HookError(Exception):
@@ -36,13 +40,17 @@ class HookRunner:
     async def run(self, pod: Pod, container: Container, container_id: str, hook: LifecycleHandler) -> None:
         """Do what the hook says; raises HookError when it did not succeed."""
         if hook.exec is not None:
-            await self._exec(container_id, hook.exec.command)
+            await self._exec(pod, container, container_id, hook.exec.command)
         elif hook.http_get is not None:
             address = self._pod_ip(pod.uid)
-            if not address and not hook.http_get.host:
-                raise HookError("the pod has no address for the hook's request")
-            if problem := await self._http_get(hook.http_get, container, address):
-                raise HookError(problem)
+            problem: str | None = "failed to find networking container: the pod has no address"
+            if address or hook.http_get.host:
+                problem = await self._http_get(hook.http_get, container, address)
+            if problem:
+                who = _names(pod, container)
+                raise HookError(
+                    f"HTTP lifecycle hook ({hook.http_get.path}) for {who} failed - error: {problem}"
+                )
         elif hook.sleep is not None:
             try:
                 await asyncio.sleep(hook.sleep.seconds)
@@ -52,13 +60,29 @@ class HookRunner:
         else:
             raise HookError("the hook names no action that this agent knows (exec, httpGet, sleep)")
 
-    async def _exec(self, container_id: str, command: list[str]) -> None:
+    async def _exec(self, pod: Pod, container: Container, container_id: str, command: list[str]) -> None:
+        output = b""
         try:
             result = await self._cri.runtime.exec_sync(container_id, command, 0)
+            if result.exit_code == 0:
+                return
+            stderr = _shown(result.stderr)
+            problem = f"command '{' '.join(command)}' exited with {result.exit_code}: {stderr}"
+            output = result.stdout + result.stderr
         except CriError as err:
-            raise HookError(f"Exec lifecycle hook ({command}) failed: {err}") from err
-        if result.exit_code != 0:
-            output = (result.stdout + result.stderr)[:1024].decode(errors="replace")
-            raise HookError(
-                f"Exec lifecycle hook ({command}) exited with {result.exit_code}, message: {output!r}"
-            )
+            problem = err.rpc_text
+        line = f"[{' '.join(command)}]"
+        raise HookError(
+            f"Exec lifecycle hook ({line}) for {_names(pod, container)} failed - "
+            f"error: {problem}, message: {quote(_shown(output))}"
+        )
+
+
+def _names(pod: Pod, container: Container) -> str:
+    meta = pod.metadata
+    return f'Container "{container.name}" in Pod "{meta.name}_{meta.namespace}({meta.uid})"'
+
+
+def _shown(output: bytes) -> str:
+    """Return the beginning of a command's output, for a message that goes into the pod's status."""
+    return output[:OUTPUT_BYTES].decode(errors="replace")

@@ -1,16 +1,23 @@
-"""Stopping containers and pods: hooks, grace, and the order of sidecars.
+"""Stopping containers and pods: preStop hooks, grace periods, and the termination order of sidecars.
 
-A container gets its preStop hook inside its grace period, then the runtime's stop with what is
-left of it, and never less than two seconds. Sidecars go last, in reverse order: each waits until
-all ordinary containers and the sidecars after it have ended, as long as the grace lasts. A pod
-whose spec nobody has any more (an orphan) is stopped by what its containers' labels say.
+A container gets its preStop hook within its grace period, then StopContainer with the rest of it, at least
+two seconds. Sidecars stop last, in reverse order: each waits until all ordinary containers and the sidecars
+after it have ended, at most for the grace period. A pod whose spec is not known (an orphan) is stopped
+according to the labels of its containers.
+
+The `Killer` owns one task per container that is being stopped. A caller that is cancelled leaves the task
+running; a later request for the same container joins it and may shorten its grace period. So neither the hook
+nor the stop signal is sent twice, and a hook is not interrupted: it may run until its container has ended.
+A new kubelet process knows nothing of the tasks of the previous one and begins with the hook again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.cri.connect import Cri
@@ -21,11 +28,16 @@ from pykubelet.runtime.actions import KillReason
 from pykubelet.runtime.hooks import HookError, HookRunner
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.orphans import restored_pod
+from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
 
 MINIMUM_GRACE = 2
 """Seconds that every container gets to end by itself."""
+HOOK_EXIT_SECONDS = 1.0
+"""Seconds for which an unfinished preStop hook may report its failure after its container has ended."""
+_SLACK_SECONDS = 0.001
+"""An expired part of a grace period that is shorter counts as zero."""
 
 
 class KillError(Exception):
@@ -64,13 +76,53 @@ def _failure(action: str, target: str, err: CriError) -> str:
     return f'failed to "{action}" for "{target}" with {action}Error: {why}'
 
 
-class Killer:
-    """Stops what runs."""
+class _Stop:
+    """The stop of one container, in progress."""
 
-    def __init__(self, cri: Cri, hooks: HookRunner, journal: Journal) -> None:
+    def __init__(self, grace: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.deadline = loop.time() + grace
+        """End of the grace period, in loop time."""
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done when StopContainer has returned; carries its CriError."""
+        self.shortened: asyncio.Future[None] = loop.create_future()
+        """Done when the deadline has changed; replaced by a new one then."""
+
+    @property
+    def remaining(self) -> int:
+        """Rest of the grace period in whole seconds, of which the current one counts in full."""
+        left = self.deadline - asyncio.get_running_loop().time()
+        return max(MINIMUM_GRACE, math.ceil(left - _SLACK_SECONDS))
+
+    def shorten(self, grace: float) -> None:
+        """End the grace period in `grace` seconds, unless it ends earlier."""
+        loop = asyncio.get_running_loop()
+        if (deadline := loop.time() + grace) >= self.deadline:
+            return
+        self.deadline = deadline
+        self.shortened.set_result(None)
+        self.shortened = loop.create_future()
+
+    async def wait(self, other: asyncio.Future[Any]) -> bool:
+        """Wait for a future until the grace period ends; return whether it is done."""
+        clock = asyncio.get_running_loop().time
+        while not other.done() and (left := self.deadline - clock()) > 0:
+            await asyncio.wait((other, self.shortened), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        return other.done()
+
+
+class Killer:
+    """Stops containers and pods."""
+
+    def __init__(self, cri: Cri, hooks: HookRunner, journal: Journal, scope: TaskScope | None = None) -> None:
+        """Initialize with the scope that owns the tasks; without one they end with the event loop."""
         self._cri = cri
         self._hooks = hooks
         self._journal = journal
+        self._scope = scope
+        self._stops: dict[str, _Stop] = {}
+        """Stops in progress, by container id."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def pod(self, pod: Pod | None, observed: ObservedPod, grace: int | None = None) -> None:
         """Stop all running containers of a pod, then its sandboxes.
@@ -80,19 +132,19 @@ class Killer:
         owner = pod or restored_pod(observed)
         alive = [c for c in observed.containers if c.phase in ("running", "unknown")]
         order = goes_after(owner, [container.name for container in alive])
-        ended = {container.name: asyncio.Event() for container in alive}
-
-        async def stop(container: ObservedContainer) -> str | None:
-            try:
-                first = [ended[name] for name in order.get(container.name, ())]
-                await self.container(owner, container, grace=grace, after=first)
-            except CriError as err:
-                return _failure("KillContainer", container.name, err)
-            finally:
-                ended[container.name].set()
-            return None
-
-        problems = [problem for problem in await asyncio.gather(*map(stop, alive)) if problem]
+        turns = {name: turn for turn, name in enumerate(order, 1)}
+        by_name: dict[str, list[_Stop]] = {}
+        for container in sorted(alive, key=lambda one: turns.get(one.name, 0)):
+            after = [stop.ended for name in order.get(container.name, ()) for stop in by_name.get(name, ())]
+            stop = self._begin(owner, container, grace=grace, after=after)
+            by_name.setdefault(container.name, []).append(stop)
+        problems = []
+        for name, stops in by_name.items():
+            for stop in stops:
+                try:
+                    await asyncio.shield(stop.ended)
+                except CriError as err:
+                    problems.append(_failure("KillContainer", name, err))
         for sandbox in observed.sandboxes:
             try:
                 await self._cri.runtime.stop_pod_sandbox(sandbox.id)
@@ -110,65 +162,141 @@ class Killer:
         message: str = "",
         reason: KillReason = "",
         grace: int | None = None,
-        after: Sequence[asyncio.Event] = (),
     ) -> None:
-        """Stop one container within its grace, once the `after` events are set or the grace is over."""
+        """Stop one container within its grace period, or join the stop that is in progress.
+
+        Raises CriError when StopContainer fails.
+        """
+        await asyncio.shield(self._begin(pod, target, message, reason, grace).ended)
+
+    def _begin(
+        self,
+        pod: Pod,
+        target: ObservedContainer,
+        message: str = "",
+        reason: KillReason = "",
+        grace: int | None = None,
+        after: Sequence[asyncio.Future[None]] = (),
+    ) -> _Stop:
+        """Start to stop a container, or shorten the grace period of the stop in progress."""
         spec = _spec_of(pod, target.name)
-        clock = asyncio.get_running_loop().time
         allowed = grace_of(pod, spec, reason) if grace is None else grace
+        if (stop := self._stops.get(target.id)) is not None:
+            stop.shorten(allowed)
+            return stop
         where = field_of(pod, target.name)
         self._journal.event(pod, "Normal", "Killing", message or f"Stopping container {target.name}", where)
         self._journal.note(pod.uid, "kill", f"{target.name}: {message or 'stopping'} (grace {allowed} s)")
-        deadline = clock() + allowed
-        if (
-            allowed > 0
-            and spec is not None
-            and spec.lifecycle is not None
-            and spec.lifecycle.pre_stop is not None
-        ):
-            await self._pre_stop(pod, spec, target.id, allowed)
-        for event in after:
-            if (left := deadline - clock()) > 0:
-                await _wait(event, left)
-        # Whole seconds on the wire: what is begun counts as left, so that a hook of 50 ms costs no second.
-        remaining = max(MINIMUM_GRACE, round(deadline - clock()))
-        log.v(2).info(
-            "Killing container with a grace period",
-            pod=pod.full_name,
-            podUID=pod.uid,
-            containerName=target.name,
-            containerID=target.id,
-            gracePeriod=remaining,
-        )
-        try:
-            await self._cri.runtime.stop_container(target.id, remaining)
-        except NotFound:
-            log.v(3).info("Container was gone already", containerID=target.id)
+        stop = self._stops[target.id] = _Stop(allowed)
+        has_hook = spec is not None and spec.lifecycle is not None and spec.lifecycle.pre_stop is not None
+        self._start(self._run(stop, pod, target, spec if has_hook and allowed > 0 else None, after))
+        return stop
 
-    async def _pre_stop(self, pod: Pod, spec: Container, container_id: str, seconds: int) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._scope is not None:
+            self._scope.start(work, name="stop-container")
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(
+        self,
+        stop: _Stop,
+        pod: Pod,
+        target: ObservedContainer,
+        hooked: Container | None,
+        after: Sequence[asyncio.Future[None]],
+    ) -> None:
+        """Stop a container; `hooked` is its spec when its preStop hook has to run."""
+        hook: asyncio.Task[None] | None = None
+        failure: BaseException | None = None
+        try:
+            if hooked is not None:
+                hook = asyncio.create_task(self._pre_stop(pod, hooked, target.id))
+                if not await stop.wait(hook):
+                    log.v(2).info(
+                        "PreStop hook not completed in grace period",
+                        pod=pod.full_name,
+                        podUID=pod.uid,
+                        containerName=target.name,
+                        containerID=target.id,
+                    )
+            for ended in after:
+                await stop.wait(ended)
+            await self._stop_container(stop, pod, target)
+            if hook is not None and hooked is not None:
+                await _finish(hook, hooked)
+        except asyncio.CancelledError:
+            stop.ended.cancel()
+            raise
+        except Exception as err:  # passed on to all callers, which may all have been cancelled
+            failure = err
+        finally:
+            if hook is not None:
+                hook.cancel()
+            del self._stops[target.id]
+        if failure is None:
+            stop.ended.set_result(None)
+        else:
+            stop.ended.set_exception(failure)
+            stop.ended.exception()  # retrieved, so that the loop does not log it
+
+    async def _stop_container(self, stop: _Stop, pod: Pod, target: ObservedContainer) -> None:
+        """Call StopContainer; call it again with less time when the grace period is shortened.
+
+        Runtimes send the stop signal with the first call only.
+        """
+        clock = asyncio.get_running_loop().time
+        while True:
+            remaining, deadline = stop.remaining, stop.deadline
+            end = clock() + remaining
+            log.v(2).info(
+                "Killing container with a grace period",
+                pod=pod.full_name,
+                podUID=pod.uid,
+                containerName=target.name,
+                containerID=target.id,
+                gracePeriod=remaining,
+            )
+            call = asyncio.ensure_future(self._cri.runtime.stop_container(target.id, remaining))
+            try:
+                while not call.done() and (stop.deadline == deadline or clock() + stop.remaining >= end):
+                    await asyncio.wait((call, stop.shortened), return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    call.result()
+                    return
+            except NotFound:
+                log.v(3).info("Container was gone already", containerID=target.id)
+                return
+            finally:
+                call.cancel()
+
+    async def _pre_stop(self, pod: Pod, spec: Container, container_id: str) -> None:
+        """Run the preStop hook; its failure is an event."""
         assert spec.lifecycle is not None
         assert spec.lifecycle.pre_stop is not None
         try:
-            async with asyncio.timeout(seconds):
-                await self._hooks.run(pod, spec, container_id, spec.lifecycle.pre_stop)
-        except TimeoutError:
-            log.v(2).info(
-                "PreStop hook not completed in grace period", pod=pod.full_name, containerName=spec.name
-            )
+            await self._hooks.run(pod, spec, container_id, spec.lifecycle.pre_stop)
         except HookError as err:
             log.error(err, "PreStop hook failed", pod=pod.full_name, podUID=pod.uid, containerName=spec.name)
             # The hook's output stays out of the event: it may carry secrets.
             self._journal.event(
                 pod, "Warning", "FailedPreStopHook", "PreStopHook failed", field_of(pod, spec.name)
             )
+        except Exception as err:  # a bug in a hook must not keep its container from being stopped
+            log.exception(err, "Unexpected error in preStop hook", pod=pod.full_name, containerName=spec.name)
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
+async def _finish(hook: asyncio.Task[None], spec: Container) -> None:
+    """Wait shortly for the hook of a container that has ended: without the container it fails.
+
+    A sleep is not waited for: nothing ends it early.
+    """
+    assert spec.lifecycle is not None
+    assert spec.lifecycle.pre_stop is not None
+    if spec.lifecycle.pre_stop.sleep is None:
+        await asyncio.wait((hook,), timeout=HOOK_EXIT_SECONDS)
 
 
 def _spec_of(pod: Pod, name: str) -> Container | None:

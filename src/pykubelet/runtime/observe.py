@@ -7,7 +7,6 @@ again, so its facts are kept and asked for only once.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
@@ -40,10 +39,10 @@ _PHASE: dict[int, ContainerPhase] = {
     pb.CONTAINER_RUNNING: "running",
     pb.CONTAINER_EXITED: "exited",
 }
-_GIVEN_UP = re.compile(
-    "context canceled|context deadline exceeded|failed to start shim: .*signal: killed", re.DOTALL
-)
-"""How containerd tells of a start that its caller did not wait for."""
+_ABANDONED = ("context canceled", "context deadline exceeded")
+"""Texts in containerd's message about a start whose caller did not wait for it."""
+_SHIM_FAILED = "failed to start shim: "
+_SHIM_KILLED = "signal: killed"
 _START_ERROR = "StartError"
 
 
@@ -143,7 +142,11 @@ class Observer:
             status = (await self._cri.runtime.container_status(listed.id)).status
         except NotFound:
             return None
-        found = observed_container(status, listed.pod_sandbox_id)
+        message = status.message
+        if _phase(status) == "exited":
+            # The container wrote the file: reading it must not block the loop.
+            message = await asyncio.to_thread(termination_message, status)
+        found = observed_container(status, listed.pod_sandbox_id, message)
         if found.phase == "exited":
             self._ended[listed.id] = found
         return found
@@ -169,14 +172,15 @@ def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
     )
 
 
-def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> ObservedContainer:
-    """Give a container's facts from its status, with the message that it left behind if it ended."""
-    phase = _phase(status)
+def observed_container(
+    status: pb.ContainerStatus, sandbox_id: str = "", message: str = ""
+) -> ObservedContainer:
+    """Return a container's facts from its status; `message` is the one that goes into its state."""
     user = status.user.linux if status.HasField("user") and status.user.HasField("linux") else None
     return ObservedContainer(
         id=status.id,
         name=status.labels.get(CONTAINER_NAME, status.metadata.name),
-        phase=phase,
+        phase=_phase(status),
         sandbox_id=sandbox_id,
         attempt=status.metadata.attempt,
         created_at=status.created_at,
@@ -184,7 +188,7 @@ def observed_container(status: pb.ContainerStatus, sandbox_id: str = "") -> Obse
         finished_at=status.finished_at,
         exit_code=status.exit_code,
         reason=_reason(status),
-        message=termination_message(status) if phase == "exited" else status.message,
+        message=message,
         image=status.image.image,
         image_id=status.image_ref,
         hash=status.annotations.get(HASH, ""),
@@ -205,9 +209,20 @@ def _phase(status: pb.ContainerStatus) -> ContainerPhase:
     would otherwise have failed for nothing.
     """
     never_ran = status.state == pb.CONTAINER_EXITED and not status.started_at
-    if never_ran and (status.reason != _START_ERROR or _GIVEN_UP.search(status.message)):
+    if never_ran and (status.reason != _START_ERROR or _is_abandoned_start(status.message)):
         return "created"
     return _PHASE.get(status.state, "unknown")
+
+
+def _is_abandoned_start(message: str) -> bool:
+    """Return whether the runtime's message describes a start that its caller did not wait for.
+
+    Takes linear time: the message contains text of the pod, such as its command.
+    """
+    if any(text in message for text in _ABANDONED):
+        return True
+    failed = message.find(_SHIM_FAILED)
+    return failed >= 0 and message.find(_SHIM_KILLED, failed + len(_SHIM_FAILED)) >= 0
 
 
 def _resources(status: pb.ContainerStatus) -> ActualResources | None:

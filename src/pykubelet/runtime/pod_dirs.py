@@ -6,7 +6,10 @@ folder is only ever deleted when nothing is mounted below it: a volume's content
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
+import stat
 from pathlib import Path
 
 from pykubelet.host.mounts import plan_unmounts, read_mounts, remove_tree
@@ -42,15 +45,25 @@ class PodDirs:
             _make(path)
 
     def write_hosts(self, uid: str, content: str) -> Path:
-        """Write the pod's /etc/hosts in place: containers that run have it mounted."""
+        """Write the pod's /etc/hosts in place: running containers have it mounted. Raises OSError.
+
+        Containers can write to the file. At most one byte more than the expected content is read, whatever
+        size the file has or gets, and anything but a regular file is replaced.
+        """
         path = self.hosts_file(uid)
         data = content.encode()
-        # On a full disk, writing the same again would leave those containers with an empty file. They can
-        # write to it, so its size is looked at before its content.
-        same = path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data
-        if not same:
-            path.write_bytes(data)
-            path.chmod(0o644)
+        opened = _open_regular(path)
+        try:
+            # On a full disk, writing the same content again would leave containers with an empty file.
+            if os.pread(opened, len(data) + 1, 0) != data:
+                os.ftruncate(opened, 0)
+                left, offset = memoryview(data), 0
+                while left:
+                    written = os.pwrite(opened, left, offset)
+                    left, offset = left[written:], offset + written
+                os.fchmod(opened, 0o644)
+        finally:
+            os.close(opened)
         return path
 
     def new_termination_log(self, uid: str, container: str) -> Path:
@@ -67,7 +80,10 @@ class PodDirs:
 
     def uids(self) -> set[str]:
         """Pods that have a folder."""
-        return {path.name for path in self.pods.iterdir()} if self.pods.is_dir() else set()
+        try:
+            return set(os.listdir(self.pods))  # noqa: PTH208 - a Path per pod every two seconds costs more
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
 
     def remove(self, uid: str) -> None:
         """Delete a pod's folder; raises OSError when something is mounted below it."""
@@ -82,6 +98,21 @@ class PodDirs:
             if mounted := plan_unmounts(read_mounts(real), real):
                 raise OSError(f"{path} is kept: {mounted[0]} is still mounted") from err
             raise
+
+
+def _open_regular(path: Path) -> int:
+    """Open a regular file for reading and writing, in place of whatever else has its name. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        opened = os.open(path, flags, 0o644)
+        if stat.S_ISREG(os.fstat(opened).st_mode):
+            return opened
+        os.close(opened)
+    except OSError as err:
+        if err.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    remove_tree(path)
+    return os.open(path, flags | os.O_EXCL, 0o644)
 
 
 def _make(path: Path) -> None:

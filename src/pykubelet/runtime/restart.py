@@ -33,6 +33,13 @@ def restarts_after_exit(pod: Pod, container: Container, exit_code: int) -> bool:
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
 
 
+def always_restarts(pod: Pod) -> bool:
+    """Return whether every ordinary container runs again however it ended."""
+    return all(
+        (container.restart_policy or pod.spec.restart_policy) == "Always" for container in pod.spec.containers
+    )
+
+
 def restarts_all(container: Container, exit_code: int) -> bool:
     """Whether all containers of the pod shall begin anew after this one ended this way."""
     rule = _rule_for(container, exit_code)

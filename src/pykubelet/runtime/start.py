@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
+from pykubelet.host.mounts import remove_tree
 from pykubelet.images.errors import ImageError
 from pykubelet.images.images import ImagePuller, PresentImage
 from pykubelet.images.pull_secrets import pull_secrets
@@ -28,6 +28,7 @@ from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_static_pod
 from pykubelet.resources.grants import NOTHING, DeviceGrants
 from pykubelet.resources.hints import AllocationError
+from pykubelet.resources.node_cgroups import Record, no_record
 from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.dns import pod_dns
 from pykubelet.runtime.env import container_env
@@ -118,6 +119,7 @@ class Starter:
         services: Callable[[Pod], Mapping[str, str] | None] = no_services,
         grants: GrantsOf | None = None,
         shares: Shares | None = None,
+        node_event: Record = no_record,
     ) -> None:
         self._cri = cri
         self._observer = observer
@@ -135,6 +137,7 @@ class Starter:
         self._services = services
         self._grants = grants
         self._shares = shares or Everything()
+        self._node_event = node_event
 
     def sandbox_config(self, pod: Pod, attempt: int, setting: PodSetting) -> pb.PodSandboxConfig:
         """Make the pod's sandbox request; raises ConfigProblem."""
@@ -157,15 +160,22 @@ class Starter:
             # A node without a cluster has no cluster DNS: its own pods need not hear of it.
             if not (warning.reason == "MissingClusterDNS" and is_static_pod(pod)):
                 self._journal.event(pod, "Warning", warning.reason, warning.message)
+                if warning.node_message:
+                    self._node_event("Warning", warning.reason, warning.node_message)
         logs = self._log_dir(pod)
         logs.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
             sandbox_id = await self._cri.runtime.run_pod_sandbox(config, handler)
-            self._on_created(pod.uid, sandbox_id)
-            return sandbox_id, (await self._observer.new_sandbox(sandbox_id)).ips
         except CriError as err:
             message = f"Failed to create pod sandbox: {err.rpc_text}"
             self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
+            raise
+        self._on_created(pod.uid, sandbox_id)
+        try:
+            return sandbox_id, (await self._observer.new_sandbox(sandbox_id)).ips
+        except CriError as err:
+            message = f"Unable to get pod sandbox status: {err.rpc_text}"
+            self._journal.event(pod, "Warning", "FailedPodSandBoxStatus", message)
             raise
 
     async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
@@ -264,7 +274,7 @@ class Starter:
                 service_env=self._services(pod),
                 config_map=sources.config_map,
                 secret=sources.secret,
-                env_file=sources.file,
+                env_file=sources.file_value,
             )
             facts = replace(
                 facts,
@@ -342,14 +352,17 @@ class Starter:
             raise StartError("PostStartHookError", str(err)) from err
 
     def remove_logs(self, pod: Pod) -> None:
-        """Delete a pod's logs and all links to them; of an orphan only its uid need be known."""
+        """Remove a pod's logs and all links to them; of an orphan only its uid need be known. Blocks.
+
+        What fails is logged and left for the garbage collection of logs.
+        """
         name, namespace = pod.metadata.name, pod.metadata.namespace
         if not name or not namespace:
             for folder in Path(self._node.pod_logs_dir).glob(f"*_{glob.escape(pod.uid)}"):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_log_dir(folder)
             return
         folder = self._log_dir(pod)
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_log_dir(folder)
         if self._legacy_logs is not None and self._legacy_logs.is_dir():
             for link in self._legacy_logs.iterdir():
                 ours = link.name.startswith(f"{name}_{namespace}_") and link.is_symlink()
@@ -417,6 +430,13 @@ def _node_hosts() -> str:
         return Path("/etc/hosts").read_text()
     except FileNotFoundError:
         return ""
+
+
+def _remove_log_dir(path: Path) -> None:
+    try:
+        remove_tree(path)
+    except OSError as err:
+        log.error(err, "Failed to remove pod logs directory", path=path)
 
 
 def _target(container: Container, observed: ObservedPod) -> str:

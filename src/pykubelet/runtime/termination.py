@@ -1,66 +1,60 @@
-"""The last words of a container: its termination message file, or the end of its log.
+"""The termination message of a container: the end of its message file, or the end of its log.
 
-The file is written by the container and so is hostile: it is read without following links, only
-if it is a plain file, and never more than the limit.
+The container writes the file, so its content and its type are hostile: it is read only if it is a regular
+file, without following symbolic links, and never more than the limit. The log belongs to the runtime; some
+runtimes make it a symbolic link, so links are followed there. Everything here blocks on the disk: call
+`termination_message` in a thread.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.host.regular_files import read_tail
 from pykubelet.runtime.labels import TERMINATION_MESSAGE_PATH, TERMINATION_MESSAGE_POLICY
 
 MESSAGE_BYTES = 4096
+"""Upper bound of a termination message; of a longer one the last bytes are kept."""
 LOG_BYTES, LOG_LINES = 2048, 80
 
 
 def termination_message(status: pb.ContainerStatus) -> str:
-    """Give what an ended container left to say, after the runtime's own message if there is one."""
+    """Return the message of an exited container, behind the runtime's own message if there is one."""
     path = status.annotations.get(TERMINATION_MESSAGE_PATH, "")
+    # The mount is made at the absolute path, the annotation carries the path as it is in the spec.
+    absolute = path if path.startswith("/") else f"/{path}"
     host_path = next(
-        (mount.host_path for mount in status.mounts if path and mount.container_path == path), ""
+        (mount.host_path for mount in status.mounts if path and mount.container_path == absolute), ""
     )
-    words = _read_start(host_path, MESSAGE_BYTES) if host_path else ""
-    wants_log = status.annotations.get(TERMINATION_MESSAGE_POLICY) == "FallbackToLogsOnError"
-    if not words and wants_log and status.exit_code != 0 and status.log_path:
-        words = log_tail(Path(status.log_path), LOG_LINES, LOG_BYTES)
-    if status.message and words:
-        return f"{status.message}: {words}"
-    return status.message or words
+    message = _read_message(host_path) if host_path else ""
+    policy = status.annotations.get(TERMINATION_MESSAGE_POLICY)
+    falls_back = policy == "FallbackToLogsOnError" and status.exit_code != 0
+    if not message and falls_back and status.reason != "ContainerCannotRun" and status.log_path:
+        message = log_tail(Path(status.log_path), LOG_LINES, LOG_BYTES)
+    if status.message and message:
+        return f"{status.message}: {message}"
+    return status.message or message
 
 
-def _read_start(path: str, limit: int) -> str:
+def _read_message(path: str) -> str:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_tail(path, MESSAGE_BYTES)[0].decode(errors="replace")
+    except FileNotFoundError:
+        return ""
     except OSError as err:
-        return (
-            ""
-            if isinstance(err, FileNotFoundError)
-            else f"Error on reading termination log {path}: {err.strerror}"
-        )
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return f"Error on reading termination log {path}: it is not a plain file"
-        return os.read(handle, limit).decode(errors="replace")
-    finally:
-        os.close(handle)
+        return f"Error on reading termination log {path}: {err.strerror}"
 
 
 def log_tail(path: Path, lines: int, limit: int) -> str:
-    """Give the end of a container's log in CRI format, without the stamps."""
+    """Return the last lines of a container log in CRI format, without the time stamps."""
     try:
-        with path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            # A line's stamp is about forty bytes: reading this much covers the limit of text.
-            start = max(0, log.tell() - limit - lines * 64)
-            log.seek(start)
-            raw = log.read(limit + lines * 64).splitlines(keepends=True)
+        # A line's prefix has about forty bytes: reading this much covers the limit of text.
+        content, cut = read_tail(path, limit + lines * 64, follow_symlink=True)
     except OSError as err:
-        return f"Error on reading container log {path}: {err.strerror}"
-    if start and raw:
+        return f"Error on reading termination message from logs: {path}: {err.strerror}"
+    raw = content.splitlines(keepends=True)
+    if cut and raw:
         raw = raw[1:]
     text = b"".join(_text_of(line) for line in raw[-lines:])
     return text[-limit:].decode(errors="replace")

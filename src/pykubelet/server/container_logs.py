@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, closing, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -17,7 +17,7 @@ from aiohttp import web
 from pykubelet.api.pod import Pod
 from pykubelet.cri.errors import CriError
 from pykubelet.logs import get_logger
-from pykubelet.server.log_files import LogFile, follow_blocks
+from pykubelet.server.log_files import LogFile, follow_blocks, present_blocks, seek_last_lines
 from pykubelet.server.log_lines import LineWriter
 from pykubelet.server.log_options import LogWish, choose_run, is_running, read_log_wish
 from pykubelet.server.lookup import Lookup, container_of
@@ -52,12 +52,18 @@ class ContainerLogs:
         if container_of(pod, container) is None:
             raise Refused(404, f'container "{container}" not found in pod "{name}"')
         run = choose_run(pod, container, previous=wish.previous)
-        with self._limits.one_more(user_name(request)), _opened(await self._path(run)) as file:
-            answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
-            answer.enable_chunked_encoding()
-            await answer.prepare(request)
-            await self._send(answer, file, wish, pod, container, run)
-            return answer
+        with self._limits.one_more(user_name(request)):
+            async with _opened(await self._path(run)) as file:
+                return await self._respond(request, file, wish, pod, container, run)
+
+    async def _respond(
+        self, request: web.Request, file: LogFile, wish: LogWish, pod: Pod, container: str, run: str
+    ) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        await self._send(answer, file, wish, pod, container, run)
+        return answer
 
     async def _path(self, run: str) -> Path:
         try:
@@ -74,9 +80,9 @@ class ContainerLogs:
             return is_running(self._lookup.recent(pod.uid), container, run)
 
         if wish.tail is not None:
-            file.seek_last(wish.tail)
+            await seek_last_lines(file, wish.tail)
         writer = LineWriter(timestamps=wish.timestamps, since=wish.since)
-        blocks = follow_blocks(file, goes_on) if wish.follow else _present(file)
+        blocks = follow_blocks(file, goes_on) if wish.follow else present_blocks(file)
         left = wish.limit
         # The answer has begun: what goes wrong now can only end it.
         with suppress(OSError, TimeoutError):
@@ -93,16 +99,10 @@ class ContainerLogs:
                         await asyncio.sleep(0)
 
 
-async def _present(file: LogFile) -> AsyncGenerator[bytes, None]:
-    for block in file.blocks(up_to=file.size):
-        yield block
-    yield file.take_rest()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[LogFile]:
+@asynccontextmanager
+async def _opened(path: Path) -> AsyncIterator[LogFile]:
     try:
-        file = LogFile(path)
+        file = await asyncio.to_thread(LogFile, path)
     except OSError as err:
         raise Refused(400, f'failed to open log file "{path}": {err.strerror or err}') from err
     with closing(file):

@@ -3,6 +3,11 @@
 A log that is followed may be rotated: the file is renamed and a new one takes its name. What was
 written to the old one until then is read first, so no line is lost or read twice. A file that was cut
 short in place is read from its beginning again.
+
+Only regular files are opened: a container that mounts the log directory could put a FIFO or a device there.
+`LogFile` blocks on the disk, so the server calls it in threads (`follow_blocks`, `present_blocks`,
+`seek_last_lines`), one block at a time, so that neither a large file nor a slow disk stops the event loop or
+occupies a thread for long.
 """
 
 from __future__ import annotations
@@ -12,11 +17,12 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar, cast
 
 from pykubelet.host.inotify import Inotify, Mask
+from pykubelet.host.regular_files import open_regular
 from pykubelet.server.log_lines import LogEntry, last_lines, parse_entries
-from pykubelet.tasks import wait_seconds
+from pykubelet.tasks import finish_in_thread, wait_seconds
 
 _BLOCK = 256 * 1024
 # A runtime writes entries of 16 KiB at most; what has no line break for so long is damage.
@@ -27,6 +33,8 @@ _CHANGES = Mask.MODIFY | Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DE
 _GULP_SECONDS = 0.02
 _LETTING_GO_SECONDS = 0.1
 
+_Item = TypeVar("_Item")
+
 GoesOn = Callable[[], Awaitable[bool]]
 """Says whether a log may still grow; asked about once a second while nothing new comes."""
 
@@ -35,9 +43,9 @@ class LogFile:
     """An open log file, and how far it was read."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; raises OSError."""
+        """Open the file; raises OSError, also when it is not a regular file."""
         self.path = path
-        self._file: BinaryIO = path.open("rb", buffering=0)
+        self._file: BinaryIO = _open(path)
         self._rest = b""
 
     def close(self) -> None:
@@ -58,6 +66,11 @@ class LogFile:
 
         Takes no more memory for many lines than for few.
         """
+        for _ in self.seeking_last(count):
+            pass
+
+    def seeking_last(self, count: int) -> Iterator[None]:
+        """Do what `seek_last` does, one block of the file per step."""
         end = self._file.seek(0, os.SEEK_END)
         if count <= 0 or end == 0:
             return
@@ -70,6 +83,7 @@ class LogFile:
             breaks = block.count(b"\n")
             if breaks < wanted:
                 wanted, place = wanted - breaks, start
+                yield
                 continue
             position = len(block)
             for _ in range(wanted):
@@ -123,7 +137,7 @@ class LogFile:
     def renew(self) -> None:
         """Read on at the beginning of the file that has the name now; what is unread of this one is left."""
         with suppress(OSError):
-            successor = self.path.open("rb", buffering=0)
+            successor = _open(self.path)
             self._file.close()
             self._file, self._rest = successor, b""
 
@@ -146,16 +160,16 @@ async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, 
         changes.watch(log.path.parent, _CHANGES)
         quiet_since, last = clock(), False
         while True:
-            for block in log.blocks():
+            async for block in _in_thread(log.blocks()):
                 quiet_since = clock()
                 yield block
-            if log.is_replaced():
+            if await finish_in_thread(log.is_replaced):
                 # The runtime opens the new file before it lets go of the old one.
                 await asyncio.sleep(_LETTING_GO_SECONDS)
-                for block in log.blocks():
+                async for block in _in_thread(log.blocks()):
                     yield block
                 yield log.take_rest()
-                log.renew()
+                await finish_in_thread(log.renew)
             elif last:
                 yield log.take_rest()
                 return
@@ -163,6 +177,27 @@ async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, 
                 await _change(changes)
                 if clock() - quiet_since >= _TICK_SECONDS / 2:
                     quiet_since, last = clock(), not await goes_on()
+
+
+async def present_blocks(log: LogFile) -> AsyncGenerator[bytes, None]:
+    """Yield whole lines, some at a time, up to the present end of the log, and what follows the last one."""
+    async for block in _in_thread(log.blocks(up_to=log.size)):
+        yield block
+    yield log.take_rest()
+
+
+async def seek_last_lines(log: LogFile, count: int) -> None:
+    """Call `LogFile.seek_last` off the event loop; cancelling ends it after one block."""
+    async for _ in _in_thread(log.seeking_last(count)):
+        pass
+
+
+async def _in_thread(items: Iterator[_Item]) -> AsyncIterator[_Item]:
+    """Yield the items of a blocking iterator, each of them taken in a thread."""
+    done = object()
+    # Cancelled, it waits for the step in progress: the caller is about to close the file.
+    while (item := await finish_in_thread(lambda: next(items, done))) is not done:
+        yield cast(_Item, item)
 
 
 async def _change(changes: Inotify) -> None:
@@ -178,12 +213,19 @@ async def _change(changes: Inotify) -> None:
         await asyncio.sleep(_GULP_SECONDS)
 
 
+def _open(path: Path) -> BinaryIO:
+    # Some runtimes keep their logs elsewhere and put a symbolic link here.
+    return os.fdopen(open_regular(path, follow_symlink=True), "rb", buffering=0)
+
+
 def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
     """Give a file's lines, the last one first; the very first is what follows the last line break."""
     rest = b""
     while end > 0:
         start = max(0, end - _BLOCK)
         file.seek(start)
+        if len(rest) > _LONGEST_LINE:
+            rest = b""
         first, *lines = (file.read(end - start) + rest).split(b"\n")
         yield from reversed(lines)
         rest, end = first, start

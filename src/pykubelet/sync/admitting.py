@@ -25,12 +25,23 @@ from pykubelet.admission.apparmor import apparmor_is_enabled
 from pykubelet.admission.chain import make_chain
 from pykubelet.admission.features import features_of_update, lacking
 from pykubelet.admission.fit import as_amounts
-from pykubelet.admission.link import Amounts, Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.link import (
+    Amounts,
+    Answer,
+    Attempt,
+    Later,
+    Link,
+    Preempt,
+    Refusal,
+    Surroundings,
+    Usage,
+)
 from pykubelet.admission.metrics import AdmissionMetrics
 from pykubelet.api.meta import Resources
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod, PodSpec
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.config.gates import FeatureGates
 from pykubelet.kube.errors import KubeError
 from pykubelet.logs import get_logger
@@ -39,6 +50,7 @@ from pykubelet.pods.static import is_static_pod
 from pykubelet.pods.store import PodStore
 from pykubelet.resources.qos import pod_requests, qos_class
 from pykubelet.runtime.observed import ObservedPod
+from pykubelet.sync.admitted_pods import AdmittedPods, LazyPods
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_refused import (
     PREEMPTED,
@@ -57,6 +69,8 @@ log = get_logger(__name__)
 FETCH_SECONDS = 10.0
 """How long the API server is waited for when the known labels of the node speak against a pod."""
 LEAST_PATIENCE_SECONDS = 10
+WAITING = "AdmissionWaiting"
+"""Reason of the event about a pod whose admission may take minutes; its message says what it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +108,12 @@ class Admitting:
         statuses: StatusStore,
         journal: Journal,
         in_runtime: Callable[[], Mapping[str, ObservedPod]],
-        wanted: Callable[[], Mapping[str, Pod]],
+        wanted: Callable[[str], Pod | None],
         start: Callable[[Pod], None],
         allocated: Callable[[Pod], Pod] = lambda pod: pod,
         counted: Callable[[Pod], Pod] = lambda pod: pod,
     ) -> None:
-        """Take where pods are; `wanted` also gives those that were not handed on yet, `start` begins one.
+        """Take where pods are; `wanted` also finds those that were not handed on yet, `start` begins one.
 
         Resources are those that pods were promised by an earlier agent (`allocated`), and for the others
         all that they hold (`counted`), whatever their authors wish by now.
@@ -136,6 +150,11 @@ class Admitting:
         """Pods whose judgement takes long and holds up nobody; they count as there meanwhile."""
         self._waited: set[str] = set()
         """Pods in the queue that were apart before."""
+        self._admitted = AdmittedPods(self._counting, self._requests)
+        self._relisted: Mapping[str, ObservedPod] = {}
+        """The relist that `_admitted` was last marked for."""
+        store.add_listener(self._admitted.mark)
+        workers.add_listener(self._admitted.mark)
 
     def may_start(self, pod: Pod) -> bool:
         """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
@@ -154,6 +173,7 @@ class Admitting:
             return not self._stays_refused(pod)
         if pod.uid in self._apart:
             self._apart[pod.uid] = pod
+            self.mark(pod.uid)
             return False
         waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
         answer = self._ask(pod, self._node()) if not waits else None
@@ -168,6 +188,11 @@ class Admitting:
     def forget(self, uid: str) -> None:
         """Drop a pod that is gone."""
         self._requests.forget(uid)
+        self.mark(uid)
+
+    def mark(self, uid: str) -> None:
+        """Record that it may have changed whether a pod counts as admitted, or with which resources."""
+        self._admitted.mark(uid)
 
     def _look_at_update(self, before: Pod, after: Pod) -> None:
         """Say when a pod that runs shall now be something that this node cannot make of it."""
@@ -201,14 +226,18 @@ class Admitting:
         return self._judge(pod, self._node())
 
     def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | Later:
-        attempt = Attempt(
+        return self.chain.admit(self._attempt(pod, node, running=running))
+
+    def _attempt(self, pod: Pod, node: Node, *, running: bool) -> Attempt:
+        return Attempt(
             pod=pod,
             node=node,
-            others=self._others(pod),
+            others=LazyPods(lambda: self._others(pod)),
+            used=self._used_by_others(pod),
             running=running,
             devices=lambda: self._parts.devices(pod.uid),
+            renew=lambda: self._attempt(pod, self._node(), running=running),
         )
-        return self.chain.admit(attempt)
 
     def _settle(self, pod: Pod, answer: Answer) -> bool:
         if isinstance(answer, Refusal):
@@ -246,18 +275,40 @@ class Admitting:
         seen = self._in_runtime().get(uid)
         return seen is not None and seen.is_alive
 
+    def _used_by_others(self, pod: Pod) -> Usage:
+        relisted = self._in_runtime()
+        if relisted is not self._relisted:
+            self._admitted.mark_all({*self._relisted, *relisted})
+            self._relisted = relisted
+        return self._admitted.usage_without(pod.uid)
+
     def _others(self, pod: Pod) -> list[Pod]:
-        found = [other for other in self._store.pods() if other.uid != pod.uid and self._is_there(other.uid)]
-        coming = [
-            uid
-            for uid, seen in self._in_runtime().items()
-            if uid != pod.uid and seen.is_alive and self._store.get(uid) is None
-        ]
-        if coming:
-            wanted = self._wanted()
-            found += [wanted[uid] for uid in coming if uid in wanted and self._workers.get(uid) is None]
-        found += [other for uid, other in self._apart.items() if uid != pod.uid]
-        return [self._counted(other) for other in found]
+        """Return all admitted pods but one; reads every pod."""
+        uids = {one.uid: None for one in self._store.pods()}
+        uids.update(dict.fromkeys((*self._in_runtime(), *self._apart)))
+        return [other for uid in uids if uid != pod.uid for other in self._counting(uid)]
+
+    def _counting(self, uid: str) -> list[Pod]:
+        """Return the pod with this uid, with the resources it counts with, if it counts as admitted.
+
+        What this reads has to be reported to `mark` when it changes.
+        """
+        found = []
+        pod, seen = self._store.get(uid), self._in_runtime().get(uid)
+        if pod is not None:
+            if self._is_there(uid):
+                found.append(pod)
+        elif (
+            # A previous kubelet process started it, and its source has not been worked off yet.
+            seen is not None
+            and seen.is_alive
+            and self._workers.get(uid) is None
+            and (coming := self._wanted(uid)) is not None
+        ):
+            found.append(coming)
+        if uid in self._apart and self._is_wanted(uid):
+            found.append(self._apart[uid])
+        return [self._counted(one) for one in found]
 
     def _is_there(self, uid: str) -> bool:
         worker = self._workers.get(uid)
@@ -276,12 +327,18 @@ class Admitting:
         self._queue[pod.uid] = pod
 
     def _set_apart(self, pod: Pod, later: Later) -> None:
+        if later.why:
+            log.info("Pod admission waits", pod=pod.full_name, podUID=pod.uid, reason=later.why)
+            self._journal.note(pod.uid, "admission", later.why)
+            self._journal.event(pod, "Warning", WAITING, later.why)
         self._apart[pod.uid] = pod
+        self.mark(pod.uid)
         self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
 
     async def _wait_apart(self, uid: str, later: Later) -> None:
         answer = await later.answer()
         pod = self._apart.pop(uid)
+        self.mark(uid)
         if not self._is_wanted(uid):
             self._release(uid)
         elif isinstance(answer, Preempt) or self._may_be_stale(answer):
@@ -366,13 +423,18 @@ class Admitting:
         )
         self._journal.note(victim.uid, "admission", f"makes room for {pod.full_name}: too little {resource}")
         self._journal.event(victim, "Warning", PREEMPTING, PREEMPTED)
-        status = self._statuses.get(victim.uid) or victim.status
-        self._statuses.set(victim, preempted_status(victim, status, api_now()))
+
+        def preempted(status: PodStatus) -> PodStatus:
+            return preempted_status(victim, status, api_now())
+
         if self._workers.get(victim.uid) is None and self._runs(victim.uid):
             # An earlier agent started it, and its source's news has not come to it yet.
-            self._workers.end(victim)
-        else:
-            self._workers.terminate(victim.uid)
+            self._workers.end(victim, pod_status=preempted)
+            return
+        if self._workers.get(victim.uid) is None:
+            # It waits to be started: without a worker, only its status keeps it from that.
+            self._statuses.set(victim, preempted(self._statuses.get(victim.uid) or victim.status))
+        self._workers.terminate(victim.uid, pod_status=preempted)
 
 
 def present_node(own: Node, known: Node | None) -> Node:

@@ -13,12 +13,14 @@ that, a manifest that is edited would be refused, because its old pod still hold
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Protocol
 
 from pykubelet.admission.link import Answer, Attempt, Later, Refusal
 from pykubelet.api import cpuset
+from pykubelet.api.duration import Duration
 from pykubelet.api.names import is_extended_resource
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as pb
@@ -26,6 +28,7 @@ from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.kube.retrying import Complaints
 from pykubelet.logs import get_logger
 from pykubelet.resources.cpu_manager import CpuManager, CpusetUpdate, RunningContainer
+from pykubelet.resources.device_plugins import GRACE_SECONDS
 from pykubelet.resources.memory_manager import MemoryManager
 from pykubelet.resources.topology_manager import Refusal as NotGiven
 from pykubelet.resources.topology_manager import TopologyManager
@@ -50,6 +53,14 @@ class Devices(Protocol):
 
     def forget(self, uid: str) -> None:
         """Take back the devices of a pod of which nothing runs any more."""
+        ...
+
+    def awaited(self, pod: Pod) -> Sequence[str]:
+        """Return the pod's resources whose plugins have not registered yet since the kubelet started."""
+        ...
+
+    async def wait_registered(self, pod: Pod) -> None:
+        """Wait until no plugin is `awaited` for the pod any more; that takes bounded time."""
         ...
 
 
@@ -87,6 +98,15 @@ class Allotment:
         # What runs has its devices, and need not wait behind others.
         has_them = attempt.running and self._devices is not None and pod.uid in self._devices.holders
         if self._devices is not None and wants_devices(pod) and not has_them:
+            if not attempt.running and (missing := self._devices.awaited(pod)):
+                # After a reboot pods come before plugins, which may be pods themselves: not in the queue.
+                whose = ", ".join(missing)
+                return Later(
+                    partial(self._devices.wait_registered, pod),
+                    apart=True,
+                    again=True,
+                    why=f"waiting up to {Duration.of(GRACE_SECONDS)} for the device plugin of {whose}",
+                )
             # Where nothing has to be near to anything, a plugin that hangs holds up only who needs it.
             return Later(lambda: self._give_patiently(pod), apart=self._topology.policy == "none")
         refusal = self._give_at_once(pod)

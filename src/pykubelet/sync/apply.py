@@ -19,6 +19,8 @@ from pykubelet.api.backoff import BackOff
 from pykubelet.api.duration import Duration
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod, PodSpec, is_sidecar
+from pykubelet.config.gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
@@ -55,6 +57,39 @@ NETWORK_SECONDS = 10.0
 """When to say again that there is no network for a sandbox; when there is, its pod is woken."""
 RETRY_SECONDS = 10.0
 """When to try again to start a container that could not be started."""
+
+
+FAILURE_SECONDS = 5.0
+"""How long a container's status shows why its image could not be pulled, before it shows ImagePullBackOff."""
+CRASH_EXPIRY_SECONDS = 600.0
+"""How long a container must have run for its crash-loop back-off to start over, whatever the maximum is."""
+CRASH_SECONDS = (10.0, 300.0)
+"""The first and the longest crash-loop back-off delay."""
+REDUCED_CRASH_SECONDS = (1.0, 60.0)
+"""The same with the feature gate ReduceDefaultCrashLoopBackOffDecay."""
+
+
+def crash_loop_back_off(config: KubeletConfiguration, gates: FeatureGates) -> BackOff:
+    """Return the back-off of crashing containers as the configuration and the feature gates have it.
+
+    `crashLoopBackOff.maxContainerRestartPeriod`, which has a default, wins over the reduced maximum.
+    """
+    reduced = gates.enabled("ReduceDefaultCrashLoopBackOffDecay")
+    first, limit = REDUCED_CRASH_SECONDS if reduced else CRASH_SECONDS
+    configured = config.crash_loop_back_off.max_container_restart_period
+    if configured is not None and gates.enabled("KubeletCrashLoopBackOffMax"):
+        limit = configured.seconds
+    return BackOff(min(first, limit), limit, CRASH_EXPIRY_SECONDS)
+
+
+def _wait_after(failure: StartError) -> float:
+    """Return the seconds until the next attempt to start a container, or to report why it waits."""
+    if failure.retry_after is None:
+        return RETRY_SECONDS
+    if failure.reason == "ImagePullBackOff":
+        return failure.retry_after
+    # A pull that failed is followed by a back-off delay of minutes, which the status must show soon.
+    return min(failure.retry_after, FAILURE_SECONDS)
 
 
 class Volumes(Protocol):
@@ -129,6 +164,8 @@ class PodMemory:
     """Containers that have begun to wait after a crash in the last step: the next one tells of it."""
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
+    mounted: bool = False
+    """Whether the last step mounted the pod's volumes, which also brings them up to date."""
     current: bool = False
     """Whether nothing was done to the pod since it was looked at."""
     ended: set[str] = field(default_factory=set)
@@ -221,6 +258,7 @@ class Doer:
         if not due and not actions.create_sandbox:
             return min(waits, default=None)
         async with self._gate.turn(memory.order) as turn:
+            memory.mounted = True
             setting = await self._prepare(pod, turn)
             if actions.create_sandbox:
                 await self._prepare_claims(pod, turn)
@@ -242,7 +280,7 @@ class Doer:
                                 waits.append(0.0)
                             continue
                         memory.failures[container.name] = StartFailure(failure.reason, failure.message)
-                        waits.append(RETRY_SECONDS if failure.retry_after is None else failure.retry_after)
+                        waits.append(_wait_after(failure))
                         if container.name in actions.start_init and not is_sidecar(container):
                             break
             except ExceptionGroup as failures:

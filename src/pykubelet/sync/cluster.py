@@ -15,7 +15,7 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.config.errors import Problem
 from pykubelet.images.provider_accounts import PodAccounts
 from pykubelet.kube.client import ApiClient
-from pykubelet.pods.api_source import ApiSource
+from pykubelet.pods.api_source import ApiSource, EmitUpdate
 from pykubelet.pods.checkpoints import Checkpoints
 from pykubelet.pods.file_source import Emit
 from pykubelet.pods.objects import PodObjects
@@ -60,6 +60,7 @@ class ClusterSide:
         parts: ClusterParts,
         node_name: str,
         emit: Emit,
+        emit_update: EmitUpdate,
         offer: Callable[[Sequence[Pod]], None],
         *,
         store: PodStore,
@@ -75,7 +76,9 @@ class ClusterSide:
         self._statuses = statuses
         self._workers = workers
         self._all_reported = all_reported
-        self._source = ApiSource(parts.client, node_name, self._take, ready=parts.node_ready)
+        self._source = ApiSource(
+            parts.client, node_name, self._take, emit_update=emit_update, ready=parts.node_ready
+        )
         self._sender = StatusSender(
             parts.client,
             object_of=self._object_of,
@@ -146,7 +149,9 @@ class ClusterSide:
     def gone(self, uid: str) -> None:
         """Forget a pod of which nothing is left."""
         self._sender.forget(uid)
-        self._mirrors.wake()
+        pod = self._workers.pod(uid)
+        if pod is None or is_static_pod(pod):
+            self._mirrors.wake()
 
     # What its parts say and ask
 
@@ -175,5 +180,8 @@ class ClusterSide:
     def _wishes(self) -> Wishes | None:
         if not self._all_reported():
             return None
-        static = [pod for pod in self._store.pods() if is_static_pod(pod)]
-        return Wishes(static, self._workers.names)
+        return Wishes(self._store.static_pods(), self._leaving)
+
+    def _leaving(self) -> set[str]:
+        """Return the names of pods that are no longer desired and have not ended yet."""
+        return {worker.name for worker in self._workers.unfinished() if self._store.get(worker.uid) is None}

@@ -7,10 +7,10 @@ for. The moment after counts, too: the last pods of many are no less in a hurry 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 
 from pykubelet.sync.start_gate import StartGate
-from pykubelet.sync.worker import State
 from pykubelet.sync.workers import PodWorkers
 
 MANY = 4
@@ -27,16 +27,16 @@ class Crowd:
     def __init__(self, gate: StartGate, workers: PodWorkers) -> None:
         self._gate = gate
         self._workers = workers
-        self._ending: dict[str, float] = {}
-        """Since when a pod was seen ending, by uid."""
         self._last = -math.inf
 
     def is_there(self) -> bool:
         """Whether pods wait for each other, now or until a moment ago."""
         now = asyncio.get_running_loop().time()
-        ending = [worker.uid for worker in self._workers.all() if worker.state is not State.SYNCING]
-        self._ending = {uid: self._ending.get(uid, now) for uid in ending}
-        quick = sum(now - since < PATIENCE_SECONDS for since in self._ending.values())
-        if self._gate.is_full or quick > MANY:
+        if self._gate.is_full or self._many_end(now - PATIENCE_SECONDS):
             self._last = now
         return now - self._last < CALM_SECONDS
+
+    def _many_end(self, oldest: float) -> bool:
+        """Return whether more than `MANY` of the ending pods began to end after the loop time `oldest`."""
+        latest = itertools.islice(reversed(self._workers.ending().values()), MANY + 1)
+        return sum(since > oldest for since in latest) > MANY

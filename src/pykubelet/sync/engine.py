@@ -14,11 +14,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.backoff import BackOff
 from pykubelet.api.pod import Pod
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import Cri
 from pykubelet.images.provider_config import CredentialProvider
+from pykubelet.images.pull_manager import PullManager
+from pykubelet.kube.object_copy import Update
 from pykubelet.logs import get_logger
 from pykubelet.pods.journal import Event, Journal, Note
 from pykubelet.pods.local_objects import LocalObjects
@@ -28,6 +29,7 @@ from pykubelet.pods.runtime_classes import default_handler
 from pykubelet.pods.services import no_services
 from pykubelet.pods.static import is_mirror_pod, is_static_pod
 from pykubelet.pods.store import PodStore
+from pykubelet.resources.node_cgroups import Record, no_record
 from pykubelet.resources.resize_book import ResizeBooks, no_books
 from pykubelet.runtime.facts import NodeFacts
 from pykubelet.runtime.gc import GarbageCollector
@@ -35,11 +37,12 @@ from pykubelet.runtime.hooks import HookRunner
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.restart import always_restarts
 from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
 from pykubelet.sync.admitting import AdmissionParts, Admitting
 from pykubelet.sync.allotment import Allotment
-from pykubelet.sync.apply import Cgroups, Doer, Volumes
+from pykubelet.sync.apply import Cgroups, Doer, Volumes, crash_loop_back_off
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
 from pykubelet.sync.cluster import ClusterParts, ClusterSide
 from pykubelet.sync.crowd import Crowd
@@ -54,6 +57,7 @@ from pykubelet.sync.pulling import make_puller
 from pykubelet.sync.resize_side import make_resizing, others_of
 from pykubelet.sync.sources import start_sources
 from pykubelet.sync.start_gate import StartGate
+from pykubelet.sync.static_readiness import StaticReadiness
 from pykubelet.sync.status import says_more
 from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_store import StatusStore
@@ -76,12 +80,16 @@ class EngineParts:
     root_dir: Path
     credential_providers: Sequence[CredentialProvider]
     credential_provider_dir: Path
+    pull_manager: PullManager | None
+    """Access control of images that are present; None when its feature gate is off."""
     volumes: Volumes
     cgroups: Cgroups
     registry: CollectorRegistry
     runtime_errors: Callable[[], list[str]]
     network_errors: Callable[[], list[str]]
     collector: GarbageCollector
+    node_event: Record = no_record
+    """Records an event about the node."""
     id_space: IdSpace
     user_namespaces: bool
     """Whether the runtime can give pods a user namespace."""
@@ -108,16 +116,18 @@ class PodEngine:
         self.book = Journal()
         self.statuses = StatusStore()
         self._metrics = EngineMetrics(parts.registry, self.statuses, self.book)
+        self._static_readiness = StaticReadiness(parts.root_dir)
+        self.statuses.listen(self._static_readiness.record)
         self.store = PodStore()
         self.dirs = PodDirs(parts.root_dir)
         self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
-        self._mux = PodMux(time.time_ns)
+        self._mux = PodMux(time.time_ns, self._report_duplicate)
         self._observer = Observer(parts.cri)
         self._gate = StartGate()
         self.prober = make_prober(parts.cri, self.book, parts.registry, parts.host_ips)
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
         hooks = HookRunner(parts.cri, self._metrics.lifecycle_get, self._pod_ip, self._metrics.starts)
-        killer = Killer(parts.cri, hooks, self.book)
+        killer = Killer(parts.cri, hooks, self.book, scope)
         self.pleg = Pleg(
             parts.cri, self._observer, lambda change: self.loop.runtime(change), self._metrics.pleg
         )
@@ -131,6 +141,7 @@ class PodEngine:
             providers=parts.credential_providers,
             provider_dir=parts.credential_provider_dir,
             accounts=cluster.accounts if cluster is not None else None,
+            pull_manager=parts.pull_manager,
         )
         starter = Starter(
             parts.cri,
@@ -151,6 +162,7 @@ class PodEngine:
             ),
             grants=parts.devices.grants,
             shares=parts.allotment,
+            node_event=parts.node_event,
         )
         self._resizing, resize_doing = make_resizing(
             config,
@@ -163,7 +175,6 @@ class PodEngine:
             registry=parts.registry,
             scope=scope,
         )
-        longest = config.crash_loop_back_off.max_container_restart_period
         doer = Doer(
             cri=parts.cri,
             starter=starter,
@@ -173,7 +184,7 @@ class PodEngine:
             dirs=self.dirs,
             journal=self.book,
             gate=self._gate,
-            crash_back_off=BackOff(limit=longest.seconds if longest is not None else 300.0),
+            crash_back_off=crash_loop_back_off(config, parts.admission.gates),
             user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
             handler_of=cluster.handler_of if cluster is not None else default_handler,
             network_errors=parts.network_errors,
@@ -200,6 +211,7 @@ class PodEngine:
             on_gone=self._pod_is_gone,
             refuse=lambda pod, refusal: self._admitting.refuse(pod, refusal),
             on_stopped=self._pod_stopped,
+            on_removed=self.pleg.forget,
             device_health=parts.devices.health,
             recursive_handlers=parts.node.recursive_handlers,
             claims=parts.claims,
@@ -217,11 +229,12 @@ class PodEngine:
             statuses=self.statuses,
             journal=self.book,
             in_runtime=lambda: self.pleg.pods,
-            wanted=self._mux.pods,
+            wanted=self._mux.get,
             start=self._start_pod,
             allocated=self._resizing.allocated,
             counted=self._resizing.counted,
         )
+        self._resizing.add_listener(self._admitting.mark)
         self._metrics.count_pods(self.store, self.workers, self.statuses, self.life, self.pleg)
         self.loop = SyncLoop(self, self._runtime_errors, config.sync_frequency)
         self._housekeeping = Housekeeping(
@@ -236,6 +249,7 @@ class PodEngine:
             resizing=self._resizing,
             collector=parts.collector,
             scope=scope,
+            node_event=parts.node_event,
             unreadable=lambda: self._cluster.unreadable if self._cluster is not None else frozenset(),
         )
         self._resizing.others = others_of(self.store, self.workers, self._admitting, self.loop, self._mux)
@@ -247,7 +261,8 @@ class PodEngine:
                 cluster,
                 parts.node_name,
                 self._emit,
-                lambda pods: self.loop.pods(self._mux.offer("api", pods)),
+                self._emit_update,
+                lambda pods: self._hand_on(self._mux.offer("api", pods)),
                 store=self.store,
                 statuses=self.statuses,
                 workers=self.workers,
@@ -264,6 +279,7 @@ class PodEngine:
         self._scope.start(self.pleg.run(), name="pleg")
         self._scope.start(self.prober.run(), name="prober")
         self._scope.start(self._parts.books.write_behind(), name="resize-books")
+        self._scope.start(self._static_readiness.run(), name="static-readiness")
         self._scope.start(self.loop.run(), name="sync-loop")
         start_sources(
             self._parts.config,
@@ -276,6 +292,17 @@ class PodEngine:
         if self._cluster is not None:
             self._mux.expect("api")
             self._cluster.start(self._scope)
+
+    def _report_duplicate(self, pod: Pod, source: str) -> None:
+        meta = pod.metadata
+        self.book.event(
+            pod,
+            "Warning",
+            "FailedValidation",
+            f"Error validating pod {meta.name}_{meta.namespace}({meta.uid}) from {source} "
+            f'due to duplicate pod name "{meta.name}", ignoring',
+            keep=False,
+        )
 
     @property
     def all_sources_reported(self) -> bool:
@@ -348,6 +375,8 @@ class PodEngine:
     def _start_pod(self, pod: Pod) -> None:
         self._housekeeping.end_namesakes(pod)
         worker = self.workers.get(pod.uid)
+        if worker is None and is_static_pod(pod):
+            pod = self._static_readiness.restore(pod)
         self._resizing.take(pod, worker.pod if worker is not None else None)
         self.workers.sync(pod)
 
@@ -398,11 +427,16 @@ class PodEngine:
 
     async def housekeep(self) -> None:
         """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
+        if self.all_sources_reported:
+            self._static_readiness.retain(self._mux.__contains__)
         self._housekeeping.keep()
 
     def _fate_of(self, uid: str) -> Fate:
         pod = self.store.get(uid)
-        if pod is None or self.workers.is_reborn(uid):
+        if pod is not None and self.workers.is_reborn(uid):
+            # What has ended for good leaves nothing, or it would not run again.
+            return "restarted" if always_restarts(pod) else "gone"
+        if pod is None:
             return "gone"
         deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)
         return "leaving" if deleted and self._cluster is not None else "wanted"
@@ -413,9 +447,10 @@ class PodEngine:
             self._parts.allotment.forget(uid)
 
     def _pod_is_gone(self, uid: str) -> None:
-        self.pleg.forget(uid)
+        self.pleg.drop_snapshot(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
+        self._static_readiness.forget(uid)
         self._admitting.forget(uid)
         self._resizing.gone(uid)
         if self._fate_of(uid) == "leaving":
@@ -429,9 +464,17 @@ class PodEngine:
         return [*self._parts.runtime_errors(), *([problem] if problem else [])]
 
     def _emit(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
-        self.loop.pods(self._mux.set(source, pods))
+        self._hand_on(self._mux.set(source, pods))
         if source == "api" and self._cluster is not None:
             self.loop.after(self._cluster.pods_known)
+
+    def _emit_update(self, source: str, update: Update[Pod], everything: Callable[[], list[Pod]]) -> None:
+        self._hand_on(self._mux.update(source, update.changed, update.removed, everything))
+
+    def _hand_on(self, changes: Sequence[PodChange]) -> None:
+        for change in changes:
+            self._admitting.mark(change.pod.uid)
+        self.loop.pods(changes)
 
     def _pod_ip(self, uid: str) -> str:
         pod, observed = self.store.get(uid), self.life.observed(uid)

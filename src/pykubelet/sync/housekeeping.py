@@ -19,6 +19,7 @@ from pykubelet.logs import get_logger
 from pykubelet.pods.mux import PodMux
 from pykubelet.pods.store import PodStore
 from pykubelet.probes.prober import Prober
+from pykubelet.resources.node_cgroups import Record, no_record
 from pykubelet.runtime.gc import GarbageCollector
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.sync.allotment import Allotment
@@ -51,6 +52,7 @@ class Housekeeping:
         collector: GarbageCollector,
         scope: TaskScope,
         unreadable: Callable[[], AbstractSet[str]],
+        node_event: Record = no_record,
     ) -> None:
         """Take where pods and their traces are; `unreadable` gives names of wanted pods that are unknown."""
         self._mux = mux
@@ -65,6 +67,7 @@ class Housekeeping:
         self._collector = collector
         self._scope = scope
         self._unreadable = unreadable
+        self._node_event = node_event
         self._next_gc = 0.0
         self._class_complaints = Complaints(log, "Could not update the cgroups of the QoS classes")
 
@@ -87,9 +90,9 @@ class Housekeeping:
 
     def end_namesakes(self, pod: Pod) -> None:
         """Stop what an earlier agent left of a pod of the same name, so that this one waits for its end."""
-        unwanted = self._pleg.pods.keys() - self._wanted()
-        for uid in unwanted:
-            if self._pleg.pods[uid].full_name == pod.full_name and not self._may_be_wanted(uid):
+        for uid in self._pleg.named(pod.full_name):
+            desired = uid in self._mux or self._store.get(uid) is not None
+            if not desired and not self._may_be_wanted(uid):
                 self._end_orphan(uid)
 
     def _wanted(self) -> set[str]:
@@ -123,5 +126,7 @@ class Housekeeping:
 
         try:
             await self._collector.collect(is_deleted=is_deleted, all_sources_ready=self._mux.all_reported)
-        except CriError as err:
-            log.error(err, "Could not collect dead containers; will be tried again")
+        except (CriError, OSError) as err:
+            log.error(err, "Container garbage collection failed")
+            message = err.rpc_text if isinstance(err, CriError) else str(err)
+            self._node_event("Warning", "ContainerGCFailed", message)

@@ -2,7 +2,8 @@
 
 A mirror is made for each static pod and shows its status; it is none of the node's wishes, and
 deleting it does nothing to the static pod: it is made again. One whose manifest has changed is
-replaced, one whose manifest is gone is removed, but only when the pod itself is gone. Which ones to
+replaced, one whose manifest is gone is removed, but only when the old pod itself is gone: until then it
+shows that pod, which is still running. Which ones to
 make and to remove is decided by `plan`, a pure function; `MirrorPods` does it whenever something
 changed and every now and then, and goes on trying while the API server is away.
 """
@@ -48,12 +49,14 @@ def plan(static: Iterable[Pod], mirrors: Iterable[Pod], keep: Collection[str] = 
     """Say which mirrors to make and to remove.
 
     `keep` holds names (`namespace/name`) of pods that are no longer wanted and not gone yet: their
-    mirrors stay. A mirror that must be replaced only goes; the next plan makes the new one.
+    mirrors stay, also when another static pod of that name waits for their end. A mirror that must
+    be replaced only goes; the next plan makes the new one.
     """
     wanted = {pod.full_name: pod for pod in static}
     there = {mirror.full_name: mirror for mirror in mirrors}
-    wrong = [mirror for name, mirror in there.items() if name in wanted and not fits(mirror, wanted[name])]
-    orphans = [mirror for name, mirror in there.items() if name not in wanted and name not in keep]
+    free = {name: mirror for name, mirror in there.items() if name not in keep}
+    wrong = [mirror for name, mirror in free.items() if name in wanted and not fits(mirror, wanted[name])]
+    orphans = [mirror for name, mirror in free.items() if name not in wanted]
     missing = [pod for name, pod in wanted.items() if name not in there]
     return Plan(tuple(missing), (*wrong, *orphans))
 

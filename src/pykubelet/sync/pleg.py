@@ -80,6 +80,8 @@ class Pleg:
         self.mode: Mode = "relist"
         self.pods: dict[str, ObservedPod] = {}
         """The last relist's picture."""
+        self._named: dict[str, list[str]] = {}
+        """Uids of the pods in the last relist by their full name."""
         self._seen: dict[str, Fingerprint] = {}
         self._owner_of: dict[str, str] = {}
         self._known: set[str] = set()
@@ -108,10 +110,18 @@ class Pleg:
         """Whether it is certain that the runtime has nothing of this pod."""
         return self._last_relist is not None and uid not in self._known
 
-    def forget(self, uid: str) -> None:
-        """Drop a pod that was removed: the last list still has it."""
+    def named(self, full_name: str) -> list[str]:
+        """Return the uids of the pods with this `namespace/name` in the last relist."""
+        return [uid for uid in self._named.get(full_name, ()) if uid in self.pods]
+
+    def drop_snapshot(self, uid: str) -> None:
+        """Drop what the last relist found of a finished pod; the next one lists what is left of it."""
         self.pods.pop(uid, None)
         self._seen.pop(uid, None)
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that was removed: the last list still has it."""
+        self.drop_snapshot(uid)
         self._known.discard(uid)
 
     async def run(self) -> None:
@@ -133,6 +143,9 @@ class Pleg:
         self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
         changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
         self.pods, self._seen = pods, seen
+        self._named = {}
+        for uid, pod in pods.items():
+            self._named.setdefault(pod.full_name, []).append(uid)
         self._known |= seen.keys()
         self._last_relist = clock()
         self._metrics.seen()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal, Protocol
 
 from pykubelet.admission.link import Refusal
@@ -25,7 +26,7 @@ from pykubelet.pods.static import is_static_pod
 from pykubelet.probes.prober import Prober
 from pykubelet.resources.dra_claims import ClaimError
 from pykubelet.runtime.actions import Verdicts, decide, sandbox_is_stale
-from pykubelet.runtime.kill import Killer, KillError
+from pykubelet.runtime.kill import Killer, KillError, grace_of
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
 from pykubelet.runtime.orphans import restored_pod
@@ -34,7 +35,7 @@ from pykubelet.runtime.removal import remove_container
 from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
-from pykubelet.sync.deadlines import EXCEEDED, MESSAGE, exceeded, time_left
+from pykubelet.sync.deadlines import EXCEEDED, MESSAGE, ended_in_time, exceeded, time_left
 from pykubelet.sync.device_side import DeviceHealth, no_health
 from pykubelet.sync.lost_cgroup import stop_unbound
 from pykubelet.sync.pleg import Change
@@ -48,7 +49,8 @@ from pykubelet.sync.status_phase import TERMINAL
 from pykubelet.sync.status_restart import says_restarting
 from pykubelet.sync.status_store import StatusStore
 from pykubelet.sync.step_notes import ended, status_before, told
-from pykubelet.sync.worker import Outcome, PodRefused, StepError
+from pykubelet.sync.worker import KillPodOptions, Outcome, PodRefused, PodStatusFunc, Remnants, StepError
+from pykubelet.tasks import finish_in_thread
 from pykubelet.volumes.errors import VolumeError, failure_event
 
 log = get_logger(__name__)
@@ -58,8 +60,9 @@ LAG_SECONDS = 0.05
 REFRESH_SECONDS = 10.0
 """When to try again to bring volumes up to date that could not be."""
 
-Fate = Literal["wanted", "leaving", "gone"]
-"""What is to become of a pod that has ended: it stays known, it is being deleted, or nobody wants it."""
+Fate = Literal["wanted", "restarted", "leaving", "gone"]
+"""What is to become of a pod that has ended: it stays known, the same static pod starts again and counts its
+restarts on, it is being deleted, or nobody wants it."""
 
 
 class Registrar(Protocol):
@@ -74,7 +77,7 @@ class Registrar(Protocol):
         ...
 
     async def remove(self, pod: Pod) -> None:
-        """Have the pod let go of, now that nothing of it is left here."""
+        """Delete the pod in the API server, now that it is finished here."""
         ...
 
 
@@ -102,6 +105,7 @@ class PodLifeOnNode:
         on_gone: Callable[[str], None],
         refuse: Callable[[Pod, Refusal], None] = lambda pod, refusal: None,
         on_stopped: Callable[[str], None] = lambda uid: None,
+        on_removed: Callable[[str], None] = lambda uid: None,
         device_health: Callable[[Pod], DeviceHealth] = no_health,
         recursive_handlers: frozenset[str] = frozenset(),
         resizing: Resizing | None = None,
@@ -128,10 +132,12 @@ class PodLifeOnNode:
         self._on_gone = on_gone
         self._refuse = refuse
         self._on_stopped = on_stopped
+        self._on_removed = on_removed
         self._device_health = device_health
         self._recursive_handlers = recursive_handlers
         self._resizing = resizing or Resizing(journal)
         self._restart_all = RestartAll(killer, cri, journal, clock, enabled=restart_all)
+        self._stays_initialized = restart_all
         self._claims = claims
         self.registrar = registrar
         self._clock = clock
@@ -200,10 +206,6 @@ class PodLifeOnNode:
         if status.phase in TERMINAL:
             return True, None
         left = time_left(pod, status, memory, asyncio.get_running_loop().time(), self._clock())
-        if left is not None and left <= 0:
-            self._journal.event(pod, "Normal", EXCEEDED, MESSAGE)
-            self._statuses.set(pod, exceeded(status))
-            return True, None
         if memory.registered != pod.spec:
             self._objects.register(pod)
             memory.registered = pod.spec
@@ -222,8 +224,12 @@ class PodLifeOnNode:
             return False, min((seconds for seconds in waits if seconds is not None), default=None)
         self._journal.note(pod.uid, "decide", told(actions))
         before = observed
-        memory.current = False
+        memory.current = memory.mounted = False
         again = await self._doer.apply(pod, observed, actions, memory)
+        if observed.running and not memory.mounted and not actions.kill_pod:
+            # Containers that wait to be restarted must not keep the others' volumes from being refreshed.
+            refresh = await self._refresh(pod)
+            again = min((seconds for seconds in (again, refresh) if seconds is not None), default=None)
         observed = await self._look(pod.uid)
         self._resizing.observe(pod, observed)
         status = self._report(pod, observed)
@@ -258,16 +264,17 @@ class PodLifeOnNode:
         if memory is not None and memory.observed is not None:
             self._report(self._to_run(pod), memory.observed)
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
         """Stop everything of the pod that runs."""
         pod = self._to_run(pod) if pod is not None else None
         memory = self._memory(uid)
         observed = await self._picture(memory, uid, pod)
-        if pod is not None and self.registrar is not None:
-            self._report(pod, observed)
+        if pod is not None and (self.registrar is not None or options.pod_status is not None):
+            self._report(pod, observed, override=options.pod_status)
         self._prober.stop_liveness_and_startup(uid)
         self._journal.note(uid, "terminate", f"stopping {len(observed.running)} running containers")
         memory.current = False
+        grace = options.grace if pod is not None else max(1, grace_of(restored_pod(observed), None))
         try:
             await self._killer.pod(pod, observed, grace)
         except KillError as err:
@@ -280,7 +287,7 @@ class PodLifeOnNode:
             raise StepError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
         await self._give_back_claims(uid)
         if pod is not None:
-            self._report(pod, observed, terminal=True)
+            self._report(pod, observed, terminal=True, override=options.pod_status)
         self._prober.remove_pod(uid)
 
     async def _give_back_claims(self, uid: str) -> None:
@@ -294,8 +301,8 @@ class PodLifeOnNode:
             # It was deleted by force: whoever did that does not want to wait for a driver.
             log.error(err, "Claims of a pod that is gone will be given back later", podUID=uid)
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
-        """Remove what the pod leaves behind; a pod that is no longer wanted leaves nothing."""
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
+        """Release volumes and cgroup, and complete the deletion of a pod that is being deleted."""
         self._on_stopped(uid)
         if self.registrar is not None:
             self.registrar.stopped(uid)
@@ -303,7 +310,7 @@ class PodLifeOnNode:
         while True:
             try:
                 fate = self._fate_of(uid)
-                await self._clear(uid, pod, fate)
+                await self._finish(uid, pod, fate)
             except VolumeError as err:
                 if pod is not None:
                     self._journal.event(pod, "Warning", "FailedUnMount", str(err))
@@ -313,43 +320,76 @@ class PodLifeOnNode:
             # It may have been deleted meanwhile: nobody else would clean up the rest.
             if fate != "wanted" or self._fate_of(uid) == "wanted":
                 break
-        self._journal.note(
-            uid, "clean-up", "volumes and cgroup are removed" if fate == "wanted" else "everything is removed"
-        )
         memory = self._memories.pop(uid, None)
         if fate != "wanted":
             self._statuses.forget(uid)
             self._journal.forget(uid)
             self._on_gone(uid)
-        elif memory is not None and memory.observed is not None:
+            if fate == "restarted":
+                # The exited containers stay: the next worker of this pod counts its restarts on.
+                return None
+            known = memory if memory is not None and memory.current and not memory.ended else None
+            return Remnants(
+                uid,
+                pod,
+                known.observed if known is not None else None,
+                memory.stopped if memory is not None else set(),
+            )
+        self._journal.note(uid, "clean-up", "volumes and cgroup are removed")
+        if memory is not None and memory.observed is not None:
             memory.registered = None
             self._memories[uid] = memory
+        return None
 
-    async def _clear(self, uid: str, pod: Pod | None, fate: Fate) -> None:
-        if fate == "gone":
-            await self._remove_traces(uid, pod)
+    async def _finish(self, uid: str, pod: Pod | None, fate: Fate) -> None:
+        """Release what other pods and nodes may wait for; nothing here depends on removing containers."""
         await self._volumes.unmount(uid)
         await self._cgroups.remove(uid)
         self._objects.unregister(uid)
         if fate == "leaving" and self.registrar is not None and pod is not None:
-            # Until then the runtime is the only one that knows how the pod ended.
+            # Until the status is reported, only the containers tell how the pod ended.
             await self.registrar.told(uid)
-            await self._remove_traces(uid, pod)
-        if fate != "wanted":
-            self._dirs.remove(uid)
-        if fate == "leaving" and self.registrar is not None and pod is not None:
             await self.registrar.remove(pod)
 
-    async def _remove_traces(self, uid: str, pod: Pod | None) -> None:
-        """Remove what the runtime has of a pod, and its logs."""
-        memory = self._memory(uid)
-        observed = await self._picture(memory, uid)
-        memory.current = False
-        self._starter.remove_logs(pod or restored_pod(observed))
-        stopped = memory.stopped
+    async def remove(self, remnants: Remnants) -> None:
+        """Remove containers, sandboxes, logs and directory of a finished pod.
+
+        Raises StepError after having tried everything.
+        """
+        uid = remnants.uid
+        # After a failed attempt, only the runtime knows what is left.
+        observed, remnants.observed = remnants.observed, None
+        try:
+            if observed is None:
+                observed = await self._observer.pod(uid)
+        except CriError as err:
+            raise StepError(f"cannot remove pod: {err}") from err
+        problems = await self._remove_from_runtime(observed, remnants.stopped)
+        pod = remnants.pod or restored_pod(observed)
+        try:
+            # In a thread: containers may have filled them with any number of files.
+            await finish_in_thread(lambda: self._starter.remove_logs(pod))
+            await finish_in_thread(lambda: self._dirs.remove(uid))
+        except OSError as err:
+            problems.append(str(err))
+        if problems:
+            raise StepError(f"cannot remove pod: {'; '.join(problems)}")
+        self._on_removed(uid)
+
+    async def _remove_from_runtime(self, observed: ObservedPod, stopped: AbstractSet[str]) -> list[str]:
+        """Remove containers and sandboxes; return the errors. `stopped` sandboxes are not stopped again."""
+        problems: list[str] = []
+        held = set()
         for container in observed.containers:
-            await remove_container(self._cri, container.id)
+            try:
+                await remove_container(self._cri, container.id)
+            except CriError as err:
+                problems.append(str(err))
+                held.add(container.sandbox_id)
         for sandbox in observed.sandboxes:
+            # Removing a sandbox would force the removal of its containers.
+            if sandbox.id in held:
+                continue
             try:
                 # Once is enough: taking a network down again takes as long as the first time.
                 if sandbox.id not in stopped:
@@ -357,6 +397,9 @@ class PodLifeOnNode:
                 await self._cri.runtime.remove_pod_sandbox(sandbox.id)
             except NotFound:
                 continue
+            except CriError as err:
+                problems.append(str(err))
+        return problems
 
     def _memory(self, uid: str) -> PodMemory:
         memory = self._memories.get(uid)
@@ -389,7 +432,14 @@ class PodLifeOnNode:
         memory.ended &= running | {sandbox.id for sandbox in observed.sandboxes if sandbox.ready}
         return observed
 
-    def _report(self, pod: Pod, observed: ObservedPod, *, terminal: bool = False) -> PodStatus:
+    def _report(
+        self,
+        pod: Pod,
+        observed: ObservedPod,
+        *,
+        terminal: bool = False,
+        override: PodStatusFunc | None = None,
+    ) -> PodStatus:
         self._prober.add_pod(pod)
         self._prober.observe(pod, observed)
         memory = self._memory(pod.uid)
@@ -406,6 +456,7 @@ class PodLifeOnNode:
             host_ips=self._host_ips,
             runtime_name=self._cri.version.runtime_name,
             recursive_handlers=self._recursive_handlers,
+            stays_initialized=self._stays_initialized,
             resizes=self._resizing.shown(pod.uid),
             actuated=self._resizing.actuated(pod.uid),
             in_force=self._in_force(pod, previous),
@@ -415,12 +466,23 @@ class PodLifeOnNode:
         if view.in_force is not None and status_patch(previous, status).keys() == {"resources"}:
             # No news by itself: it goes with whatever happens to the pod next.
             status.resources = previous.resources
+        if previous.phase not in TERMINAL:
+            status = self._past_deadline(pod, status, memory)
+            status = override(status) if override is not None else status
         if terminal and not is_static_pod(pod):
             status = final_status(pod, status)
         before = view.previous.phase
         if self._statuses.set(pod, status) and status.phase != before:
             self._journal.note(pod.uid, "status", f"{before or 'new'} → {status.phase}")
         return status
+
+    def _past_deadline(self, pod: Pod, status: PodStatus, memory: PodMemory) -> PodStatus:
+        """Return the status of a pod, Failed when the pod has exceeded activeDeadlineSeconds."""
+        left = time_left(pod, status, memory, asyncio.get_running_loop().time(), self._clock())
+        if left is None or left > 0 or ended_in_time(pod, status):
+            return status
+        self._journal.event(pod, "Normal", EXCEEDED, MESSAGE)
+        return exceeded(status)
 
     def _told_failures(self, memory: PodMemory) -> dict[str, StartFailure]:
         """Why containers wait; in a cluster a crash is told at first, and the pause after it later.

@@ -39,6 +39,11 @@ class ResizeConditions:
         self._on_count = on_count
         self._clock = clock
         self._shown: dict[str, _Shown] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod whose conditions came or went; it must not block."""
+        self._listeners.append(listener)
 
     def of(self, uid: str) -> list[PodCondition]:
         """Give a pod's conditions, as its status tells them."""
@@ -72,14 +77,14 @@ class ResizeConditions:
             elif condition.type == IN_PROGRESS:
                 self._of(pod.uid).in_progress = condition
         if pod.uid in self._shown:
-            self._count()
+            self._count(pod.uid)
 
     def wait(self, pod: Pod, reason: str, message: str) -> bool:
         """Say that a wish is not fulfilled; True when that is news."""
         shown, reason = self._of(pod.uid), reason if reason == INFEASIBLE else DEFERRED
         old = shown.pending
         shown.pending = self._condition(PENDING, old, reason, message, pod.metadata.generation)
-        self._count()
+        self._count(pod.uid)
         return old is None or (old.reason, old.observed_generation) != (
             reason,
             shown.pending.observed_generation,
@@ -96,7 +101,7 @@ class ResizeConditions:
         """Say that a wish is being worked on, whatever became of those before."""
         shown = self._of(pod.uid)
         shown.in_progress = self._condition(IN_PROGRESS, None, "", "", pod.metadata.generation)
-        self._count()
+        self._count(pod.uid)
 
     def go_on(self, pod: Pod) -> None:
         """Say that a pod is being worked on, if that is not known."""
@@ -126,7 +131,7 @@ class ResizeConditions:
     def forget(self, uid: str) -> None:
         """Drop a pod that has ended."""
         if self._shown.pop(uid, None) is not None:
-            self._count()
+            self._count(uid)
 
     def _pending(self, uid: str) -> PodCondition | None:
         shown = self._shown.get(uid)
@@ -138,9 +143,11 @@ class ResizeConditions:
     def _settle(self, uid: str) -> None:
         if not self._shown[uid]:
             del self._shown[uid]
-        self._count()
+        self._count(uid)
 
-    def _count(self) -> None:
+    def _count(self, changed: str) -> None:
+        for listener in self._listeners:
+            listener(changed)
         shown = list(self._shown.values())
         self._on_count(
             [str(one.pending.reason) for one in shown if one.pending is not None],

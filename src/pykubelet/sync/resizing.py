@@ -96,6 +96,12 @@ class Resizing:
         """Why all wishes are to be looked at, when that was asked for already."""
         self._next_retry = 0.0
 
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod of which `counted` may have changed."""
+        self.books.allocated.add_listener(listener)
+        self.books.actuated.add_listener(listener)
+        self.conditions.add_listener(listener)
+
     # The pod as others shall see it.
 
     def allocated(self, pod: Pod) -> Pod:

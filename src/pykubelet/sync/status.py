@@ -52,8 +52,9 @@ def compute_status(view: PodView, now: datetime) -> PodStatus:
     by_name = {status.name: status for status in [*ordinary, *init]}
     initialized = _got_through(pod, observed)
     phase = phase_of(pod, by_name, terminal=view.terminal, initialized=initialized, static=is_static_pod(pod))
+    # A terminal phase never changes, whatever the exit codes: the kubelet may have decided it.
     for earlier in (previous.phase, pod.status.phase):
-        if phase not in TERMINAL and earlier in TERMINAL:
+        if earlier in TERMINAL:
             phase = earlier
     requests = pod_requests(pod)
     status = PodStatus(
@@ -177,8 +178,9 @@ def _initialized(view: PodView, statuses: dict[str, ContainerStatus], phase: str
     if any(_has_begun(statuses.get(container.name)) for container in pod.spec.containers):
         return "True", "", ""
     problems = [*_names("unknown", unknown), *_names("incomplete", incomplete)]
-    # A pod is initialized once for all: a sidecar that restarts takes nothing back.
-    before = any(c.type == "Initialized" and c.status == "True" for c in view.previous.conditions)
+    before = view.stays_initialized and any(
+        c.type == "Initialized" and c.status == "True" for c in view.previous.conditions
+    )
     if not problems or before:
         return "True", "", ""
     return "False", "ContainersNotInitialized", ", ".join(problems)

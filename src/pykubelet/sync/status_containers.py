@@ -66,6 +66,9 @@ class PodView:
     runtime_name: str = "containerd"
     recursive_handlers: frozenset[str] = frozenset()
     """The runtime's handlers that can make mounts below a read-only mount read-only too."""
+    stays_initialized: bool = True
+    """Whether `Initialized` stays true when init containers run again, as with the feature gate
+    RestartAllContainersOnContainerExits."""
     resizes: Sequence[PodCondition] = ()
     """What is to be told of a resize."""
     actuated: Mapping[str, ResourceRequirements] = field(default_factory=dict)

@@ -147,6 +147,9 @@ class StatusSender:
         self._order = itertools.count()
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._held: dict[str, None] = {}
+        """Uids of the pods whose statuses are held back while many pods start, the oldest first."""
+        self._release_timer: asyncio.TimerHandle | None = None
         self._away = False
         self._outage = Pauses()
         self._complaints = Complaints(log, "Failed to send the status of a pod")
@@ -226,18 +229,22 @@ class StatusSender:
     async def run(self) -> NoReturn:
         """Send for ever."""
         loop = asyncio.get_running_loop()
-        async with TaskScope() as requests:
-            while True:
-                await self._slots.acquire()
-                try:
-                    entry = await self._next()
-                    if self._away:
-                        await self._api.pause(self._outage.next(loop.time()))
-                        self._away = False
-                except BaseException:
-                    self._slots.release()
-                    raise
-                requests.start(self._serve(entry), name=f"status-{entry.pod.uid}")
+        try:
+            async with TaskScope() as requests:
+                while True:
+                    await self._slots.acquire()
+                    try:
+                        entry = await self._next()
+                        if self._away:
+                            await self._api.pause(self._outage.next(loop.time()))
+                            self._away = False
+                    except BaseException:
+                        self._slots.release()
+                        raise
+                    requests.start(self._serve(entry), name=f"status-{entry.pod.uid}")
+        finally:
+            if self._release_timer is not None:
+                self._release_timer.cancel()
 
     # Whose turn it is
 
@@ -297,13 +304,15 @@ class StatusSender:
         target = self._known(entry)
         if target is None:
             return None
+        if (until := self._hold_in_crowd(entry)) is not None:
+            return until
         patch = self._patch(entry, target.status)
         if not patch or patch == entry.refused:
             entry.untold = None
             return None
         meta, status, loop = target.metadata, entry.status, asyncio.get_running_loop()
-        if self._can_wait(entry, target.status, patch):
-            return loop.time() + HOLD_SECONDS
+        if (until := self._hold_until(entry, target.status, patch)) is not None:
+            return until
         body = {"metadata": {"uid": meta.uid}, "status": patch}
         log.v(3).info("Patch status for pod", pod=entry.pod.full_name, podUID=entry.pod.uid, patch=body)
         try:
@@ -331,16 +340,51 @@ class StatusSender:
         entry.refused = rest if rest and refused else None
         return None if refused else loop.time()
 
-    def _can_wait(self, entry: _Entry, theirs: PodStatus, patch: Patch) -> bool:
-        """Whether a status may stay untold a little longer: pods start sooner, or it says next to nothing."""
+    def _hold_in_crowd(self, entry: _Entry) -> float | None:
+        """Return the loop time until which a status is held back because many pods start; None if it is not.
+
+        It is looked at again as soon as they have started. Nothing is computed before that: the cost of
+        a pod that waits for its start must not grow with the time it waits.
+        """
+        if entry.untold is None:
+            return None  # perhaps there is nothing to send
+        until = self._longest_hold(entry)
+        if until is None or not self._crowded():
+            return None
+        self._held[entry.pod.uid] = None
+        self._watch_crowd()
+        return until
+
+    def _hold_until(self, entry: _Entry, theirs: PodStatus, patch: Patch) -> float | None:
+        """Return the loop time until which a status is held back that is worth little; None if it is not."""
+        until = self._longest_hold(entry)
+        if until is not None and only_acknowledges(theirs, patch):
+            return until
+        return self._hold_in_crowd(entry)
+
+    def _longest_hold(self, entry: _Entry) -> float | None:
+        """Return the loop time until which a status may be held back; None when it must be sent now."""
         if not is_passing(entry.pod, entry.status) or entry.waiting:
-            return False
+            return None
         now = asyncio.get_running_loop().time()
         if entry.untold is None:
             entry.untold = now
-        if now >= entry.untold + CROWDED_HOLD_SECONDS:
-            return False
-        return self._crowded() or only_acknowledges(theirs, patch)
+        until = entry.untold + CROWDED_HOLD_SECONDS
+        return until if now < until - SLACK_SECONDS else None
+
+    def _watch_crowd(self) -> None:
+        """Look at the held statuses again when the crowd is over, with one timer for all of them."""
+        if self._release_timer is None:
+            self._release_timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_held)
+
+    def _release_held(self) -> None:
+        self._release_timer = None
+        if self._crowded():
+            self._watch_crowd()
+            return
+        held, self._held = self._held, {}
+        for uid in held:
+            self.check(uid)
 
     def _known(self, entry: _Entry) -> Pod | None:
         """What the API server has of a pod, as far as is known; None when there is nothing to tell it."""

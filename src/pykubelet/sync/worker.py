@@ -1,21 +1,28 @@
-"""One pod's life as one task: syncing → terminating → terminated.
+"""One pod's life as one task: syncing → terminating → terminated → removing.
 
 A worker is woken (a new spec, something in the runtime, a probe, a due retry) and takes one step of
 the state it is in; wake-ups that arrive during a step become one more step. States only go
 forward. A wish to terminate interrupts a sync under way: cancelling is safe, because the next
 step looks at the runtime afresh. A step that fails is taken again after a pause; a pod can not
 stop its worker, and a worker can not stop the agent.
+
+After the terminated step the pod is finished: its volumes are unmounted and the API server may have deleted
+it. Removing what is left of it in the runtime and on disk is retried until it succeeds, and only another pod
+with the same uid waits for it. A restarted kubelet finds such remnants during housekeeping.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.logs import get_logger
+from pykubelet.runtime.observed import ObservedPod
 from pykubelet.sync.metrics import WorkerMetrics
 from pykubelet.tasks import wait_seconds
 
@@ -28,6 +35,34 @@ RETRY_SECONDS = (1.0, 10.0)
 Outcome = tuple[bool, float | None]
 """Whether the pod is finished, and in how many seconds to look again."""
 
+PodStatusFunc = Callable[[PodStatus], PodStatus]
+"""Returns the status of a pod that the kubelet kills, from the status that its containers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillPodOptions:
+    """How a pod is terminated."""
+
+    grace: int | None = None
+    """Grace period in seconds; None for an orphan, whose containers' labels have it."""
+    pod_status: PodStatusFunc | None = None
+    """Sets phase, reason, message and conditions of a pod that the kubelet evicts, preempts or shuts down.
+
+    Ignored when the pod has reached a terminal phase before.
+    """
+
+
+@dataclass(slots=True)
+class Remnants:
+    """Containers, sandboxes, logs and directory of a finished pod that nothing refers to any more."""
+
+    uid: str
+    pod: Pod | None = None
+    observed: ObservedPod | None = None
+    """Its state in the runtime; None where that has to be queried."""
+    stopped: set[str] = field(default_factory=set)
+    """Ids of the sandboxes that have been stopped."""
+
 
 class State(Enum):
     """Where a pod is in its life."""
@@ -35,6 +70,7 @@ class State(Enum):
     SYNCING = "syncing"
     TERMINATING = "terminating"
     TERMINATED = "terminated"
+    REMOVING = "removing"
     GONE = "gone"
 
 
@@ -68,13 +104,32 @@ class PodLife(Protocol):
         """
         ...
 
-    async def terminate(self, uid: str, pod: Pod | None, grace: int | None) -> None:
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
         """Stop everything of the pod that runs."""
         ...
 
-    async def clean_up(self, uid: str, pod: Pod | None) -> None:
-        """Remove what the pod leaves behind: volumes, cgroups, files."""
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
+        """Release volumes and cgroup, and complete the deletion of a pod that is being deleted.
+
+        Return what is left to remove of a deleted pod; None while the pod stays known.
+        """
         ...
+
+    async def remove(self, remnants: Remnants) -> None:
+        """Remove what is left of a finished pod in the runtime and on disk."""
+        ...
+
+
+def effective_grace(pod: Pod | None, current: int | None, requested: int | None) -> int | None:
+    """Return the grace period of a terminating pod: the shortest requested so far, else the pod's own.
+
+    At least 1 second, so that preStop hooks run. None for an orphan without a requested grace period.
+    """
+    deletion = pod.metadata.deletion_grace_period_seconds if pod is not None else None
+    known = [seconds for seconds in (current, deletion, requested) if seconds is not None]
+    if known:
+        return max(1, min(known))
+    return max(1, pod.spec.termination_grace_period_seconds or 0) if pod is not None else None
 
 
 class PodWorker:
@@ -88,22 +143,37 @@ class PodWorker:
         resync_seconds: float,
         name: str = "",
         *,
-        ending: bool = False,
-        grace: int | None = None,
+        ending: KillPodOptions | None = None,
         metrics: WorkerMetrics | None = None,
+        on_state: Callable[[PodWorker], None] = lambda worker: None,
+        on_finished: Callable[[PodWorker], None] = lambda worker: None,
+        is_superseded: Callable[[str], bool] = lambda uid: False,
     ) -> None:
-        """Take the pod, None for one that only the runtime knows; `ending` for one that shall only end."""
+        """Take the pod, None for one that only the runtime knows; `ending` for one that shall only end.
+
+        `on_state` is called after each change of the state, `on_finished` after the terminated step;
+        `is_superseded` returns whether a new pod with this uid waits for the worker.
+        """
         self.uid = uid
         self.name = pod.full_name if pod is not None else name
         """`namespace/name`; empty for a pod of which nobody knows it any more."""
         self.pod = pod
-        self.state = State.TERMINATING if ending or pod is None else State.SYNCING
+        self._state = State.TERMINATING if ending is not None or pod is None else State.SYNCING
+        self._on_state = on_state
         self.stopped = asyncio.Event()
         """Set as soon as nothing of the pod runs any more; what it leaves behind may still be there."""
         self.gone = asyncio.Event()
         self._life = life
         self._resync = resync_seconds
-        self._grace = grace
+        self._grace: int | None = None
+        """Grace period in seconds, once termination has been requested."""
+        self._pod_status: PodStatusFunc | None = None
+        self._on_finished = on_finished
+        self._is_superseded = is_superseded
+        self._remnants: Remnants | None = None
+        if ending is not None:
+            self._grace = effective_grace(pod, None, ending.grace)
+            self._pod_status = ending.pod_status
         self._wake = asyncio.Event()
         self._wake.set()
         self._step_scope: asyncio.Timeout | None = None
@@ -112,6 +182,16 @@ class PodWorker:
         self._cause = "create"
         """Why the next step of syncing is taken, as the metrics call it."""
         self._log = log.bind(pod=self.name, podUID=uid)
+
+    @property
+    def state(self) -> State:
+        """Where the pod is in its life."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self._on_state(self)
 
     def update(self, pod: Pod) -> None:
         """Take a new version of the pod; ignored when the pod is on its way out."""
@@ -129,12 +209,13 @@ class PodWorker:
         """Have another look soon."""
         self._wake.set()
 
-    def terminate(self, grace: int | None = None) -> None:
-        """Stop the pod; a shorter grace than asked for before wins."""
-        shorter = grace is not None and (self._grace is None or grace < self._grace)
-        if shorter:
-            self._grace = grace
-        if self.state is State.SYNCING or (self.state is State.TERMINATING and shorter):
+    def terminate(self, grace: int | None = None, pod_status: PodStatusFunc | None = None) -> None:
+        """Terminate the pod; the shortest grace period and the last status function count."""
+        before = self._grace
+        self._grace = effective_grace(self.pod, before, grace)
+        self._pod_status = pod_status or self._pod_status
+        shortened = before is not None and self._grace is not None and self._grace < before
+        if self.state is State.SYNCING or (self.state is State.TERMINATING and shortened):
             self.state = State.TERMINATING
             self._cut_short()
         self.wake()
@@ -153,10 +234,14 @@ class PodWorker:
                 pause = self._after_failure()
                 pause = pause if err.retry_after is None else err.retry_after
                 self._log.error(err, "Error syncing pod, will be tried again", retrySeconds=pause)
+                if self.state is State.REMOVING and self._is_superseded(self.uid):
+                    # The next pod with this uid finds the remnants; it must not wait for them.
+                    self.state = State.GONE
             except Exception as err:  # a bug in one pod's handling must not end the others
                 pause = self._after_failure()
                 self._log.exception(err, "Unexpected error while syncing pod", retrySeconds=pause)
-            self._metrics.worked(operation, clock() - began)
+            if operation is not None:
+                self._metrics.worked(operation, clock() - began)
         self.gone.set()
 
     async def _sleep(self, seconds: float | None) -> None:
@@ -168,11 +253,13 @@ class PodWorker:
             return
         self._wake.clear()
 
-    def _operation(self) -> str:
-        """What the next step is, as the metrics call it."""
+    def _operation(self) -> str | None:
+        """What the next step is, as the metrics call it; None for a finished pod, which is not counted."""
         if self.state is State.SYNCING:
             cause, self._cause = self._cause, "sync"
             return cause
+        if self.state is State.REMOVING:
+            return None
         return "kill" if self.state is State.TERMINATING else "terminated"
 
     def _after_failure(self) -> float:
@@ -191,12 +278,19 @@ class PodWorker:
         if self.state is State.TERMINATING:
             await self._interruptible(self._ending())
             return 0
-        await self._life.clean_up(self.uid, self.pod)
+        if self._remnants is None:
+            self._remnants = await self._life.clean_up(self.uid, self.pod)
+            self.state = State.GONE if self._remnants is None else State.REMOVING
+            self._on_finished(self)
+            return 0
+        await self._life.remove(self._remnants)
         self.state = State.GONE
         return None
 
     async def _ending(self) -> Outcome:
-        await self._life.terminate(self.uid, self.pod, self._grace)
+        if self._grace is None:
+            self._grace = effective_grace(self.pod, None, None)
+        await self._life.terminate(self.uid, self.pod, KillPodOptions(self._grace, self._pod_status))
         self.state = State.TERMINATED
         self.stopped.set()
         return True, None

@@ -1,13 +1,17 @@
 """All the workers: one per pod, and a static pod waits for its predecessor of the same name.
 
 A static pod that is edited is a new pod (its uid is a hash of its content) with an old name. Two
-of one name must never run at once, so the new one's worker starts when the old one's is gone; if it
+of one name must never run at once, so the new one's worker starts when the old one is finished; if it
 is edited again meanwhile, only the newest counts. An API server's pod of an old name starts at once:
 whoever deleted the old one by force did so in order not to wait for it.
+
+A finished pod whose remnants are being removed keeps its worker, so that nobody else removes them, but counts
+neither as a pod nor as the holder of its name.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 
@@ -16,10 +20,12 @@ from pykubelet.logs import get_logger
 from pykubelet.pods.static import is_static_pod
 from pykubelet.sync.metrics import WorkerMetrics
 from pykubelet.sync.pod_starts import first_seen
-from pykubelet.sync.worker import PodLife, PodWorker, State
+from pykubelet.sync.worker import KillPodOptions, PodLife, PodStatusFunc, PodWorker, State
 from pykubelet.tasks import TaskScope
 
 log = get_logger(__name__)
+
+_FINISHED = (State.REMOVING, State.GONE)
 
 
 class PodWorkers:
@@ -41,6 +47,15 @@ class PodWorkers:
         self._workers: dict[str, PodWorker] = {}
         self._successors: dict[str, Pod] = {}
         """By full name: the pod that waits until the running one of that name is gone."""
+        self._named: dict[str, dict[str, PodWorker]] = {}
+        """Workers by full name and uid."""
+        self._ending: dict[str, float] = {}
+        """Loop time since when a pod is not in the state SYNCING any more, by uid, the latest last."""
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod whose worker or successor changed; it must not block."""
+        self._listeners.append(listener)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -52,23 +67,31 @@ class PodWorkers:
     def pod(self, uid: str) -> Pod | None:
         """The pod with this uid, as its worker knows it; also one that ends."""
         worker = self._workers.get(uid)
-        return worker.pod if worker is not None else None
+        return worker.pod if worker is not None and worker.state not in _FINISHED else None
 
     def all(self) -> list[PodWorker]:
         """Every worker."""
         return list(self._workers.values())
 
+    def unfinished(self) -> list[PodWorker]:
+        """Return the workers of pods that are not finished."""
+        return [worker for worker in self._workers.values() if worker.state not in _FINISHED]
+
     def pods(self) -> list[Pod]:
-        """The pods that have a worker, as their workers know them."""
-        return [worker.pod for worker in self._workers.values() if worker.pod is not None]
+        """The pods that have a worker and are not finished, as their workers know them."""
+        return [worker.pod for worker in self.unfinished() if worker.pod is not None]
 
     def names(self) -> set[str]:
-        """The `namespace/name` of every pod that has a worker."""
-        return {worker.name for worker in self._workers.values()}
+        """The `namespace/name` of every pod that has a worker and is not finished."""
+        return {worker.name for worker in self.unfinished()}
 
     def uids(self) -> set[str]:
         """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
         return {*self._workers, *(pod.uid for pod in self._successors.values())}
+
+    def ending(self) -> dict[str, float]:
+        """Return the loop time since when each ending pod has been ending, by uid, the latest last."""
+        return self._ending
 
     def is_reborn(self, uid: str) -> bool:
         """Whether a new life of this very pod waits for the end of the present one."""
@@ -82,6 +105,9 @@ class PodWorkers:
         elif worker is not None or (is_static_pod(pod) and self._of_name(pod.full_name) is not None):
             log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
             self._successors[pod.full_name] = pod
+            self._notify(pod.uid)
+            if worker is not None and worker.state is State.REMOVING:
+                worker.wake()
         else:
             self._start(pod.uid, pod)
 
@@ -93,22 +119,28 @@ class PodWorkers:
         elif self.is_reborn(pod.uid):
             self._successors[pod.full_name] = pod
 
-    def end(self, pod: Pod, grace: int | None = None) -> None:
+    def end(self, pod: Pod, grace: int | None = None, *, pod_status: PodStatusFunc | None = None) -> None:
         """Stop a pod and see it through to its end, also one that never began or has ended already."""
         self._drop_successor(pod.uid)
         worker = self._workers.get(pod.uid)
         if worker is None:
-            self._start(pod.uid, pod, ending=True, grace=grace)
+            self._start(pod.uid, pod, ending=KillPodOptions(grace, pod_status))
         else:
             worker.know(pod)
-            worker.terminate(grace)
+            worker.terminate(grace, pod_status)
 
-    def terminate(self, uid: str, grace: int | None = None) -> None:
-        """Stop a pod and forget it when it is gone; unknown pods are none of our business."""
+    def terminate(
+        self, uid: str, grace: int | None = None, *, pod_status: PodStatusFunc | None = None
+    ) -> None:
+        """Terminate a pod that has a worker; `PodWorker.stopped` is set when nothing of it runs any more.
+
+        A kubelet component that kills a pod for reasons of its own (eviction, preemption, node shutdown)
+        passes the function that sets the pod's last status.
+        """
         self._drop_successor(uid)
         worker = self._workers.get(uid)
         if worker is not None:
-            worker.terminate(grace)
+            worker.terminate(grace, pod_status)
 
     def terminate_orphan(self, uid: str, name: str = "", *, alive: bool = False) -> None:
         """Stop a pod that only the runtime or the disk knows, perhaps with its `namespace/name`.
@@ -132,33 +164,69 @@ class PodWorkers:
             self.wake(uid)
 
     def _of_name(self, full_name: str) -> PodWorker | None:
-        return next((worker for worker in self._workers.values() if worker.name == full_name), None)
+        namesakes = self._named.get(full_name, {}).values()
+        return next((worker for worker in namesakes if worker.state not in _FINISHED), None)
+
+    def _state_changed(self, worker: PodWorker) -> None:
+        if worker.state is not State.SYNCING and self._workers.get(worker.uid) is worker:
+            self._ending.setdefault(worker.uid, asyncio.get_running_loop().time())
+        self._notify(worker.uid)
+
+    def _notify(self, uid: str) -> None:
+        for listener in self._listeners:
+            listener(uid)
 
     def _drop_successor(self, uid: str) -> None:
         for name, waiting in list(self._successors.items()):
             if waiting.uid == uid:
                 del self._successors[name]
+                self._notify(uid)
 
     def _start(
-        self, uid: str, pod: Pod | None, name: str = "", *, ending: bool = False, grace: int | None = None
+        self, uid: str, pod: Pod | None, name: str = "", *, ending: KillPodOptions | None = None
     ) -> None:
         worker = PodWorker(
-            uid, self._life, pod, self._resync, name, ending=ending, grace=grace, metrics=self._metrics
+            uid,
+            self._life,
+            pod,
+            self._resync,
+            name,
+            ending=ending,
+            metrics=self._metrics,
+            on_state=self._state_changed,
+            on_finished=self._start_successor,
+            is_superseded=self.is_reborn,
         )
         self._workers[uid] = worker
-        if pod is not None and not ending:
+        self._named.setdefault(worker.name, {})[uid] = worker
+        self._state_changed(worker)
+        if pod is not None and ending is None:
             seen = first_seen(pod)
             waited = None if seen is None else max(0.0, self._clock() - seen)
             self._metrics.started(len(pod.spec.containers), waited)
         self._scope.start(self._live(worker), name=f"pod-{uid}")
 
+    def _remove(self, worker: PodWorker) -> None:
+        del self._workers[worker.uid]
+        self._ending.pop(worker.uid, None)
+        namesakes = self._named[worker.name]
+        del namesakes[worker.uid]
+        if not namesakes:
+            del self._named[worker.name]
+        self._notify(worker.uid)
+
     async def _live(self, worker: PodWorker) -> None:
         await worker.run()
-        del self._workers[worker.uid]
+        self._remove(worker)
+        self._start_successor(worker)
+
+    def _start_successor(self, worker: PodWorker) -> None:
+        """Start the pod that waits for this one, which is finished or gone."""
         # An orphan's name may be unknown, but not its uid.
         for name, successor in list(self._successors.items()):
-            if worker.name == name or worker.uid == successor.uid:
+            same = worker.uid == successor.uid
+            if (worker.name == name and not same) or (same and worker.uid not in self._workers):
                 del self._successors[name]
-                if worker.uid == successor.uid:
+                if same:
                     self._metrics.restarted(static=is_static_pod(successor))
                 self.sync(successor)

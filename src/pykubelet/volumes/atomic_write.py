@@ -24,6 +24,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from pykubelet.host.tree_removal import remove_entry
 from pykubelet.volumes.files import File, Files, Tree, as_tree
 from pykubelet.volumes.ownership import give_opened, group_mode
 
@@ -90,7 +91,8 @@ def _is_there(at: int, name: str, wanted: File | Tree) -> bool:
         if not stat.S_ISREG(found.st_mode) or found.st_size != len(wanted.data):
             return False
         with open(opened, "rb", closefd=False) as file:
-            return file.read() == wanted.data
+            # Bounded: a process that can write the file may have extended it since.
+            return file.read(len(wanted.data) + 1) == wanted.data
     finally:
         os.close(opened)
 
@@ -100,12 +102,12 @@ def _write_version(root: int, tree: Tree, group: int | None, moment: float) -> s
     os.mkdir(version, 0o700, dir_fd=root)
     try:
         _fill(root, version, tree, group)
-        _drop(root, NEXT)
+        remove_entry(root, NEXT)
         os.symlink(version, NEXT, dir_fd=root)
         os.rename(NEXT, DATA, src_dir_fd=root, dst_dir_fd=root)
     except OSError:
         with suppress(OSError):
-            _drop(root, version)
+            remove_entry(root, version)
         raise
     return version
 
@@ -158,7 +160,7 @@ def _tidy(root: int, version: str, tree: Tree) -> None:
     for name in _names(root):
         if name.startswith(_HIDDEN):
             if name not in (DATA, version):
-                _drop(root, name)
+                remove_entry(root, name)
             continue
         target = _link(root, name)
         ours = target == f"{DATA}/{name}"
@@ -183,35 +185,3 @@ def _link(root: int, name: str) -> str | None:
         return os.readlink(name, dir_fd=root)
     except OSError:
         return None
-
-
-def _drop(root: int, name: str) -> None:
-    """Delete a file or a folder with all that is in it; raises OSError when something is mounted there."""
-    try:
-        _drop_inside(root, name, _mount_id(root))
-    except FileNotFoundError:
-        return
-
-
-def _drop_inside(at: int, name: str, mount: str) -> None:
-    try:
-        folder = os.open(name, _FOLDER, dir_fd=at)
-    except OSError as err:
-        if err.errno not in (errno.ENOTDIR, errno.ELOOP):
-            raise
-        os.unlink(name, dir_fd=at)
-        return
-    try:
-        if _mount_id(folder) != mount:
-            raise OSError(errno.EBUSY, "something is mounted here", name)
-        for inner in _names(folder):
-            _drop_inside(folder, inner, mount)
-    finally:
-        os.close(folder)
-    os.rmdir(name, dir_fd=at)
-
-
-def _mount_id(opened: int) -> str:
-    """Tell which mount a descriptor is on: unlike a device's number, it tells binds apart too."""
-    lines = Path(f"/proc/self/fdinfo/{opened}").read_text().splitlines()
-    return next(line for line in lines if line.startswith("mnt_id:"))

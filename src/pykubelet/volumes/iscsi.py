@@ -170,15 +170,14 @@ class IscsiKind(SharedDiskKind):
             raise KindError(f"iscsi: there is no host for portal {portal} after logging in")
         self.scsi.scan_lun(host, int(disk.lun))
         address = portal.replace("[", "").replace("]", "")
-        bus = "" if transport == "tcp" else "pci-*-"
-        pattern = f"{bus}ip-{address}-iscsi-{disk.iqn}-lun-{disk.lun}"
+        name = f"ip-{address}-iscsi-{disk.iqn}-lun-{disk.lun}"
         end = asyncio.get_running_loop().time() + DEVICE_SECONDS
-        folder = self.scsi.dev / "disk/by-path"
         while True:
-            if paths := sorted(folder.glob(pattern)):
-                return paths[0]
+            if path := self.scsi.disk_by_path(name, behind_pci=transport != "tcp"):
+                return path
             if asyncio.get_running_loop().time() >= end:
-                where = folder / pattern
+                bus = "" if transport == "tcp" else "pci-*-"
+                where = self.scsi.dev / f"disk/by-path/{bus}{name}"
                 raise KindError(f"Timed out waiting for device at path {where} after {DEVICE_SECONDS:g}s")
             await asyncio.sleep(_PAUSE)
 

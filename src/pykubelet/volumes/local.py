@@ -9,6 +9,7 @@ before they are bound, so that what is bound is ready; while another pod has the
 from __future__ import annotations
 
 import functools
+import glob
 import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -110,7 +111,7 @@ class LocalKind(PlainKind):
 
     def _others(self, wanted: Wanted) -> bool:
         """Whether another pod has the volume."""
-        places = (self._given.root / "pods").glob(f"*/volumes/{self.folder}/{wanted.name}")
+        places = (self._given.root / "pods").glob(f"*/volumes/{self.folder}/{glob.escape(wanted.name)}")
         return any(place.parts[-4] != wanted.uid and mount_at(place) is not None for place in places)
 
     def _mounted_disks(self) -> list[Path]:

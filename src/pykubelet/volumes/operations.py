@@ -51,8 +51,10 @@ class Operations:
 
     def __init__(self, scope: TaskScope | None) -> None:
         self._scope = scope
-        self._running: dict[str, _Running] = {}
-        self._failures: dict[str, _Failure] = {}
+        self._running: dict[str, dict[str, _Running]] = {}
+        """Operations in progress by the pod (the key up to its first slash) and the key."""
+        self._failures: dict[str, dict[str, _Failure]] = {}
+        """Failed operations by the pod, and by the key and the operation."""
 
     async def run(
         self,
@@ -70,12 +72,12 @@ class Operations:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + patience
-        while (running := self._running.get(key)) is not None and running.what != what:
+        while (running := self._running.get(_pod(key), {}).get(key)) is not None and running.what != what:
             await self._wait(running, deadline - clock(), key)
         if running is None:
             if pauses and self.pause_left(key, what):
                 # Raised again and again, it would grow by a trace each time.
-                raise self._failures[f"{key} {what}"].error.with_traceback(None)
+                raise self._failures[_pod(key)][f"{key} {what}"].error.with_traceback(None)
             if self._scope is None:
                 return await self._watched(key, what, work)
             running = self._begin(self._scope, key, what, work)
@@ -85,23 +87,33 @@ class Operations:
     async def end(self, prefix: str, what: str, *, patience: float) -> None:
         """Cancel operations of a sort on all keys that begin so, and wait for their end.
 
-        Raises StillBusy when one does not end within `patience` (seconds).
+        The prefix contains at least the pod and the slash after it. Raises StillBusy when one does not end
+        within `patience` (seconds).
         """
         deadline = asyncio.get_running_loop().time() + patience
-        for key, running in list(self._running.items()):
+        for key, running in list(self._running.get(_pod(prefix), {}).items()):
             if key.startswith(prefix) and running.what == what and running.task is not None:
                 running.task.cancel()
                 await self._wait(running, deadline - asyncio.get_running_loop().time(), key)
 
     def pause_left(self, key: str, what: str) -> float:
         """Seconds until something that failed may be tried again; 0 when it may now."""
-        failure = self._failures.get(f"{key} {what}")
+        failure = self._failures.get(_pod(key), {}).get(f"{key} {what}")
         return max(0.0, failure.until - asyncio.get_running_loop().time()) if failure is not None else 0.0
 
     def forget(self, prefix: str) -> None:
-        """Let everything be tried at once on all keys that begin so."""
-        for key in [key for key in self._failures if key.startswith(prefix)]:
-            del self._failures[key]
+        """Let everything be tried at once on all keys that begin so.
+
+        The prefix contains at least the pod and the slash after it.
+        """
+        for name in [name for name in self._failures.get(_pod(prefix), ()) if name.startswith(prefix)]:
+            self._succeeded(prefix, name)
+
+    def _succeeded(self, key: str, name: str) -> None:
+        """Drop a failure, if there was one."""
+        failures = self._failures.get(_pod(key), {})
+        if failures.pop(name, None) is not None and not failures:
+            del self._failures[_pod(key)]
 
     async def _wait(self, running: _Running, seconds: float, key: str) -> None:
         done, _ = await asyncio.wait([running.outcome], timeout=max(0.0, seconds))
@@ -110,7 +122,7 @@ class Operations:
 
     def _begin(self, scope: TaskScope, key: str, what: str, work: Callable[[], Awaitable[T]]) -> _Running:
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        running = self._running[key] = _Running(what, outcome, None)
+        running = self._running.setdefault(_pod(key), {})[key] = _Running(what, outcome, None)
 
         async def live() -> None:
             try:
@@ -123,7 +135,10 @@ class Operations:
             if not outcome.done():
                 outcome.set_exception(StillBusy(f"{what} was given up"))
             outcome.exception()  # seen, also when nobody waits for it any more
-            del self._running[key]
+            running_of_pod = self._running[_pod(key)]
+            del running_of_pod[key]
+            if not running_of_pod:
+                del self._running[_pod(key)]
 
         running.task = scope.start(live(), name=f"volume-{key}")
         running.task.add_done_callback(over)
@@ -137,12 +152,18 @@ class Operations:
         except NotYet:
             raise
         except FAILURES as err:
-            before = self._failures.get(name)
+            before = self._failures.get(_pod(key), {}).get(name)
             pause = min(before.pause * 2, LONGEST_PAUSE) if before is not None else FIRST_PAUSE
-            self._failures[name] = _Failure(err, pause, asyncio.get_running_loop().time() + pause)
+            failure = _Failure(err, pause, asyncio.get_running_loop().time() + pause)
+            self._failures.setdefault(_pod(key), {})[name] = failure
             raise
-        self._failures.pop(name, None)
+        self._succeeded(key, name)
         return result
+
+
+def _pod(key: str) -> str:
+    """Return the part of a key that names the pod."""
+    return key.partition("/")[0]
 
 
 class Locks:

@@ -9,15 +9,16 @@ also after a walk that was cut off. What is right already is not touched.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pykubelet.api.pod import Pod
+from pykubelet.host.tree_walk import OPEN_DIRECTORY, open_subdirectory, walk_tree
 from pykubelet.logs import get_logger
 from pykubelet.tasks import TaskScope, in_own_thread
 
@@ -37,9 +38,7 @@ NEXT_WORDS = 60.0
 _READ = 0o440
 _WRITE = 0o220
 _ENTER = 0o110 | stat.S_ISGID
-_DEEPEST = 1000
 _NAMED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ADVICE = (
     "is taking longer than expected, consider using OnRootMismatch - "
     "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/"
@@ -134,28 +133,27 @@ class Walk:
             log.info("Files of a volume could not be given to its group", path=path, files=self.failures)
 
     def _give_tree(self, path: Path) -> None:
-        stack = [_Folder(str(path), None)]
-        try:
-            while stack and not self.stop:
-                folder = stack[-1]
-                entry = next(folder.entries, None)
-                if entry is None:
-                    self.files += 1
-                    self._give(folder.at, os.fstat(folder.at))
-                    stack.pop().close()
-                elif not entry.is_dir(follow_symlinks=False):
-                    self.files += 1
-                    self._give_entry(entry, folder.at)
-                elif len(stack) == _DEEPEST:
-                    raise OSError(errno.ELOOP, f"folders are nested deeper than {_DEEPEST} levels", str(path))
-                else:
-                    try:
-                        stack.append(_Folder(entry.name, folder.at))
-                    except (FileNotFoundError, NotADirectoryError):
-                        continue  # it is gone, or something else by now
-        finally:
-            for folder in stack:
-                folder.close()
+        with suppress(_StoppedError):
+            walk_tree(os.open(path, OPEN_DIRECTORY), self)
+
+    def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
+        """Change an entry that is not a directory; return whether it is one."""
+        if self.stop:
+            raise _StoppedError
+        if entry.is_dir(follow_symlinks=False):
+            return True
+        self.files += 1
+        self._give_entry(entry, parent)
+        return False
+
+    def enter(self, name: str, parent: int) -> int | None:
+        """Open a directory; None when it is gone, or something else has replaced it."""
+        return open_subdirectory(name, parent)
+
+    def leave(self, opened: int) -> None:
+        """Change a directory after everything in it."""
+        self.files += 1
+        self._give(opened, os.fstat(opened))
 
     def _give_entry(self, entry: os.DirEntry[str], folder: int) -> None:
         try:
@@ -193,8 +191,9 @@ class Walk:
             return
         except OSError as err:
             if not self.failures:
-                path = _path_of(at).readlink()
-                log.error(err, "Failed to give a volume's file to its group", path=path, group=self.group)
+                log.error(
+                    err, "Failed to give a volume's file to its group", path=_shown(at), group=self.group
+                )
             self.failures += 1
 
     def _is_right(self, facts: os.stat_result) -> bool:
@@ -210,22 +209,16 @@ def _path_of(at: int) -> Path:
     return Path(f"/proc/self/fd/{at}")
 
 
-class _Folder:
-    """An opened folder, and what is left of its entries."""
+def _shown(at: int) -> Path:
+    """Return the path of an open file for a message; one that is longer than PATH_MAX has none."""
+    try:
+        return _path_of(at).readlink()
+    except OSError:
+        return Path("...")
 
-    __slots__ = ("at", "entries")
 
-    def __init__(self, name: str, parent: int | None) -> None:
-        self.at = os.open(name, _FOLDER, dir_fd=parent)
-        try:
-            self.entries = os.scandir(self.at)
-        except OSError:
-            os.close(self.at)
-            raise
-
-    def close(self) -> None:
-        self.entries.close()
-        os.close(self.at)
+class _StoppedError(Exception):
+    """Raised in a walk whose caller does not wait for it any more."""
 
 
 async def _keep_telling(pod: Pod, path: Path, walk: Walk, tell: Tell) -> None:

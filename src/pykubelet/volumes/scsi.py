@@ -55,6 +55,26 @@ class Scsi:
         """Look for one disk, and not for its neighbours, which are others' business; raises OSError."""
         (self.sys / f"class/scsi_host/host{host}/scan").write_text(f"0 0 {lun}")
 
+    def disk_by_path(self, name: str, *, behind_pci: bool) -> Path | None:
+        """Return the device with exactly this name in `/dev/disk/by-path`, or None.
+
+        With `behind_pci`, the name follows the address of a PCI host bus adapter. The name contains text of
+        the pod's spec and therefore is never a pattern: `*` as iqn would match the disks of other pods.
+        """
+        folder = self.dev / "disk/by-path"
+        if not behind_pci:
+            return folder / name if (folder / name).exists() else None
+        try:
+            found = sorted(path.name for path in folder.iterdir())
+        except FileNotFoundError:
+            return None
+        front, end = "pci-", f"-{name}"
+        shortest = len(front) + len(end)
+        matches = (
+            one for one in found if one.startswith(front) and one.endswith(end) and len(one) >= shortest
+        )
+        return next((folder / match for match in matches), None)
+
     def portals(self, target: str) -> dict[str, int]:
         """Give the portals through which the node is logged in to an iSCSI target, each with its host."""
         found = {}

@@ -16,8 +16,8 @@ LARGEST = 1 << 20
 """Bytes: more than all variables of a process may take."""
 
 
-def read_text_inside(volume: Path, path: str) -> str:
-    """Give the text of a file of a volume; bytes that are no text are as `surrogateescape` writes them.
+def read_inside(volume: Path, path: str) -> bytes:
+    """Return the content of a file of a volume.
 
     Raises OSError, and ValueError when it is no file or too large; neither tells of the host. Blocks.
     """
@@ -33,4 +33,4 @@ def read_text_inside(volume: Path, path: str) -> str:
         raise OSError(err.errno, err.strerror) from err
     if len(data) > LARGEST:
         raise ValueError(f"it has more than {LARGEST} bytes")
-    return data.decode(errors="surrogateescape")
+    return data

@@ -12,9 +12,7 @@ as long as it has worked.
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import stat
 import threading
 import time
@@ -22,14 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pykubelet.host.tree_walk import OPEN_DIRECTORY, open_subdirectory, walk_tree
+
 WORK_SECONDS = 0.005
 """How long a walk works at a stretch."""
 REST_FACTOR = 3
-MOST_OPEN = 1000
-"""Folders that a walk may have open at a time: as deep it can go where every folder has several in it."""
+MAX_LINKED = 200_000
+"""Inodes with several names that a walk remembers, so that a volume cannot fill the kubelet's memory."""
 
 _BLOCK = 512
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EVERY = 128
 
 
@@ -103,12 +102,13 @@ def tally(path: Path, pace: Pace) -> Tally:
 
 
 class _Walk:
+    """Counts what `walk_tree` visits."""
+
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        self._blocks = 0
-        self._inodes = 0
+        self._blocks = 0.0
+        self._inodes = 0.0
         self._device = 0
-        self._most_open = min(MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._linked: set[int] = set()
         """Files with several names that were counted."""
 
@@ -116,72 +116,42 @@ class _Walk:
         facts = path.lstat()
         self._device = facts.st_dev
         self._add(facts)
-        top = os.open(path, _OPEN)
-        # Open folders with those in them that are still to be entered.
-        trail: list[tuple[int, list[str]]] = []
-        try:
-            self._enter(top, trail)
-            while trail:
-                folder, names = trail[-1]
-                inner = self._open(names.pop(), folder)
-                if not names:
-                    # Closed before going on, so that a long chain of folders needs no more than one.
-                    trail.pop()
-                    os.close(folder)
-                if inner is not None:
-                    self._enter(inner, trail)
-        finally:
-            for folder, _ in trail:
-                os.close(folder)
-        return Tally(self._blocks * _BLOCK, self._inodes)
+        walk_tree(os.open(path, OPEN_DIRECTORY), self)
+        return Tally(round(self._blocks * _BLOCK), round(self._inodes))
 
-    def _enter(self, folder: int, trail: list[tuple[int, list[str]]]) -> None:
-        """Count what is in an open folder, and keep it open for as long as it is needed."""
+    def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
+        """Count an entry; return whether it is a directory of the same file system."""
+        self._pace.step()
         try:
-            names = self._scan(folder)
-            if names and len(trail) >= self._most_open:
-                raise OSError(f"more than {self._most_open} folders inside of each other")
-        except BaseException:
-            os.close(folder)
-            raise
-        if names:
-            trail.append((folder, names))
-        else:
-            os.close(folder)
+            facts = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return facts.st_dev == self._device and self._add(facts) and stat.S_ISDIR(facts.st_mode)
 
-    def _scan(self, folder: int) -> list[str]:
-        names = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                self._pace.step()
-                try:
-                    facts = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if facts.st_dev == self._device and self._add(facts) and stat.S_ISDIR(facts.st_mode):
-                    names.append(entry.name)
-        return names
-
-    def _open(self, name: str, folder: int) -> int | None:
-        """Open a folder that was seen; None when it is gone, or something else has taken its place."""
-        try:
-            inner = os.open(name, _OPEN, dir_fd=folder)
-        except OSError as err:
-            # A link in its place is called one link too many.
-            if isinstance(err, FileNotFoundError | NotADirectoryError) or err.errno == errno.ELOOP:
-                return None
-            raise
-        if os.fstat(inner).st_dev == self._device:
-            return inner
-        os.close(inner)
+    def enter(self, name: str, parent: int) -> int | None:
+        """Open a directory that was counted; None when it is gone, or something else has replaced it."""
+        opened = open_subdirectory(name, parent)
+        if opened is None or os.fstat(opened).st_dev == self._device:
+            return opened
+        os.close(opened)
         return None
 
+    def leave(self, opened: int) -> None:
+        """Do nothing: a directory is counted as an entry of its parent."""
+
     def _add(self, facts: os.stat_result) -> bool:
-        """Count a file, unless it has been counted under another name."""
+        """Count a file, unless it has been counted under another name.
+
+        When more inodes have several names than are remembered, each name counts for its share of the inode.
+        """
+        share = 1
         if facts.st_nlink > 1 and not stat.S_ISDIR(facts.st_mode):
             if facts.st_ino in self._linked:
                 return False
-            self._linked.add(facts.st_ino)
-        self._blocks += facts.st_blocks
-        self._inodes += 1
+            if len(self._linked) < MAX_LINKED:
+                self._linked.add(facts.st_ino)
+            else:
+                share = facts.st_nlink
+        self._blocks += facts.st_blocks / share
+        self._inodes += 1 / share
         return True

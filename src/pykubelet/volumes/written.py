@@ -69,10 +69,14 @@ class Writer:
 
 
 def fs_user(pod: Pod) -> int | None:
-    """Give the user that all containers of a pod run as; None when they differ or leave it to the image."""
+    """Return the user that all containers of a pod run as; None when they differ or leave it to the image.
+
+    Ephemeral containers do not count: one that is added to a running pod must not change who may read the
+    pod's tokens, which without a common user are readable by every process of the pod.
+    """
     spec = pod.spec
     users = set()
-    for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
+    for container in (*spec.init_containers, *spec.containers):
         own = container.security_context.run_as_user if container.security_context is not None else None
         users.add(own if own is not None else spec.security_context.run_as_user)
     return users.pop() if len(users) == 1 else None

@@ -1,0 +1,157 @@
+"""Settings that are accepted for compatibility and have no effect, each with the reason.
+
+The kubelet accepts every field of KubeletConfiguration and every flag of the upstream kubelet, so that
+existing configuration files and command lines keep working. A setting that no code reads is listed
+here, and start-up logs a warning when an operator sets it. `tests/config/test_no_effect.py` enumerates
+all fields, flags and feature gates and fails for one that is neither read nor listed, and for an entry
+whose setting is read: implementing a setting means deleting its entry.
+
+Flags that upstream has removed or ignores itself carry their reason in the flag table (`status="ignored"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from pykubelet.config.flag_rows import Flag
+from pykubelet.config.flag_table import field_path
+from pykubelet.config.gates import FeatureGates, known_gates
+
+_NO_EVICTION = "eviction is not implemented yet"
+_NO_IMAGE_GC = "image garbage collection is not implemented yet"
+_NO_LOG_ROTATION = "container log rotation is not implemented yet"
+_NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
+_NO_STATISTICS = "resource usage statistics are not implemented yet"
+_NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
+_UNBUFFERED = "log lines are written immediately and never buffered"
+
+FIELDS: Mapping[str, str] = {
+    "container_log_max_files": _NO_LOG_ROTATION,
+    "container_log_max_size": _NO_LOG_ROTATION,
+    "container_log_max_workers": _NO_LOG_ROTATION,
+    "container_log_monitor_interval": _NO_LOG_ROTATION,
+    "content_type": "requests to the API server are always encoded as JSON",
+    "enable_contention_profiling": "it configures the lock profiler of the Go runtime",
+    "eviction_max_pod_grace_period": _NO_EVICTION,
+    "eviction_minimum_reclaim": _NO_EVICTION,
+    "eviction_pressure_transition_period": _NO_EVICTION,
+    "eviction_soft": _NO_EVICTION,
+    "eviction_soft_grace_period": _NO_EVICTION,
+    "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
+    "image_gc_high_threshold_percent": _NO_IMAGE_GC,
+    "image_gc_low_threshold_percent": _NO_IMAGE_GC,
+    "image_maximum_gc_age": _NO_IMAGE_GC,
+    "image_minimum_gc_age": _NO_IMAGE_GC,
+    "iptables_drop_bit": _NO_MARKS,
+    "iptables_masquerade_bit": _NO_MARKS,
+    "kernel_memcg_notification": _NO_EVICTION,
+    "logging.flush_frequency": _UNBUFFERED,
+    "logging.options.json.info_buffer_size": _UNBUFFERED,
+    "logging.options.text.info_buffer_size": _UNBUFFERED,
+    "show_hidden_metrics_for_version": "no metric is hidden",
+    "shutdown_grace_period": _NO_SHUTDOWN,
+    "shutdown_grace_period_by_pod_priority": _NO_SHUTDOWN,
+    "shutdown_grace_period_critical_pods": _NO_SHUTDOWN,
+    "tracing": "tracing is not implemented yet",
+}
+"""Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
+
+FLAG_ATTRIBUTES: Mapping[str, str] = {
+    "experimental_mounter_path": "volumes are mounted with mount(8); use a CSI driver instead",
+    "global_housekeeping_interval": _NO_STATISTICS,
+    "housekeeping_interval": _NO_STATISTICS,
+    "keep_terminated_pod_volumes": "volumes of terminated pods are always unmounted",
+    "pod_infra_container_image": "the container runtime configures the sandbox image",
+    "runtime_cgroups": _NO_STATISTICS,
+}
+"""Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""
+
+CONSULTED_GATES: Collection[str] = frozenset(
+    {
+        "AllowDNSOnlyNodeCSR",
+        "CPUManagerPolicyAlphaOptions",
+        "CPUManagerPolicyBetaOptions",
+        "CSIVolumeHealth",
+        "ClusterTrustBundle",
+        "ComponentFlagz",
+        "ComponentStatusz",
+        "ContainerCheckpoint",
+        "ContainerStopSignals",
+        "CustomCPUCFSQuotaPeriod",
+        "DRAExtendedResource",
+        "DisableCPUQuotaWithExclusiveCPUs",
+        "DynamicResourceAllocation",
+        "EnvFiles",
+        "ExtendWebSocketsToKubelet",
+        "GracefulNodeShutdown",
+        "GracefulNodeShutdownBasedOnPodPriority",
+        "HostnameOverride",
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScalingExclusiveCPUs",
+        "InPlacePodVerticalScalingExclusiveMemory",
+        "InPlacePodVerticalScalingInitContainers",
+        "KubeletCgroupDriverFromCRI",
+        "KubeletCrashLoopBackOffMax",
+        "KubeletEnsureSecretPulledImages",
+        "KubeletRegistrationGetOnExistsOnly",
+        "LoggingAlphaOptions",
+        "LoggingBetaOptions",
+        "MemoryQoS",
+        "NodeDeclaredFeatures",
+        "NodeLogQuery",
+        "NodeSwap",
+        "PodLevelResources",
+        "PodLogsQuerySplitStreams",
+        "QOSReserved",
+        "RecursiveReadOnlyMounts",
+        "ResourceHealthStatus",
+        "ResourceHealthStatusMessage",
+        "RestartAllContainersOnContainerExits",
+        "RotateKubeletServerCertificate",
+        "SupplementalGroupsPolicy",
+        "TaintTolerationComparisonOperators",
+        "UserNamespacesHostNetworkSupport",
+        "UserNamespacesSupport",
+    }
+)
+"""Feature gates that some code reads."""
+
+
+def no_effect_warnings(
+    set_fields: Iterable[str], set_flags: Iterable[Flag], gates: FeatureGates
+) -> list[str]:
+    """Return a warning for each setting of the operator that has no effect.
+
+    `set_fields` are the fields that the configuration files set, as dotted paths of JSON names.
+    """
+    by_path = {field_path(path): reason for path, reason in FIELDS.items()}
+    warnings = [
+        f"{path} is set but has no effect: {reason}"
+        for path, reason in by_path.items()
+        if any(name == path or name.startswith(f"{path}.") for name in set_fields)
+    ]
+    for flag in set_flags:
+        if reason := flag_reason(flag):
+            warnings.append(f"--{flag.name} is set but has no effect: {reason}")
+    if unread := _unread_gates(gates):
+        warnings.append(
+            f"feature gates {', '.join(unread)} are set but have no effect: the kubelet does not read them"
+        )
+    return warnings
+
+
+def flag_reason(flag: Flag) -> str:
+    """Return why a flag has no effect, "" for one that has."""
+    if flag.status == "ignored":
+        return flag.note
+    return FIELDS.get(flag.field) or FLAG_ATTRIBUTES.get(flag.attribute) or ""
+
+
+def _unread_gates(gates: FeatureGates) -> list[str]:
+    """Return the gates that are set to another value than their default and that no code reads."""
+    known = known_gates()
+    return sorted(
+        name
+        for name, value in gates.overrides.items()
+        if value != known[name].default and name not in CONSULTED_GATES and not name.startswith("All")
+    )

@@ -1,0 +1,199 @@
+"""Every setting is read by some code or listed as having no effect."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+import pykubelet
+from pykubelet.config.flag_table import FLAGS, field_path
+from pykubelet.config.gates import known_gates
+from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.load import load
+from pykubelet.config.no_effect import CONSULTED_GATES, FIELDS, FLAG_ATTRIBUTES, flag_reason
+from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
+
+SOURCE = Path(pykubelet.__file__).parent
+READERS_IN_CONFIG = ("config/defaults.py", "config/kubelet_flags.py", "config/load.py")
+"""Files of the configuration package that act on settings instead of parsing or validating them."""
+ENFORCED_BY_VALIDATION = {"fail_cgroup_v1"}
+NOT_SETTINGS = {"kind", "api_version"}
+
+
+@cache
+def attribute_reads() -> frozenset[tuple[str, str]]:
+    """Return (receiver, attribute) of every attribute read in the product, receiver by its last name."""
+    reads = set()
+    for path in SOURCE.rglob("*.py"):
+        relative = str(path.relative_to(SOURCE))
+        if relative.startswith("config/") and relative not in READERS_IN_CONFIG:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                receiver = node.value
+                if isinstance(receiver, ast.Attribute):
+                    reads.add((receiver.attr, node.attr))
+                elif isinstance(receiver, ast.Name):
+                    reads.add((receiver.id, node.attr))
+    return frozenset(reads)
+
+
+def struct_of(hint: Any) -> type[msgspec.Struct] | None:
+    """Return the struct inside Annotated, Optional and list hints."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    if get_origin(hint) in (Annotated, Union, UnionType, list):
+        return next((found for arg in get_args(hint) if (found := struct_of(arg))), None)
+    return None
+
+
+def leaf_fields(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted paths of all fields that are not structs themselves."""
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        if name in NOT_SETTINGS and not prefix:
+            continue
+        inner = struct_of(hint)
+        if inner is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from leaf_fields(inner, f"{prefix}{name}.")
+
+
+def listed(path: str) -> bool:
+    return any(path == entry or path.startswith(f"{entry}.") for entry in FIELDS)
+
+
+def is_read(path: str) -> bool:
+    parent, _, name = path.rpartition(".")
+    if not parent:
+        return any((receiver, name) in attribute_reads() for receiver in ("config", "_config"))
+    if not is_read(parent.partition(".")[0]):
+        return False
+    # Below the first level a struct is passed around under local names: its field must be read somewhere.
+    return any(attribute == name for _, attribute in attribute_reads())
+
+
+ALL_FIELDS = sorted(leaf_fields(KubeletConfiguration))
+
+
+@pytest.mark.parametrize("path", ALL_FIELDS)
+def test_config_field_is_read_or_listed(path: str) -> None:
+    assert is_read(path) != listed(path) or path in ENFORCED_BY_VALIDATION, (
+        f"{path}: list it in config/no_effect.py with the reason, or delete its entry if it is read"
+    )
+
+
+def test_config_field_reader_unread_field_is_found() -> None:
+    assert not is_read("hairpin_mode")
+    assert not is_read("shutdown_grace_period_by_pod_priority.priority")
+    assert is_read("max_pods")
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(KubeletFlags)])
+def test_flag_attribute_is_read_or_listed(name: str) -> None:
+    receivers = ("flags", "_flags", "self")
+    read = any((receiver, name) in attribute_reads() for receiver in receivers)
+    assert read != (name in FLAG_ATTRIBUTES)
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_flag_has_a_target_or_a_reason(flag: Any) -> None:
+    assert flag.field or flag.attribute or flag_reason(flag)
+    assert not (flag.status == "ignored" and (flag.field or flag.attribute))
+
+
+def test_consulted_gates_match_the_source() -> None:
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        if path.name in ("gates.py", "no_effect.py") and path.parent.name == "config":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known_gates():
+                found.add(node.value)
+    assert found == set(CONSULTED_GATES)
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_load_field_without_effect_warns(tmp_path: Path, path: str) -> None:
+    config: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
+    *parents, last = field_path(path).split(".")
+    target = config
+    for name in parents:
+        target = target.setdefault(name, {})
+    target[last] = SAMPLE_VALUES.get(path, "5s")
+    if path == "eviction_soft_grace_period":
+        config |= {"evictionSoft": {"memory.available": "100Mi"}}
+    if path == "eviction_soft":
+        config |= {"evictionSoftGracePeriod": {"memory.available": "1m"}}
+    if path == "shutdown_grace_period_critical_pods":
+        config |= {"shutdownGracePeriod": "10s"}
+    if "info_buffer_size" in path:
+        config |= {"featureGates": {"LoggingAlphaOptions": True}}
+    file = tmp_path / "config.json"
+    file.write_bytes(msgspec.json.encode(config))
+    warnings = load([f"--config={file}"]).warnings
+    assert f"{field_path(path)} is set but has no effect: {FIELDS[path]}" in warnings
+
+
+SAMPLE_VALUES: dict[str, Any] = {
+    "container_log_max_files": 4,
+    "container_log_max_size": "10Mi",  # also a value that equals the default was set by the operator
+    "container_log_max_workers": 2,
+    "content_type": "application/json",
+    "enable_contention_profiling": True,
+    "eviction_max_pod_grace_period": 30,
+    "eviction_minimum_reclaim": {"memory.available": "1Mi"},
+    "eviction_soft": {"memory.available": "100Mi"},
+    "eviction_soft_grace_period": {"memory.available": "1m"},
+    "hairpin_mode": "none",
+    "image_gc_high_threshold_percent": 90,
+    "image_gc_low_threshold_percent": 70,
+    "image_maximum_gc_age": "10m",
+    "iptables_drop_bit": 13,
+    "iptables_masquerade_bit": 12,
+    "kernel_memcg_notification": True,
+    "logging.options.json.info_buffer_size": "1Mi",
+    "logging.options.text.info_buffer_size": "1Mi",
+    "show_hidden_metrics_for_version": "1.35",
+    "shutdown_grace_period_by_pod_priority": [{"priority": 1, "shutdownGracePeriodSeconds": 3}],
+    "tracing": {"endpoint": "127.0.0.1:4317", "samplingRatePerMillion": 1},
+}
+
+
+def test_load_unset_fields_warn_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "maxPods": 50}))
+    assert load([f"--config={file}"]).warnings == []
+
+
+def test_load_gate_that_no_code_reads_warns() -> None:
+    unread = next(
+        gate.name
+        for gate in known_gates().values()
+        if gate.stage == "Alpha"
+        and not gate.needs
+        and gate.name not in CONSULTED_GATES
+        and not gate.name.startswith("All")
+    )
+    lines = load([f"--feature-gates={unread}=true"]).warnings
+    assert any(unread in line and "have no effect" in line for line in lines)
+    assert not any("have no effect" in line for line in load(["--feature-gates=MemoryQoS=true"]).warnings)
+
+
+def test_load_flag_values_contain_every_flag_with_its_default() -> None:
+    values = load(["--max-pods=7", "--manifest-url-header=X-Token:s3cr3t", "-v=3"]).flag_values
+    assert list(values) == sorted(flag.name for flag in FLAGS)
+    assert values["max-pods"] == "7"
+    assert values["v"] == "3"
+    assert "s3cr3t" not in values["manifest-url-header"]
+    assert values["port"] == "10250"
+    assert values["runonce"] == "false"
+    assert values["one-output"] == "false"
+    assert values["sync-frequency"] == "1m0s"
+    assert values["cluster-dns"] == ""

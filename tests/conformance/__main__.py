@@ -1,0 +1,207 @@
+"""`python -m tests.conformance`: run the upstream node e2e suite against a kubelet in a rig of its own.
+
+Environment: `AGENT` is `ours` (the default) or `reference`, the upstream kubelet. `FOCUS` and `SKIP` are
+regular expressions on the names of specs, `PROCS` is the number of parallel processes, `RESULTS` the
+directory for logs and the report. Without FOCUS and SKIP, a run is complete: every `[NodeConformance]` spec
+that is not Serial, Slow, Flaky, Disruptive or Alpha.
+
+Outcomes go into the agent's column of `tests/data/conformance.tsv`. Exits with 1 when our agent fails a spec
+that the upstream kubelet passes, with 2 when the suite did not run to its end, with 3 when the rig cannot be
+built on this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pykubelet.devcluster.errors import DevClusterError, NotAvailable
+from pykubelet.embedded.errors import EmbeddedError
+from tests.conformance.report import FAILED, Outcome, SuiteError, read_report, summary
+from tests.conformance.rig import (
+    GINKGO,
+    IN_NAMESPACE,
+    SUITE,
+    Rig,
+    RigError,
+    check_host,
+    find_binaries,
+    namespace_command,
+    running_rig,
+)
+from tests.conformance.table import (
+    OURS,
+    REFERENCE,
+    Table,
+    TableError,
+    failure_lines,
+    format_table,
+    load_table,
+    merge,
+    regressions,
+)
+
+TABLE = Path(__file__).parents[1] / "data" / "conformance.tsv"
+FOCUS = r"\[NodeConformance\]"
+SKIP = r"\[(Serial|Slow|Flaky|Disruptive|Alpha)\]"
+PROCS = 4
+RESULTS = Path("/tmp/pykubelet-conformance")
+_TIMEOUT = "3h"
+_SAY_EVERY = 60.0
+_POLL_SECONDS = 1.0
+_END_SECONDS = 20.0
+_NO_RIG = (
+    *(ValueError, TableError, RigError, NotAvailable, DevClusterError, EmbeddedError, AssertionError),
+    # The rig is built from the tests' own fixtures.
+    *(pytest.fail.Exception, pytest.skip.Exception),
+)
+EXIT_REGRESSION, EXIT_SUITE, EXIT_RIG, EXIT_TERMINATED = 1, 2, 3, 143
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The choices of one run."""
+
+    agent: str
+    focus: str
+    skip: str
+    procs: int
+    results: Path
+    complete: bool
+    """Whether the run covers all specs of the table."""
+
+
+def read_options(environ: Mapping[str, str]) -> Options:
+    """Return the options of the environment. Raises ValueError with the variable that is wrong."""
+    agent = environ.get("AGENT") or OURS
+    if agent not in (OURS, REFERENCE):
+        raise ValueError(f"AGENT={agent} is invalid: use {OURS} or {REFERENCE}")
+    procs = environ.get("PROCS") or str(PROCS)
+    if not procs.isdecimal() or int(procs) < 1:
+        raise ValueError(f"PROCS={procs} is invalid: use a number from 1 on")
+    return Options(
+        agent=agent,
+        focus=environ.get("FOCUS") or FOCUS,
+        skip=environ.get("SKIP", SKIP),
+        procs=int(procs),
+        results=Path(environ.get("RESULTS") or RESULTS / agent),
+        complete=not environ.get("FOCUS") and "SKIP" not in environ,
+    )
+
+
+def exit_code(agent: str, table: Table, outcomes: list[Outcome]) -> int:
+    """Return the exit code of a run whose outcomes are in `table`."""
+    return EXIT_REGRESSION if agent == OURS and regressions(table, outcomes) else 0
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    # So that the rig is removed, whoever ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    try:
+        options = read_options(os.environ)
+        table = load_table(TABLE)
+        check_host()
+        binaries = find_binaries(_say)
+        if os.environ.get(IN_NAMESPACE) != "1":
+            command = namespace_command(["-m", "tests.conformance"])
+            os.execvpe(command[0], command, {**os.environ, IN_NAMESPACE: "1"})
+        shutil.rmtree(options.results, ignore_errors=True)
+        options.results.mkdir(parents=True)
+        began = time.monotonic()
+        with running_rig(binaries, options.agent, _say) as rig:
+            try:
+                _run_suite(rig, options)
+            finally:
+                shutil.copy(rig.node.log, options.results / "kubelet.log")
+                shutil.copy(rig.node.instance.containerd_log, options.results / "containerd.log")
+        outcomes = read_report(options.results / "report.json")
+    except _NO_RIG as err:
+        return _fail(str(err), EXIT_RIG)
+    except SuiteError as err:
+        return _fail(str(err), EXIT_SUITE)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_TERMINATED)
+    table = merge(table, options.agent, outcomes, complete=options.complete)
+    TABLE.write_text(format_table(table))
+    for line in failure_lines(table, options.agent, outcomes):
+        print(line)
+    print(f"{summary(outcomes)}, {time.monotonic() - began:.0f} s; logs in {options.results}")
+    if options.agent == OURS and (worse := regressions(table, outcomes)):
+        failed = sum(outcome.state == FAILED for outcome in outcomes)
+        print(f"{len(worse)} of {failed} failures are specs that the upstream kubelet passes")
+    return exit_code(options.agent, table, outcomes)
+
+
+def _run_suite(rig: Rig, options: Options) -> None:
+    """Run the suite to its end; its report and its log are in the results."""
+    work, log = options.results / "work", options.results / "suite.log"
+    work.mkdir()
+    command = [
+        *("setpriv", "--pdeathsig", "TERM", "--", str(rig.binaries.suite / GINKGO)),
+        f"--procs={options.procs}",
+        "--no-color",
+        f"--timeout={_TIMEOUT}",
+        f"--focus={options.focus}",
+        *([f"--skip={options.skip}"] if options.skip else []),
+        "--json-report=report.json",
+        f"--output-dir={options.results}",
+        str(rig.binaries.suite / SUITE),
+        *("--", *rig.suite_arguments()),
+    ]
+    _say(f"Running the suite in {options.procs} processes; its log is {log}")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    began = said = time.monotonic()
+    try:
+        while process.poll() is None:
+            if rig.node.process is not None and (code := rig.node.process.poll()) is not None:
+                raise SuiteError(f"the kubelet ended with {code}: {rig.node.log_tail(3)}")
+            if (now := time.monotonic()) - said > _SAY_EVERY:
+                said = now
+                _say(f"  {_finished(log)} after {now - began:.0f} s")
+            time.sleep(_POLL_SECONDS)
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End ginkgo and its test processes, if they still run."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _finished(log: Path) -> str:
+    """Return the progress in ginkgo's log: a bullet per finished spec, and FAILED with those that failed."""
+    text = log.read_text(errors="replace")
+    return f"{text.count('•')} specs finished, {text.count('• [FAILED]')} failed"
+
+
+def _say(text: str) -> None:
+    print(f"conformance: {text}", file=sys.stderr, flush=True)
+
+
+def _fail(text: str, code: int) -> int:
+    _say(text)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

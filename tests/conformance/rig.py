@@ -1,0 +1,314 @@
+"""The rig of the conformance suite: a control plane, a container runtime, a registry and one kubelet.
+
+The suite has fixed paths and ports of a kubelet in it, so the rig gives the kubelet `/var/lib/kubelet`,
+`/var/log/pods` and `/var/log/containers` as bind mounts in a mount namespace of the run
+(`namespace_command`), `/kubepods` as cgroup, and its default ports. All processes end with the run, in
+whatever way it ends; the directories, mounts and cgroups are removed by `running_rig`, after SIGINT and
+SIGTERM, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pykubelet.devcluster.build import GoBuild, GoModule, built_module
+from pykubelet.devcluster.layout import CLUSTER_DOMAIN
+from pykubelet.devcluster.programs import Programs as PlanePrograms
+from pykubelet.devcluster.programs import find_programs
+from pykubelet.devcluster.reference import reference_traces
+from pykubelet.embedded.needs import inspect_machine
+from pykubelet.embedded.seed_images import machine_platform
+from pykubelet.host import cgroup_tree
+from tests.cluster.conftest import running_plane
+from tests.cluster.node import ClusterNode
+from tests.cluster.plane import Plane
+from tests.conformance.images import MIRRORED, mirror_hosts, push_images, read_programs
+from tests.conformance.table import REFERENCE
+from tests.conftest import RunningRuntime, runtime_process
+from tests.engine.conftest import short_dir
+from tests.engine.node import BIN
+from tests.images.registry import PROGRAM as REGISTRY_PROGRAM
+from tests.images.registry import running_registry
+
+NODE_NAME = "conformance"
+SUITE, GINKGO = "e2e_node.test", "ginkgo"
+IN_NAMESPACE = "PYKUBELET_CONFORMANCE_NAMESPACE"
+"""Set in the environment of a process that runs in the mount namespace of the run."""
+_ROOT = Path("/var/lib/kubelet")
+_LOGS = (Path("/var/log/pods"), Path("/var/log/containers"))
+_PORT, _HEALTH, _READ_ONLY = 10250, 10248, 10255
+_CGROUP = "kubepods"
+_NO_CGO = {"CGO_ENABLED": "0"}
+_UPSTREAM = "k8s.io/kubernetes/test"
+_API_FLAGS = ("--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",)
+"""As the suite's own API server: specs create pods before their namespace has a service account."""
+_LENIENT = {"os": "Linux", "kernelSpec": {"versions": [".*"]}}
+"""The suite's validation of the host, without kernel options that only distributions' kernels publish."""
+_TOKEN_SECONDS = 24 * 3600
+
+
+class RigError(Exception):
+    """Raised when the rig cannot be built on this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """Everything that is built from source for the rig."""
+
+    plane: PlanePrograms
+    suite: Path
+    """Directory with the suite, ginkgo, agnhost and the stand-ins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A rig whose node is Ready."""
+
+    binaries: Binaries
+    plane: Plane
+    node: ClusterNode
+    token: str
+    """Bearer token of a cluster administrator."""
+    scratch: Path
+
+    def suite_arguments(self) -> list[str]:
+        """Return the suite's arguments that make it use this rig instead of starting services."""
+        spec = self.scratch / "system-spec.yaml"
+        spec.write_text(yaml.safe_dump(_LENIENT))
+        settings = self.plane.cluster.settings
+        return [
+            "--start-services=false",
+            "--stop-services=false",
+            "--prepull-images=false",
+            f"--host=https://{settings.address}:{settings.port}",
+            f"--bearer-token={self.token}",
+            f"--node-name={self.node.name}",
+            f"--container-runtime-endpoint={self.node.instance.endpoint}",
+            f"--image-service-endpoint={self.node.instance.endpoint}",
+            f"--system-spec-file={spec}",
+            f"--dns-domain={CLUSTER_DOMAIN}",
+        ]
+
+
+def suite_module() -> GoModule:
+    """Return the Go module of the suite and the programs built from it."""
+    return GoModule(
+        directory=Path(__file__).parent / "module",
+        name="conformance",
+        title="the node e2e suite",
+        remedy="",
+        programs={
+            SUITE: GoBuild(f"{_UPSTREAM}/e2e_node", subcommand=("test", "-c")),
+            GINKGO: GoBuild("github.com/onsi/ginkgo/v2/ginkgo"),
+            "agnhost": GoBuild(f"{_UPSTREAM}/images/agnhost", env=_NO_CGO),
+            "nonewprivs": GoBuild(f"{_UPSTREAM}/images/nonewprivs", env=_NO_CGO),
+            "standins": GoBuild("./standins", env=_NO_CGO),
+        },
+    )
+
+
+def find_binaries(say: Callable[[str], None]) -> Binaries:
+    """Return the rig's binaries, building what the cache lacks. Raises NotAvailable."""
+    return Binaries(find_programs(say), built_module(suite_module(), say))
+
+
+def check_host() -> None:
+    """Raise RigError or EmbeddedError when the rig cannot be built here, with the reason and the remedy."""
+    if os.geteuid() != 0:
+        raise RigError("root is needed to run containers: use sudo")
+    for program in (REGISTRY_PROGRAM, "unshare", "mount", "umount", "ipcmk"):
+        if shutil.which(program) is None:
+            raise RigError(f"{program} is not installed: run scripts/setup --conformance")
+    inspect_machine()
+    for port in (_PORT, _HEALTH, _READ_ONLY):
+        with socket.socket() as probe:
+            try:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                raise RigError(f"port {port} is in use: stop the kubelet that runs on this host") from None
+    for tree in cgroup_tree.find_trees(_CGROUP):
+        if cgroup_tree.members(tree):
+            raise RigError(f"cgroup {tree} has processes: stop the pods of the kubelet that made it")
+
+
+def namespace_command(arguments: list[str]) -> list[str]:
+    """Return the command that runs this program again in a mount namespace of its own."""
+    return ["unshare", "--mount", "--propagation", "private", "--", sys.executable, *arguments]
+
+
+@contextmanager
+def running_rig(binaries: Binaries, agent: str, say: Callable[[str], None]) -> Iterator[Rig]:
+    """Run a rig with the kubelet `agent` (`ours` or `reference`); it is gone when the block is left.
+
+    Raises RigError, AssertionError with the kubelet's log when the node does not become Ready.
+    """
+    if os.environ.get(IN_NAMESPACE) != "1":
+        raise RigError(f"{IN_NAMESPACE} is not set: start it with `make conformance`")
+    with ExitStack() as stack:
+        # The run's mounts are its own, and containers need shared ones for mount propagation.
+        subprocess.run(["mount", "--make-rshared", "/"], check=True)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyc-", dir="/tmp")))
+        stack.enter_context(_cgroups())
+        stack.enter_context(reference_traces())
+        for path in (_ROOT, *_LOGS):
+            stack.enter_context(_bound(scratch / path.name, path))
+        say("Starting the control plane")
+        plane = stack.enter_context(running_plane(binaries.plane, api_flags=_API_FLAGS))
+        runtime = stack.enter_context(_runtime())
+        say("Building images and pushing them to the local registry")
+        registry = stack.enter_context(running_registry(scratch / "registry"))
+        programs = read_programs(inspect_machine(), binaries.suite, machine_platform(os.uname().machine))
+        push_images(registry, programs, _listed_images(binaries))
+        for host in MIRRORED:
+            directory = runtime.instance.registry_hosts / host
+            directory.mkdir(parents=True)
+            (directory / "hosts.toml").write_text(mirror_hosts(registry.host))
+        say(f"Starting the node with the kubelet: {agent}")
+        node = _node(plane, runtime, agent)
+        stack.callback(node.truth.close)
+        stack.callback(node.kill)
+        node.start()
+        node.wait_registered()
+        yield Rig(binaries, plane, node, _admin_token(plane), scratch)
+
+
+@contextmanager
+def _runtime() -> Iterator[RunningRuntime]:
+    with short_dir() as path, runtime_process(path) as runtime:
+        try:
+            yield runtime
+        finally:
+            # Before the containers are removed: nothing may be mounted into them any more.
+            _unmount_below(_ROOT)
+
+
+def _node(plane: Plane, runtime: RunningRuntime, agent: str) -> ClusterNode:
+    instance = runtime.instance
+    path = instance.data_dir / "kubelet.yaml"
+    path.write_text(yaml.safe_dump(kubelet_config(instance.manifests, runtime.endpoint)))
+    reference = plane.cluster.programs.kubelet if agent == REFERENCE else None
+    if agent == REFERENCE and reference is None:
+        raise RigError("KUBEBUILDER_ASSETS has no kubelet: unset it, and the upstream kubelet is built")
+    command = [
+        str(reference or BIN / "kubelet"),
+        f"--config={path}",
+        f"--root-dir={_ROOT}",
+        f"--cert-dir={_ROOT}/pki",
+        f"--hostname-override={NODE_NAME}",
+        f"--node-ip={plane.cluster.settings.address}",
+        f"--kubeconfig={plane.node_kubeconfig(NODE_NAME)}",
+        "-v=4",
+    ]
+    ports = (_HEALTH, _READ_ONLY)
+    return ClusterNode(plane, runtime, NODE_NAME, command, ports, root=_ROOT, reference=agent == REFERENCE)
+
+
+def kubelet_config(static_pods: Path, endpoint: str) -> dict[str, Any]:
+    """Return the KubeletConfiguration that the suite gives the kubelets that it starts itself."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "containerRuntimeEndpoint": endpoint,
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": "/",
+        "clusterDomain": CLUSTER_DOMAIN,
+        "evictionHard": {"memory.available": "250Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
+        "evictionMinimumReclaim": {"nodefs.available": "5%", "nodefs.inodesFree": "5%"},
+        "evictionPressureTransitionPeriod": "30s",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "fileCheckFrequency": "10s",
+        "makeIPTablesUtilChains": False,
+        "readOnlyPort": _READ_ONLY,
+        "serializeImagePulls": False,
+        "staticPodPath": str(static_pods),
+        "volumePluginDir": str(_ROOT / "volume-plugins"),
+        "volumeStatsAggPeriod": "10s",
+    }
+
+
+def _admin_token(plane: Plane) -> str:
+    """Return a bearer token with all permissions: the suite does not use client certificates."""
+    account = {"name": "conformance", "namespace": "kube-system"}
+    plane.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    group = "rbac.authorization.k8s.io"
+    plane.create(
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": account["name"]},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "ServiceAccount", **account}],
+        }
+    )
+    path = f"{plane.place('serviceaccount', account['namespace'])}/{account['name']}/token"
+    request = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
+    answer = plane.request(
+        "POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", **request}
+    )
+    return str(answer["status"]["token"])
+
+
+def _listed_images(binaries: Binaries) -> list[str]:
+    command = [str(binaries.suite / SUITE), "--list-images"]
+    listed = subprocess.run(command, capture_output=True, text=True, cwd="/tmp", check=True)
+    return listed.stdout.split()
+
+
+@contextmanager
+def _bound(source: Path, target: Path) -> Iterator[None]:
+    """Bind a directory to `target`, which is created if it does not exist and then removed again."""
+    source.mkdir()
+    made = [path for path in (target, *target.parents) if not path.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(["mount", "--bind", str(source), str(target)], check=True)
+        try:
+            yield
+        finally:
+            _unmount_below(target)
+            subprocess.run(["umount", "--lazy", str(target)], check=False)
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # another process uses it by now
+                path.rmdir()
+
+
+def _unmount_below(directory: Path) -> None:
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    points = [line.split()[1].replace("\\040", " ") for line in mounts]
+    for point in reversed([point for point in points if Path(point).is_relative_to(directory)]):
+        if Path(point) != directory:
+            subprocess.run(["umount", "--lazy", point], check=False, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def _cgroups() -> Iterator[None]:
+    """Remove the cgroups of pods when the block is left; `check_host` has seen that they are not others'."""
+    try:
+        yield
+    finally:
+        asyncio.run(_remove_cgroups())
+
+
+async def _remove_cgroups() -> None:
+    for tree in cgroup_tree.find_trees(_CGROUP):
+        await cgroup_tree.kill_members(tree)
+        await cgroup_tree.remove(tree)

@@ -1,0 +1,65 @@
+"""Starting a sandbox: which event names which failure."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.errors import CriError, Unavailable
+from pykubelet.pods.journal import Journal
+from pykubelet.runtime.facts import NodeFacts
+from pykubelet.runtime.observe import Observer
+from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.start import Starter
+from tests.runtime.making import make_pod
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason", "message"),
+    [
+        ("run_pod_sandbox", "FailedCreatePodSandBox", "Failed to create pod sandbox"),
+        ("pod_sandbox_status", "FailedPodSandBoxStatus", "Unable to get pod sandbox status"),
+    ],
+)
+async def test_sandbox_failed_call_has_its_own_event(
+    tmp_path: Path, broken: str, reason: str, message: str
+) -> None:
+    made = list[str]()
+
+    def fail(call: str) -> None:
+        if call == broken:
+            raise Unavailable(call, "Unavailable", "gone away")
+
+    async def run_pod_sandbox(*_: object) -> str:
+        fail("run_pod_sandbox")
+        return "box"
+
+    async def pod_sandbox_status(_: str) -> pb.PodSandboxStatusResponse:
+        fail("pod_sandbox_status")
+        return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id="box"))
+
+    runtime = SimpleNamespace(run_pod_sandbox=run_pod_sandbox, pod_sandbox_status=pod_sandbox_status)
+    cri, nothing, journal = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None), Journal()
+    starter = Starter(
+        cri,
+        Observer(cri),
+        NodeFacts(pod_logs_dir=str(tmp_path / "logs")),
+        PodDirs(tmp_path),
+        nothing,
+        nothing,
+        nothing,
+        journal,
+        lambda _, *ids: made.extend(ids),
+        nothing,
+        lambda: None,
+        None,
+    )
+    pod = make_pod(dns_policy="Default")
+    with pytest.raises(CriError):
+        await starter.sandbox(pod, pb.PodSandboxConfig())
+    events = [(event.kind, event.reason, event.message) for event in journal.events(pod.uid)]
+    assert events == [("Warning", reason, f"{message}: rpc error: code = Unavailable desc = gone away")]
+    # A sandbox that exists is known as the pod's, or the next kubelet process would not look for it.
+    assert made == (["box"] if broken == "pod_sandbox_status" else [])

@@ -1,0 +1,66 @@
+"""Housekeeping: what the node's users are told when garbage cannot be collected."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pykubelet.cri.errors import Unavailable
+from pykubelet.sync.housekeeping import GC_SECONDS, Housekeeping
+from pykubelet.tasks import TaskScope
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (Unavailable("ListContainers", "Unavailable", "gone"), "rpc error: code = Unavailable desc = gone"),
+        (PermissionError(13, "Permission denied", "/var/log/pods"), "/var/log/pods"),
+    ],
+)
+async def test_housekeeping_failed_collection_recorded_as_node_event(
+    failure: Exception, message: str
+) -> None:
+    events, failures = list[tuple[str, str, str]](), [failure]
+
+    async def collect(**_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    async def update_qos(_: object) -> None:
+        return
+
+    nothing: Any = SimpleNamespace(
+        all_reported=True,
+        health=lambda: None,
+        pods=dict,
+        uids=set,
+        update_qos=update_qos,
+        cleanup=lambda _: None,
+        keep_only=lambda _: None,
+        tidy=lambda _: None,
+    )
+    pleg: Any = SimpleNamespace(pods={}, health=lambda: None)
+    async with TaskScope() as scope:
+        subject = Housekeeping(
+            mux=nothing,
+            store=nothing,
+            workers=nothing,
+            pleg=pleg,
+            dirs=nothing,
+            cgroups=nothing,
+            prober=nothing,
+            allotment=nothing,
+            resizing=nothing,
+            collector=SimpleNamespace(collect=collect),  # type: ignore[arg-type]
+            scope=scope,
+            unreadable=frozenset,
+            node_event=lambda *event: events.append(event),
+        )
+        for _ in range(2):
+            subject.keep()
+            await asyncio.sleep(GC_SECONDS + 1)
+    ((kind, reason, told),) = events
+    assert (kind, reason) == ("Warning", "ContainerGCFailed")
+    assert message in told

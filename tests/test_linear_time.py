@@ -1,0 +1,80 @@
+"""Hostile texts on the event loop: what parses text of pods, servers and logs takes linear time.
+
+Each text is as large as its source allows, and had taken minutes with a backtracking regular expression.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from pykubelet.api.downward import field_value
+from pykubelet.api.expansion import expand
+from pykubelet.api.volume_files import ObjectFieldSelector
+from pykubelet.kube.certificates import certificates
+from pykubelet.kube.errors import forbidden_hint
+from pykubelet.logs.mask import MASK, mask_text
+from pykubelet.pods.trust_bundles import normalized
+from tests.runtime.making import make_pod
+
+SIZE = 1 << 20
+SECONDS = 4.0
+"""Of processor time; each of them takes a tenth of that."""
+
+
+def field(path: str) -> str:
+    return field_value(ObjectFieldSelector(field_path=path), make_pod())
+
+
+def hint(message: str) -> str:
+    return forbidden_hint(message, "get", "", "pods")
+
+
+def times(text: str) -> str:
+    return text * (SIZE // len(text))
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (field, "metadata.labels" + times("['")),
+        (field, "metadata.labels" + times("['x']") + "x"),
+        (hint, times('User "')),
+        (hint, times('User "x" cannot ')),
+        (lambda text: normalized([text]), times("-----BEGIN A-----\n")),
+        (lambda text: normalized([text]), "-----BEGIN A-----" + times("\n")),
+        (lambda text: certificates(text.encode()), "-----BEGIN CERTIFICATE-----" + times("\n")),
+        (lambda text: certificates(text.encode()), times("-----BEGIN CERTIFICATE-----\n")),
+        (mask_text, times("eyJ-")),
+        (mask_text, times("eyJ-.")),
+        (mask_text, times("eyJabcdefgh..")),
+        (mask_text, times("bearer ")),
+        (mask_text, times("://:")),
+        (mask_text, times("-----BEGIN ")),
+        (lambda text: expand(text, {}), times("$(")),
+    ],
+    ids=lambda value: value[:25] if isinstance(value, str) else "",
+)
+def test_parse_hostile_text_takes_linear_time(parse: Callable[[str], object], text: str) -> None:
+    began = time.process_time()
+    with suppress(ValueError):
+        parse(text)
+    assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("eyJhbGciOiJ9.eyJzdWIi.c2ln", MASK),
+        ("x-eyJhbGciOiJ9.eyJzdWIi.c2ln!", f"x-{MASK}!"),
+        ("a.eyJhbGciOiJ9.eyJzdWIi.", f"a.{MASK}"),
+        ("eyJhbGciOiJ9.a.b.eyJhbGciOiJ9.c.d", f"{MASK}.{MASK}"),
+        ("eyJshort.eyJhbGciOiJ9.eyJzdWIi.c2ln", f"eyJshort.{MASK}"),
+        ("eyJhbGciOiJ9..eyJhbGciOiJ9.a.b", f"eyJhbGciOiJ9..{MASK}"),
+        ("heyJhbGciOiJ9.eyJzdWIi.c2ln", "heyJhbGciOiJ9.eyJzdWIi.c2ln"),
+        ("eyJhbGciOiJ9.eyJzdWIi", "eyJhbGciOiJ9.eyJzdWIi"),
+    ],
+)
+def test_mask_text_web_tokens_are_masked(text: str, masked: str) -> None:
+    assert mask_text(text) == masked
