@@ -10,8 +10,11 @@ PYTEST = base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; $(PY)/pyte
 UNIT := -m "not machine" --ignore=tests/cluster
 ARGS ?=
 N ?= 20
+SECONDS ?= 600
+TESTS ?=
+SAMPLE ?= 150
 
-.PHONY: help setup run test unit durations repeat vmtest conformance check format bench fuzz clean
+.PHONY: help setup run test unit durations repeat chaos mutate vmtest conformance check format bench fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +38,13 @@ durations: ## run the whole test suite and store how long each file took, for th
 
 repeat: setup ## run the unit tests N= times, each with another seed, until one fails or hangs
 	@$(PY)/python -m tests.repeat --times=$(N) -- $(UNIT) $(ARGS)
+
+chaos: ## stop random processes while tests with real containers run (SECONDS=, TESTS=, PYKUBELET_SEED=)
+	@scripts/setup --test
+	@$(PY)/python -m tests.chaos --seconds=$(SECONDS) $(TESTS)
+
+mutate: setup ## mutate the imperative code; which share do the unit tests catch? (SAMPLE=, PYKUBELET_SEED=)
+	@$(PY)/python -m tests.mutation --sample=$(SAMPLE)
 
 vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (half an hour)
 	@scripts/setup --vm

@@ -100,7 +100,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Print the seed also with -q, which suppresses the header: a run that hangs prints nothing later."""
     config = session.config
-    if config.get_verbosity() < 0 and not _is_worker(config):
+    if config.get_verbosity() < 0 and config.pluginmanager.has_plugin("terminalreporter"):
         config.get_terminal_writer().line(pytest_report_header(config))
 
 
