@@ -196,10 +196,11 @@ async def test_a_long_frame_is_not_waited_for(site: Site) -> None:
         await talk.until(lambda: talk.closed)
 
 
-async def test_a_client_that_takes_a_byte_at_a_time(site: Site) -> None:
+async def test_a_client_that_takes_a_byte_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes in as many frames, and only as fast as they are paid for."""
+    monkeypatch.setattr(http2_frames, "_PER_SECOND", 0)
     async with site.talking(window=0, takes=False) as talk:
-        number = talk.begin("/compressed")
+        number = talk.begin("/long")
         await talk.until(lambda: talk.answers[number].status)
         await pour(talk, endless(lambda _: [WindowUpdateFrame(number, 1)]))
         assert len(talk.answers[number].body) <= BUDGET

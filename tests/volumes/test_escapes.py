@@ -145,6 +145,17 @@ class TestMountingRaces:
             bind(found, target, [])
         assert shown.read_text() == "mine"
 
+    def test_bind_mount_over_the_opened_path_mounts_what_was_opened(self, volume: Path, target: Path) -> None:
+        """Verify that no path is resolved again, not even the one that the kernel knows."""
+        (volume / "a/swapped/b/file").write_text("mine")
+        with opened_inside(volume, "a/swapped/b", make=False) as found:
+            mount(str(volume.parent / "secret/b"), volume / "a/swapped/b", "", flags=MS_BIND)
+            try:
+                bind(found, target, [])
+            finally:
+                unmount(volume / "a/swapped/b")
+        assert (target / "file").read_text() == "mine"
+
     async def test_through_the_front_door(self, volumes: PodVolumes, root: Path, volume: Path) -> None:
         """As above, with a pod's own volume and all that is around it."""
         pod = pod_with(
