@@ -158,8 +158,11 @@ async def test_a_reset_of_an_answer_that_has_begun_is_no_flood(site: Site) -> No
 @pytest.mark.parametrize("size", [0, 1, 16000])
 async def test_continuations_without_end(site: Site, size: int) -> None:
     async with site.talking() as talk:
-        talk.raw(HeadersFrame(1, hpack.Encoder().encode(REQUEST)))
-        await pour(talk, endless(lambda _: [ContinuationFrame(1, b"\0" * size)]), 5000)
+        # First, both sides acknowledge their settings: any other frame among the continuations is an error.
+        assert (await talk.ask("/echo")).status == 200
+        talk.raw(HeadersFrame(101, hpack.Encoder().encode(REQUEST)))
+        await pour(talk, endless(lambda _: [ContinuationFrame(101, b"\0" * size)]), 5000)
+        assert talk.goodbye in (ErrorCodes.PROTOCOL_ERROR, ErrorCodes.ENHANCE_YOUR_CALM, None)
     await eventually(lambda: not any(isinstance(found, Http2Connection) for found in gc.get_objects()))
 
 
