@@ -24,6 +24,7 @@ from aiohttp import web
 from pykubelet.logs import get_logger
 from pykubelet.server.nameless import nameless
 from pykubelet.server.pipeline import USER
+from pykubelet.server.request_heads import HeadBudget, RequestHandler
 from pykubelet.server.scopes import own_scope
 from pykubelet.server.tls import HTTP2, NoCertificate
 from pykubelet.tasks import TaskScope
@@ -115,6 +116,10 @@ class _Door:
         self._most = most
         self._greeting: dict[asyncio.Task[None], None] = {}
         self._made_http2: Http2 | None = None
+        secured = context is not None
+        self._heads = HeadBudget(
+            lambda request: request is None or (secured and _is_unauthorized(request)),
+        )
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -167,7 +172,7 @@ class _Door:
                 if tls
                 else {}
             )
-            protocol = (lambda: _Choice(self)) if tls else self._server
+            protocol = (lambda: _Choice(self)) if tls else self._http1
             await asyncio.get_running_loop().connect_accepted_socket(protocol, client, ssl=tls, **options)
         except (NoCertificate, ssl.SSLError, OSError) as err:
             log.v(4).info("A connection did not come about", err=err)
@@ -178,7 +183,11 @@ class _Door:
 
     def protocol_for(self, spoken: str | None) -> asyncio.Protocol:
         """Give who speaks what was agreed on."""
-        return self._http2() if spoken == HTTP2 else self._server()
+        return self._http2() if spoken == HTTP2 else self._http1()
+
+    def _http1(self) -> asyncio.Protocol:
+        server = self._server
+        return RequestHandler(server, self._heads, loop=asyncio.get_running_loop(), **server._kwargs)
 
     def _http2(self) -> asyncio.Protocol:
         if self._made_http2 is None:
