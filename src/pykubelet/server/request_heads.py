@@ -24,7 +24,7 @@ from pykubelet.logs import get_logger
 log = get_logger(__name__)
 
 MOST_HEAD_BYTES = 1024 * 1024
-MOST_BYTES = 16 * 1024 * 1024
+MOST_BYTES = 8 * 1024 * 1024
 """Bytes of heads of all connections, those that are free aside."""
 FREE_BYTES = 16 * 1024
 """Bytes of a head that are not charged to the budget."""
