@@ -296,7 +296,7 @@ async def test_known_pods_evaluates_volumes_once_per_spec(
 
     monkeypatch.setattr(usage_module, "UNMEASURED", Counted())
     pods = [pod(str(number)) for number in range(10)] + [
-        pod("not", {"name": "m", "configMap": {"name": "m"}})
+        pod("not", {"name": "m", "hostPath": {"path": "/m"}})
     ]
     usage = VolumeUsage(tmp_path, lambda: pods, PERIOD)
     for _ in range(5):
