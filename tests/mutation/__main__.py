@@ -257,7 +257,8 @@ def main() -> int:
     say(f"mutate: seed {options.seed}, {len(sample)} of {len(all_mutants)} mutants")
     mutator = Mutator(sample, options.workers)
     arguments = [
-        "-q",
+        "-p",
+        "no:terminal",
         "-p",
         "no:xdist",
         "-p",
