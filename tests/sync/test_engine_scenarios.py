@@ -3,6 +3,7 @@
 import asyncio
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,7 +212,7 @@ async def test_engine_readiness_and_startup_probes_decide_about_ready_and_starte
     codes = {"ready": 1, "up": 1}
     node.runtime.commands |= {"ready": lambda: codes["ready"], "up": lambda: codes["up"]}
     times = {"periodSeconds": 2, "timeoutSeconds": 1, "successThreshold": 1, "failureThreshold": 100}
-    probes = {
+    probes: dict[str, Any] = {
         "readinessProbe": {"exec": {"command": ["ready"]}} | times | {"failureThreshold": 3},
         "startupProbe": {"exec": {"command": ["up"]}} | times,
     }
