@@ -257,7 +257,10 @@ def main() -> int:
     say(f"mutate: seed {options.seed}, {len(sample)} of {len(all_mutants)} mutants")
     mutator = Mutator(sample, options.workers)
     arguments = [
-        "-q",
+        "-o",
+        "addopts=--strict-markers",
+        "-p",
+        "no:terminal",
         "-p",
         "no:xdist",
         "-p",
@@ -268,10 +271,10 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory(prefix="pyt-", dir="/tmp", ignore_cleanup_errors=True) as base:
         pytest.main([*arguments, f"--basetemp={base}/t", *TESTS], plugins=[mutator])
-    if mutator.failed:
-        say("These tests fail without any mutant:\n" + "\n".join(mutator.failed))
-        return 2
     total = len(mutator.caught) + len(mutator.survived)
+    if mutator.failed or total < len(sample):
+        say("These tests fail without any mutant:\n" + "\n".join(mutator.failed or ["pytest did not run"]))
+        return 2
     for operator, count in Counter(mutant.operator for mutant in sample).most_common():
         caught = sum(mutant.operator == operator for mutant in mutator.caught)
         say(f"  {operator}: {caught} of {count}")

@@ -8,7 +8,7 @@ that many pods take proportionally longer than few, as on a node.
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ from pykubelet.kube.errors import NotFound
 from pykubelet.kube.event_recorder import EventRecorder
 from pykubelet.kube.resources import Resource, read_object
 from pykubelet.pods.local_objects import LocalObjects
-from pykubelet.pods.objects import NoObjects
+from pykubelet.pods.objects import NoObjects, PodObjects
 from pykubelet.pods.runtime_classes import default_handler
 from pykubelet.resources.pod_cgroups import PodCgroups
 from pykubelet.runtime.facts import NodeFacts
@@ -41,6 +41,7 @@ from pykubelet.runtime.gc import GarbageCollector
 from pykubelet.runtime.labels import POD_UID
 from pykubelet.runtime.user_namespaces import IdSpace
 from pykubelet.sync.admitting import AdmissionParts
+from pykubelet.sync.apply import Volumes
 from pykubelet.sync.cluster import ClusterParts
 from pykubelet.sync.engine import EngineParts, PodEngine
 from pykubelet.tasks import TaskScope
@@ -350,16 +351,31 @@ class Rig:
 
 
 @asynccontextmanager
-async def engine_with_fakes(root: Path, cgroups: Cgroups) -> AsyncIterator[Rig]:
+async def engine_with_fakes(
+    root: Path,
+    cgroups: Cgroups,
+    *,
+    runtime: FakeRuntime | None = None,
+    api: FakeApi | None = None,
+    objects: PodObjects | None = None,
+    images: Any = None,
+    volumes: Volumes | None = None,
+    network_errors: Callable[[], list[str]] = list,
+) -> AsyncIterator[Rig]:
     """Run an engine below `root` until the block is left; `cgroups` is where it makes those of pods."""
-    root.mkdir(parents=True)
-    runtime, api, registry, gates = FakeRuntime(), FakeApi(), CollectorRegistry(), FeatureGates()
+    root.mkdir(parents=True, exist_ok=True)
+    runtime, api, objects = runtime or FakeRuntime(), api or FakeApi(), objects or NoObjects()
+    registry, gates = CollectorRegistry(), FeatureGates()
     config = KubeletConfiguration(
         max_pods=1000, cgroup_root="/pyk", pod_logs_dir=str(root / "logs"), resolv_conf=""
     )
     cri = cast(
         Cri,
-        _Cri(runtime, FakeImages(), pb.VersionResponse(runtime_name="containerd", runtime_version="1.7")),
+        _Cri(
+            runtime,
+            images or FakeImages(),
+            pb.VersionResponse(runtime_name="containerd", runtime_version="1.7"),
+        ),
     )
     client = cast(ApiClient, api)
     capacity = amounts(cpu="64", memory="64Gi", pods="1000", ephemeral_storage="100Gi")
@@ -379,9 +395,10 @@ async def engine_with_fakes(root: Path, cgroups: Cgroups) -> AsyncIterator[Rig]:
             credential_providers=(),
             credential_provider_dir=root,
             pull_manager=None,
-            volumes=PodVolumes(
+            volumes=volumes
+            or PodVolumes(
                 root,
-                objects=NoObjects(),
+                objects=objects,
                 node=cast(Any, None),
                 memory_limit=lambda pod: None,
                 allocatable_memory=64 << 30,
@@ -390,7 +407,7 @@ async def engine_with_fakes(root: Path, cgroups: Cgroups) -> AsyncIterator[Rig]:
             cgroups=pod_cgroups,
             registry=registry,
             runtime_errors=list,
-            network_errors=list,
+            network_errors=network_errors,
             collector=GarbageCollector(cri, root / "logs", None),
             id_space=IdSpace(65536, 65536 * 1000, 65536),
             user_namespaces=False,
@@ -403,7 +420,7 @@ async def engine_with_fakes(root: Path, cgroups: Cgroups) -> AsyncIterator[Rig]:
             cluster=ClusterParts(
                 client=client,
                 node_uid=lambda: "node-uid",
-                objects=NoObjects(),
+                objects=objects,
                 handler_of=default_handler,
                 services=lambda pod: {},
             ),
