@@ -69,7 +69,7 @@ async def read_only_port(
     parts = ServingParts(
         settings=settings,
         ips=["127.0.0.1"],
-        given_flags={},
+        flag_values={},
         started=datetime.now(UTC),
         registry=CollectorRegistry(),
         cri=cast(Any, None),
