@@ -154,11 +154,3 @@ def test_no_shell_is_used() -> None:
         return isinstance(node, ast.Attribute) and node.attr in ("create_subprocess_shell", "system", "popen")
 
     assert _code_of(is_shell) == []
-
-
-def test_loopback_is_not_opened() -> None:
-    def names_it(node: ast.AST) -> bool:
-        parts = [] if isinstance(node, ast.Expr) else ast.iter_child_nodes(node)  # docstrings may
-        return any(isinstance(part, ast.Constant) and "route_localnet" in str(part.value) for part in parts)
-
-    assert _code_of(names_it) == []
