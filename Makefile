@@ -5,10 +5,11 @@ PY := .venv/bin
 DATA_DIR ?= /var/lib/pykubelet
 # Whole files to each worker, in the order of tests/durations.py. The paths of sockets must be short.
 PYTEST = base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; $(PY)/pytest -q --basetemp=$$base/t \
-	--numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	--numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 # The tests that run anywhere, and further arguments for pytest.
 UNIT := -m "not machine" --ignore=tests/cluster
 ARGS ?=
+WORKERS ?= auto
 N ?= 20
 SECONDS ?= 600
 TESTS ?=

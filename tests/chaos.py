@@ -210,7 +210,9 @@ def main() -> int:
         command += ["-m", "machine", *options.tests]
         environment = {**os.environ, _END: str(time.time() + options.seconds)}
         # Its exit status is had by _reaped.
-        run = subprocess.Popen(command, env=environment).pid
+        # In a session of its own: the kernel sends SIGHUP to a process group with stopped processes whose
+        # last link to its session has ended.
+        run = subprocess.Popen(command, env=environment, start_new_session=True).pid
         status = -1
         try:
             status = disturb(run, stopper, options.seconds)

@@ -47,8 +47,10 @@ ENOUGH_SECONDS = 30.0
 SLOWER_TIMES = 4.0
 """A mutant whose tests take so many times as long as usual (of processor time) is caught."""
 SPARE_CPU_SECONDS = 10
-LONGEST_SECONDS = 300.0
+LONGEST_SECONDS = 120.0
 """Limit of wall-clock time for one mutant, for one that waits for ever without using the processor."""
+TEST_SECONDS = 30
+"""Limit of wall-clock time for one test."""
 MEMORY_BYTES = 4 << 30
 
 Place = tuple[str, str, int]
@@ -259,6 +261,8 @@ def main() -> int:
     arguments = [
         "-o",
         "addopts=--strict-markers",
+        "-o",
+        f"timeout={TEST_SECONDS}",
         "-p",
         "no:terminal",
         "-p",

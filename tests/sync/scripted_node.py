@@ -25,6 +25,9 @@ from tests.sync.many_pods import NODE, FakeApi, FakeImages, FakeRuntime, Rig, en
 
 UID = "00000000-0000-0000-0000-00000000aaaa"
 
+NORMAL = {"Pulling", "Pulled", "Created", "Started", "Killing", "SandboxChanged", "DeadlineExceeded"}
+"""Reasons of events that report no problem."""
+
 Exit = tuple[float, int]
 """Seconds after its start at which a container ends, and its exit code."""
 
@@ -219,6 +222,9 @@ class ScriptedApi(FakeApi):
         return page
 
     async def create(self, resource: Resource[Any], obj: Any, namespace: str = "") -> Any:
+        # A failed pull is followed by a BackOff of type Normal, a crash by one of type Warning.
+        if obj.reason != "BackOff":
+            assert obj.type == ("Normal" if obj.reason in NORMAL else "Warning"), obj.reason
         self.recorded.append((obj.reason, obj.message))
         self._events[obj.metadata.name] = obj
         return await super().create(resource, obj, namespace)
