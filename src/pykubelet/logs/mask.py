@@ -32,9 +32,10 @@ _SECRET_TEXT = [
         MASK,
     ),
 ]
-# Each run of base64url is scanned once, however often it contains "eyJ": the look-behind and possessive `++`.
-_DOTTED = re.compile(r"(?<![\w-])([\w-]++)\.[\w-]++\.[\w-]*", re.A)
-_JWT_HEADER = re.compile(r"\beyJ[\w-]{8}", re.A)
+_TOKEN_LIKE = re.compile(r"[A-Za-z0-9_.-]{13,}+")
+_TOKEN_START = re.compile(r"\beyJ")
+_TOKEN_END = re.compile(r"[A-Za-z0-9_-]*+")
+_SHORTEST_HEADER = len("eyJ") + 8
 
 
 def is_secret_key(key: str) -> bool:
@@ -46,7 +47,7 @@ def mask_text(text: str) -> str:
     """Replace whatever in a text looks like a secret, in time linear in its length."""
     for pattern, replacement in _SECRET_TEXT:
         text = pattern.sub(replacement, text)
-    return _DOTTED.sub(_mask_jwt, text) if "eyJ" in text else text
+    return _TOKEN_LIKE.sub(_mask_tokens, text) if "eyJ" in text else text
 
 
 def mask_value(key: str, value: Any) -> Any:
@@ -106,6 +107,21 @@ class _Masking:
         return shown
 
 
-def _mask_jwt(match: re.Match[str]) -> str:
-    header = _JWT_HEADER.search(match[1])
-    return match[1][: header.start()] + MASK if header else match[0]
+def _mask_tokens(run: re.Match[str]) -> str:
+    """Replace the JSON web tokens (`eyJ….….…`) in a run of their characters, in linear time."""
+    text, position = run[0], 0
+    shown: list[str] = []
+    while start := _TOKEN_START.search(text, position):
+        header = text.find(".", start.start())
+        claims = text.find(".", header + 1)
+        if header < 0 or claims < 0:
+            break
+        if header - start.start() < _SHORTEST_HEADER or claims == header + 1:
+            shown.append(text[position : header + 1])
+            position = header + 1
+            continue
+        end = _TOKEN_END.match(text, claims + 1)
+        assert end is not None
+        shown += (text[position : start.start()], MASK)
+        position = end.end()
+    return "".join((*shown, text[position:]))
