@@ -12,6 +12,7 @@ from bench.node import bare_runtime, data_dir, running_node
 from bench.pods import measure_pods
 from bench.processes import cost_over
 from bench.results import Result
+from bench.scale import scale
 from bench.streams import streams
 from bench.volumes import volumes
 from pykubelet.embedded.instance import Instance
@@ -68,7 +69,7 @@ def pods(count: int, hold_seconds: float) -> list[Result]:
     ]
 
 
-_KINDS = ("idle", "pods", "cluster", "volumes", "streams")
+_KINDS = ("idle", "pods", "cluster", "scale", "volumes", "streams")
 
 
 def main() -> int:
@@ -76,6 +77,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("--seconds", type=float, default=60, help="how long to watch the idle agent")
     parser.add_argument("--pods", type=int, default=40, help="how many pods to start at once; 0 for none")
+    parser.add_argument(
+        "--many",
+        type=int,
+        default=250,
+        help="pods whose cost each is compared with that of --pods; 0 for none",
+    )
     parser.add_argument("--only", choices=_KINDS, help="measure only this")
     parser.add_argument("--reference", action="store_true", help="measure the reference kubelet, too")
     options = parser.parse_args()
@@ -86,6 +93,8 @@ def main() -> int:
         results += pods(options.pods, options.seconds)
     if options.only in (None, "cluster") and options.pods:
         results += cluster(options.pods, options.seconds, reference=options.reference)
+    if options.only in (None, "scale") and options.pods and options.many:
+        results += scale(options.pods, options.many)
     if options.only in (None, "volumes") and options.pods:
         results += volumes(options.pods)
     if options.only in (None, "streams"):

@@ -146,7 +146,7 @@ def _command(cluster: DevCluster, instance: Instance, program: Path) -> list[str
         "port": ports[0],
         "healthzPort": ports[1],
         "authentication": {"x509": {"clientCAFile": str(layout.authority)}},
-        "maxPods": 150,
+        "maxPods": 300,
         "failSwapOn": False,
         "failCgroupV1": False,
     }

@@ -74,7 +74,7 @@ def start_allotment(
     def is_leaving(uid: str) -> bool:
         worker = engine.workers.get(uid)
         if worker is None:
-            return uid not in engine.wanted() and engine.store.get(uid) is None
+            return not engine.is_desired(uid) and engine.store.get(uid) is None
         return worker.state is not State.SYNCING
 
     def running() -> Iterator[RunningContainer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import counted
 from pykubelet.server.pods import SOCKET_NAME
-from pykubelet.server.readonly import read_only_routes, spec_routes
+from pykubelet.server.readonly import own_hosts_only, read_only_routes, spec_routes
 from pykubelet.server.unix import unix_server
 from pykubelet.sync.engine import PodEngine
 from pykubelet.tasks import TaskScope
@@ -63,18 +64,21 @@ async def serving(parts: ServingParts) -> AsyncIterator[None]:
             api = await _api_parts(parts, metrics, manifests, tasks)
             await stack.enter_async_context(api_server(api))
         if config.enable_server and config.read_only_port > 0:
+            standalone = parts.cluster is None
             routes = [
-                *read_only_routes(parts.engine),
+                *read_only_routes(parts.engine, omit_values=standalone),
                 *spec_routes(),
                 *metrics_routes(parts.registry),
                 *health,
             ]
-            counting = [counted(metrics, "readonly")]
-            server = http_server("read-only", config.address, config.read_only_port, routes, counting)
+            layers = [counted(metrics, "readonly")]
+            if standalone:
+                layers.append(own_hosts_only((parts.settings.node_name, socket.gethostname())))
+            server = http_server("read-only", config.address, config.read_only_port, routes, layers)
             await stack.enter_async_context(server)
-        socket = Path(parts.settings.flags.root_dir) / SOCKET_NAME
+        control = Path(parts.settings.flags.root_dir) / SOCKET_NAME
         by_root = [*control_routes(parts.engine), *(manifests.routes() if manifests is not None else ())]
-        await stack.enter_async_context(unix_server(socket, by_root))
+        await stack.enter_async_context(unix_server(control, by_root))
         if config.healthz_port > 0:
             server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
             await stack.enter_async_context(server)

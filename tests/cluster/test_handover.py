@@ -8,6 +8,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.cluster.plane import Document, Plane
 from tests.engine.making import container as plain_container
 from tests.engine.making import forever, pod
 from tests.engine.node import all_statuses, condition, status_of
+from tests.images.registry import PASSWORD, USER, running_registry
 
 pytestmark = pytest.mark.machine
 
@@ -322,3 +324,62 @@ def test_a_node_is_handed_over(plane: Plane, node: ClusterNode, namespace: str, 
     for uid in uids:
         node.wait(f"nothing to be left of {uid}", lambda uid=uid: not left_behind(node, uid), 90)  # type: ignore[misc]
     node.remove("static")
+
+
+@pytest.mark.parametrize("first", ["reference", "ours"])
+def test_private_image_after_a_hand_over_is_known_to_the_next_kubelet(
+    plane: Plane, node: ClusterNode, namespace: str, first: str, tmp_path: Path
+) -> None:
+    """Verify that each kubelet uses the other's records: access for the secret, and for nobody else."""
+    agents: list[Path | None] = [plane.reference_kubelet, None]
+    if first == "ours":
+        agents.reverse()
+
+    def user(name: str, secret: bool, policy: str) -> Document:
+        document = node.pod_document(name, namespace)
+        document["spec"]["containers"][0] |= {"image": image, "imagePullPolicy": policy}
+        if secret:
+            document["spec"]["imagePullSecrets"] = [{"name": "login"}]
+        return plane.create(document)
+
+    def refusal(reasons: set[str], found: Document) -> Document | None:
+        states = [status["state"].get("waiting", {}) for status in all_statuses(found)]
+        return next((state for state in states if state.get("reason") in reasons), None)
+
+    with running_registry(tmp_path / "registry", protected=True) as registry:
+        registry.push_busybox("team/app", first)
+        image = f"{registry.host}/team/app:{first}"
+        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        plane.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": "login", "namespace": namespace},
+                "type": "kubernetes.io/dockerconfigjson",
+                "stringData": {".dockerconfigjson": json.dumps({"auths": {registry.host: {"auth": auth}}})},
+            }
+        )
+        node.hand_to(agents[0])
+        node.start()
+        node.wait_registered()
+        pods = [user("owner", True, "IfNotPresent")]
+        node.wait_pod_ready(pods[0], 90)
+        [path] = (node.root / "image_manager" / "pulled").iterdir()
+        written = path.read_bytes()
+        node.kill()
+        node.hand_to(agents[1])
+        node.start()
+        node.wait_registered()
+        pods.append(user("again", True, "Never"))
+        node.wait_pod_ready(pods[-1], 90)
+        assert path.read_bytes() == written, "the secret is in the record already"
+        for name, policy, reasons in (
+            ("thief", "IfNotPresent", {"ErrImagePull", "ImagePullBackOff"}),
+            ("quiet", "Never", {"ErrImageNeverPull"}),
+        ):
+            pods.append(user(name, False, policy))
+            node.wait_api_pod(pods[-1], "to be refused", partial(refusal, reasons), 90)
+        for one in pods:
+            plane.delete("pod", one["metadata"]["name"], namespace)
+        for one in pods:
+            plane.wait_gone("pod", one["metadata"]["name"], namespace, 90)

@@ -1,21 +1,23 @@
 """Images that the node e2e suite pulls, built from programs of this host and of our Go module.
 
 Nothing is downloaded: busybox and the pause process are Debian's, agnhost and nonewprivs are built from
-upstream's sources, curl, ipcs and nginx are programs of ours (`module/standins`). The names come from the
-suite itself (`--list-images`), so a new Kubernetes version needs no change here. Specs of images that
-are not in `BUILDERS` fail to pull.
+upstream's sources, curl, ipcs, nc, nginx and nmeter are programs of ours (`module/standins`). The names come
+from the suite itself (`--list-images`), so a new Kubernetes version needs no change here. Specs of images
+that are not in `BUILDERS` fail to pull.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pykubelet.devcluster.pki import Authority, Subject, issue_pem
 from pykubelet.embedded.needs import Machine
 from pykubelet.embedded.oci import Entry, ImageConfig, Platform, image_archive
-from pykubelet.embedded.seed_images import busybox_entries, read_static
+from pykubelet.embedded.seed_images import busybox_entries, machine_platform, read_static
 from tests.images.registry import Registry, unpack_archive
 
 MIRRORED = ("registry.k8s.io", "invalid.registry.k8s.io", "docker.io", "gcr.io")
@@ -43,6 +45,9 @@ class Programs:
     agnhost: bytes
     nonewprivs: bytes
     standins: bytes
+    certificate: bytes
+    """Serving certificate of agnhost's HTTPS servers, PEM."""
+    key: bytes
     platform: Platform
 
 
@@ -59,12 +64,14 @@ class Image:
         return image_archive(name, self.entries, config, platform)
 
 
-def read_programs(machine: Machine, built: Path, platform: Platform) -> Programs:
+def read_programs(machine: Machine, built: Path, authority: Authority) -> Programs:
     """Read the programs of this host and those built from the Go module in `built`.
 
-    Raises EmbeddedError when one is missing or dynamically linked.
+    The certificate that agnhost serves is issued by `authority`. Raises EmbeddedError when a program is
+    missing or dynamically linked.
     """
     busybox = machine.programs["busybox"]
+    certificate, key = issue_pem(authority, Subject("localhost", server_names=("localhost", "127.0.0.1")))
     listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)
     return Programs(
         busybox=read_static(busybox),
@@ -73,7 +80,9 @@ def read_programs(machine: Machine, built: Path, platform: Platform) -> Programs
         agnhost=read_static(built / "agnhost"),
         nonewprivs=read_static(built / "nonewprivs"),
         standins=read_static(built / "standins"),
-        platform=platform,
+        certificate=certificate,
+        key=key,
+        platform=machine_platform(os.uname().machine),
     )
 
 
@@ -101,6 +110,8 @@ def mirror_hosts(host: str) -> str:
 
 def _busybox(programs: Programs) -> Image:
     entries = busybox_entries(programs.busybox, programs.applets)
+    if "nmeter" not in programs.applets:  # Debian's busybox has none
+        entries.append(Entry("usr/bin/nmeter", data=programs.standins))
     return Image(entries, ImageConfig(command=["sh"], env={"PATH": PATH}))
 
 
@@ -144,6 +155,9 @@ def _agnhost(programs: Programs) -> Image:
         Entry("agnhost-2", link="agnhost"),
         Entry("bin/bash", data=_BASH.encode()),
         Entry("usr/bin/curl", data=programs.standins),
+        Entry("usr/local/bin/nc", link="../../bin/curl"),  # busybox' has no UDP
+        Entry("localhost.crt", data=programs.certificate, mode=0o644),
+        Entry("localhost.key", data=programs.key, mode=0o644),
         Entry("uploads"),
         *_served_registry(programs),
     ]

@@ -27,11 +27,11 @@ import yaml
 
 from pykubelet.devcluster.build import GoBuild, GoModule, built_module
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN
+from pykubelet.devcluster.pki import Authority
 from pykubelet.devcluster.programs import Programs as PlanePrograms
 from pykubelet.devcluster.programs import find_programs
 from pykubelet.devcluster.reference import reference_traces
 from pykubelet.embedded.needs import inspect_machine
-from pykubelet.embedded.seed_images import machine_platform
 from pykubelet.host import cgroup_tree
 from tests.cluster.conftest import running_plane
 from tests.cluster.node import ClusterNode
@@ -172,7 +172,9 @@ def running_rig(binaries: Binaries, agent: str, say: Callable[[str], None]) -> I
         runtime = stack.enter_context(_runtime())
         say("Building images and pushing them to the local registry")
         registry = stack.enter_context(running_registry(scratch / "registry"))
-        programs = read_programs(inspect_machine(), binaries.suite, machine_platform(os.uname().machine))
+        layout = plane.cluster.layout
+        authority = Authority(layout.certificate("ca"), layout.key("ca"))
+        programs = read_programs(inspect_machine(), binaries.suite, authority)
         push_images(registry, programs, _listed_images(binaries))
         for host in MIRRORED:
             directory = runtime.instance.registry_hosts / host
@@ -214,6 +216,9 @@ def _node(plane: Plane, runtime: RunningRuntime, agent: str) -> ClusterNode:
         f"--kubeconfig={plane.node_kubeconfig(NODE_NAME)}",
         "-v=4",
     ]
+    if reference is not None:
+        # Its cadvisor reads the containers' names from containerd, at a fixed path otherwise.
+        command.append(f"--containerd={instance.socket}")
     ports = (_HEALTH, _READ_ONLY)
     return ClusterNode(plane, runtime, NODE_NAME, command, ports, root=_ROOT, reference=agent == REFERENCE)
 

@@ -22,6 +22,8 @@ PROGRAMS = Programs(
     agnhost=b"agnhost",
     nonewprivs=b"nnp",
     standins=b"standins",
+    certificate=b"certificate",
+    key=b"key",
     platform=Platform("amd64"),
 )
 

@@ -152,12 +152,20 @@ def test_remove_entry_directory_that_is_filled_forever_fails_after_bounded_passe
 
 
 @pytest.mark.machine
+@pytest.mark.parametrize("is_late", [False, True], ids=["before rmdir", "after rmdir"])
 @pytest.mark.parametrize("has_openat2", [True, False], ids=["openat2", "mount ids"])
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_remove_entry_mount_inside_is_neither_entered_nor_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, has_openat2: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, has_openat2: bool, is_late: bool
 ) -> None:
-    """Verify that also a bind mount of the same file system stops the removal, wherever it appears."""
+    """Verify that also a bind mount of the same file system stops the removal, whenever it appears."""
+    rmdir = tree_removal._rmdir
+    if is_late:
+        monkeypatch.setattr(
+            tree_removal,
+            "_rmdir",
+            lambda parent, name: "not empty" if name == "point" else rmdir(parent, name),
+        )
     if not has_openat2:
         monkeypatch.setattr(tree_removal, "open_on_same_mount", _not_implemented)
     tree, precious = tmp_path / "tree", tmp_path / "precious"
@@ -178,6 +186,7 @@ def test_remove_entry_mount_inside_is_neither_entered_nor_removed(
     finally:
         subprocess.run(["umount", point], check=True)
     assert (precious / "inner/file").read_text() == "precious"
+    monkeypatch.undo()
     remove_tree(tree)
     assert not tree.exists()
 

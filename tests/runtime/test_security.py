@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Capabilities, PodSecurityContext, Profile, SecurityContext, SELinuxOptions
 from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.runtime.container_config import make_container_config
 from pykubelet.runtime.facts import ContainerFacts, IdMappings, IdRange, NodeFacts, SandboxFacts
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.problems import ConfigProblem, RootNotAllowed
 from pykubelet.runtime.security import (
     MASKED_PATHS,
     READONLY_PATHS,
@@ -315,3 +316,17 @@ def test_nobody_who_must_not_is_root(uid: int, run_as: int | None) -> None:
     allowed = verify_run_as_non_root(pod, container, uid, "") is None
     sent = container_security(pod, container, ContainerFacts(node=NodeFacts(), image_uid=uid))
     assert not (allowed and sent.run_as_user.value == 0)
+
+
+@pytest.mark.parametrize(("image", "run_as"), [(0, None), (0, 0), (1000, 0), (0, 1000), (1000, None)])
+def test_make_container_config_run_as_non_root_never_starts_root(image: int, run_as: int | None) -> None:
+    """Verify that the start itself is rejected, not only that the rule could be asked (CVE-2019-11245)."""
+    container = make_container(security_context=SecurityContext(run_as_user=run_as, run_as_non_root=True))
+    facts = ContainerFacts(node=NodeFacts(), image_uid=image)
+    user = image if run_as is None else run_as
+    if user:
+        sent = make_container_config(make_pod(container), container, facts)
+        assert sent.linux.security_context.run_as_user.value == user
+    else:
+        with pytest.raises(RootNotAllowed, match=r"non-root policy|will run as root"):
+            make_container_config(make_pod(container), container, facts)

@@ -66,6 +66,10 @@ async def compressed(request: web.Request) -> web.StreamResponse:
     return answer
 
 
+async def long(_: web.Request) -> web.Response:
+    return web.Response(body=b"x" * 100_000)
+
+
 async def no_header(_: web.Request) -> web.Response:
     return web.Response(headers={"X-Two": "one\r\nX-Evil: two"})
 
@@ -95,6 +99,7 @@ ROUTES = [
     web.get("/status/{status}", nothing),
     web.get("/break/{how}", break_off),
     web.get("/compressed", compressed),
+    web.get("/long", long),
     web.get("/no-header", no_header),
 ]
 

@@ -46,7 +46,10 @@ class FakeRuntime:
         return self.containers.get(key, [])
 
     async def list_pod_sandbox(self, filter: pb.PodSandboxFilter | None = None) -> list[pb.PodSandbox]:
-        return self.sandboxes
+        assert filter is not None
+        assert filter.state.state == pb.SANDBOX_READY
+        wanted = dict(filter.label_selector).items()
+        return [sandbox for sandbox in self.sandboxes if wanted <= dict(sandbox.labels).items()]
 
     async def container_status(
         self, container_id: str, *, verbose: bool = False
@@ -168,7 +171,7 @@ async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...,
                 pb.Container(id="old", created_at=1),
                 pb.Container(id="c1", created_at=2),
             ]
-            runtime.sandboxes = [pb.PodSandbox(id="s1", created_at=5)]
+            runtime.sandboxes = [pb.PodSandbox(id="s1", created_at=5, labels={"io.kubernetes.pod.uid": "u1"})]
             lookup = Lookup(view, runtime, lambda uid: {"mirror": "u1"}.get(uid, uid))
             streams = Streams(lookup, limits or StreamLimits(), metrics, idle_seconds=idle_seconds)
             port = await stack.enter_async_context(

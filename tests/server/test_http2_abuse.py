@@ -158,8 +158,11 @@ async def test_a_reset_of_an_answer_that_has_begun_is_no_flood(site: Site) -> No
 @pytest.mark.parametrize("size", [0, 1, 16000])
 async def test_continuations_without_end(site: Site, size: int) -> None:
     async with site.talking() as talk:
-        talk.raw(HeadersFrame(1, hpack.Encoder().encode(REQUEST)))
-        await pour(talk, endless(lambda _: [ContinuationFrame(1, b"\0" * size)]), 5000)
+        # First, both sides acknowledge their settings: any other frame among the continuations is an error.
+        assert (await talk.ask("/echo")).status == 200
+        talk.raw(HeadersFrame(101, hpack.Encoder().encode(REQUEST)))
+        await pour(talk, endless(lambda _: [ContinuationFrame(101, b"\0" * size)]), 5000)
+        assert talk.goodbye in (ErrorCodes.PROTOCOL_ERROR, ErrorCodes.ENHANCE_YOUR_CALM, None)
     await eventually(lambda: not any(isinstance(found, Http2Connection) for found in gc.get_objects()))
 
 
@@ -196,10 +199,11 @@ async def test_a_long_frame_is_not_waited_for(site: Site) -> None:
         await talk.until(lambda: talk.closed)
 
 
-async def test_a_client_that_takes_a_byte_at_a_time(site: Site) -> None:
+async def test_a_client_that_takes_a_byte_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes in as many frames, and only as fast as they are paid for."""
+    monkeypatch.setattr(http2_frames, "_PER_SECOND", 0)
     async with site.talking(window=0, takes=False) as talk:
-        number = talk.begin("/compressed")
+        number = talk.begin("/long")
         await talk.until(lambda: talk.answers[number].status)
         await pour(talk, endless(lambda _: [WindowUpdateFrame(number, 1)]))
         assert len(talk.answers[number].body) <= BUDGET

@@ -96,11 +96,14 @@ async def test_a_client_that_does_not_read_is_not_read_either(start: Start) -> N
         [connection] = standing()
         transport = connection.transport
         assert transport is not None
+        assert not transport.is_reading()
+        before = transport.get_write_buffer_size()
+        assert before < 1024**2
         for _ in range(2000):
             client.wire.ping(b"12345678")
             client.flush()
         await asyncio.sleep(0.1)
-        assert transport.get_write_buffer_size() < 1024**2
+        assert transport.get_write_buffer_size() <= before, "the pings are not answered"
     finally:
         writer.transport.abort()
 

@@ -1,6 +1,7 @@
 """Clients that misbehave: each gets a status or is hung up on, and nobody else suffers."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,10 +11,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from pykubelet.server.reviews import TokenReviews
 from pykubelet.tasks import TaskScope
-from tests.kube.certs import Authority
+from tests.kube.certs import Authority, Pair
 from tests.server import https_node
-from tests.server.https_node import ROUTES, Starter
+from tests.server.https_node import ROUTES, Node, Starter
 from tests.server.people import client_context
 
 authority, stranger, pairs, start = (
@@ -141,3 +143,31 @@ async def test_what_is_no_tls_is_hung_up_on(start: Starter, bytes_: bytes) -> No
         writer.write_eof()
         while await reader.read(100):
             pass
+
+
+async def test_door_full_of_unreviewed_tokens_admits_others(
+    start: Starter, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that requests that wait for a TokenReview do not keep other clients out."""
+
+    reviewed: set[str] = set()
+
+    async def never(self: TokenReviews, token: str) -> None:
+        reviewed.add(token)
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(TokenReviews, "_review", never)
+    node = await start(most=10)
+    async with TaskScope() as scope:
+        for number in range(10):
+            scope.start(left_alone(node, f"bogus-{number}"), name="stranger")
+        async with asyncio.timeout(60):
+            while len(reviewed) < 10:
+                await asyncio.sleep(0.05)
+            for _ in range(12):
+                assert (await node.ask("/pods", pairs["admin"]))[0] == 200
+
+
+async def left_alone(node: Node, token: str) -> None:
+    with contextlib.suppress(aiohttp.ClientError, OSError):
+        await node.ask("/pods", token=token)

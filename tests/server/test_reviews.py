@@ -1,18 +1,21 @@
 """Reviews by the API server: what is asked, for how long an answer is kept, and what is not kept."""
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from pykubelet.kube.errors import BadAnswer, Forbidden, KubeError, ServerError, TimedOut
-from pykubelet.server.answer_cache import AnswerCache
+from pykubelet.server.answer_cache import MOST_WAITING, AnswerCache
 from pykubelet.server.attributes import Wish
 from pykubelet.server.identity import (
     BadCredentials,
     User,
 )
-from pykubelet.server.reviews import MOST_REMEMBERED, AccessReviews, NoAnswer, TokenReviews
+from pykubelet.server.reviews import MOST_AT_ONCE, MOST_REMEMBERED, AccessReviews, NoAnswer, TokenReviews
 from pykubelet.tasks import TaskScope
 from tests.server import reviewing
 from tests.server.reviewing import Api, metrics, user_info
@@ -123,6 +126,83 @@ async def test_a_flood_of_tokens_costs_bounded_memory(scope: TaskScope) -> None:
     for start in range(0, MOST_REMEMBERED + 200, 20):
         await asyncio.gather(*(reviews.user(f"t{start + n}") for n in range(20)), return_exceptions=True)
     assert len(reviews._answers) == MOST_REMEMBERED
+
+
+class Token(str):
+    """A token whose memory can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
+class SilentApi:
+    """An API server that never responds to a review, and retains none."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    async def create(self, resource: Any, obj: Any, namespace: str = "") -> Any:
+        self.open += 1
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.open -= 1
+
+
+@pytest.mark.looptime
+async def test_token_reviews_abandoned_review_cancelled_and_token_released(scope: TaskScope) -> None:
+    api = SilentApi()
+    reviews = TokenReviews(api, scope, 60, metrics())
+    watched: list[weakref.ref[Token]] = []
+
+    def begin(clients: TaskScope, token: Token) -> None:
+        watched.append(weakref.ref(token))
+        clients.start(reviews.user(token), name="client")
+
+    async with TaskScope() as clients:
+        for number in range(200):
+            begin(clients, Token(f"token-{number}"))
+        await asyncio.sleep(1)
+        assert api.open == MOST_AT_ONCE
+        assert all(one() is not None for one in watched)
+    await asyncio.sleep(0.1)
+    gc.collect()
+    assert api.open == 0
+    assert [one() for one in watched if one() is not None] == []
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("same", [False, True])
+async def test_token_reviews_too_many_waiting_longest_evicted(scope: TaskScope, same: bool) -> None:
+    reviews = TokenReviews(SilentApi(), scope, 60, metrics())
+    async with TaskScope() as clients:
+        waiting = []
+        for number in range(MOST_WAITING + 40):
+            user = reviews.user("same" if same else f"token-{number}")
+            waiting.append(clients.start(refused(user), name="client"))
+        await asyncio.sleep(1)
+        assert [task.done() for task in waiting] == [True] * 40 + [False] * MOST_WAITING
+
+
+async def refused(user: Coroutine[Any, Any, User]) -> str:
+    with pytest.raises(NoAnswer) as caught:
+        await user
+    return str(caught.value)
+
+
+@pytest.mark.looptime
+async def test_answer_cache_question_asked_again_after_abandonment_fetched_again(scope: TaskScope) -> None:
+    cache: AnswerCache[str, int] = AnswerCache(scope, lambda _: 60, most=9, name="test")
+
+    async def fetch() -> int:
+        await asyncio.sleep(1)
+        return 7
+
+    first = asyncio.create_task(cache.get("q", fetch))
+    await asyncio.sleep(0.5)
+    first.cancel()
+    second = asyncio.create_task(cache.get("q", fetch))
+    await asyncio.wait([first])
+    assert await second == 7
 
 
 def access(api: Api, scope: TaskScope, node: str = "n1") -> AccessReviews:

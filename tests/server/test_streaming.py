@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from multidict import MultiDict
 from prometheus_client import CollectorRegistry
 
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.errors import from_status
 from pykubelet.server.lookup import Lookup
 from pykubelet.server.metrics import ServerMetrics
@@ -168,6 +169,38 @@ async def test_attach_and_port_forward_ask_the_runtime_rightly(opened: Callable[
     assert list(ports.port) == [80, 90, 100]
     door.runtime.sandboxes = []
     assert await door.refusal("/portForward/default/web") == (500, 'pod not found ("web_default")')
+
+
+async def test_port_forward_sandboxes_of_other_pods_are_not_used(opened: Callable[..., Any]) -> None:
+    """Verify that a forwarded port leads into the pod's own sandbox, not into the newest of the node."""
+    door = await opened()
+    for number, uid in enumerate(("u2", "", "node")):
+        labels = {"io.kubernetes.pod.uid": uid}
+        door.runtime.sandboxes.append(pb.PodSandbox(id=f"other{number}", created_at=9, labels=labels))
+    async with door.connection("/portForward/default/web") as (head, _, _):
+        assert head.startswith("HTTP/1.1 101")
+    [request] = door.runtime.asked
+    assert request.pod_sandbox_id == "s1"
+    door.runtime.sandboxes = door.runtime.sandboxes[1:]
+    assert await door.refusal("/portForward/default/web") == (500, 'pod not found ("web_default")')
+
+
+async def test_pass_through_refusal_closes_the_connection_to_the_runtime(opened: Callable[..., Any]) -> None:
+    """Verify that no connection is left on which requests would pass unchecked (CVE-2018-1002105)."""
+    door = await opened()
+    closed = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno")
+        assert await reader.read() == b"", "nothing passes"
+        closed.set()
+
+    door.runtime.play = refuse
+    async with door.connection(EXEC) as (head, _, writer):
+        assert head.startswith("HTTP/1.1 403")
+        writer.write(b"GET /exec/token-8 HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(30):
+            await closed.wait()
 
 
 async def test_the_end_of_one_side_is_the_end_of_the_other(opened: Callable[..., Any]) -> None:

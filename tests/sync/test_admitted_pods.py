@@ -12,10 +12,11 @@ from pykubelet.api.pod import Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.pods.journal import Journal
 from pykubelet.pods.mux import PodChange
-from pykubelet.pods.static import SOURCE_ANNOTATION
+from pykubelet.pods.static import SOURCE_ANNOTATION, is_static_pod
 from pykubelet.resources.resize_book import PodResources
 from pykubelet.sync.admitted_pods import AdmittedPods, LazyPods
 from pykubelet.sync.resizing import Resizing
+from pykubelet.sync.worker import State
 from tests.admission.making import asking, node, requests_of
 from tests.sync.desk import Here, here, settle
 
@@ -119,6 +120,20 @@ class Scenario:
             kept, summed = desk._used_by_others(pod), usage_of(desk._others(pod), requests_of)
             assert kept.pods == summed.pods
             assert nonzero(kept) == nonzero(summed)
+        self.check_indexes()
+
+    def check_indexes(self) -> None:
+        """Compare what is looked up by name or state with a scan of all pods and workers."""
+        workers, store = self.desk.workers, self.desk.store
+        by_name: dict[str, set[str]] = {}
+        for worker in workers.all():
+            by_name.setdefault(worker.name, set()).add(worker.uid)
+        assert {name: set(found) for name, found in workers._named.items()} == by_name
+        ending = workers.ending()
+        assert set(ending) == {one.uid for one in workers.all() if one.state is not State.SYNCING}
+        assert list(ending.values()) == sorted(ending.values())
+        static = {pod.uid for pod in store.pods() if is_static_pod(pod)}
+        assert {pod.uid for pod in store.static_pods()} == static
 
 
 def named(uid: str, cpu: str) -> Pod:

@@ -1,13 +1,18 @@
 """When the sender tells the API server what, and how often; faults are in `test_status_sender_faults.py`."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.meta import to_document
+from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.sync import status_sender
 from pykubelet.sync.metrics import StatusMetrics
-from pykubelet.sync.status_sender import AT_ONCE, CROWDED_HOLD_SECONDS, HOLD_SECONDS
+from pykubelet.sync.status_merge import merged_status
+from pykubelet.sync.status_sender import AT_ONCE, CROWDED_HOLD_SECONDS, HOLD_SECONDS, QUEUED_HOLD_SECONDS
 from tests.sync.making import LATER, condition, container, ended, make_pod, make_status, waiting
 from tests.sync.sender_api import Api, pending, sending
 
@@ -66,7 +71,7 @@ async def test_in_a_crowd_only_what_users_wait_for_is_sent_at_once() -> None:
         sender.changed(first, make_status())
         await asyncio.sleep(0.1)
         assert api.verbs == ["patch first"]
-        await asyncio.sleep(CROWDED_HOLD_SECONDS - 4)
+        await asyncio.sleep(QUEUED_HOLD_SECONDS - 4)
         assert api.phases == {"first": "Running", "second": "Pending"}
         assert api.verbs == ["patch first", "patch second"]
         # A new wait is a new one, not the rest of the last.
@@ -75,6 +80,40 @@ async def test_in_a_crowd_only_what_users_wait_for_is_sent_at_once() -> None:
         assert len(api.verbs) == 2
         await asyncio.wait_for(sender.told(second.uid), 1)
         assert len(api.verbs) == 3
+
+
+async def test_sender_failure_in_crowd_is_held_shorter_than_queued_pod() -> None:
+    queued, failing = make_pod("u1", "queued"), make_pod("u2", "failing")
+    api = Api(queued, failing)
+    async with sending(api, crowded=lambda: True) as sender:
+        sender.changed(queued, pending())
+        sender.changed(failing, make_status("Pending", container("main", waiting("ErrImagePull"))))
+        await asyncio.sleep(CROWDED_HOLD_SECONDS + 0.1)
+        assert api.verbs == ["patch failing"]
+        await asyncio.sleep(QUEUED_HOLD_SECONDS - CROWDED_HOLD_SECONDS)
+        assert api.verbs == ["patch failing", "patch queued"]
+
+
+async def test_sender_held_status_is_not_computed_until_crowd_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify that the cost of a pod does not grow with the time for which it waits among others."""
+    pods = [make_pod(f"u{number}", f"pod-{number}") for number in range(20)]
+    api, crowd, computed = Api(*pods), [True], list[str]()
+
+    def counted(pod: Pod, *more: Any, **facts: Any) -> PodStatus:
+        computed.append(pod.uid)
+        return merged_status(pod, *more, **facts)
+
+    monkeypatch.setattr(status_sender, "merged_status", counted)
+    async with sending(api, crowded=lambda: bool(crowd)) as sender:
+        for pod in pods:
+            sender.changed(pod, pending())
+        await asyncio.sleep(QUEUED_HOLD_SECONDS - 1)
+        assert (computed, api.verbs) == ([], [])
+        crowd.clear()
+        await asyncio.sleep(1.5)
+        assert api.verbs == [f"patch {pod.metadata.name}" for pod in pods]
+        # Once for what is sent, and once for what the API server made of it.
+        assert len(computed) == 2 * len(pods)
 
 
 async def test_a_crowd_that_goes_is_noticed() -> None:

@@ -122,6 +122,40 @@ class TestMountingRaces:
         assert set(mounted) == {"mine"}
         assert len(mounted) > 10
 
+    @pytest.mark.parametrize("what", ["folder", "file"])
+    def test_bind_path_swapped_after_opening_mounts_what_was_opened(
+        self, volume: Path, target: Path, what: str
+    ) -> None:
+        """Verify without a race that a directory swapped for a link before the mount is of no use."""
+        path = "a/swapped/b" if what == "folder" else "a/swapped/b/file"
+        (volume / "a/swapped/b/file").write_text("mine")
+        (volume / "a/trap").symlink_to("../../secret")
+        with opened_inside(volume, path, make=False) as found:
+            (volume / "a/swapped").rename(volume / "a/away")
+            (volume / "a/trap").rename(volume / "a/swapped")
+            bind(found, target, [])
+        shown = target / "file" if what == "folder" else target
+        assert shown.read_text() == "mine"
+        unmount(target)
+        # A second time: the link is in the place of the last directory.
+        with opened_inside(volume, path.replace("swapped", "away"), make=False) as found:
+            away = volume / "a/away" / path.removeprefix("a/swapped/")
+            away.rename(volume / "a/further")
+            away.symlink_to(volume.parent / "secret/b" / ("file" if what == "file" else ""))
+            bind(found, target, [])
+        assert shown.read_text() == "mine"
+
+    def test_bind_mount_over_the_opened_path_mounts_what_was_opened(self, volume: Path, target: Path) -> None:
+        """Verify that no path is resolved again, not even the one that the kernel knows."""
+        (volume / "a/swapped/b/file").write_text("mine")
+        with opened_inside(volume, "a/swapped/b", make=False) as found:
+            mount(str(volume.parent / "secret/b"), volume / "a/swapped/b", "", flags=MS_BIND)
+            try:
+                bind(found, target, [])
+            finally:
+                unmount(volume / "a/swapped/b")
+        assert (target / "file").read_text() == "mine"
+
     async def test_through_the_front_door(self, volumes: PodVolumes, root: Path, volume: Path) -> None:
         """As above, with a pod's own volume and all that is around it."""
         pod = pod_with(

@@ -308,6 +308,38 @@ class TestUnmount:
         await volumes.unmount("u-1")
         assert not (root / "pods/u-1/volumes/kubernetes.io~empty-dir").exists()
 
+    async def test_unmount_plain_volumes_reads_no_mount_table(
+        self, volumes: PodVolumes, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Verify that the cost of a pod does not depend on the mounts of all others."""
+
+        def read(*_: object) -> list[mounts.Mount]:
+            raise AssertionError("the mount table was read")
+
+        given = await volumes.mount(pod_with(MEMORY, DATA))
+        Path(given["data"].path, "file").write_text("x")
+        # Somebody may have mounted something over it.
+        mounts.mount("tmpfs", Path(given["memory"].path), "tmpfs")
+        monkeypatch.setattr(take_down, "read_mounts", read)
+        await volumes.unmount("u-1")
+        assert read_mounts(root.resolve()) == []
+        assert not list(root.glob("pods/u-1/volumes/*"))
+
+    @pytest.mark.parametrize("files", [1, 300])
+    async def test_unmount_mount_inside_volume_is_unmounted_first(
+        self, volumes: PodVolumes, root: Path, files: int
+    ) -> None:
+        given = await volumes.mount(pod_with(MEMORY, DATA))
+        for kind in ("memory", "data"):
+            for number in range(files):
+                Path(given[kind].path, str(number)).touch()
+            inner = Path(given[kind].path, "deep/er")
+            inner.mkdir(parents=True)
+            mounts.mount("tmpfs", inner, "tmpfs")
+        await volumes.unmount("u-1")
+        assert read_mounts(root.resolve()) == []
+        assert not list(root.glob("pods/u-1/volumes/*"))
+
     async def test_kinds_that_are_not_known_any_more(self, volumes: PodVolumes, root: Path) -> None:
         """Who gave them is not installed any more, and the pod has to go."""
         place = root / "pods/u-1/volumes/example.com~gone/v"

@@ -281,3 +281,30 @@ async def test_a_long_walk_ends_with_the_agent(root: Path, monkeypatch: pytest.M
     async with running(usage):
         assert await asyncio.to_thread(begun.wait, 30)
     assert await asyncio.to_thread(ended.wait, 30)
+
+
+async def test_known_pods_evaluates_volumes_once_per_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that a pod that is due costs little however many pods there are."""
+    unmeasured, evaluated = usage_module.UNMEASURED, list[object]()
+
+    class Counted:
+        def issuperset(self, kinds: tuple[str, ...]) -> bool:
+            evaluated.append(kinds)
+            return unmeasured.issuperset(kinds)
+
+    monkeypatch.setattr(usage_module, "UNMEASURED", Counted())
+    pods = [pod(str(number)) for number in range(10)] + [
+        pod("not", {"name": "m", "hostPath": {"path": "/m"}})
+    ]
+    usage = VolumeUsage(tmp_path, lambda: pods, PERIOD)
+    for _ in range(5):
+        assert usage._known(0.0).keys() == {str(number) for number in range(10)}
+    assert len(evaluated) == 11
+    pods[-1] = pod("not", DISK)
+    assert "not" in usage._known(0.0)
+    del pods[1:]
+    assert usage._known(0.0).keys() == {"0"}
+    assert len(evaluated) == 12
+    assert usage._interest.keys() == {"0"}

@@ -186,6 +186,27 @@ def test_links_planted_during_a_walk_lead_nowhere(tmp_path: Path) -> None:
         swapper.join()
 
 
+def test_tally_directory_swapped_for_a_link_before_it_is_entered_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify without a race that a link in the place of a directory is not followed."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    for number in range(50):
+        (outside / f"many{number}").mkdir(parents=True)
+    (inside / "d/e").mkdir(parents=True)
+    count_entry = usage_count._Walk.entry
+
+    def count_then_swap(walk: usage_count._Walk, entry: os.DirEntry[str], parent: int) -> bool:
+        is_directory = count_entry(walk, entry, parent)
+        if entry.name == "d":
+            (inside / "d").rename(tmp_path / "away")
+            (inside / "d").symlink_to(outside)
+        return is_directory
+
+    monkeypatch.setattr(usage_count._Walk, "entry", count_then_swap)
+    assert count(inside).inodes == 2
+
+
 def test_a_walk_rests_and_can_be_ended(tmp_path: Path) -> None:
     for n in range(1000):
         (tmp_path / f"f{n}").touch()

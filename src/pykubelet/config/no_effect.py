@@ -106,6 +106,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "RecursiveReadOnlyMounts",
         "ResourceHealthStatus",
         "ResourceHealthStatusMessage",
+        "ReduceDefaultCrashLoopBackOffDecay",
         "RestartAllContainersOnContainerExits",
         "RotateKubeletServerCertificate",
         "SupplementalGroupsPolicy",

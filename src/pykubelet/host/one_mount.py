@@ -48,6 +48,33 @@ def is_mounted_inside(folder: Path) -> bool:
     return False
 
 
+def mount_points_in(folder: Path) -> list[Path]:
+    """Return the entries of a directory on which something is mounted; none when it does not exist.
+
+    Raises TooManyEntries, and OSError when it cannot be read.
+    """
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
+    try:
+        names = sorted(os.listdir(opened))  # noqa: PTH208 - of an open directory
+        if len(names) > MOST_ENTRIES:
+            raise TooManyEntries
+        for name in names:
+            try:
+                entry = _open_beside(opened, name)
+            except _MountedError:
+                found.append(folder / name)
+            else:
+                if entry is not None:
+                    os.close(entry)
+    finally:
+        os.close(opened)
+    return found
+
+
 class _MountedError(Exception):
     """A mount was found."""
 

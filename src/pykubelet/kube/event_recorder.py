@@ -39,12 +39,12 @@ from pykubelet.tasks import wait_seconds
 
 log = get_logger(__name__)
 
-QUEUED = 1000
+QUEUED = 2000
 TRIES = 12
 FAILED_TRIES = 3
 """How often an event is tried at which the API server itself fails (500)."""
 TRY_AGAIN_SECONDS = 10.0
-HOLD_SECONDS = 10.0
+HOLD_SECONDS = 30.0
 """How long events may wait for a quiet moment."""
 LOOK_SECONDS = 0.25
 """How soon a quiet moment is noticed."""

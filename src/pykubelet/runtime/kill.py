@@ -28,7 +28,7 @@ from pykubelet.runtime.actions import KillReason
 from pykubelet.runtime.hooks import HookError, HookRunner
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.orphans import restored_pod
-from pykubelet.tasks import TaskScope
+from pykubelet.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
 
@@ -107,7 +107,8 @@ class _Stop:
         """Wait for a future until the grace period ends; return whether it is done."""
         clock = asyncio.get_running_loop().time
         while not other.done() and (left := self.deadline - clock()) > 0:
-            await asyncio.wait((other, self.shortened), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            futures = (other, self.shortened)
+            await asyncio.wait(futures, timeout=wait_seconds(left), return_when=asyncio.FIRST_COMPLETED)
         return other.done()
 
 

@@ -3,8 +3,9 @@
 Over TLS a client says what it wants to speak: HTTP/2 (`http2`), or HTTP/1.1, which is aiohttp's.
 
 Strangers can open connections, too, so there is a bound: at the bound, whoever has been idle longest (or
-has not finished the TLS handshake) makes room for the new one, and connections with a request under way
-are left alone. A client that does not finish its handshake, or sends nothing, is closed after a while.
+has not finished the TLS handshake, or whose request is not authorized yet) makes room for the new one,
+and connections with an authorized request in flight are left alone. A client that does not finish its
+handshake, or sends nothing, is closed after a while.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from aiohttp import web
 
 from pykubelet.logs import get_logger
 from pykubelet.server.nameless import nameless
+from pykubelet.server.pipeline import USER
+from pykubelet.server.request_heads import HeadBudget, RequestHandler
 from pykubelet.server.scopes import own_scope
 from pykubelet.server.tls import HTTP2, NoCertificate
 from pykubelet.tasks import TaskScope
@@ -113,6 +116,10 @@ class _Door:
         self._most = most
         self._greeting: dict[asyncio.Task[None], None] = {}
         self._made_http2: Http2 | None = None
+        secured = context is not None
+        self._heads = HeadBudget(
+            lambda request: request is None or (secured and _is_unauthorized(request)),
+        )
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -135,17 +142,27 @@ class _Door:
         connections = self._server.connections
         if len(connections) + len(self._greeting) < self._most:
             return True
-        for connection in connections:
-            # aiohttp has no public word for "no request is being handled".
-            if connection._current_request is None and (transport := connection.transport) is not None:
+        # aiohttp has no public word for "no request is being handled".
+        if self._evict(lambda connection: connection._current_request is None):
+            return True
+        oldest = next(iter(self._greeting), None)
+        if oldest is not None:
+            oldest.cancel()
+            return True
+        # Requests of strangers that wait for a review must not keep everybody else out.
+        return self._context is not None and self._evict(
+            lambda connection: _is_unauthorized(connection._current_request)
+        )
+
+    def _evict(self, evictable: Callable[[web.RequestHandler], bool]) -> bool:
+        """Close the first connection, the oldest, that may be closed; return whether there was one."""
+        for connection in self._server.connections:
+            if evictable(connection) and (transport := connection.transport) is not None:
                 connection.force_close()
                 # Whoever does not answer to a goodbye would stay for a while yet.
                 transport.abort()
                 return True
-        oldest = next(iter(self._greeting), None)
-        if oldest is not None:
-            oldest.cancel()
-        return oldest is not None
+        return False
 
     async def _greet(self, client: socket.socket) -> None:
         try:
@@ -155,7 +172,7 @@ class _Door:
                 if tls
                 else {}
             )
-            protocol = (lambda: _Choice(self)) if tls else self._server
+            protocol = (lambda: _Choice(self)) if tls else self._http1
             await asyncio.get_running_loop().connect_accepted_socket(protocol, client, ssl=tls, **options)
         except (NoCertificate, ssl.SSLError, OSError) as err:
             log.v(4).info("A connection did not come about", err=err)
@@ -166,7 +183,11 @@ class _Door:
 
     def protocol_for(self, spoken: str | None) -> asyncio.Protocol:
         """Give who speaks what was agreed on."""
-        return self._http2() if spoken == HTTP2 else self._server()
+        return self._http2() if spoken == HTTP2 else self._http1()
+
+    def _http1(self) -> asyncio.Protocol:
+        server = self._server
+        return RequestHandler(server, self._heads, loop=asyncio.get_running_loop(), **server._kwargs)
 
     def _http2(self) -> asyncio.Protocol:
         if self._made_http2 is None:
@@ -175,6 +196,11 @@ class _Door:
 
             self._made_http2 = Http2(self._server, idle_seconds=IDLE_SECONDS, **_handler_options())
         return self._made_http2()
+
+
+def _is_unauthorized(request: object) -> bool:
+    """Return whether the sender of a request is not known, or not known to have permission, yet."""
+    return isinstance(request, web.BaseRequest) and USER not in request
 
 
 class _Choice(asyncio.Protocol):

@@ -2,26 +2,47 @@
 
 The port needs no authentication (standalone it listens on loopback only), so nothing that changes
 anything belongs here.
+
+On a standalone node any local user can read it, and so could any web page in a browser on the node, through
+a name that it resolves to 127.0.0.1 (DNS rebinding). There, requests under foreign names get 403
+(`own_hosts_only`), and pods are shown without the values of environment variables and of HTTP headers of
+probes and hooks, and without the annotation in which kubectl repeats them (`without_values`); root reads them
+from the control socket. In a cluster all is as in the upstream kubelet: monitoring reads the port under names
+that only DNS knows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
+from msgspec.structs import replace
 
 from pykubelet.api.meta import to_json
+from pykubelet.api.pod import Pod
 from pykubelet.host.hardware import Hardware, read_hardware
+from pykubelet.logs import get_logger
+from pykubelet.server.pipeline import plain_text
 from pykubelet.server.pods import PodsView, pod_list_json
 
+log = get_logger(__name__)
 
-def read_only_routes(view: PodsView) -> list[web.RouteDef]:
-    """Routes that tell which pods there are and how they are."""
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def read_only_routes(view: PodsView, *, omit_values: bool = False) -> list[web.RouteDef]:
+    """Routes that tell which pods there are and how they are; see `without_values`."""
 
     async def pods(_: web.Request) -> web.Response:
-        return web.Response(body=pod_list_json(view.pods()), content_type="application/json")
+        shown = view.pods()
+        if omit_values:
+            shown = [without_values(pod) for pod in shown]
+        return web.Response(body=pod_list_json(shown), content_type="application/json")
 
     return [web.get("/pods", pods)]
 
@@ -34,3 +55,75 @@ def spec_routes(read: Callable[[str], Hardware] = read_hardware) -> list[web.Rou
         return web.Response(body=to_json(await asyncio.to_thread(read, now)), content_type="application/json")
 
     return [web.get("/spec/", spec), web.get("/spec", spec)]
+
+
+def own_hosts_only(names: Iterable[str]) -> Middleware:
+    """Reject requests whose Host is neither an IP address nor localhost nor one of these names."""
+    known = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
+        host = request.headers.get(hdrs.HOST, "")
+        if host and not _is_own(host, known):
+            log.v(2).info("Rejected request for a foreign host", host=host[:253], path=request.path[:253])
+            return plain_text(
+                403,
+                "Forbidden: this Host is not the node's: use an IP address, localhost or the node's name\n",
+            )
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    return middleware
+
+
+def without_values(pod: Pod) -> Pod:
+    """Return the pod without what may be secret in its spec: values of env and of HTTP headers."""
+    spec, meta = pod.spec, pod.metadata
+    annotations = {key: value for key, value in meta.annotations.items() if key != _LAST_APPLIED}
+    return replace(
+        pod,
+        metadata=replace(meta, annotations=annotations),
+        spec=replace(
+            spec,
+            containers=[_bare(one) for one in spec.containers],
+            init_containers=[_bare(one) for one in spec.init_containers],
+            ephemeral_containers=[_bare(one) for one in spec.ephemeral_containers],
+        ),
+    )
+
+
+def _bare(container: Any) -> Any:
+    probes = {
+        name: _bare_handler(probe)
+        for name in ("liveness_probe", "readiness_probe", "startup_probe")
+        if (probe := getattr(container, name)) is not None
+    }
+    if (hooks := container.lifecycle) is not None:
+        probes["lifecycle"] = replace(
+            hooks,
+            post_start=_bare_handler(hooks.post_start),
+            pre_stop=_bare_handler(hooks.pre_stop),
+        )
+    env = [replace(one, value="") for one in container.env]
+    return replace(container, env=env, **probes)
+
+
+def _bare_handler(handler: Any) -> Any:
+    if handler is None or handler.http_get is None:
+        return handler
+    headers = [replace(header, value="") for header in handler.http_get.http_headers]
+    return replace(handler, http_get=replace(handler.http_get, http_headers=headers))
+
+
+def _is_own(host: str, known: set[str]) -> bool:
+    name, _, port = host.rpartition(":")
+    # Without a port the last colon, if any, is within the brackets of an IPv6 address.
+    if not name or not (port.isascii() and port.isdigit()):
+        name = host
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    try:
+        ip_address(name)
+    except ValueError:
+        return name.lower().rstrip(".") in known
+    return True

@@ -2,8 +2,9 @@
 
 Answers are remembered for the configured times, what is being asked already is not asked again, and
 no more than a few questions are under way at once, so that strangers with made-up tokens cannot keep the
-agent from its own work. Tokens are kept as keyed hashes only. When the API server gives no answer,
-`NoAnswer` is raised: the caller refuses.
+agent from its own work. Requests that wait for a review are few, too (`answer_cache.MOST_WAITING`): one more
+evicts the one that has waited longest, and a review for which no request waits any more is cancelled. Tokens
+are kept as keyed hashes only. When the API server gives no answer, `NoAnswer` is raised: the caller refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pykubelet.kube.errors import ApiError, KubeError, ServerError, TooManyReque
 from pykubelet.kube.resources import HasMetadata, Resource
 from pykubelet.kube.retrying import Complaints
 from pykubelet.logs import get_logger
-from pykubelet.server.answer_cache import AnswerCache
+from pykubelet.server.answer_cache import AnswerCache, WaitEvicted
 from pykubelet.server.attributes import Wish
 from pykubelet.server.identity import BadCredentials, User
 from pykubelet.server.metrics import Review, ServerMetrics
@@ -131,7 +132,10 @@ class TokenReviews:
             self._metrics.token_known(perf_counter() - started)
         else:
             with self._metrics.token_unknown():
-                status = await self._answers.get(key, lambda: self._review(token))
+                try:
+                    status = await self._answers.get(key, lambda: self._review(token))
+                except WaitEvicted as err:
+                    raise NoAnswer(str(err)) from None
         if not status.authenticated:
             raise BadCredentials("the API server does not know the bearer token")
         user = status.user
@@ -181,7 +185,10 @@ class AccessReviews:
         if len(question) > MOST_BYTES:
             status = await review()
         else:
-            status = await self._answers.get(question, review)
+            try:
+                status = await self._answers.get(question, review)
+            except WaitEvicted as err:
+                raise NoAnswer(str(err)) from None
         if status.allowed and status.denied:
             raise NoAnswer("the API server answered both yes and no")
         return status.allowed

@@ -313,6 +313,10 @@ class PodEngine:
         """The pods that some source wants, also those that were not handed on yet."""
         return self._mux.pods()
 
+    def is_desired(self, uid: str) -> bool:
+        """Return whether some source has this pod, also one that was not handed on yet."""
+        return uid in self._mux
+
     @property
     def has_begun(self) -> bool:
         """Whether the desired pods are known and each has been handed to a worker."""

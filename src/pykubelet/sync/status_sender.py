@@ -7,7 +7,8 @@ without taking it (a field it does not know) is not sent again until something e
 
 - The statuses of a pod that is on its way are held back for a moment: a quick start is one
   request, and a slow one still shows what it waits for. Longer while many pods are being started:
-  telling would take from the machine what they wait for. What users wait for is sent at once.
+  telling would take from the machine what they wait for. Longest where a status says nothing but that
+  its pod waits for its start. What users wait for is sent at once.
 - A request that fails is made again after growing pauses. While the API server is away nobody
   asks but one, and afterwards pods are told in the order in which they changed.
 - A pod that the API server no longer has, or has anew under the same name, is let be.
@@ -45,6 +46,8 @@ HOLD_SECONDS = 1.0
 """How long a status that is likely to be replaced by a better one is held back."""
 CROWDED_HOLD_SECONDS = 10.0
 """How long it is while pods wait for each other to start, or when nobody waits to hear it."""
+QUEUED_HOLD_SECONDS = 30.0
+"""Seconds for which a status is held back while many pods start that says nothing but that its pod waits."""
 SLACK_SECONDS = 0.001
 """How early a look may be: event loops wake up to a tick before the moment they were asked for."""
 AT_ONCE = 8
@@ -348,29 +351,32 @@ class StatusSender:
         """
         if entry.untold is None:
             return None  # perhaps there is nothing to send
-        until = self._longest_hold(entry)
+        return self._hold(entry, QUEUED_HOLD_SECONDS if is_queued(entry.status) else CROWDED_HOLD_SECONDS)
+
+    def _hold_until(self, entry: _Entry, theirs: PodStatus, patch: Patch) -> float | None:
+        """Return the loop time until which a status is held back that is worth little; None if it is not."""
+        if entry.untold is None:
+            entry.untold = asyncio.get_running_loop().time()
+        if not only_acknowledges(theirs, patch):
+            return self._hold_in_crowd(entry)
+        until = self._longest_hold(entry, CROWDED_HOLD_SECONDS)
+        return until if until is not None else self._hold(entry, QUEUED_HOLD_SECONDS)
+
+    def _hold(self, entry: _Entry, seconds: float) -> float | None:
+        """Return the loop time until which a status is held back while many pods start; None if it is not."""
+        until = self._longest_hold(entry, seconds)
         if until is None or not self._crowded():
             return None
         self._held[entry.pod.uid] = None
         self._watch_crowd()
         return until
 
-    def _hold_until(self, entry: _Entry, theirs: PodStatus, patch: Patch) -> float | None:
-        """Return the loop time until which a status is held back that is worth little; None if it is not."""
-        until = self._longest_hold(entry)
-        if until is not None and only_acknowledges(theirs, patch):
-            return until
-        return self._hold_in_crowd(entry)
-
-    def _longest_hold(self, entry: _Entry) -> float | None:
+    def _longest_hold(self, entry: _Entry, seconds: float) -> float | None:
         """Return the loop time until which a status may be held back; None when it must be sent now."""
-        if not is_passing(entry.pod, entry.status) or entry.waiting:
+        if not is_passing(entry.pod, entry.status) or entry.waiting or entry.untold is None:
             return None
-        now = asyncio.get_running_loop().time()
-        if entry.untold is None:
-            entry.untold = now
-        until = entry.untold + CROWDED_HOLD_SECONDS
-        return until if now < until - SLACK_SECONDS else None
+        until = entry.untold + seconds
+        return until if asyncio.get_running_loop().time() < until - SLACK_SECONDS else None
 
     def _watch_crowd(self) -> None:
         """Look at the held statuses again when the crowd is over, with one timer for all of them."""
@@ -429,6 +435,17 @@ def is_passing(pod: Pod, status: PodStatus) -> bool:
     if status.phase in TERMINAL:
         return False
     return status.phase == "Pending" or pod.metadata.deletion_timestamp is not None
+
+
+def is_queued(status: PodStatus) -> bool:
+    """Return whether a status only says that the pod waits for its start."""
+    if status.phase != "Pending":
+        return False
+    found = (*status.init_container_statuses, *status.container_statuses)
+    return all(
+        one.state.waiting is not None and one.state.waiting.reason in ("ContainerCreating", "PodInitializing")
+        for one in found
+    )
 
 
 def _version(pod: Pod) -> int:

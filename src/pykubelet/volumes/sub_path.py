@@ -50,7 +50,9 @@ def bind_sub_paths(
     `paths` is by the mount's index. Raises VolumeError in words that tell nothing of the host. Blocks.
     """
     folders = VolumeFolders.of(root, pod.uid)
-    mounts, bound = read_mounts(), {}
+    # Nothing is bound below a directory that does not exist, and the mount table has all pods' mounts.
+    mounts = read_mounts(folders.sub_paths) if folders.sub_paths.exists() else []
+    bound = {}
     for index, path in paths.items():
         name = container.volume_mounts[index].name
         if not path:

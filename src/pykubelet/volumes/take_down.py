@@ -12,11 +12,15 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from pykubelet.host.mounts import plan_unmounts, read_mounts, remove_tree, unmount
+from pykubelet.host.one_mount import TooManyEntries, is_mounted_inside, mount_points_in
 from pykubelet.logs import get_logger
 from pykubelet.volumes.block import DEVICES, mapped_devices, unmap_device
 from pykubelet.volumes.folders import VolumeFolders
 
 log = get_logger(__name__)
+
+_MOST_STACKED = 8
+"""Mounts on top of each other that are unmounted without the mount table."""
 
 
 class TakeDown:
@@ -73,6 +77,10 @@ class TakeDown:
         return [path for path in _entries(folders.volumes) if path.name in self._kinds]
 
     def _remove(self, folders: Sequence[Path], real: VolumeFolders, others: Sequence[Path] = ()) -> None:
+        if self._unmount_volumes((*folders, *others)):
+            for folder in folders:
+                remove_tree(folder, ())
+            return
         mounts = read_mounts(real.pod)
         if points := [point for folder in (*folders, *others) for point in plan_unmounts(mounts, folder)]:
             for point in points:
@@ -82,6 +90,30 @@ class TakeDown:
         for folder in folders:
             # Asked anew: what was unmounted may have hidden another mount.
             remove_tree(folder, None if points else mounts)
+
+    def _unmount_volumes(self, folders: Sequence[Path]) -> bool:
+        """Unmount the volumes in some directories without the mount table, which has all pods' mounts.
+
+        Return whether nothing is mounted there any more. False where more than volumes is mounted, where a
+        volume is busy, and where finding that out would cost more than the mount table.
+        """
+        try:
+            for _ in range(_MOST_STACKED):
+                points = [point for folder in folders for point in mount_points_in(folder)]
+                if not points:
+                    break
+                for point in points:
+                    self.at = point
+                    unmount(point)
+            return not any(is_mounted_inside(folder) for folder in folders)
+        except TooManyEntries:
+            return False
+        except OSError as err:
+            if err.errno != errno.EBUSY:
+                raise
+            return False
+        finally:
+            self.at = None
 
     def _unmount(self, point: Path) -> None:
         try:

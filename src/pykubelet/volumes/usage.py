@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Pod, PodSpec
 from pykubelet.logs import get_logger
 from pykubelet.tasks import in_own_thread, wait_seconds
 from pykubelet.volumes.config_map import ConfigMapKind
@@ -114,6 +114,8 @@ class VolumeUsage:
         self._foreign: dict[str, Mapping[str, Usage]] = {}
         self._asking: set[str] = set()
         self._walking: set[str] = set()
+        self._interest: dict[str, tuple[PodSpec, bool]] = {}
+        """Whether a pod is of interest, by uid, and the spec that this was found for."""
 
     def of(self, uid: str) -> Mapping[str, Usage]:
         """Give the last numbers of a pod's volumes, by name; none before they were measured once."""
@@ -137,7 +139,10 @@ class VolumeUsage:
 
     def _known(self, now: float) -> dict[str, Pod]:
         """Give the pods to measure; a new one has its turn within a period, so that not all come at once."""
-        pods = {pod.uid: pod for pod in self._pods() if self._is_of_interest(pod)}
+        every = {pod.uid: pod for pod in self._pods()}
+        for uid in self._interest.keys() - every.keys():
+            del self._interest[uid]
+        pods = {uid: pod for uid, pod in every.items() if self._is_of_interest(uid, pod.spec)}
         for uid in self._due.keys() - pods.keys():
             del self._due[uid]
             self._own.pop(uid, None)
@@ -147,8 +152,13 @@ class VolumeUsage:
                 self._due[uid] = now + self._period * self._chance()
         return pods
 
-    def _is_of_interest(self, pod: Pod) -> bool:
-        return any(not UNMEASURED.issuperset(volume.kinds) for volume in pod.spec.volumes)
+    def _is_of_interest(self, uid: str, spec: PodSpec) -> bool:
+        # All pods are looked at whenever one is due, so the result is kept for each spec.
+        known = self._interest.get(uid)
+        if known is None or known[0] is not spec:
+            found = any(not UNMEASURED.issuperset(volume.kinds) for volume in spec.volumes)
+            known = self._interest[uid] = spec, found
+        return known[1]
 
     async def _measure(self, pod: Pod, tasks: asyncio.TaskGroup) -> None:
         if self._others is not None and pod.uid not in self._asking and has_others(pod):

@@ -1,7 +1,8 @@
 // Command standins replaces programs of images that this project does not download: curl, of which
 // specs use a handful of options, nginx, which they only need to serve a page on port 80, to write its
-// pid file and to end on SIGTERM, and ipcs, which lists shared memory. It acts as the one whose name it
-// is called by.
+// pid file and to end on SIGTERM, ipcs, which lists shared memory, nc, which sends its input over TCP or
+// UDP and prints the reply, and nmeter, which prints the time in milliseconds. It acts as the one whose
+// name it is called by.
 package main
 
 import (
@@ -35,10 +36,15 @@ func main() {
 		os.Exit(curl(os.Args[1:], os.Stdout, os.Stderr))
 	case "ipcs":
 		os.Exit(ipcs(os.Stdout, os.Stderr))
+	case "nc":
+		os.Exit(nc(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	case "nginx":
 		os.Exit(nginx())
+	case "nmeter":
+		// Specs read the first line of `nmeter -d0 %3t` only.
+		fmt.Println(time.Now().UTC().Format("15:04:05.000"))
 	default:
-		fmt.Fprintf(os.Stderr, "standins: call it as curl, ipcs or nginx, not as %q\n", name)
+		fmt.Fprintf(os.Stderr, "standins: call it as curl, ipcs, nc, nginx or nmeter, not as %q\n", name)
 		os.Exit(exitUsage)
 	}
 }
@@ -160,6 +166,52 @@ func ipcs(stdout, stderr io.Writer) int {
 		}
 	}
 	return 0
+}
+
+// nc sends its input and prints what arrives until the peer closes or nothing arrives for `-w` seconds.
+func nc(arguments []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	network, within := "tcp", time.Minute
+	for len(arguments) > 2 {
+		if arguments[0] == "-u" {
+			network = "udp"
+			arguments = arguments[1:]
+			continue
+		}
+		seconds, err := strconv.Atoi(arguments[1])
+		if arguments[0] != "-w" || err != nil {
+			fmt.Fprintf(stderr, "nc: option %s is unknown or has no number\n", arguments[0])
+			return exitUsage
+		}
+		within = time.Duration(seconds) * time.Second
+		arguments = arguments[2:]
+	}
+	if len(arguments) != 2 {
+		fmt.Fprintln(stderr, "nc: no host and port")
+		return exitUsage
+	}
+	connection, err := net.DialTimeout(network, net.JoinHostPort(arguments[0], arguments[1]), within)
+	if err != nil {
+		fmt.Fprintln(stderr, "nc:", err)
+		return 1
+	}
+	defer connection.Close()
+	if _, err := io.Copy(connection, stdin); err != nil {
+		fmt.Fprintln(stderr, "nc:", err)
+		return 1
+	}
+	buffer := make([]byte, 64<<10)
+	for {
+		connection.SetReadDeadline(time.Now().Add(within))
+		size, err := connection.Read(buffer)
+		stdout.Write(buffer[:size])
+		if err == io.EOF || os.IsTimeout(err) {
+			return 0
+		}
+		if err != nil {
+			fmt.Fprintln(stderr, "nc:", err)
+			return 1
+		}
+	}
 }
 
 func nginx() int {
