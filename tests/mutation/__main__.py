@@ -100,7 +100,9 @@ class Mutator:
                 if not tests or place not in functions:
                     self._note(mutant, _SURVIVED, 0)
                     continue
-                pid = _child(partial(_try_mutant, session, mutant, functions[place], tests), seconds)
+                # Compiled here: what fails in the child counts as caught.
+                work = partial(_try_mutant, session, mutated_code(mutant), functions[place], tests)
+                pid = _child(work, seconds)
                 running[pid] = mutant, len(tests), time.monotonic() + LONGEST_SECONDS
             for pid, status in _ended(running, lambda one: one[2]):
                 mutant, count, _ = running.pop(pid)
@@ -163,9 +165,8 @@ def _ended(running: dict[int, Any], deadline: Callable[[Any], float]) -> Iterato
 
 
 def _try_mutant(
-    session: pytest.Session, mutant: Mutant, functions: Sequence[FunctionType], tests: Sequence[Entry]
+    session: pytest.Session, code: CodeType, functions: Sequence[FunctionType], tests: Sequence[Entry]
 ) -> int:
-    code = mutated_code(mutant)
     for function in functions:
         function.__code__ = code
     items = [session.items[entry.number] for entry in tests]

@@ -1,0 +1,118 @@
+"""The executor of decisions: in which order containers start, and what a failure holds up."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pykubelet.api.backoff import BackOff
+from pykubelet.api.meta import from_document
+from pykubelet.api.pod import Container, Pod
+from pykubelet.pods.journal import Journal
+from pykubelet.runtime.actions import Actions
+from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.runtime.start import StartError
+from pykubelet.sync.apply import Doer, PodMemory
+from pykubelet.sync.start_gate import StartGate
+
+POD = from_document(
+    Pod,
+    {
+        "metadata": {"name": "web", "namespace": "default", "uid": "u1"},
+        "spec": {
+            "initContainers": [
+                {"name": "side", "image": "i", "restartPolicy": "Always"},
+                {"name": "init", "image": "i"},
+            ],
+            "containers": [{"name": "main", "image": "i"}, {"name": "other", "image": "i"}],
+        },
+    },
+)
+
+
+class Starting:
+    """All that the executor needs; containers in `failing` cannot be started."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.started: list[str] = []
+
+    def doer(self) -> Doer:
+        nothing: Any = SimpleNamespace(
+            ensure=self._nothing, make=lambda _: None, of=lambda _: None, mount=self._nothing
+        )
+        starter: Any = SimpleNamespace(
+            sandbox_config=lambda *_: None, image=self._nothing, grants=self._nothing, container=self._start
+        )
+        return Doer(
+            cri=nothing,
+            starter=starter,
+            killer=nothing,
+            volumes=nothing,
+            cgroups=nothing,
+            dirs=nothing,
+            journal=Journal(),
+            gate=StartGate(),
+            crash_back_off=BackOff(),
+            user_namespaces=nothing,
+            handler_of=nothing,
+            clock=asyncio.get_running_loop().time,
+        )
+
+    async def _nothing(self, *_: object) -> Any:
+        return ""
+
+    async def _start(self, _: Pod, container: Container, *__: object) -> str:
+        if container.name in self.failing:
+            raise StartError("CreateContainerError", "no")
+        self.started.append(container.name)
+        return f"{container.name}-id"
+
+
+NOTHING = ObservedPod(uid="u1", name="web", namespace="default")
+
+
+@pytest.mark.parametrize(
+    ("failing", "started"),
+    [
+        ((), ["side", "init", "main", "other"]),
+        (("init",), ["side"]),
+        # A sidecar, or one of the main containers, holds up no other.
+        (("side",), ["init", "main", "other"]),
+        (("main",), ["side", "init", "other"]),
+    ],
+)
+async def test_doer_failed_init_container_holds_up_those_after_it(
+    failing: tuple[str, ...], started: list[str]
+) -> None:
+    subject, memory = Starting(*failing), PodMemory(order=1)
+    actions = Actions(sandbox_id="box", start_init=["side", "init"], start=["main", "other"])
+    again = await subject.doer().apply(POD, NOTHING, actions, memory)
+    assert subject.started == started
+    assert {name: one.reason for name, one in memory.failures.items()} == dict.fromkeys(
+        failing, "CreateContainerError"
+    )
+    # A sidecar does not end: no event tells that the next one may start.
+    assert again == (0.0 if "side" in started else 10.0)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("crashed", "started"),
+    [("init", ["side"]), ("side", ["init", "main", "other"]), ("main", ["side", "init", "other"])],
+)
+async def test_doer_init_container_in_back_off_holds_up_those_after_it(
+    crashed: str, started: list[str]
+) -> None:
+    subject, memory = Starting(), PodMemory(order=1)
+    doer = subject.doer()
+    for number in range(2):
+        subject.started.clear()
+        ended = ObservedContainer(id=f"{crashed}-{number}", name=crashed, phase="exited", exit_code=1)
+        observed = ObservedPod(uid="u1", name="web", namespace="default", containers=(ended,))
+        actions = Actions(sandbox_id="box", start_init=["side", "init"], start=["main", "other"])
+        again = await doer.apply(POD, observed, actions, memory)
+    assert subject.started == started
+    assert memory.failures[crashed].reason == "CrashLoopBackOff"
+    assert again == (0.0 if "side" in started else 10.0)
