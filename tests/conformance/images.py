@@ -1,6 +1,6 @@
 """Images that the node e2e suite pulls, built from programs of this host and of our Go module.
 
-Nothing is downloaded: busybox and the pause process are Debian's, agnhost and nonewprivs are built from
+Nothing is downloaded: busybox, bash and the pause process are Debian's, agnhost and nonewprivs are built from
 upstream's sources, curl, ipcs, nc, nginx and nmeter are programs of ours (`module/standins`). The names come
 from the suite itself (`--list-images`), so a new Kubernetes version needs no change here. Specs of images
 that are not in `BUILDERS` fail to pull.
@@ -23,6 +23,7 @@ from tests.images.registry import Registry, unpack_archive
 MIRRORED = ("registry.k8s.io", "invalid.registry.k8s.io", "docker.io", "gcr.io")
 """Registries that containerd replaces by the local one; what that does not have does not exist."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SHELL = Path("/bin/bash-static")
 _SETUID = 0o4755
 _PAUSE_USER = "65535:65535"
 _AGNHOST_USERS = {
@@ -30,7 +31,6 @@ _AGNHOST_USERS = {
     "etc/group": "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n",
 }
 """A user of the agnhost image and its group, which specs of SupplementalGroups expect."""
-_BASH = '#!/bin/sh\nexec /bin/sh "$@"\n'
 _REGISTRY_TAG = "testing"
 """The tag of the pause image in the registry that agnhost serves."""
 
@@ -41,6 +41,9 @@ class Programs:
 
     busybox: bytes
     applets: tuple[str, ...]
+    shell: bytes
+    """A static bash: Debian's busybox sh drops variables whose names are not identifiers, and runs its own
+    applets instead of programs in PATH."""
     pause: bytes
     agnhost: bytes
     nonewprivs: bytes
@@ -76,6 +79,7 @@ def read_programs(machine: Machine, built: Path, authority: Authority) -> Progra
     return Programs(
         busybox=read_static(busybox),
         applets=tuple(listed.stdout.split()),
+        shell=read_static(SHELL),
         pause=read_static(machine.programs["catatonit"]),
         agnhost=read_static(built / "agnhost"),
         nonewprivs=read_static(built / "nonewprivs"),
@@ -109,7 +113,8 @@ def mirror_hosts(host: str) -> str:
 
 
 def _busybox(programs: Programs) -> Image:
-    entries = busybox_entries(programs.busybox, programs.applets)
+    entries = busybox_entries(programs.busybox, set(programs.applets) - {"sh"})
+    entries += [Entry("bin/bash", data=programs.shell), Entry("bin/sh", link="bash")]
     if "nmeter" not in programs.applets:  # Debian's busybox has none
         entries.append(Entry("usr/bin/nmeter", data=programs.standins))
     return Image(entries, ImageConfig(command=["sh"], env={"PATH": PATH}))
@@ -153,7 +158,6 @@ def _agnhost(programs: Programs) -> Image:
     entries += [
         Entry("agnhost", data=programs.agnhost),
         Entry("agnhost-2", link="agnhost"),
-        Entry("bin/bash", data=_BASH.encode()),
         Entry("usr/bin/curl", data=programs.standins),
         Entry("usr/local/bin/nc", link="../../bin/curl"),  # busybox' has no UDP
         Entry("localhost.crt", data=programs.certificate, mode=0o644),

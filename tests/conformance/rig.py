@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,16 +35,18 @@ from pykubelet.devcluster.pki import Authority
 from pykubelet.devcluster.programs import Programs as PlanePrograms
 from pykubelet.devcluster.programs import find_programs
 from pykubelet.devcluster.reference import reference_traces
+from pykubelet.embedded.daemon import find_daemons
 from pykubelet.embedded.needs import inspect_machine
 from pykubelet.host import cgroup_tree
 from tests.cluster.conftest import running_plane
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Plane
-from tests.conformance.images import MIRRORED, mirror_hosts, push_images, read_programs
+from tests.conformance.images import MIRRORED, SHELL, mirror_hosts, push_images, read_programs
 from tests.conformance.table import REFERENCE
 from tests.conftest import RunningRuntime, runtime_process
 from tests.engine.conftest import short_dir
 from tests.engine.node import BIN
+from tests.engine.truth import Truth
 from tests.images.registry import PROGRAM as REGISTRY_PROGRAM
 from tests.images.registry import running_registry
 
@@ -59,6 +65,9 @@ _API_FLAGS = ("--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"
 _LENIENT = {"os": "Linux", "kernelSpec": {"versions": [".*"]}}
 """The suite's validation of the host, without kernel options that only distributions' kernels publish."""
 _TOKEN_SECONDS = 24 * 3600
+_HANDLER = "test-handler"
+"""The handler that specs of RuntimeClass expect: another name of runc."""
+_HANDLER_SECONDS, _POLL_SECONDS = 60.0, 0.05
 
 
 class RigError(Exception):
@@ -130,7 +139,7 @@ def check_host() -> None:
     """Raise RigError or EmbeddedError when the rig cannot be built here, with the reason and the remedy."""
     if os.geteuid() != 0:
         raise RigError("root is needed to run containers: use sudo")
-    for program in (REGISTRY_PROGRAM, "unshare", "mount", "umount", "ipcmk"):
+    for program in (REGISTRY_PROGRAM, str(SHELL), "unshare", "mount", "umount", "ipcmk"):
         if shutil.which(program) is None:
             raise RigError(f"{program} is not installed: run scripts/setup --conformance")
     inspect_machine()
@@ -180,6 +189,7 @@ def running_rig(binaries: Binaries, agent: str, say: Callable[[str], None]) -> I
             directory = runtime.instance.registry_hosts / host
             directory.mkdir(parents=True)
             (directory / "hosts.toml").write_text(mirror_hosts(registry.host))
+        _add_handler(runtime)
         say(f"Starting the node with the kubelet: {agent}")
         node = _node(plane, runtime, agent)
         stack.callback(node.truth.close)
@@ -197,6 +207,26 @@ def _runtime() -> Iterator[RunningRuntime]:
         finally:
             # Before the containers are removed: nothing may be mounted into them any more.
             _unmount_below(_ROOT)
+
+
+def _add_handler(runtime: RunningRuntime) -> None:
+    """Configure the runtime handler of the suite's RuntimeClass, and wait until containerd has it."""
+    instance = runtime.instance
+    section = f'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{_HANDLER}'
+    runc = tomllib.loads(instance.containerd_config.read_text())["plugins"]["io.containerd.grpc.v1.cri"]
+    options = runc["containerd"]["runtimes"]["runc"]["options"]
+    with instance.containerd_config.open("a") as config:
+        config.write(f'\n{section}]\nruntime_type = "io.containerd.runc.v2"\n\n{section}.options]\n')
+        config.writelines(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
+    [daemon] = find_daemons(instance)
+    os.kill(daemon.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _HANDLER_SECONDS
+    while all(process.pid == daemon.pid for process in find_daemons(instance)):
+        if time.monotonic() > deadline:
+            raise RigError(f"containerd did not restart, see {instance.containerd_log}")
+        time.sleep(_POLL_SECONDS)
+    with contextlib.closing(Truth(runtime.endpoint)) as truth:
+        truth.network()
 
 
 def _node(plane: Plane, runtime: RunningRuntime, agent: str) -> ClusterNode:

@@ -18,6 +18,7 @@ from tests.images.registry import running_registry, unpack_archive
 PROGRAMS = Programs(
     busybox=b"busybox",
     applets=("busybox", "sh", "cat"),
+    shell=b"bash",
     pause=b"pause",
     agnhost=b"agnhost",
     nonewprivs=b"nnp",
@@ -67,6 +68,12 @@ def test_nonewprivs_image_program_is_setuid() -> None:
     layer, config = unpacked("e2e-test-images/nonewprivs")
     assert member(layer, "usr/local/bin/nnp").mode == 0o4755
     assert config["Cmd"] == ["nnp"]
+
+
+def test_busybox_image_shell_is_bash() -> None:
+    layer, _ = unpacked("e2e-test-images/busybox")
+    assert member(layer, "bin/sh").linkname == "bash"
+    assert content(layer, "bin/bash") == b"bash"
 
 
 def test_nonroot_image_has_user() -> None:

@@ -75,6 +75,13 @@ def test_parse_report_interrupted_suite_raises() -> None:
         parse_report(report(spec("a", "passed"), SpecialSuiteFailureReasons=["Interrupted by Timeout"]))
 
 
+def test_parse_report_suite_interrupted_on_purpose_has_outcomes() -> None:
+    specs = (spec("a", "passed"), spec("hung", "interrupted", "Interrupted by User"))
+    document = report(*specs, SpecialSuiteFailureReasons=["Interrupted by User"])
+    found = parse_report(document, interrupted=True)
+    assert [(one.spec.rpartition(" ")[2], one.state) for one in found] == [("a", PASSED), ("hung", FAILED)]
+
+
 def test_parse_report_no_spec_run_raises() -> None:
     with pytest.raises(SuiteError, match="ran no specs"):
         parse_report(report(spec("left out", "skipped")))

@@ -110,7 +110,7 @@ def test_failure_lines_show_other_agent_and_location() -> None:
 
 def test_read_options_defaults_are_complete_run_of_ours() -> None:
     options = read_options({})
-    assert (options.agent, options.procs, options.complete) == (OURS, 4, True)
+    assert (options.agent, options.procs, options.complete) == (OURS, 10, True)
     assert options.skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pykubelet.cri.grpc_server import Streaming, Unary, serving
+from pykubelet.cri.grpc_server import GrpcError, Streaming, Unary, serving
 from pykubelet.host.plugin_registration import Plugin, PluginRegistration
 from pykubelet.resources import device_manager, device_plugin, device_plugins
 from pykubelet.resources import device_plugin_pb2 as pb
@@ -83,6 +83,53 @@ async def test_a_registration_that_leads_nowhere(tmp_path: Path, monkeypatch: py
                 assert caught.value.code() == grpc.StatusCode.UNKNOWN, endpoint
         silent.close()
         assert node.manager.amounts() == ({}, {}, [])
+
+
+def _failing_plugin(call: str) -> dict[str, Any]:
+    """Return the methods of a plugin one of whose calls fails."""
+
+    async def options(_: pb.Empty) -> pb.DevicePluginOptions:
+        if call == "GetDevicePluginOptions":
+            raise GrpcError("UNKNOWN", f"{call} failed")
+        return pb.DevicePluginOptions()
+
+    async def devices(_: pb.Empty) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
+        raise GrpcError("UNKNOWN", f"{call} failed")
+        yield  # pragma: no cover
+
+    return {
+        "/v1beta1.DevicePlugin/GetDevicePluginOptions": Unary(pb.Empty, options),
+        "/v1beta1.DevicePlugin/ListAndWatch": Streaming(pb.Empty, devices),
+    }
+
+
+async def _register(folder: Path, endpoint: str) -> None:
+    async with grpc.aio.insecure_channel(f"unix://{folder / 'kubelet.sock'}") as channel:
+        call = channel.unary_unary("/v1beta1.Registration/Register")
+        request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=RESOURCE)
+        await call(request.SerializeToString(), timeout=60)
+
+
+async def test_register_plugin_options_fail_error_names_call(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        methods = _failing_plugin("GetDevicePluginOptions")
+        async with serving(node.folder / "bad.sock", methods):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await _register(node.folder, "bad.sock")
+        assert caught.value.details() == (
+            "failed to get device plugin options: "
+            "rpc error: code = Unknown desc = GetDevicePluginOptions failed"
+        )
+        assert node.manager.amounts() == ({}, {}, [])
+
+
+async def test_register_first_list_fails_resource_has_capacity_zero(tmp_path: Path) -> None:
+    """Verify that a plugin whose ListAndWatch fails at once leaves a resource of 0 devices."""
+    async with node_in(tmp_path) as node:
+        async with serving(node.folder / "bad.sock", _failing_plugin("ListAndWatch")):
+            await _register(node.folder, "bad.sock")
+            await node.until(lambda: node.numbers() is not None)
+        assert node.numbers() == (0, 0)
 
 
 async def test_whether_plugins_can_register(tmp_path: Path) -> None:

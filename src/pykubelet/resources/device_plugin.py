@@ -38,6 +38,13 @@ _HEALTHY = "Healthy"
 Answer = TypeVar("Answer", bound=Message)
 
 
+class OptionsError(PluginError):
+    """Raised when a device plugin that registers does not answer GetDevicePluginOptions."""
+
+    def __str__(self) -> str:
+        return f"failed to get device plugin options: {super().__str__()}"
+
+
 class DevicePlugin:
     """A plugin that is there, until its list ends."""
 
@@ -103,6 +110,9 @@ async def connect_plugin(socket: str) -> DevicePlugin:
         options = await _called(
             connection, "GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions, OPTIONS_SECONDS
         )
+    except PluginError as err:
+        connection.close(Status("CANCELLED"))
+        raise OptionsError(err.code, err.message) from err
     except BaseException:
         connection.close(Status("CANCELLED"))
         raise

@@ -149,9 +149,12 @@ class DeviceTable:
         )
 
     def withdraw(self, resource: str) -> None:
-        """Offer no more of a resource: its plugin has gone."""
-        if found := self.resources.get(resource):
-            found.offered = False
+        """Mark a resource as not offered: its plugin disconnected.
+
+        A plugin that never listed a device leaves a resource of capacity 0, as in the upstream kubelet.
+        """
+        self.resources.setdefault(resource, Resource()).offered = False
+        self.gone.discard(resource)
 
     def forget(self, resource: str) -> None:
         """Give a resource up whose plugin did not come back."""
