@@ -7,8 +7,10 @@
 One process imports everything and collects the tests once. A first child of it runs them and records which
 functions each test enters. Then each mutant gets a child of its own, which replaces the code of one function
 in its memory and runs the tests that enter this function, the quick ones first, until one fails. No file is
-ever changed. A mutant is caught when a test fails, and when the tests take several times as long or as much
-memory as usual; it survives when all pass, or when no test enters its function.
+ever changed, and as root everything runs in a mount namespace in which only a new /tmp can be written: a
+mutant of the code that removes directories must not remove the host's. A mutant is caught when a test fails,
+and when the tests take several times as long or as much memory as usual; it survives when all pass, or when
+no test enters its function.
 
 Exits with 1 when fewer than the target share are caught.
 """
@@ -55,6 +57,15 @@ MEMORY_BYTES = 4 << 30
 
 Place = tuple[str, str, int]
 """A function: its file, qualified name and first line."""
+
+_CONFINED = "PYKUBELET_MUTATION_CONFINED"
+_CONFINE = """set -e
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+cut -d' ' -f2 /proc/mounts | grep -vE '^/(proc|tmp)(/|$)' | sort -u | while read -r path; do
+    mount -o remount,bind,ro "$path"
+done
+exec "$@"
+"""
 
 _CAUGHT, _SURVIVED = 0, 1
 _STDERR = os.dup(2)
@@ -245,8 +256,20 @@ def _enough(entries: Sequence[Entry]) -> tuple[list[Entry], float]:
     return chosen, seconds
 
 
+def confine() -> None:
+    """Replace a process of root by one that can write to nothing but a /tmp of its own."""
+    if os.geteuid() != 0 or os.environ.get(_CONFINED):
+        return
+    os.environ |= {_CONFINED: "1", "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis"}
+    command = [sys.executable, "-m", "tests.mutation", *sys.argv[1:]]
+    os.execvp(
+        "unshare", ["unshare", "--mount", "--propagation=private", "sh", "-c", _CONFINE, "sh", *command]
+    )
+
+
 def main() -> int:
     """Parse the command line, choose mutants and report."""
+    confine()
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("PYKUBELET_SEED") or 1))
     parser.add_argument("--sample", type=int, default=150, help="how many mutants; 0 for all")
