@@ -106,7 +106,7 @@ async def test_doer_init_container_in_back_off_holds_up_those_after_it(
     crashed: str, started: list[str]
 ) -> None:
     subject, memory = Starting(), PodMemory(order=1)
-    doer = subject.doer()
+    doer, again = subject.doer(), None
     for number in range(2):
         subject.started.clear()
         ended = ObservedContainer(id=f"{crashed}-{number}", name=crashed, phase="exited", exit_code=1)
