@@ -18,11 +18,12 @@ from pykubelet.embedded import state
 from pykubelet.embedded.claim import claim
 from pykubelet.embedded.errors import DirectoryError, EmbeddedError
 from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.leftovers import find_ids, find_shims, leftovers, shim_sockets
+from pykubelet.embedded.leftovers import find_cni_plugins, find_ids, find_shims, leftovers, shim_sockets
 from pykubelet.embedded.lock import hold
 from pykubelet.embedded.runtime import PrivateRuntime
 from pykubelet.embedded.teardown import down
-from pykubelet.host.iptables import network_traces
+from pykubelet.host.clock import boot_id
+from pykubelet.host.iptables import chains_of, network_traces
 from tests.conftest import RunningRuntime, runtime_process, why_no_machine
 from tests.embedded.pods import connected, container_pid, free_port, start_pod
 
@@ -271,3 +272,37 @@ async def test_down_of_one_leaves_the_other_alone(private_runtime: RunningRuntim
         assert await asyncio.to_thread(fetch, port) == "hello"
         assert len(find_shims(private_runtime.instance)) >= 1
         await cri.runtime.remove_pod_sandbox(pod.sandbox)
+
+
+async def test_down_after_interrupted_down_removes_chains_of_recorded_sandboxes(
+    private_runtime: RunningRuntime, data_dir: Path
+) -> None:
+    """Verify that an empty chain goes although the interrupted `down` removed all files of its sandbox."""
+    # The other runtime on this host keeps `down` from removing empty chains of unknown sandboxes.
+    instance, sandbox = Instance.at(data_dir), "f" * 64
+    claim(instance)
+    kept = state.State(
+        boot_id=boot_id(),
+        subnet="10.85.77.0/24",
+        snapshotter="native",
+        found_paths=[],
+        found_chains=[],
+        removing=[sandbox],
+    )
+    state.save(instance, kept)
+    chain = min(chains_of(instance.name, [sandbox]))
+    subprocess.run(["iptables", "--wait", "5", "-t", "nat", "-N", chain], check=True)
+    assert await down(instance, ignore) == []
+    assert await network_traces(instance.name, [sandbox]) == []
+
+
+async def test_down_kills_cni_plugin_that_outlived_containerd() -> None:
+    """Verify that a plugin of the instance is found by its environment, with what it has started."""
+    sandbox = "e" * 64
+    environ = {**os.environ, "CNI_CONTAINERID": sandbox}
+    with subprocess.Popen(["sleep", "60"], env=environ) as plugin:
+        try:
+            assert [process.pid for process in find_cni_plugins({sandbox})] == [plugin.pid]
+            assert find_cni_plugins({"d" * 64}) == []
+        finally:
+            plugin.kill()

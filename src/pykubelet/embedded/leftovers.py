@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pykubelet.embedded.daemon import find_daemons
@@ -54,6 +55,21 @@ def find_shims(instance: Instance) -> list[Process]:
         and Path(process.argv[0]).name.startswith("containerd-shim")
         and _option(process, "-address") == address
     ]
+
+
+def find_cni_plugins(ids: set[str]) -> list[Process]:
+    """Return the CNI plugins that run for these sandboxes, with the processes that they have started.
+
+    A plugin outlives a containerd that is killed, and may create an empty chain in the packet filter again.
+    """
+    wanted = {f"CNI_CONTAINERID={id}".encode() for id in ids}
+    found = []
+    for process in list_processes():
+        with suppress(OSError):
+            variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if not wanted.isdisjoint(variables):
+                found.append(process)
+    return found
 
 
 def find_cgroups(instance: Instance) -> list[Path]:

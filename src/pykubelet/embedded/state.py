@@ -38,6 +38,11 @@ class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Those of `OUTSIDE` that nobody of us made."""
     found_chains: list[str]
     """Those shared packet filter chains that nobody of us made."""
+    removing: list[str] = []
+    """Ids of the containers and sandboxes that `down` has begun to remove.
+
+    A `down` that is interrupted may have removed their files, from which the next one would learn the ids.
+    """
     seeds: dict[str, str] = {}
     """For each imported image what it was built from."""
 

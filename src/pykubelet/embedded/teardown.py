@@ -28,6 +28,7 @@ from pykubelet.embedded.leftovers import (
     SHIM_SOCKETS,
     dead_sockets,
     find_cgroups,
+    find_cni_plugins,
     find_cni_results,
     find_ids,
     find_shims,
@@ -67,6 +68,7 @@ async def down(instance: Instance, say: Say) -> list[str]:
         return await leftovers(instance)
     await _stop_agent(instance, say)
     with hold(instance, "down"):
+        _record_ids(instance)
         await _remove_pods(instance, say)
         await erase(instance, say)
     left = await leftovers(instance)
@@ -82,9 +84,11 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
     What resists is logged and left; `leftovers` shows it.
     """
     kept = _state(instance)
-    ids = find_ids(instance)
+    ids = find_ids(instance) | set(kept.removing if kept is not None else ())
     with _going_on("stop containerd"):
         await stop_strays(instance)
+    for plugin in find_cni_plugins(ids):
+        await end(plugin, grace=0)
     for id in sorted(ids):
         with _going_on("remove the container"):
             await _delete_container(instance, id)
@@ -108,6 +112,14 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
         say(f"Removing {instance.data_dir}")
         with _going_on("remove the data directory"):
             await asyncio.to_thread(_remove_directory, instance)
+
+
+def _record_ids(instance: Instance) -> None:
+    """Store the ids of all containers and sandboxes, for a `down` that follows an interrupted one."""
+    kept, ids = _state(instance), find_ids(instance)
+    if kept is not None and not ids.issubset(kept.removing):
+        kept.removing = sorted(ids | set(kept.removing))
+        state.save(instance, kept)
 
 
 async def _stop_agent(instance: Instance, say: Say) -> None:
