@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+CAGE_LEVELS = 100
+"""Levels of directories around a deep tree, more than any test moves a directory up."""
+
 
 def nest(top: Path, depth: int, fill: Callable[[int], None] | None = None) -> None:
     """Create directories called `d` inside of each other; `fill` gets each of them, opened."""
@@ -29,14 +32,18 @@ def nest(top: Path, depth: int, fill: Callable[[int], None] | None = None) -> No
 def deep_directory() -> Iterator[Path]:
     """Create a directory for a deep tree, and remove it afterwards: pytest's own clean-up cannot.
 
-    It is in memory where that is possible: thousands of directories on a busy disk take a minute.
+    It is in memory where that is possible: thousands of directories on a busy disk take a minute. A removal
+    that follows `..` of a moved directory, as with a fault of the code under test, must not reach the host's
+    directories: it meets the cage around the tree.
     """
     memory = Path("/dev/shm")
     path = Path(
         tempfile.mkdtemp(prefix="pykubelet-deep-", dir=memory if os.access(memory, os.W_OK) else None)
     )
     try:
-        yield path
+        inside = path.joinpath(*["cage"] * CAGE_LEVELS)
+        inside.mkdir(parents=True)
+        yield inside
     finally:
         subprocess.run(["rm", "-rf", path], check=True)
 
