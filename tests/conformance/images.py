@@ -31,6 +31,14 @@ _AGNHOST_USERS = {
     "etc/group": "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n",
 }
 """A user of the agnhost image and its group, which specs of SupplementalGroups expect."""
+_CHOOSE_SHELL = """#!/bin/bash
+while IFS= read -r -d '' variable; do
+    [[ $variable =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || exec -a /bin/sh /bin/bash "$@"
+done </proc/self/environ
+exec -a /bin/sh /bin/busybox "$@"
+"""
+"""The shell of the busybox image: busybox' own, whose error messages specs compare, unless the environment
+has variables that it would drop."""
 _REGISTRY_TAG = "testing"
 """The tag of the pause image in the registry that agnhost serves."""
 
@@ -113,6 +121,13 @@ def mirror_hosts(host: str) -> str:
 
 
 def _busybox(programs: Programs) -> Image:
+    image = _with_bash(programs)
+    entries = [entry for entry in image.entries if entry.path != "bin/sh"]
+    return replace(image, entries=[*entries, Entry("bin/sh", data=_CHOOSE_SHELL.encode())])
+
+
+def _with_bash(programs: Programs) -> Image:
+    """Return a busybox image whose shell is bash: it runs programs in PATH that are also busybox applets."""
     entries = busybox_entries(programs.busybox, set(programs.applets) - {"sh"})
     entries += [Entry("bin/bash", data=programs.shell), Entry("bin/sh", link="bash")]
     if "nmeter" not in programs.applets:  # Debian's busybox has none
@@ -126,29 +141,29 @@ def _pause(programs: Programs) -> Image:
 
 
 def _nonroot(programs: Programs) -> Image:
-    image = _busybox(programs)
+    image = _with_bash(programs)
     return replace(image, config=replace(image.config, user="1234"))
 
 
 def _nonewprivs(programs: Programs) -> Image:
-    image = _busybox(programs)
+    image = _with_bash(programs)
     entries = [*image.entries, Entry("usr/local/bin/nnp", data=programs.nonewprivs, mode=_SETUID)]
     return Image(entries, replace(image.config, command=["nnp"]))
 
 
 def _nginx(programs: Programs) -> Image:
-    image = _busybox(programs)
+    image = _with_bash(programs)
     entries = [*image.entries, Entry("usr/sbin/nginx", data=programs.standins), Entry("var/run")]
     return Image(entries, replace(image.config, command=["nginx"]))
 
 
 def _ipc_utils(programs: Programs) -> Image:
-    image = _busybox(programs)
+    image = _with_bash(programs)
     return replace(image, entries=[*image.entries, Entry("usr/bin/ipcs", data=programs.standins)])
 
 
 def _agnhost(programs: Programs) -> Image:
-    image = _busybox(programs)
+    image = _with_bash(programs)
     entries = [
         replace(entry, data=entry.data + _AGNHOST_USERS[entry.path].encode())
         if entry.path in _AGNHOST_USERS and entry.data is not None
@@ -185,7 +200,7 @@ BUILDERS: dict[str, Callable[[Programs], Image]] = {
     "pause": _pause,
     "e2e-test-images/agnhost": _agnhost,
     "e2e-test-images/busybox": _busybox,
-    "e2e-test-images/glibc-dns-testing": _busybox,
+    "e2e-test-images/glibc-dns-testing": _with_bash,
     "e2e-test-images/ipc-utils": _ipc_utils,
     "e2e-test-images/nginx": _nginx,
     "e2e-test-images/nonewprivs": _nonewprivs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import tarfile
 import tomllib
 from pathlib import Path
@@ -70,10 +71,28 @@ def test_nonewprivs_image_program_is_setuid() -> None:
     assert config["Cmd"] == ["nnp"]
 
 
-def test_busybox_image_shell_is_bash() -> None:
-    layer, _ = unpacked("e2e-test-images/busybox")
+def test_agnhost_image_shell_is_bash() -> None:
+    layer, _ = unpacked("e2e-test-images/agnhost")
     assert member(layer, "bin/sh").linkname == "bash"
     assert content(layer, "bin/bash") == b"bash"
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("A_1", "/bin/sh: can't create /proc/x: "), ("a-1.b", "/bin/sh: line 1: /proc/x: ")],
+    ids=["busybox", "bash"],
+)
+def test_busybox_image_shell_depends_on_names_of_variables(tmp_path: Path, name: str, message: str) -> None:
+    script = tmp_path / "sh"
+    script.write_bytes(content(unpacked("e2e-test-images/busybox")[0], "bin/sh"))
+    script.chmod(0o755)
+    command = [script, "-c", "env; echo > /proc/x"]
+    done = subprocess.run(
+        command, env={name: "value", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert f"{name}=value" in done.stdout.splitlines()
+    assert done.stderr.startswith(message)
 
 
 def test_nonroot_image_has_user() -> None:
