@@ -1,17 +1,21 @@
 import asyncio
+import itertools
 import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pykubelet.api.duration import Duration
 from pykubelet.host import inotify
-from pykubelet.pods import path_watch
+from pykubelet.pods import file_source, path_watch
 from pykubelet.pods.file_source import FileSource
+from pykubelet.pods.folder import Look
+from pykubelet.pods.folder import look as folder_look
 from pykubelet.pods.path_watch import folders_around
 from tests.pods.making import NODE, Heard, manifest
 
@@ -102,6 +106,34 @@ async def test_file_source_recreated_file_removes_and_adds_its_pods(folder: Path
         (folder / ".web").rename(folder / "web.yaml")
         await until(lambda: len(heard.sets) >= 5)
         assert [len(pods) for pods, _ in heard.sets] == [2, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("edited", [True, False])
+async def test_file_source_file_recreated_during_look_adds_its_pods_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, edited: bool
+) -> None:
+    """Verify that a removal that inotify reports after its file was read again restarts no pod twice."""
+    file, late = folder / "web.yaml", list[str]()
+    file.write_text(manifest("web"))
+
+    def look(path: Path, *arguments: Any) -> Look:
+        if late:
+            file.unlink()
+            file.write_text(late.pop())
+        return folder_look(path, *arguments)
+
+    monkeypatch.setattr(file_source, "look", look)
+    async with watching(folder) as heard:
+        before = heard.sets[-1][0][0].uid
+        late.append(manifest("web", hostNetwork=True) if edited else manifest("web"))
+        (folder / "more.yaml").write_text(manifest("more"))
+        await until(lambda: len(heard.sets) >= 3)
+        await asyncio.sleep(0.3)  # for what must not be reported
+        after = [[pod.uid for pod in pods if pod.metadata.name == "web-node-1"] for pods, _ in heard.sets]
+        assert (after[-1] != [before]) == edited
+        # Reported as removed, and then as added, once.
+        runs = [uids for uids, _ in itertools.groupby(after)]
+        assert runs == [[before], [], after[-1]]
 
 
 async def test_file_source_replaced_file_keeps_its_unchanged_pods(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pykubelet.cri.errors import CriError, NotFound, Unavailable
 from pykubelet.host.cgroups import Cgroups
 from pykubelet.volumes.errors import VolumeError
 from tests.resources.test_cgroup_v2 import v2
-from tests.sync.scripted_node import ScriptedNode, container
+from tests.sync.scripted_node import UID, ScriptedNode, container
 from tests.sync.test_cost_per_pod import cgroups
 
 __all__ = ["cgroups", "v2"]
@@ -242,6 +242,18 @@ async def test_engine_failed_post_start_hook_kills_the_container(node: ScriptedN
         assert log[:4] == ["create main", "start main", "stop main 30", "create main"]
         await asyncio.sleep(30)
     assert any(reason == "FailedPostStartHook" for reason, _ in node.api.recorded)
+
+
+async def test_engine_failed_post_start_hook_message_is_the_waiting_message(node: ScriptedNode) -> None:
+    node.runtime.commands["hook"] = lambda: 1
+    hook = {"postStart": {"exec": {"command": ["hook", "now"]}}}
+    async with node.running():
+        node.api.put(containers=[container(lifecycle=hook)])
+        await node.until(lambda: node.api.waiting() == "PostStartHookError")
+        assert node.api.container("main")["state"]["waiting"]["message"] == (
+            f'Exec lifecycle hook ([hook now]) for Container "main" in Pod "web_default({UID})" failed - '
+            "error: command 'hook now' exited with 1: , message: \"out\""
+        )
 
 
 async def test_engine_lost_sandbox_is_replaced_with_its_containers(node: ScriptedNode) -> None:

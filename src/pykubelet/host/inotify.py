@@ -24,6 +24,7 @@ from pathlib import Path
 
 _HEADER = struct.Struct("iIII")
 _BUFFER = 64 * 1024
+_QUEUE = 16384  # fs.inotify.max_queued_events, by default
 _HINTS = {
     errno.EMFILE: "no inotify instances or open files left: raise the sysctl fs.inotify.max_user_instances",
     errno.ENOSPC: "no inotify watches left: raise the sysctl fs.inotify.max_user_watches",
@@ -117,6 +118,20 @@ class Inotify:
 
     def __aiter__(self) -> Inotify:
         return self
+
+    def read_queued(self) -> list[Event]:
+        """Return the events that happened up to now and were not returned yet, without waiting.
+
+        At most about as many as the kernel queues, so that a flood of new ones does not keep it reading.
+        """
+        while self._fd >= 0 and len(self._pending) < _QUEUE:
+            try:
+                self._pending.extend(parse_events(os.read(self._fd, _BUFFER)))
+            except BlockingIOError:
+                break
+        queued = list(self._pending)
+        self._pending.clear()
+        return queued
 
     async def __anext__(self) -> Event:
         while not self._pending:

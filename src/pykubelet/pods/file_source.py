@@ -75,7 +75,9 @@ class FileSource:
         self._clock = clock
         self._known: dict[Path, Manifest] = {}
         self._removed: set[Path] = set()
-        """Files that were removed since the last look that succeeded."""
+        """Files that were removed since the last look that counted."""
+        self._discarded = False
+        """Whether the last look did not count."""
         self._emitted: object = None
         self._problems: frozenset[Problem] = frozenset()
         self._complaint = ""
@@ -100,9 +102,15 @@ class FileSource:
         except OSError as err:
             self._complain(f"cannot be read: {err.strerror}")
             return False
+        late = watch.take_removed()
+        self._discarded = not self._discarded and bool(late & (self._known.keys() | seen.manifests.keys()))
+        if self._discarded:
+            # It is not known whether these files were read before or after their removal.
+            self._removed |= late
+            return True
         self._complain("" if seen.exists else "does not exist; pods will start when it appears")
         removed = self._removed & self._known.keys()
-        self._known, self._removed = seen.manifests, set()
+        self._known, self._removed = seen.manifests, late
         self._warn(seen)
         if removed:
             # As if the removal had been seen by itself: a pod that is back is another run of it.

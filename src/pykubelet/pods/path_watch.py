@@ -51,6 +51,8 @@ class PathWatch:
         self._armed: dict[int, tuple[Path, Names]] = {}
         self._writing: dict[Path, float] = {}
         self._removed: set[Path] = set()
+        self._woken = False
+        """Whether an event that matters was read outside of `wait`."""
         self._complaint = ""
 
     def __enter__(self) -> Self:
@@ -89,14 +91,20 @@ class PathWatch:
         return frozenset(self._writing)
 
     def take_removed(self) -> set[Path]:
-        """Return the files that were deleted or moved away since the last call; they may exist again."""
+        """Return the files that were deleted or moved away between the last call and this one.
+
+        They may exist again. The next `wait` returns soon if anything else happened up to now.
+        """
+        for event in self._inotify.read_queued() if self._inotify is not None else ():
+            self._woken = self._matters(event) or self._woken
         removed, self._removed = self._removed, set()
         return removed
 
     async def wait(self, timeout: float) -> None:
         """Return soon after something may have changed, or after `timeout` seconds."""
         loop = asyncio.get_running_loop()
-        if await self._heard(timeout):
+        woken, self._woken = self._woken, False
+        if woken or await self._heard(timeout):
             end = loop.time() + LONGEST_BURST
             while (left := end - loop.time()) > 0 and await self._heard(min(QUIET, left)):
                 pass
