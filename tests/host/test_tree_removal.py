@@ -87,13 +87,23 @@ def test_remove_tree_swapped_links_lead_nowhere(tmp_path: Path) -> None:
         assert not tree.exists()
 
 
+def deep_outside(tree: Path) -> Path:
+    """Create a directory outside of the tree, deeper than the tree.
+
+    Without the check under test, the removal ascends once per level of the tree. It must end in the test's
+    own directory and not in /dev or /, whose files it would delete.
+    """
+    outside = tree.parent.joinpath("outside", *["o"] * 80)
+    outside.mkdir(parents=True)
+    return outside
+
+
 @pytest.mark.parametrize("level", [5, 25, 45, 59])
 def test_remove_entry_directory_moved_away_leaves_the_rest_of_its_new_place(
     tree: Path, monkeypatch: pytest.MonkeyPatch, level: int
 ) -> None:
     """Verify that a directory that is moved out of the tree does not lead the removal to its new siblings."""
-    outside = tree.parent / "outside"
-    outside.mkdir()
+    outside = deep_outside(tree)
     (outside / "precious").write_text("precious")
     nest(tree, 60)
     tree.joinpath(*["d"] * 60, "trigger").touch()
@@ -197,8 +207,8 @@ def _not_implemented(parent: int, name: str, flags: int) -> int:
 
 def test_walk_tree_moved_directory_ends_the_walk(tree: Path) -> None:
     """Verify that `..` of a directory that was moved out of the tree is not walked."""
-    outside = tree.parent / "outside"
-    (outside / "other").mkdir(parents=True)
+    outside = deep_outside(tree)
+    (outside / "other").mkdir()
     nest(tree, 60)
     names = []
 
