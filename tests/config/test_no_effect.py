@@ -22,13 +22,26 @@ from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
 SOURCE = Path(pykubelet.__file__).parent
 READERS_IN_CONFIG = ("config/defaults.py", "config/kubelet_flags.py", "config/load.py")
 """Files of the configuration package that act on settings instead of parsing or validating them."""
+READ_IN_CONFIG = {"feature_gates", "logging", "merge_default_eviction_settings"}
+"""Fields that only those files act on; all others are read by the rest of the product."""
+NESTED_READERS = {
+    "authorization": ("server/access.py", "wanted"),
+    "logging": ("config/kubelet_flags.py", "logs"),
+    "logging.options.json": ("config/kubelet_flags.py", "routing"),
+    "logging.options.text": ("config/kubelet_flags.py", "routing"),
+    "logging.vmodule": ("config/kubelet_flags.py", "item"),
+    "register_with_taints": ("node/settings.py", "given"),
+    "reserved_memory": ("resources/memory_reserved.py", "reservation"),
+    "user_namespaces": ("preparing.py", "settings"),
+}
+"""File and local name where the fields of a nested struct are read, unless it has the struct's own name."""
 ENFORCED_BY_VALIDATION = {"fail_cgroup_v1"}
 NOT_SETTINGS = {"kind", "api_version"}
 
 
 @cache
-def attribute_reads() -> frozenset[tuple[str, str]]:
-    """Return (receiver, attribute) of every attribute read in the product, receiver by its last name."""
+def attribute_reads() -> frozenset[tuple[str, str, str]]:
+    """Return (file, receiver, attribute) of every attribute that is read, the receiver by its last name."""
     reads = set()
     for path in SOURCE.rglob("*.py"):
         relative = str(path.relative_to(SOURCE))
@@ -38,9 +51,9 @@ def attribute_reads() -> frozenset[tuple[str, str]]:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 receiver = node.value
                 if isinstance(receiver, ast.Attribute):
-                    reads.add((receiver.attr, node.attr))
+                    reads.add((relative, receiver.attr, node.attr))
                 elif isinstance(receiver, ast.Name):
-                    reads.add((receiver.id, node.attr))
+                    reads.add((relative, receiver.id, node.attr))
     return frozenset(reads)
 
 
@@ -70,13 +83,18 @@ def listed(path: str) -> bool:
 
 
 def is_read(path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    if not parent:
-        return any((receiver, name) in attribute_reads() for receiver in ("config", "_config"))
-    if not is_read(parent.partition(".")[0]):
+    top, (parent, _, name) = path.partition(".")[0], path.rpartition(".")
+    if parent and not is_read(top):
         return False
-    # Below the first level a struct is passed around under local names: its field must be read somewhere.
-    return any(attribute == name for _, attribute in attribute_reads())
+    if found := NESTED_READERS.get(parent):
+        return (*found, name) in attribute_reads()
+    receivers = (parent.rpartition(".")[2],) if parent else ("config", "_config")
+    return any(
+        attribute == name
+        and receiver in receivers
+        and (not file.startswith("config/") or top in READ_IN_CONFIG)
+        for file, receiver, attribute in attribute_reads()
+    )
 
 
 ALL_FIELDS = sorted(leaf_fields(KubeletConfiguration))
@@ -92,13 +110,21 @@ def test_config_field_is_read_or_listed(path: str) -> None:
 def test_config_field_reader_unread_field_is_found() -> None:
     assert not is_read("hairpin_mode")
     assert not is_read("shutdown_grace_period_by_pod_priority.priority")
+    # Other structs have fields of these names, which some code reads.
+    assert not is_read("memory_swap.enabled")
+    assert not is_read("register_with_taints.name")
     assert is_read("max_pods")
+    assert is_read("authentication.webhook.enabled")
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(KubeletFlags)])
 def test_flag_attribute_is_read_or_listed(name: str) -> None:
-    receivers = ("flags", "_flags", "self")
-    read = any((receiver, name) in attribute_reads() for receiver in receivers)
+    # `self` is KubeletFlags in its own file only: other classes have attributes of the same names.
+    read = any(
+        attribute == name
+        and (receiver in ("flags", "_flags") or (file, receiver) == ("config/kubelet_flags.py", "self"))
+        for file, receiver, attribute in attribute_reads()
+    )
     assert read != (name in FLAG_ATTRIBUTES)
 
 

@@ -110,6 +110,25 @@ def test_termination_message_fallback_returns_end_of_log(tmp_path: Path) -> None
     assert termination_message(exited(**fallback, reason="ContainerCannotRun", message="no")) == "no"
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([f"F {'x' * 30_000}end"], "x" * (LOG_BYTES - 4) + "end\n"),
+        ([f"F {'x' * 30_000}", "F end"], "x" * (LOG_BYTES - 5) + "\nend\n"),
+        # A runtime splits long lines, and only the last part has a line end.
+        ([f"P {'x' * 16_384}", "F end"], "x" * (LOG_BYTES - 4) + "end\n"),
+        (["F first", "F 10%\rone two three four"], "first\n10%\rone two three four\n"),
+    ],
+    ids=["long line", "long line before the last", "partial line", "carriage return"],
+)
+def test_termination_message_fallback_unusual_line_kept(
+    tmp_path: Path, lines: list[str], expected: str
+) -> None:
+    log = tmp_path / "0.log"
+    log.write_bytes("".join(f"{STAMP} stdout {line}\n" for line in lines).encode())
+    assert termination_message(exited(log_path=log, policy="FallbackToLogsOnError")) == expected
+
+
 @pytest.mark.parametrize("kind", ["fifo", "device", "socket", "directory"])
 def test_termination_message_special_file_reported_without_blocking(
     tmp_path: Path, kind: str, soon: Any

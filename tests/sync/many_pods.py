@@ -361,11 +361,12 @@ async def engine_with_fakes(
     images: Any = None,
     volumes: Volumes | None = None,
     network_errors: Callable[[], list[str]] = list,
+    gates: FeatureGates | None = None,
 ) -> AsyncIterator[Rig]:
     """Run an engine below `root` until the block is left; `cgroups` is where it makes those of pods."""
     root.mkdir(parents=True, exist_ok=True)
     runtime, api, objects = runtime or FakeRuntime(), api or FakeApi(), objects or NoObjects()
-    registry, gates = CollectorRegistry(), FeatureGates()
+    registry, gates = CollectorRegistry(), gates or FeatureGates()
     config = KubeletConfiguration(
         max_pods=1000, cgroup_root="/pyk", pod_logs_dir=str(root / "logs"), resolv_conf=""
     )

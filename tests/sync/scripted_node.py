@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pykubelet.api.pod import Container, Pod
+from pykubelet.config.gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.errors import CriError
 from pykubelet.host.cgroups import Cgroups
@@ -69,6 +70,13 @@ class ScriptedRuntime(FakeRuntime):
         for one in list(self._containers.values()):
             if one.state == pb.CONTAINER_RUNNING:
                 self._exit(one.id, 137)
+
+    def lose_everything(self) -> None:
+        """Forget all sandboxes and containers, as a runtime whose state was deleted during a reboot."""
+        self.lose_sandboxes()
+        self._sandboxes.clear()
+        self._containers.clear()
+        self._statuses.clear()
 
     async def run_pod_sandbox(self, config: pb.PodSandboxConfig, handler: str = "") -> str:
         self._enter(f"run sandbox {config.metadata.attempt}")
@@ -291,6 +299,7 @@ class ScriptedNode:
         self.runtime, self.api, self.images = ScriptedRuntime(), ScriptedApi(), ScriptedImages()
         self.objects, self.volumes = ScriptedObjects(), ScriptedVolumes()
         self.network_errors: list[str] = []
+        self.gates = FeatureGates()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Rig]:
@@ -304,6 +313,7 @@ class ScriptedNode:
             images=self.images,
             volumes=self.volumes,
             network_errors=lambda: self.network_errors,
+            gates=self.gates,
         ) as rig:
             yield rig
 

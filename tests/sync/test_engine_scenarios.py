@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from pykubelet.config.gates import FeatureGates
 from pykubelet.cri.errors import CriError, NotFound, Unavailable
 from pykubelet.host.cgroups import Cgroups
 from pykubelet.volumes.errors import VolumeError
 from tests.resources.test_cgroup_v2 import v2
+from tests.sync.making import make_pod
 from tests.sync.scripted_node import UID, ScriptedNode, container
 from tests.sync.test_cost_per_pod import cgroups
 
@@ -436,3 +438,37 @@ async def test_engine_active_deadline_ends_the_pod(node: ScriptedNode) -> None:
         assert 18 <= took <= 24
         assert node.api.status()["reason"] == "DeadlineExceeded"
         assert node.runtime.names() == []
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_engine_init_containers_run_again_initialized_follows_the_gate(
+    node: ScriptedNode, gate: bool
+) -> None:
+    """Verify that a rerun takes `Initialized` back without RestartAllContainersOnContainerExits only."""
+    node.gates = FeatureGates().with_overrides({"RestartAllContainersOnContainerExits": gate})
+    node.runtime.exits["first"] = [(1, 0), (30, 0)]
+    async with node.running():
+        node.api.put(initContainers=[container("first")], containers=[container("main")])
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        assert node.api.condition("Initialized") == "True"
+        # A regular container that is still known as terminated keeps the condition, as upstream.
+        node.runtime.lose_everything()
+        await node.until(lambda: node.runtime.log.count("start first") == 2)
+        await asyncio.sleep(10)
+        assert node.api.condition("Initialized") == ("True" if gate else "False")
+        await node.until(lambda: node.runtime.log.count("start main") == 2)
+        await node.until(lambda: node.api.condition("Initialized") == "True")
+
+
+async def test_engine_duplicate_pod_name_recorded_as_event(node: ScriptedNode) -> None:
+    async with node.running() as rig:
+        first, second = make_pod(uid="u1"), make_pod(uid="u2")
+        rig.engine._mux.set("file", [first, second])
+        await node.until(lambda: node.api.recorded)
+        await asyncio.sleep(1)
+    assert node.api.recorded == [
+        (
+            "FailedValidation",
+            'Error validating pod web_default(u2) from file due to duplicate pod name "web", ignoring',
+        )
+    ]

@@ -8,6 +8,7 @@ runtimes make it a symbolic link, so links are followed there. Everything here b
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 from pykubelet.cri import runtime_pb2 as pb
@@ -17,6 +18,8 @@ from pykubelet.runtime.labels import TERMINATION_MESSAGE_PATH, TERMINATION_MESSA
 MESSAGE_BYTES = 4096
 """Upper bound of a termination message; of a longer one the last bytes are kept."""
 LOG_BYTES, LOG_LINES = 2048, 80
+_LINE_BYTES = 16 * 1024
+"""Bytes at which runtimes split the lines of a log by default."""
 
 
 def termination_message(status: pb.ContainerStatus) -> str:
@@ -50,13 +53,16 @@ def log_tail(path: Path, lines: int, limit: int) -> str:
     """Return the last lines of a container log in CRI format, without the time stamps."""
     try:
         # A line's prefix has about forty bytes: reading this much covers the limit of text.
-        content, cut = read_tail(path, limit + lines * 64, follow_symlink=True)
+        content, cut = read_tail(path, limit + lines * 64 + _LINE_BYTES, follow_symlink=True)
     except OSError as err:
         return f"Error on reading termination message from logs: {path}: {err.strerror}"
-    raw = content.splitlines(keepends=True)
-    if cut and raw:
-        raw = raw[1:]
+    # Not splitlines(), which also ends lines at a carriage return.
+    raw = BytesIO(content).readlines()
+    # The first line lacks its start; of a long one, what is left has more text than is needed.
+    begun = raw.pop(0) if cut and raw else b""
     text = b"".join(_text_of(line) for line in raw[-lines:])
+    if len(raw) < lines and len(text) < limit:
+        text = begun + text
     return text[-limit:].decode(errors="replace")
 
 
