@@ -80,9 +80,12 @@ class Rig:
         self._scope = scope
         self._metrics = PullRecordMetrics(registry)
         self._image_metrics = ImageMetrics(registry)
+        self._records: PullRecords | None = None
+        """Of the manager that was started last."""
 
     async def manager(self, policy: str = POLICIES[1], *allowlist: str, cached: int = 100) -> PullManager:
         records = PullRecords(self.files, self._metrics, intents_size=cached, pulled_size=cached)
+        self._records = records
         made = PullManager(
             records, verification_policy(policy, allowlist), self.service, self._scope, self._metrics
         )
@@ -115,6 +118,13 @@ class Rig:
         """What the disk has for the image."""
         found = self.files.get_pulled(REF)
         return found.credential_mapping.get(NAME) if found is not None else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the image has no intent, neither on disk nor in the cache, which follows the disk."""
+        assert self._records is not None
+        cached = self._records.cached(IMAGE, REF)
+        return not self.intents and cached is not None and not cached[1]
 
     async def until(self, fits: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
@@ -647,7 +657,7 @@ async def test_pull_of_a_deleted_pod_that_arrives_after_all_is_nobodys(
     await rig.until(lambda: len(private.statuses) > 3)
     assert rig.intents == [IMAGE], "while the runtime does not tell, the intent stays"
     private.broken = None
-    await rig.until(lambda: not rig.intents)
+    await rig.until(lambda: rig.is_settled)
     assert (rig.files.get_pulled(REF) is not None) is arrives
     if arrives:
         assert (await rejection(puller, a_pod(IMAGE, uid="other"))).reason == "ErrImagePull"
@@ -667,7 +677,7 @@ async def test_pull_of_a_preloaded_image_that_is_cancelled_leaves_it_preloaded(
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    await rig.until(lambda: not rig.intents)
+    await rig.until(lambda: rig.is_settled)
     assert rig.files.get_pulled(REF) is None
     assert await ensure(puller, a_pod(IMAGE, "Never", uid="other"))
 
@@ -681,7 +691,7 @@ async def test_pulls_without_outcome_are_preloaded_only_when_all_found_the_image
     manager, spec = await rig.manager(), pb.ImageSpec(image=IMAGE)
     async with manager.track_pull(IMAGE, spec, before[0]), manager.track_pull(IMAGE, spec, before[1]):
         assert rig.intents == [IMAGE]
-    await rig.until(lambda: not rig.intents)
+    await rig.until(lambda: rig.is_settled)
     assert rig.files.get_pulled(REF) is not None
 
 
@@ -697,7 +707,7 @@ async def test_pull_without_an_answer_of_the_runtime_keeps_the_intent_until_it_t
 
     monkeypatch.setattr(private, "pull_image", lost)
     assert (await rejection(puller, a_pod(IMAGE, uid="a"), pull_secret())).reason == "ErrImagePull"
-    await rig.until(lambda: not rig.intents)
+    await rig.until(lambda: rig.is_settled)
     record = rig.files.get_pulled(REF)
     assert record is not None
     assert record.credential_mapping == {}
