@@ -227,3 +227,14 @@ def test_frame_budget_refilled_by_time() -> None:
 @pytest.mark.parametrize("headers", [{"grpc-status": "9" * 5000}, {":status": "9" * 5000}])
 def test_status_in_long_numbers_bounded(headers: dict[str, str]) -> None:
     assert len(status_in(headers).message) < 200
+
+
+@pytest.mark.parametrize(("size", "most"), [(60, 1), (0, http2_rules.MOST_CONTINUATIONS - 1)])
+def test_header_blocks_unfinished_block_bounded(size: int, most: int) -> None:
+    """Verify that a block is rejected by its bytes and by its frames, before it is complete."""
+    blocks = HeaderBlocks(limit=150)
+    assert blocks.begin(1, 0, bytes(size)) is None
+    for _ in range(most):
+        assert blocks.resume(1, 0, bytes(size)) is None
+    with pytest.raises(Violation, match="too large"):
+        blocks.resume(1, 0, bytes(size))
