@@ -238,7 +238,8 @@ async def test_files_that_cannot_be_had(tmp_path: Path, wish: dict[str, Any], me
 
 async def test_gather_env_sources_file_of_spaces_takes_linear_time(tmp_path: Path) -> None:
     """Verify that the largest file of spaces, which had frozen the kubelet for hours, is rejected quickly."""
-    (tmp_path / "spaces").write_bytes(b" " * (1 << 20))
+    # The last byte matters: a file of nothing but spaces is blank for any parser.
+    (tmp_path / "spaces").write_bytes(b" " * ((1 << 20) - 1) + b"x")
     (tmp_path / "blank").write_bytes(b" \n" * (1 << 19))
     paths = ("spaces", "blank")
     container = env(*(in_file("v", path, f"K{n}") for path in paths for n in range(100)))
