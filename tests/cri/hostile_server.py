@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import hpack
+
 from pykubelet.cri import http2
 from pykubelet.cri.http2 import Kind, Setting, frame
 
@@ -72,6 +74,17 @@ def header_blocks() -> Iterator[bytes]:
         yield frame(Kind.HEADERS, http2.END_HEADERS, 1, block)
 
 
+def blocks_after_end() -> Iterator[bytes]:
+    """End the call and go on with Huffman-coded header blocks, each within all limits and slow to decode."""
+    block = hpack.Encoder().encode([(":status", "200"), ("a", "a" * 4000)])
+    yield (
+        frame(Kind.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, block)
+        + frame(Kind.HEADERS, http2.END_HEADERS, 1, block) * 90
+    )
+    while True:
+        yield frame(Kind.HEADERS, http2.END_HEADERS, 1, block)
+
+
 def tiny_messages() -> Iterator[bytes]:
     """Send many messages in response to a unary call."""
     yield frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS)
@@ -106,6 +119,7 @@ ATTACKS: list[Attack] = [
     settings,
     long_settings,
     header_blocks,
+    blocks_after_end,
     tiny_messages,
     empty_data,
     window_updates,

@@ -21,7 +21,7 @@ from pykubelet.cri.http2_rules import FrameBudget, HeaderBlocks, Violation
 from pykubelet.cri.metrics import CriMetrics
 from pykubelet.probes.grpc_check import grpc_check
 from pykubelet.probes.outcome import Target
-from tests.cri.hostile_server import ATTACKS, HEADERS, Attack, hostile_server, measured
+from tests.cri.hostile_server import ATTACKS, HEADERS, Attack, blocks_after_end, hostile_server, measured
 from tests.cri.servers import raw_server
 from tests.cri.test_connection import MESSAGE, Server, outcome
 
@@ -41,6 +41,25 @@ async def test_grpc_probe_hostile_server_bounded_time_and_memory(attack: Attack)
         assert cost.frozen < 1
         assert cost.grown < 24 * MIB
         assert server.sent < 32 * MIB
+
+
+async def test_grpc_probe_many_header_blocks_decoded_at_most_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify that a server cannot occupy the event loop with headers behind the end of its response."""
+    decoded: list[int] = []
+    original = HeaderBlocks.decode
+
+    def decode(self: HeaderBlocks, block: bytes) -> list[tuple[str, str]]:
+        decoded.append(len(block))
+        return original(self, block)
+
+    monkeypatch.setattr(HeaderBlocks, "decode", decode)
+    target = Target(Container(name="c"), "id", "127.0.0.1")
+    with hostile_server(blocks_after_end) as server:
+        result = await grpc_check(GRPCAction(port=server.port), target, 10.0, "kube-probe/1.36")
+        assert result.result == "failure"
+        assert await asyncio.to_thread(server.is_cut_off, 5.0), "the connection stays open"
+    assert 1 <= len(decoded) <= 4
+    assert max(decoded) < 4096
 
 
 async def test_connection_server_not_reading_aborted_on_close() -> None:
@@ -208,3 +227,14 @@ def test_frame_budget_refilled_by_time() -> None:
 @pytest.mark.parametrize("headers", [{"grpc-status": "9" * 5000}, {":status": "9" * 5000}])
 def test_status_in_long_numbers_bounded(headers: dict[str, str]) -> None:
     assert len(status_in(headers).message) < 200
+
+
+@pytest.mark.parametrize(("size", "most"), [(60, 1), (0, http2_rules.MOST_CONTINUATIONS - 1)])
+def test_header_blocks_unfinished_block_bounded(size: int, most: int) -> None:
+    """Verify that a block is rejected by its bytes and by its frames, before it is complete."""
+    blocks = HeaderBlocks(limit=150)
+    assert blocks.begin(1, 0, bytes(size)) is None
+    for _ in range(most):
+        assert blocks.resume(1, 0, bytes(size)) is None
+    with pytest.raises(Violation, match="too large"):
+        blocks.resume(1, 0, bytes(size))

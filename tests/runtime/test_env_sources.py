@@ -238,7 +238,8 @@ async def test_files_that_cannot_be_had(tmp_path: Path, wish: dict[str, Any], me
 
 async def test_gather_env_sources_file_of_spaces_takes_linear_time(tmp_path: Path) -> None:
     """Verify that the largest file of spaces, which had frozen the kubelet for hours, is rejected quickly."""
-    (tmp_path / "spaces").write_bytes(b" " * (1 << 20))
+    # The last byte matters: a file of nothing but spaces is blank for any parser.
+    (tmp_path / "spaces").write_bytes(b" " * ((1 << 20) - 1) + b"x")
     (tmp_path / "blank").write_bytes(b" \n" * (1 << 19))
     paths = ("spaces", "blank")
     container = env(*(in_file("v", path, f"K{n}") for path in paths for n in range(100)))
@@ -274,3 +275,27 @@ async def test_gather_env_sources_files_parsed_once_off_the_loop(
     assert [sources.file_value("v", "b", key) for key in ("K", "L", "M")] == ["v", "w", ""]
     with pytest.raises(ValueError, match="environment files have 20 bytes or more"):
         sources.file_value("v", "c", "K")
+
+
+async def test_gather_env_sources_files_of_many_containers_parsed_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that the parsers of many containers do not compete with the event loop for the interpreter."""
+    running, most = 0, 0
+
+    def parse(data: bytes, keys: Collection[str]) -> EnvFile:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.02)
+        running -= 1
+        return parse_env_file(data, keys)
+
+    monkeypatch.setattr(env_sources, "parse_env_file", parse)
+    (tmp_path / "a").write_bytes(b"K='v'\n")
+    container = env(in_file("v", "a", "K"))
+    volumes = {"v": MountedVolume(str(tmp_path))}
+    pod = make_pod(container)
+    found = await asyncio.gather(*(gather_env_sources(Objects(), pod, container, volumes) for _ in range(10)))
+    assert [sources.file_value("v", "a", "K") for sources in found] == ["v"] * 10
+    assert most == 1

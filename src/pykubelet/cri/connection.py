@@ -181,15 +181,21 @@ class Call:
 class Connection(asyncio.Protocol):
     """A connection, ready for calls once it was `greeted`.
 
-    A message has at most `limit` bytes, the headers of a response have at most `header_limit`.
+    A message has at most `limit` bytes, the headers of a response have at most `header_limit`. The server may
+    send `most_blocks` header blocks in all: decoding them is slow.
     """
 
     def __init__(
-        self, authority: str, limit: int = MAX_MESSAGE_BYTES, header_limit: int = MAX_HEADER_BYTES
+        self,
+        authority: str,
+        limit: int = MAX_MESSAGE_BYTES,
+        header_limit: int = MAX_HEADER_BYTES,
+        most_blocks: float = math.inf,
     ) -> None:
         self._authority = authority
         self._limit = limit
         self._header_limit = header_limit
+        self._blocks_left = most_blocks
         self._transport: asyncio.Transport | None = None
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._headers = HeaderBlocks(header_limit)
@@ -384,6 +390,9 @@ class Connection(asyncio.Protocol):
     def _header_block(self, complete: tuple[int, int, bytes] | None) -> None:
         if complete is None:
             return
+        self._blocks_left -= 1
+        if self._blocks_left < 0:
+            raise ProtocolError("a response has too many headers")
         stream, flags, block = complete
         # Also of a call that nobody waits for: the decoder must see every block.
         headers = self._known_blocks.get(block) or self._decoded(block)

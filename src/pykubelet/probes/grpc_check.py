@@ -12,7 +12,6 @@ import asyncio
 from pykubelet.api.pod import GRPCAction
 from pykubelet.cri.connection import Connection
 from pykubelet.cri.grpc_status import Status
-from pykubelet.cri.http2_rules import HEADER_BYTES
 from pykubelet.probes.outcome import Outcome, Target, join_host_port, resolve_host, resolve_port
 
 CHECK_METHOD = "/grpc.health.v1.Health/Check"
@@ -20,6 +19,9 @@ CHECK_METHOD = "/grpc.health.v1.Health/Check"
 _SERVING = 1
 _NAMES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _ANSWER_LIMIT = 4096
+_HEADER_LIMIT = 4096
+_MOST_HEADER_BLOCKS = 4
+"""Header blocks of a connection: headers, trailers and informational ones. Pods may send hostile ones."""
 
 
 async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: str) -> Outcome:
@@ -31,7 +33,7 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
     try:
         async with asyncio.timeout_at(end):
             _, connection = await loop.create_connection(
-                lambda: Connection(address, _ANSWER_LIMIT, HEADER_BYTES), host, port
+                lambda: Connection(address, _ANSWER_LIMIT, _HEADER_LIMIT, _MOST_HEADER_BLOCKS), host, port
             )
     except TimeoutError:
         return Outcome("failure", _not_within(address, timeout))

@@ -8,6 +8,7 @@ variable that does not need it, or an optional one, goes on.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,9 @@ V = TypeVar("V")
 
 MAX_FILES_BYTES = 16 << 20
 """Bytes of all environment files of a container: as much as all its variables may have together."""
+
+_PARSING = threading.Lock()
+"""Held while a file is parsed: the event loop waits milliseconds for each thread that runs Python code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,8 @@ def _parse_files(
                 raise ValueError(f"the container's environment files have {MAX_FILES_BYTES} bytes or more")
             data = read_inside(Path(volumes[name].path), path)
             left -= len(data)
-            found[name, path] = parse_env_file(data, keys)
+            with _PARSING:
+                found[name, path] = parse_env_file(data, keys)
         except (OSError, ValueError) as err:
             found[name, path] = err
     return found

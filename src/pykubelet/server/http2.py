@@ -11,6 +11,7 @@ from aiohttp import web
 
 from pykubelet.server.http2_connection import Http2Connection
 from pykubelet.server.http2_stream import stream_server
+from pykubelet.server.http2_turns import ReadingTurns
 
 MOST_STREAMS_OF_ALL = 1000
 
@@ -22,6 +23,7 @@ class Http2:
         """Serve streams as `server` serves connections; `options` are those of its request handlers."""
         self.server = server
         self.streams = stream_server(server, **options)
+        self.turns = ReadingTurns()
         self.idle_seconds = idle_seconds
         self.open = 0
         """How many streams there are."""

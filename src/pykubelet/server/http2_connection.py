@@ -3,7 +3,8 @@
 `h2` knows the protocol; here is what a server adds to it. Streams take turns in sending, one frame each, as
 far as the client and the connection take it, and a client that does not take what is sent is not listened
 to either. All that a client can make grow is bounded: streams (of a connection and of all together), the
-size of a request's fields, unread bodies, unsent answers, and frames for nothing (`http2_frames`).
+size of a request's fields, unread bodies, unsent answers, and frames for nothing (`http2_frames`). The time
+that frames take is bounded, too, until the client has an authorized request (`http2_turns`).
 
 aiohttp's server keeps the list of connections, to make room and to stop: a connection over HTTP/2 stands
 there like any other, idle when nobody works on a request of it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
@@ -34,6 +36,7 @@ from pykubelet.server.http2_frames import GOAWAY, LONGEST_FRAME, PREFACE, BadFra
 from pykubelet.server.http2_heads import Malformed, NotHere, RequestHead, request_head
 from pykubelet.server.http2_stream import Stream
 from pykubelet.server.http2_wire import MOST_STREAMS, WINDOW, goodbye, make_wire
+from pykubelet.server.pipeline import USER
 from pykubelet.tasks import wait_seconds
 
 if TYPE_CHECKING:
@@ -60,6 +63,9 @@ class Http2Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         """None when it is over."""
         self.streams: dict[int, Stream] = {}
+        self.is_authorized = False
+        """Whether a request was authorized."""
+        self.reading_seconds = 0.0
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._budget = Budget(self._loop.time)
@@ -69,6 +75,7 @@ class Http2Connection(asyncio.Protocol):
         self._out: list[bytes | memoryview] = []
         self._at_work = 0
         self._paused = False
+        self._held = False
         self._leaving = False
         self._pumping: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -108,18 +115,12 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read what the client sends."""
         try:
-            for frame in self._frames.feed(data):
-                if self.transport is None:
-                    return
-                if frame.kind == GOAWAY:
-                    # It wants nothing more than what it has asked for; h2 would end that, too.
-                    self._leaving = True
-                    continue
-                for event in self._wire.receive_data(frame.data):
-                    self._take(event)
-        except (BadFrames, H2Error) as err:
+            self._frames.add(data)
+        except BadFrames as err:
             self._fail(err)
-        self._pump()
+            self._pump()
+            return
+        self._shared.turns.received(self)
 
     def pause_writing(self) -> None:
         """Wait for the client to read; it could make us answer without end otherwise."""
@@ -131,8 +132,50 @@ class Http2Connection(asyncio.Protocol):
         """Go on."""
         self._paused = False
         if self.transport is not None:
-            self.transport.resume_reading()
+            if not self._held:
+                self.transport.resume_reading()
             self._pump()
+
+    # What `ReadingTurns` calls.
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that were received and not handled yet."""
+        return self._frames.unread_bytes
+
+    def read_frames(self, seconds: float) -> bool:
+        """Handle the frames that were received for about this time; return False when some may be left."""
+        began, is_done = perf_counter(), True
+        try:
+            for frame in self._frames.complete():
+                if self.transport is None:
+                    return True
+                if frame.kind == GOAWAY:
+                    # It wants nothing more than what it has asked for; h2 would end that, too.
+                    self._leaving = True
+                    continue
+                for event in self._wire.receive_data(frame.data):
+                    self._take(event)
+                if perf_counter() - began > seconds:
+                    is_done = False
+                    break
+        except (BadFrames, H2Error) as err:
+            self._fail(err)
+        self._pump()
+        return is_done or self.transport is None
+
+    def hold(self) -> None:
+        """Stop reading from the client."""
+        self._held = True
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read from the client again."""
+        if self._held:
+            self._held = False
+            if self.transport is not None and not self._paused:
+                self.transport.resume_reading()
 
     # What the server calls.
 
@@ -177,6 +220,8 @@ class Http2Connection(asyncio.Protocol):
 
     def has_news(self, stream: Stream) -> None:
         """Send something of the stream, soon."""
+        if not self.is_authorized:
+            self.is_authorized = stream.request is not None and USER in stream.request
         self._ready[stream] = None
         self._pump_soon()
 
@@ -374,6 +419,7 @@ class Http2Connection(asyncio.Protocol):
         self.transport = None
         self._over.set()
         self._shared.leave(self)
+        self._shared.turns.forget(self)
         for handle in (self._timer, self._pumping):
             if handle is not None:
                 handle.cancel()

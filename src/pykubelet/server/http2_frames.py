@@ -5,8 +5,7 @@ that is done for it (data sent to it, requests answered) pays back, and so does 
 resets, continues or sends nothing in many frames (CVE-2019-9511 … 9518, CVE-2023-44487, CVE-2024-27316)
 has spent it soon and is hung up on; whoever reads a long log or asks thousands of times never does.
 
-Pure: bytes in, frames out; time is an argument. At most one frame is held, and its length is looked at
-before its content has come.
+Pure: bytes in, frames out; time is an argument. A frame's length is checked before its content has come.
 """
 
 from __future__ import annotations
@@ -80,19 +79,32 @@ class Frames:
         self._preface = PREFACE
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Give the frames that are whole now, the client's preface aside; raises BadFrames.
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of frames that were not returned yet."""
+        return len(self._held)
 
-        All must be taken before the next `feed`.
-        """
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that are complete, the client's preface aside. Raises BadFrames."""
+        self.add(data)
+        yield from self.complete()
+
+    def add(self, data: bytes) -> None:
+        """Append what the client has sent. Raises BadFrames."""
         if self._preface:
             expected = self._preface[: len(data)]
             if not data.startswith(expected):
                 raise BadFrames("this is not HTTP/2")
             self._preface = self._preface[len(expected) :]
             data = data[len(expected) :]
+        self._held += data
+
+    def complete(self) -> Iterator[Frame]:
+        """Yield the frames that are complete; those that are not taken are yielded the next time.
+
+        Raises BadFrames.
+        """
         held = self._held
-        held += data
         while len(held) >= _HEADER_BYTES:
             length, kind = int.from_bytes(held[:3], "big"), held[3]
             if length > LONGEST_FRAME:

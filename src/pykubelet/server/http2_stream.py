@@ -73,6 +73,8 @@ class Stream(asyncio.Transport):
         self.over = False
         """Whether nothing can be sent any more."""
         self.handler: web.RequestHandler | None = None
+        self.request: web.BaseRequest | None = None
+        """The request, until its handler has left."""
         self.size = 0
         """How many bytes of the answer wait to be sent."""
         self._below = below
@@ -205,7 +207,7 @@ class Stream(asyncio.Transport):
             self._below.cut(self)
 
     def _lost(self, err: Exception | None) -> None:
-        handler, self.handler = self.handler, None
+        handler, self.handler, self.request = self.handler, None, None
         if handler is not None:
             handler.connection_lost(err)
             self._below.handler_left(self)
@@ -254,7 +256,10 @@ def stream_server(server: web.Server, **options: Any) -> web.Server:
         _: AbstractStreamWriter,
         task: asyncio.Task[None],
     ) -> web.BaseRequest:
-        return make(message, payload, protocol, _Writer(protocol, asyncio.get_running_loop()), task)
+        made = make(message, payload, protocol, _Writer(protocol, asyncio.get_running_loop()), task)
+        if isinstance(stream := protocol.transport, Stream):
+            stream.request = made
+        return made
 
     return web.Server(
         server.request_handler,
