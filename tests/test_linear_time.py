@@ -12,6 +12,7 @@ import pytest
 from pykubelet.api.downward import field_value
 from pykubelet.api.expansion import expand
 from pykubelet.api.volume_files import ObjectFieldSelector
+from pykubelet.host.http_answer import HEAD_LIMIT, ResponseReader
 from pykubelet.kube.certificates import certificates
 from pykubelet.kube.errors import forbidden_hint
 from pykubelet.logs.mask import MASK, mask_text
@@ -61,6 +62,19 @@ def test_parse_hostile_text_takes_linear_time(parse: Callable[[str], object], te
     with suppress(ValueError):
         parse(text)
     assert time.process_time() - began < SECONDS
+
+
+def test_response_reader_head_byte_by_byte_takes_linear_time() -> None:
+    """Verify that a server which sends each byte alone does not have the whole head searched for each."""
+    head = b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (HEAD_LIMIT // 6 - 10) + b"\r\n"
+    reader = ResponseReader(1)
+    began = time.process_time()
+    for byte in head:
+        assert not reader.status
+        reader.feed(bytes([byte]))
+    assert time.process_time() - began < SECONDS
+    assert reader.status == 200
+    assert reader.headers == {"a": "b"}
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """A cgroup in every hierarchy: found, emptied and removed, on this machine's own hierarchies."""
 
+import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pykubelet.host import cgroup_tree
 from pykubelet.host.cgroup_tree import find_trees, hierarchies, kill_members, members, remove
 from pykubelet.host.mounts import parse_mountinfo, read_mounts
+from pykubelet.host.tree_walk import Visitor, walk_tree
+from tests.trees import deep_directory, few_open_files, nest
 
 TABLE = """\
 31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw
@@ -59,3 +64,62 @@ async def test_a_tree_is_found_emptied_and_removed(tree: str) -> None:
     assert find_trees(tree) == []
     assert await remove(trees[0]), "removing twice is fine"
     assert members(trees[0]) == set()
+
+
+async def test_remove_deep_tree_removed_with_few_open_files() -> None:
+    """Verify that nested cgroups do not keep a pod from being deleted.
+
+    `os.walk` failed with RecursionError at about 1,000 levels, and its paths exceed PATH_MAX at 2,000.
+    """
+    with deep_directory() as path:
+        tree = path / "tree"
+        tree.mkdir()
+
+        def fill(here: int) -> None:
+            os.mkdir("beside", dir_fd=here)
+            with open(
+                "cgroup.procs", "w", opener=lambda name, flags: os.open(name, flags, dir_fd=here)
+            ) as file:
+                file.write("1234567\n")
+
+        nest(tree, 3000, fill)
+        with few_open_files(80):
+            assert members(tree) == {1234567}
+        subprocess.run(["find", tree, "-name", "cgroup.procs", "-delete"], check=True)
+        with few_open_files(80):
+            assert await remove(tree)
+        assert not tree.exists()
+
+
+async def test_kill_members_and_remove_walk_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that the number of a container's cgroups does not hold up other pods."""
+    threads = set()
+
+    def recorded(top: int, visitor: Visitor) -> None:
+        threads.add(threading.current_thread())
+        walk_tree(top, visitor)
+
+    monkeypatch.setattr(cgroup_tree, "walk_tree", recorded)
+    (tmp_path / "tree/below").mkdir(parents=True)
+    assert await kill_members(tmp_path / "tree")
+    assert await remove(tmp_path / "tree")
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.machine
+async def test_members_mount_over_a_cgroup_not_entered(tmp_path: Path) -> None:
+    """Verify that cgroups which a privileged pod mounts over its own are neither killed nor removed."""
+    tree, others = tmp_path / "tree", tmp_path / "others"
+    (tree / "point").mkdir(parents=True)
+    (others / "inner").mkdir(parents=True)
+    (others / "cgroup.procs").write_text("1234567\n")
+    subprocess.run(["mount", "--bind", others, tree / "point"], check=True)
+    try:
+        assert members(tree) == set()
+        assert await remove(tree, timeout=0) is False
+        assert (others / "inner").is_dir()
+    finally:
+        subprocess.run(["umount", tree / "point"], check=True)

@@ -3,15 +3,16 @@
 import asyncio
 import socket
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from pykubelet.host import plugin_registration
+from pykubelet.host import plugin_registration, plugin_watch
 from pykubelet.host import registration_pb2 as pb
 from pykubelet.host.plugin_calls import PluginError, call_plugin
 from pykubelet.host.plugin_registration import Plugin, PluginRegistration, RegistrationRefused
@@ -334,3 +335,20 @@ async def test_calls_to_the_dead_and_the_silent(folder: Path) -> None:
     await plugin.leave()
     with pytest.raises(PluginError, match="too long"):
         await call_plugin(f"/{'x' * 200}", method, pb.InfoRequest(), pb.PluginInfo, timeout=1)
+
+
+async def test_watch_sockets_directory_is_read_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that a plugin which fills the directory with files does not hold up pods."""
+    threads = set()
+
+    def recorded(folder: Path, ear: Any = None) -> dict[Path, Any]:
+        threads.add(threading.current_thread())
+        return look(folder, ear)
+
+    monkeypatch.setattr(plugin_watch, "look", recorded)
+    async with aclosing(watch_sockets(tmp_path)) as looks:
+        assert await anext(looks) == {}
+    assert threads
+    assert threading.current_thread() not in threads

@@ -1,10 +1,13 @@
 import asyncio
 import itertools
 import os
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -211,6 +214,30 @@ class TestProperties:
 def test_log_folders_are_known_by_their_names() -> None:
     names = ["ns_gone_u1", "ns_here_u2", "lost+found", "u1", "_x_u1", "a_b_c_u1", "ns__u1"]
     assert plan_log_folders(names, lambda uid: uid == "u1") == ["ns_gone_u1"]
+
+
+async def test_remove_container_logs_deleted_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that files and directories that a pod put beside its log neither hold up pods nor stay."""
+    folder = tmp_path / "ns_name_uid/main"
+    (folder / "0.log.d/inner").mkdir(parents=True)
+    for name in ("0.log", "0.log.1", "1.log"):
+        (folder / name).touch()
+    threads, glob = set(), Path.glob
+
+    def recorded(path: Path, pattern: str) -> Any:
+        threads.add(threading.current_thread())
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", recorded)
+    status = pb.ContainerStatusResponse(status=pb.ContainerStatus(log_path=str(folder / "0.log")))
+    runtime = AsyncMock(container_status=AsyncMock(return_value=status))
+    await GarbageCollector(cast(Cri, SimpleNamespace(runtime=runtime)), tmp_path, None).remove_container("c")
+    assert [path.name for path in folder.iterdir()] == ["1.log"]
+    assert threads
+    assert threading.current_thread() not in threads
+    runtime.remove_container.assert_awaited_once_with("c")
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Termination messages: what is kept of them, and files that are not what they should be."""
 
 import asyncio
+import fcntl
 import os
+import signal
 import socket
 import stat
 import threading
@@ -163,6 +165,18 @@ def test_open_regular_device_never_opened(tmp_path: Path, monkeypatch: pytest.Mo
         open_regular(special)
     assert flags
     assert all(how & os.O_PATH for how in flags)
+
+
+def test_open_regular_leased_file_does_not_wait_for_the_holder(tmp_path: Path) -> None:
+    """Verify that a container with a lease on its file does not occupy a thread for 45 seconds."""
+    path = tmp_path / "message"
+    path.touch()
+    with path.open("rb+") as held:
+        # By default the holder is notified with SIGIO, which ends the process.
+        fcntl.fcntl(held, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BlockingIOError):
+            open_regular(path)
 
 
 def test_read_tail_says_whether_more_precedes(tmp_path: Path) -> None:

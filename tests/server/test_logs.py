@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pykubelet.server import log_files
 from pykubelet.server.log_files import LogFile, follow, present_blocks, seek_last_lines
 from pykubelet.server.log_lines import LineWriter, LogEntry, Stream, last_lines, parse_entry
 from pykubelet.tasks import in_own_thread
@@ -442,6 +443,18 @@ async def test_present_blocks_read_off_the_event_loop(
     assert text.count(b"\n") == 8000
     assert threads
     assert threading.get_ident() not in threads
+
+
+def test_blocks_log_without_line_break_reads_one_block_per_step(tmp_path: Path) -> None:
+    """Verify that a sparse file in place of a log does not occupy a thread until its end.
+
+    Six requests for such logs had taken all threads of the agent, also after their clients were gone.
+    """
+    path = tmp_path / "0.log"
+    path.touch()
+    os.truncate(path, 64 * log_files._BLOCK)
+    with closing(LogFile(path)) as log:
+        assert list(log.blocks()) == [b""] * 64
 
 
 def test_skip_to_last_endless_line_takes_bounded_memory(tmp_path: Path) -> None:

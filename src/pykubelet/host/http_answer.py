@@ -45,6 +45,8 @@ class ResponseReader:
         self.body = bytearray()
         self._part: Part = "head"
         self._buffer = bytearray()
+        self._searched = 0
+        """Bytes of the buffer in which the end of the head does not begin."""
         self._left = 0
         self._interim = 0
         self._trailers = 0
@@ -114,11 +116,14 @@ class ResponseReader:
         self._buffer.clear()
 
     def _read_head(self) -> bool:
-        end = _HEAD_END.search(self._buffer)
+        end = _HEAD_END.search(self._buffer, self._searched)
         if end is None:
             if len(self._buffer) > HEAD_LIMIT or not b"HTTP/".startswith(self._buffer[:5]):
                 raise WireError(_malformed(self._buffer))
+            # A server may send each byte alone. The last three may be the first of b"\r\n\r\n".
+            self._searched = max(0, len(self._buffer) - 3)
             return False
+        self._searched = 0
         first, *rest = _LINE_END.split(bytes(self._buffer[: end.start()]))
         found = _STATUS_LINE.fullmatch(first)
         if found is None:

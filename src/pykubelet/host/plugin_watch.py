@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pykubelet.host.inotify import Inotify, Mask
 from pykubelet.logs import get_logger
+from pykubelet.tasks import finish_in_thread
 
 log = get_logger(__name__)
 
@@ -52,7 +53,8 @@ async def watch_sockets(folder: Path) -> AsyncGenerator[Sockets, None]:
     before: Sockets | None = None
     with _Ear() as ear:
         while True:
-            found = look(folder, ear)
+            # In a thread: a plugin may have filled the directory with any number of files.
+            found = await finish_in_thread(lambda: look(folder, ear))
             if found != before:
                 yield found
                 before = found
@@ -60,7 +62,7 @@ async def watch_sockets(folder: Path) -> AsyncGenerator[Sockets, None]:
 
 
 def look(folder: Path, ear: _Ear | None = None) -> dict[Path, SocketIdentity]:
-    """Find the sockets below a folder, and listen to the folders on the way."""
+    """Return the sockets below a directory, and watch the directories on the way. Blocks."""
     found: dict[Path, SocketIdentity] = {}
     try:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -151,7 +151,8 @@ class CgroupFiles:
         await self._kill(name, busy, seconds)
         for folder in busy:
             if not await remove(folder, timeout=max(0.0, deadline - loop.time())):
-                inside = ", ".join(map(str, sorted(members(folder)))) or "none"
+                pids = await asyncio.to_thread(members, folder)
+                inside = ", ".join(map(str, sorted(pids))) or "none"
                 raise CgroupError(errno.EBUSY, f"cgroup {folder} does not go away; processes in it: {inside}")
 
     async def kill(self, name: CgroupName, seconds: float = REMOVE_SECONDS) -> None:
@@ -162,7 +163,8 @@ class CgroupFiles:
     async def _kill(self, name: CgroupName, folders: Iterable[Path], seconds: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        if left := set[int]().union(*map(members, folders)):
+        # In a thread: a privileged container may have made any number of cgroups below its own.
+        if left := await asyncio.to_thread(lambda: set[int]().union(*map(members, folders))):
             log.info("Killing processes that are left in a cgroup", cgroup=self._path(name), pids=len(left))
         for folder in folders:
             await kill_members(folder, timeout=max(0.0, deadline - loop.time()))

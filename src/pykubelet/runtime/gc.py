@@ -22,6 +22,7 @@ from pykubelet.runtime.log_gc import LogCollector
 from pykubelet.runtime.names import legacy_log_link
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
+from pykubelet.tasks import finish_in_thread
 
 log = get_logger(__name__)
 
@@ -136,7 +137,8 @@ class GarbageCollector:
         """
         try:
             status = (await self._cri.runtime.container_status(container_id)).status
-            self._logs.drop_container_logs(status.log_path)
+            # In a thread: a pod with a hostPath of the logs may have made any number of files there.
+            await finish_in_thread(lambda: self._logs.drop_container_logs(status.log_path))
             info = parse_container(status.labels, status.annotations)
             if self._legacy_logs is not None and info.ours:
                 name = legacy_log_link(info.pod_name, info.pod_namespace, info.name, container_id)

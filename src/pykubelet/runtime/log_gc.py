@@ -42,12 +42,15 @@ class LogCollector:
         self._legacy_logs = legacy_logs
 
     def drop_container_logs(self, log_path: str) -> None:
-        """Delete a container's log and what was rotated away from it; raises OSError."""
+        """Delete a container's log and what was rotated away from it. Raises OSError. Blocks."""
         path = Path(os.path.normpath(log_path))
         if not log_path or self._pod_logs not in path.parents:
             return
         for file in path.parent.glob(f"{glob.escape(path.name)}*"):
-            file.unlink(missing_ok=True)
+            try:
+                file.unlink(missing_ok=True)
+            except IsADirectoryError:
+                remove_tree(file)
 
     async def drop_folders(self, is_deleted: Callable[[str], bool]) -> None:
         """Delete the folders of deleted pods; what fails is logged and left for the next time."""

@@ -98,14 +98,17 @@ class LogFile:
         return os.fstat(self._file.fileno()).st_size
 
     def blocks(self, up_to: int | None = None) -> Iterator[bytes]:
-        """Give whole lines, some at a time, from here to the end of the file as it is now.
+        """Yield whole lines, some at a time, from here to the end of the file as it is now.
 
-        Nothing is begun behind `up_to`, for a file that grows as fast as it is read.
+        Each step reads one block, and yields nothing of one without a line break. Nothing is begun behind
+        `up_to`, for a file that grows as fast as it is read.
         """
         while (up_to is None or self._file.tell() < up_to) and (block := self._file.read(_BLOCK)):
             end = block.rfind(b"\n") + 1
             if not end:
                 self._rest = self._rest + block if len(self._rest) < _LONGEST_LINE else b""
+                # The caller may stop here: a sparse file has terabytes without a line break.
+                yield b""
                 continue
             whole = b"".join((self._rest, memoryview(block)[:end]))
             self._rest = block[end:]
