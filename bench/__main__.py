@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 
 from bench.cluster import cluster
@@ -69,6 +70,7 @@ def pods(count: int, hold_seconds: float) -> list[Result]:
     ]
 
 
+_TERMINATED = 143
 _KINDS = ("idle", "pods", "cluster", "scale", "volumes", "streams")
 
 
@@ -86,6 +88,9 @@ def main() -> int:
     parser.add_argument("--only", choices=_KINDS, help="measure only this")
     parser.add_argument("--reference", action="store_true", help="measure the reference kubelet, too")
     options = parser.parse_args()
+    # So that the pods and data directories of a measurement are removed whatever ends it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     results: list[Result] = []
     if options.only in (None, "idle"):
         results += idle(options.seconds)
