@@ -87,7 +87,7 @@ def test_busybox_image_shell_depends_on_names_of_variables(tmp_path: Path, name:
     script = tmp_path / "sh"
     script.write_bytes(content(unpacked("e2e-test-images/busybox")[0], "bin/sh"))
     script.chmod(0o755)
-    command = [script, "-c", "env; echo > /proc/x"]
+    command = [str(script), "-c", "env; echo > /proc/x"]
     done = subprocess.run(
         command, env={name: "value", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
