@@ -215,6 +215,20 @@ class Node:
                 raise AssertionError(f"{told}\n{self._story()}\n{self.log_tail()}")
             time.sleep(POLL)
 
+    def wait_none(self, what: str, look: Callable[[], Sequence[str]], seconds: float = PATIENCE) -> None:
+        """Wait until `look` returns nothing; the error lists what it returned last."""
+        remaining: Sequence[str] = ()
+
+        def is_empty() -> bool:
+            nonlocal remaining
+            remaining = look()
+            return not remaining
+
+        try:
+            self.wait(what, is_empty, seconds)
+        except AssertionError as err:
+            raise AssertionError(f"left over: {list(remaining)}\n{err}") from None
+
     def wait_pod(
         self, name: str, what: str, fits: Callable[[Document], object], seconds: float = PATIENCE
     ) -> Document:

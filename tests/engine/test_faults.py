@@ -153,7 +153,7 @@ def test_pods_are_taken_back_while_they_start(node: Node) -> None:
         return [box.id for box in node.truth.sandboxes() if box.metadata.name.startswith("brief")]
 
     node.wait("all of them to be gone", lambda: not left() and not node.pods(), 60)
-    node.wait("nothing of them to be left", lambda: not node.left_of(), 60)
+    node.wait_none("nothing of them to be left", node.left_of, 60)
 
 
 def test_the_pods_network_is_broken_for_a_while(node: Node) -> None:

@@ -83,7 +83,7 @@ def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
 
     node.remove("web")
     node.wait_gone("web-n1", new["metadata"]["uid"])
-    node.wait("nothing to be left", lambda: not node.left_of())
+    node.wait_none("nothing to be left", node.left_of)
     leases = [path.name for path in node.instance.cni_leases.rglob("*") if path.name.startswith("10.")]
     assert leases == []
     assert f"--dport {port}" not in packet_rules()
@@ -111,7 +111,7 @@ def test_containers_outlive_the_agent_and_its_runtime(node: Node) -> None:
     node.remove("web")
     node.start()
     node.wait_gone("web-n1", before["metadata"]["uid"])
-    node.wait("nothing to be left", lambda: not node.left_of())
+    node.wait_none("nothing to be left", node.left_of)
 
 
 def test_the_runtime_is_killed_and_the_pods_stay(node: Node) -> None:

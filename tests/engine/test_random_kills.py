@@ -221,7 +221,7 @@ def check_the_end(world: World, seed: int, *, runtime_survives: bool) -> None:
     }
     assert not any(count for count, _ in counts.values()), f"nothing ever crashed (seed {seed}): {counts}"
     uids = {it["metadata"]["uid"] for it in node.pods()}
-    node.wait("the others to leave nothing", lambda: not others(node, uids), 90)
+    node.wait_none("the others to leave nothing", lambda: others(node, uids), 90)
 
 
 def sidecars(document: Document) -> list[Document]:
