@@ -292,6 +292,12 @@ class Node:
         left += [f"link {path}" for path in _entries(self.instance.pod_logs.parent / "containers") if not uid]
         return left + [f"cgroup {path}" for path in self.pod_cgroups() if path.name.endswith(uid)]
 
+    def stale_links(self, pod_name: str) -> list[str]:
+        """Return the links to logs of a pod's containers that do not exist any more."""
+        links = [path.name for path in (self.instance.pod_logs.parent / "containers").glob(f"{pod_name}_*")]
+        known = {one.id for one in self.truth.containers()}
+        return [link for link in links if not any(id in link for id in known)]
+
     def pod_cgroups(self) -> list[Path]:
         """The cgroups of all pods, in every hierarchy."""
         top = f"/sys/fs/cgroup/*{self.instance.cgroup_root}/kubepods"

@@ -130,6 +130,20 @@ def test_a_sandbox_is_lost(node: Node, how: str) -> None:
     assert len(node.truth.running(f"{name}-n1")) == 1
 
 
+def test_a_lost_sandbox_leaves_no_links_to_logs(node: Node) -> None:
+    node.start_pod(pod("linked", initContainers=[container("side", restartPolicy="Always")]))
+    (box,) = node.truth.sandboxes("linked-n1")
+    links = node.instance.pod_logs.parent / "containers"
+    (first,) = links.glob("linked-n1_default_side-*.log")
+    os.kill(node.truth.sandbox_pid(box.id), signal.SIGKILL)
+    # The new sandbox starts with its init containers, so those of the lost one are removed.
+    node.wait_none(
+        "the link of the removed sidecar to go", lambda: [str(first)] if first.is_symlink() else []
+    )
+    node.wait_ready("linked-n1")
+    assert not node.stale_links("linked-n1")
+
+
 def test_a_container_is_killed_from_outside(node: Node) -> None:
     node.start_pod(pod("shot"))
     (old,) = node.truth.running("shot-n1")

@@ -126,4 +126,5 @@ def test_all_containers_begin_anew_in_the_same_sandbox(node: Node) -> None:
     third = incarnations(node)
     assert third.keys() == STATES.keys()
     assert not set(third.values()) & set(now.values())
+    assert not node.stale_links(NAME)
     wait_told(node, 3)

@@ -82,6 +82,7 @@ class EndingNode:
             observer=observer,
             doer=parts,
             starter=starter,
+            remover=parts,
             killer=Killer(parts, HookRunner(parts, self._no_get, lambda uid: "10.0.0.2"), self.journal),
             prober=self.prober,
             volumes=volumes,

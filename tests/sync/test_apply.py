@@ -36,8 +36,8 @@ def doer_with(fail: Callable[[str], None], journal: Journal, pauses: BackOff) ->
 
     parts: Any = SimpleNamespace(ensure=ensure, make=lambda _: fail("make"))
     return Doer(
-        cri=parts,
         starter=parts,
+        remover=parts,
         killer=parts,
         volumes=parts,
         cgroups=parts,

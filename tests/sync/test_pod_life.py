@@ -103,6 +103,7 @@ def life(
         observer=parts,
         doer=parts,
         starter=parts,
+        remover=parts,
         killer=killer,
         prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         volumes=parts,

@@ -16,6 +16,7 @@ from pykubelet.probes.prober import Prober
 from pykubelet.runtime.hashing import container_hash
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.runtime.removal import ContainerRemover
 from pykubelet.runtime.reset import Waves
 from pykubelet.runtime.restart import restarts_after_exit
 from pykubelet.sync.apply import PodMemory
@@ -84,7 +85,9 @@ def subject(runtime: Runtime, journal: Journal | None = None, *, now: float = BO
     cri: Any = SimpleNamespace(runtime=runtime)
     hooks: Any = SimpleNamespace()
     journal = journal or Journal()
-    return RestartAll(Killer(cri, hooks, journal), cri, journal, lambda: now, enabled=True)
+    return RestartAll(
+        Killer(cri, hooks, journal), ContainerRemover(cri, None), journal, lambda: now, enabled=True
+    )
 
 
 @pytest.mark.looptime
@@ -164,6 +167,7 @@ def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **f
         observer=parts,
         doer=parts,
         starter=parts,
+        remover=ContainerRemover(parts, None),
         killer=Killer(parts, parts, journal),
         prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         volumes=parts,

@@ -46,8 +46,8 @@ class Starting:
             sandbox_config=lambda *_: None, image=self._nothing, grants=self._nothing, container=self._start
         )
         return Doer(
-            cri=nothing,
             starter=starter,
+            remover=nothing,
             killer=nothing,
             volumes=nothing,
             cgroups=nothing,

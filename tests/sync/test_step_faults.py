@@ -47,6 +47,7 @@ def life(parts: Any, journal: Journal) -> PodLifeOnNode:
         observer=parts,
         doer=parts,
         starter=parts,
+        remover=parts,
         killer=Killer(parts, parts, journal),
         prober=Prober(parts.probe, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         volumes=parts,

@@ -7,15 +7,45 @@ process that CRI does not show and that keeps the container from ever being remo
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from pykubelet.api.pod import Pod
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.containerd import delete_task
 from pykubelet.cri.errors import CriError, NotFound
 from pykubelet.logs import get_logger
+from pykubelet.runtime.names import legacy_log_link
+from pykubelet.runtime.observed import ObservedContainer
 
 log = get_logger(__name__)
 
 _LOST_TASK = "cannot delete running task"
 _STARTING = "starting state"
+
+
+class ContainerRemover:
+    """Removes exited containers of pods that go on, with the links to their logs."""
+
+    def __init__(self, cri: Cri, legacy_logs: Path | None) -> None:
+        """Take the runtime and the directory of links to container logs, None without such links."""
+        self._cri = cri
+        self._legacy_logs = legacy_logs
+
+    async def remove(self, pod: Pod, container: ObservedContainer) -> None:
+        """Remove a container and the link to its log. Raises CriError.
+
+        The log file stays until the pod is removed, because the files are counted as restarts. So the link
+        would never dangle, and the garbage collection of logs would keep it.
+        """
+        if self._legacy_logs is not None:
+            meta = pod.metadata
+            # Before the container: a kubelet that is killed in between finds the container, not the link.
+            name = legacy_log_link(meta.name, meta.namespace, container.name, container.id)
+            try:
+                (self._legacy_logs / name).unlink(missing_ok=True)
+            except OSError as err:
+                log.error(err, "Failed to remove legacy symbolic link", path=name, containerID=container.id)
+        await remove_container(self._cri, container.id)
 
 
 async def remove_container(cri: Cri, container_id: str) -> None:

@@ -22,7 +22,6 @@ from pykubelet.api.pod import Container, Pod, PodSpec, is_sidecar
 from pykubelet.config.gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
 from pykubelet.images.images import PresentImage
 from pykubelet.pods.journal import Journal, field_of
@@ -37,7 +36,7 @@ from pykubelet.runtime.metrics import StartMetrics
 from pykubelet.runtime.observed import ObservedContainer, ObservedPod
 from pykubelet.runtime.pod_dirs import PodDirs
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.removal import remove_container
+from pykubelet.runtime.removal import ContainerRemover
 from pykubelet.runtime.start import PodSetting, Starter, StartError
 from pykubelet.runtime.user_namespaces import UserNamespaces
 from pykubelet.runtime.volume_facts import extra_groups
@@ -200,8 +199,8 @@ class Doer:
     def __init__(
         self,
         *,
-        cri: Cri,
         starter: Starter,
+        remover: ContainerRemover,
         killer: Killer,
         volumes: Volumes,
         cgroups: Cgroups,
@@ -217,8 +216,8 @@ class Doer:
         metrics: StartMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._cri = cri
         self._starter = starter
+        self._remover = remover
         self._killer = killer
         self._volumes = volumes
         self._cgroups = cgroups
@@ -324,7 +323,7 @@ class Doer:
             initial = {container.name for container in pod.spec.init_containers}
             for container in observed.containers:
                 if container.name in initial:
-                    await remove_container(self._cri, container.id)
+                    await self._remover.remove(pod, container)
 
     async def _prepare(self, pod: Pod, turn: Turn) -> PodSetting:
         reason, doing = "FailedCreatePodContainer", "unable to ensure pod container exists"

@@ -37,6 +37,7 @@ from pykubelet.runtime.hooks import HookRunner
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.pod_dirs import PodDirs
+from pykubelet.runtime.removal import ContainerRemover
 from pykubelet.runtime.restart import always_restarts
 from pykubelet.runtime.start import Starter
 from pykubelet.runtime.user_namespaces import IdSpace, UserNamespaces
@@ -175,9 +176,10 @@ class PodEngine:
             registry=parts.registry,
             scope=scope,
         )
+        remover = ContainerRemover(parts.cri, parts.legacy_logs)
         doer = Doer(
-            cri=parts.cri,
             starter=starter,
+            remover=remover,
             killer=killer,
             volumes=parts.volumes,
             cgroups=parts.cgroups,
@@ -197,6 +199,7 @@ class PodEngine:
             observer=self._observer,
             doer=doer,
             starter=starter,
+            remover=remover,
             killer=killer,
             prober=self.prober,
             volumes=parts.volumes,

@@ -31,7 +31,7 @@ from pykubelet.runtime.observe import Observer
 from pykubelet.runtime.observed import ObservedPod
 from pykubelet.runtime.orphans import restored_pod
 from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.removal import remove_container
+from pykubelet.runtime.removal import ContainerRemover, remove_container
 from pykubelet.runtime.start import Starter
 from pykubelet.sync.apply import Cgroups, Doer, PodMemory, Volumes
 from pykubelet.sync.claims_side import NO_CLAIMS, PodClaims
@@ -91,6 +91,7 @@ class PodLifeOnNode:
         observer: Observer,
         doer: Doer,
         starter: Starter,
+        remover: ContainerRemover,
         killer: Killer,
         prober: Prober,
         volumes: Volumes,
@@ -136,7 +137,7 @@ class PodLifeOnNode:
         self._device_health = device_health
         self._recursive_handlers = recursive_handlers
         self._resizing = resizing or Resizing(journal)
-        self._restart_all = RestartAll(killer, cri, journal, clock, enabled=restart_all)
+        self._restart_all = RestartAll(killer, remover, journal, clock, enabled=restart_all)
         self._stays_initialized = restart_all
         self._claims = claims
         self.registrar = registrar

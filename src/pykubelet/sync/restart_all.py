@@ -13,12 +13,11 @@ from collections.abc import Callable
 import msgspec
 
 from pykubelet.api.pod import Container, Pod
-from pykubelet.cri.connect import Cri
 from pykubelet.cri.errors import CriError
 from pykubelet.pods.journal import Journal
 from pykubelet.runtime.kill import Killer
 from pykubelet.runtime.observed import ObservedContainer
-from pykubelet.runtime.removal import remove_container
+from pykubelet.runtime.removal import ContainerRemover
 from pykubelet.runtime.reset import Waves
 from pykubelet.runtime.restart import RESTART_ALL, may_restart_all
 from pykubelet.sync.apply import PodMemory
@@ -32,11 +31,17 @@ class RestartAll:
     """Takes a pod's containers away so that all begin anew; where it is switched off, no rule asks for it."""
 
     def __init__(
-        self, killer: Killer, cri: Cri, journal: Journal, clock: Callable[[], float], *, enabled: bool
+        self,
+        killer: Killer,
+        remover: ContainerRemover,
+        journal: Journal,
+        clock: Callable[[], float],
+        *,
+        enabled: bool,
     ) -> None:
         self._enabled = enabled
         self._killer = killer
-        self._cri = cri
+        self._remover = remover
         self._journal = journal
         self._clock = clock
 
@@ -70,7 +75,7 @@ class RestartAll:
             if container.phase != "exited":
                 # No grace, and so no hook: what it would save is of a life that is over.
                 await self._killer.container(pod, container, message, grace=0)
-            await remove_container(self._cri, container.id)
+            await self._remover.remove(pod, container)
         except CriError as err:
             return f"{container.name}: {err}"
         return ""
