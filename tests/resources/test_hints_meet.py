@@ -16,6 +16,11 @@ def test_as_if_each_pair_were_tried(some: set[int], others: set[int], shift: int
     assert meets(some, others) == {one & other for one in some for other in others}
 
 
+def test_empty_sets_meet_in_the_empty_set() -> None:
+    assert meets({0}, {0}) == {0}
+    assert meets({0}, set()) == meets(set(), set()) == set()
+
+
 @given(st.sets(_SETS, max_size=12), st.sets(_SETS, max_size=12))
 def test_gaps_between_numbers_do_not_matter(some: set[int], others: set[int]) -> None:
     def spread(one: int) -> int:

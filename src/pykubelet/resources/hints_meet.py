@@ -15,7 +15,7 @@ from operator import add, mul, sub
 def meets(some: Collection[int], others: Collection[int]) -> set[int]:
     """Give what each of `some` has in common with each of `others`."""
     places = _places(some, others)
-    if len(some) * len(others) <= 3 * len(places) << len(places):
+    if not places or len(some) * len(others) <= 3 * len(places) << len(places):
         return {one & other for one in some for other in others}
     if len(places) != places[-1] + 1:
         packed = meets({_packed(one, places) for one in some}, {_packed(one, places) for one in others})
