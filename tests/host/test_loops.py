@@ -84,7 +84,8 @@ def test_until_closed(file: Path) -> None:
 
 def test_a_killed_process_leaves_none(file: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from pykubelet.host.loops import attach_loop\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from pykubelet.host.loops import attach_loop\n"
         "attach_loop(Path(sys.argv[1]), until_closed=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, file], check=False)

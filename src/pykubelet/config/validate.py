@@ -11,31 +11,29 @@ Each theme is a module of its own with one function `problems`; checks that need
 from __future__ import annotations
 
 from pykubelet.api import cpuset
-from pykubelet.config import (
-    validate_eviction,
-    validate_managers,
-    validate_pods,
-    validate_reserved,
-    validate_serving,
-    validate_tls,
-)
 from pykubelet.config.errors import Problem
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.validate_eviction import problems as eviction_problems
+from pykubelet.config.validate_managers import problems as manager_problems
+from pykubelet.config.validate_pods import problems as pod_problems
+from pykubelet.config.validate_reserved import problems as reserved_problems
 from pykubelet.config.validate_rules import Gates
+from pykubelet.config.validate_serving import problems as serving_problems
+from pykubelet.config.validate_tls import problems as tls_problems
 
-_THEMES = (
-    validate_serving,
-    validate_tls,
-    validate_pods,
-    validate_managers,
-    validate_reserved,
-    validate_eviction,
+_CHECKS = (
+    serving_problems,
+    tls_problems,
+    pod_problems,
+    manager_problems,
+    reserved_problems,
+    eviction_problems,
 )
 
 
 def validate(config: KubeletConfiguration, gate_enabled: Gates) -> list[Problem]:
     """Give everything that is wrong; nothing, when the agent can run with it."""
-    return [problem for theme in _THEMES for problem in theme.problems(config, gate_enabled)]
+    return [problem for check in _CHECKS for problem in check(config, gate_enabled)]
 
 
 def validate_machine(

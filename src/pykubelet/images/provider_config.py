@@ -162,10 +162,10 @@ def _wrong_token(provider: CredentialProvider, token: TokenAttributes, path: str
         yield Problem(f"{path}.requiredServiceAccountAnnotationKeys", message)
     if token.cache_type not in _CACHE_TYPES:
         yield Problem(f"{path}.cacheType", f"must be one of {', '.join(_CACHE_TYPES)}")
-    for field, keys in (("required", required), ("optional", optional)):
+    for kind, keys in (("required", required), ("optional", optional)):
         for key in keys:
             if problem := qualified_name_problem(key.lower()):
-                yield Problem(f"{path}.{field}ServiceAccountAnnotationKeys", f"{quoted(key)} {problem}")
+                yield Problem(f"{path}.{kind}ServiceAccountAnnotationKeys", f"{quoted(key)} {problem}")
     for key, count in Counter([*required, *optional]).items():
         if count > 1:
             yield Problem(path, f"the annotation {quoted(key)} is there {count} times: keep one")

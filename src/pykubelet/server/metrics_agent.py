@@ -10,7 +10,8 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pykubelet import KUBERNETES_VERSION
