@@ -16,7 +16,7 @@ from bench.results import Result
 from bench.scale import scale
 from bench.streams import streams
 from bench.volumes import volumes
-from pykubelet.embedded.instance import Instance
+from pykubelet.standalone.instance import Instance
 
 
 def idle(seconds: float) -> list[Result]:

@@ -19,11 +19,11 @@ from bench.plane import Agent, audit_mark, control_plane, pod_writes
 from bench.processes import Cost, cost_over, cpu_seconds
 from bench.results import Result
 from bench.watched_pods import WatchedPods, watched_pods
+from pykubelet.devcluster.binaries import Programs, find_programs
 from pykubelet.devcluster.cluster import DevCluster
-from pykubelet.devcluster.errors import NotAvailable
-from pykubelet.devcluster.programs import Programs, find_programs
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.embedded.instance import Instance
+from pykubelet.devcluster.layout import NotAvailable
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.standalone.instance import Instance
 
 _SINGLES = 7
 """A single pod is over in a fifth of a second: the middle of several counts."""

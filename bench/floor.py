@@ -19,13 +19,12 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.metrics import CriMetrics
-from pykubelet.embedded.instance import Instance
-from pykubelet.pods.static import static_pods
-from pykubelet.runtime.container_config import make_container_config
-from pykubelet.runtime.facts import ContainerFacts, NodeFacts, SandboxFacts
-from pykubelet.runtime.sandbox_config import make_sandbox_config
+from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts, SandboxFacts
+from pykubelet.podconfig.static_pods import static_pods
+from pykubelet.standalone.instance import Instance
 
 AT_ONCE = 4
 _Requests = tuple[pb.PodSandboxConfig, pb.ContainerConfig]

@@ -44,7 +44,7 @@ def data_dir() -> Iterator[Path]:
 @contextlib.contextmanager
 def bare_runtime(path: Path) -> Iterator[str]:
     """Run the private runtime alone, without an agent; gives the name of the shell image."""
-    command = [sys.executable, "-m", "pykubelet.embedded", str(path)]
+    command = [sys.executable, "-m", "pykubelet.standalone", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None

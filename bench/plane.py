@@ -15,15 +15,14 @@ import msgspec
 import yaml
 
 from bench.node import BIN
+from pykubelet.cm.cgroups.driver import CgroupFiles
+from pykubelet.cm.cgroups.values import CgroupValues, parse_path
+from pykubelet.devcluster.binaries import Programs
 from pykubelet.devcluster.cluster import DevCluster, free_ports, new_settings
 from pykubelet.devcluster.identities import node_kubeconfig
 from pykubelet.devcluster.layout import Layout
-from pykubelet.devcluster.programs import Programs
-from pykubelet.embedded.instance import Instance
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.resources.cgroup_files import CgroupFiles
-from pykubelet.resources.cgroup_names import parse_path
-from pykubelet.resources.cgroup_values import CgroupValues
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.standalone.instance import Instance
 
 NODE = "bench"
 USER = f"system:node:{NODE}"

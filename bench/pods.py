@@ -16,7 +16,7 @@ from bench.node import Node
 from bench.processes import Cost, cost_over, cpu_seconds
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.embedded.instance import Instance
+from pykubelet.standalone.instance import Instance
 
 LIMIT_SECONDS = 300.0
 

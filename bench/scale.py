@@ -19,10 +19,10 @@ from bench.plane import Agent, control_plane
 from bench.processes import cpu_seconds, pss_mb
 from bench.results import Result
 from bench.watched_pods import watched_pods
+from pykubelet.devcluster.binaries import find_programs
 from pykubelet.devcluster.cluster import DevCluster
-from pykubelet.devcluster.errors import NotAvailable
-from pykubelet.devcluster.programs import find_programs
-from pykubelet.embedded.instance import Instance
+from pykubelet.devcluster.layout import NotAvailable
+from pykubelet.standalone.instance import Instance
 
 _ROUNDS = 3
 _SETTLE_SECONDS = 5.0

@@ -13,7 +13,7 @@ import statistics
 from bench.node import data_dir, running_node
 from bench.pods import start_and_stop
 from bench.results import Result
-from pykubelet.embedded.seed_images import BUSYBOX_IMAGE
+from pykubelet.standalone.seed_images import BUSYBOX_IMAGE
 
 _ORDER = (False, True, True, False)
 

@@ -20,18 +20,16 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from pykubelet.devcluster.build import cache_place, source_module
-from pykubelet.devcluster.errors import NotAvailable
-from pykubelet.devcluster.programs import ASSETS
-from pykubelet.embedded import registry
-from pykubelet.embedded.errors import EmbeddedError, MissingPrograms
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.needs import inspect_machine
-from pykubelet.embedded.state import OUTSIDE, load
-from pykubelet.embedded.teardown import down
-from pykubelet.host.iptables import shared_chains_present
-from pykubelet.host.kernel import KERNEL_DEFAULTS
+from pykubelet.devcluster.binaries import ASSETS, cache_place, source_module
+from pykubelet.devcluster.layout import NotAvailable
+from pykubelet.linux.iptables import shared_chains_present
+from pykubelet.linux.kernel import KERNEL_DEFAULTS
 from pykubelet.logs.logger import ROOT
+from pykubelet.standalone import data_dir as registry
+from pykubelet.standalone.data_dir import OUTSIDE, load
+from pykubelet.standalone.instance import EmbeddedError, Instance, MissingPrograms
+from pykubelet.standalone.requirements import inspect_machine
+from pykubelet.standalone.teardown import down
 from tests import durations
 
 # How long an example takes says something of the machine's load, nothing of the code. The examples come
@@ -45,7 +43,7 @@ MACHINE_TIMEOUT_SECONDS = 600
 CLUSTER_TIMEOUT_SECONDS = 1800
 """Timeout of a test in tests/cluster: the first one may have to build the control plane."""
 
-_BUILD = "from pykubelet.devcluster.programs import find_programs; find_programs(print)"
+_BUILD = "from pykubelet.devcluster.binaries import find_programs; find_programs(print)"
 _building = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
@@ -214,7 +212,7 @@ def runtime_process(
         "--",
         sys.executable,
         "-m",
-        "pykubelet.embedded",
+        "pykubelet.standalone",
         str(data_dir),
         cgroup_driver,
     ]

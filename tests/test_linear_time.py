@@ -9,14 +9,13 @@ from contextlib import suppress
 
 import pytest
 
-from pykubelet.api.downward import field_value
-from pykubelet.api.expansion import expand
-from pykubelet.api.volume_files import ObjectFieldSelector
-from pykubelet.host.http_answer import HEAD_LIMIT, ResponseReader
-from pykubelet.kube.certificates import certificates
-from pykubelet.kube.errors import forbidden_hint
+from pykubelet.api.downward_api import expand, field_value
+from pykubelet.api.volume import ObjectFieldSelector
+from pykubelet.apiserver.certificates.x509 import certificates
+from pykubelet.apiserver.errors import forbidden_hint
 from pykubelet.logs.mask import MASK, mask_text
-from pykubelet.pods.trust_bundles import normalized
+from pykubelet.objects.trust_bundles import normalized
+from pykubelet.transport.http1 import HEAD_LIMIT, ResponseReader
 from tests.runtime.making import make_pod
 
 SIZE = 1 << 20

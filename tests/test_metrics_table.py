@@ -3,8 +3,8 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykubelet.metrics import PlainCounter
-from pykubelet.server.exposition import text_format
+from pykubelet.server.metrics import text_format
+from pykubelet.util.metrics import PlainCounter
 from tests.metrics_page import STATES, Page, rows
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pykubelet.config.gates import FeatureGates
+from pykubelet.agent.host_setup import StartError, check_machine, take_cgroup_driver
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.cri.errors import CriError, Unavailable, Unimplemented
 from pykubelet.cri.runtime_pb2 import CGROUPFS, SYSTEMD, LinuxRuntimeConfiguration, RuntimeConfigResponse
-from pykubelet.host import cgroups
-from pykubelet.preparing import StartError, check_machine, take_cgroup_driver
+from pykubelet.linux import cgroupfs as cgroups
+from pykubelet.transport.errors import CriError, Unavailable, Unimplemented
 
 Answer = RuntimeConfigResponse | CriError
 

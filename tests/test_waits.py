@@ -15,9 +15,9 @@ import pytest
 
 import pykubelet
 from pykubelet.api.pod import Pod
-from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
-from pykubelet.sync.workers import PodWorkers
-from pykubelet.tasks import SHORTEST_WAIT_SECONDS, TaskScope, in_own_thread, wait_seconds
+from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.util.tasks import SHORTEST_WAIT_SECONDS, TaskScope, in_own_thread, wait_seconds
 from pykubelet.volumes.usage import VolumeUsage
 from tests.kube.test_event_recorder import WEB, Store, recording
 from tests.sync.test_worker import pod as plain_pod
@@ -84,7 +84,7 @@ async def test_pod_worker_deadline_between_ticks_is_reached() -> None:
 
 @pytest.mark.looptime
 async def test_event_recorder_hold_between_ticks_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.kube.event_recorder.HOLD_SECONDS", 1 + TINY)
+    monkeypatch.setattr("pykubelet.apiserver.events.HOLD_SECONDS", 1 + TINY)
     store, looks = Store(), 0
 
     def crowded() -> bool:

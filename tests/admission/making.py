@@ -4,15 +4,15 @@ from typing import Any
 
 import msgspec
 
-from pykubelet.admission.fit import as_amounts
-from pykubelet.admission.link import Amounts, Attempt, Surroundings
+from pykubelet.admission.handler import Amounts, Attempt, Surroundings
+from pykubelet.admission.predicates import as_amounts
 from pykubelet.api.meta import Resources
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
-from pykubelet.config.gates import FeatureGates
-from pykubelet.kube.resources import read_object
-from pykubelet.resources.qos import pod_requests, qos_class
+from pykubelet.apiserver.client import read_object
+from pykubelet.cm.qos import pod_requests, qos_class
+from pykubelet.config.feature_gates import FeatureGates
 
 
 def resources(**texts: str) -> Resources:

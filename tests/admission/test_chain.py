@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.chain import Chain, make_chain, others_links
-from pykubelet.admission.link import Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
-from pykubelet.admission.metrics import AdmissionMetrics
+from pykubelet.admission.handler import Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
+from pykubelet.admission.handler_chain import Chain, make_chain, others_links
+from pykubelet.podworkers.pod_admission import AdmissionMetrics
 from tests.admission.making import attempt, pod, surroundings
 
 
@@ -176,7 +176,7 @@ def test_an_installed_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: never\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[pykubelet.admission]\nnever = never_link:Never\n")
     (tmp_path / "never_link.py").write_text(
-        "from pykubelet.admission.link import Refusal\n"
+        "from pykubelet.admission.handler import Refusal\n"
         "class Never:\n"
         "    for_running = False\n"
         "    def __init__(self, given): ...\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pykubelet.admission.fit import as_amounts, shortages
-from pykubelet.admission.link import Usage
+from pykubelet.admission.handler import Usage
+from pykubelet.admission.predicates import as_amounts, shortages
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 

@@ -6,12 +6,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubelet.admission.apparmor import AppArmor, apparmor_is_enabled
-from pykubelet.admission.features import DeclaredFeatures, PodLevelResources
-from pykubelet.admission.groups import SupplementalGroups
-from pykubelet.admission.link import Refusal
-from pykubelet.admission.sysctls import Sysctls, safe_sysctls
-from pykubelet.admission.system import OperatingSystem
+from pykubelet.admission.handler import Refusal
+from pykubelet.admission.node_support import (
+    AppArmor,
+    DeclaredFeatures,
+    OperatingSystem,
+    PodLevelResources,
+    SupplementalGroups,
+    Sysctls,
+    apparmor_is_enabled,
+    safe_sysctls,
+)
 from pykubelet.api.node import NodeFeatures
 from tests.admission.making import attempt, node, pod, surroundings
 

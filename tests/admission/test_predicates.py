@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.admission.fit import shortages
-from pykubelet.admission.link import Answer, Preempt, Refusal, Usage
-from pykubelet.admission.place import misplacements, tolerates
-from pykubelet.admission.predicates import Predicates
-from pykubelet.admission.victims import NoVictims, choose_victims, may_preempt
+from pykubelet.admission.handler import Answer, Preempt, Refusal, Usage
+from pykubelet.admission.predicates import (
+    NoVictims,
+    Predicates,
+    choose_victims,
+    may_preempt,
+    misplacements,
+    shortages,
+    tolerates,
+)
 from pykubelet.api.node import Taint
 from pykubelet.api.pod import Pod, Toleration
-from pykubelet.resources.qos import qos_class
+from pykubelet.cm.qos import qos_class
 from tests.admission.making import asking, attempt, node, pod, requests_of, surroundings
 
 SYSTEM = 2_000_000_000

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.backoff import BackOff
+from pykubelet.util.backoff import BackOff
 
 
 def test_pauses_double_up_to_the_limit() -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.downward import field_value, format_map, quote, resource_value
+from pykubelet.api.downward_api import field_value, format_map, quote, resource_value
 from pykubelet.api.meta import ObjectMeta, Resources
 from pykubelet.api.pod import (
     Container,

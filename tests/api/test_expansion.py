@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.expansion import LONGEST, TooLong, expand
+from pykubelet.api.downward_api import LONGEST, TooLong, expand
 
 VARIABLES = {"A": "a", "B": "$(A)", "EMPTY": "", "with space": "s", "$(A": "odd"}
 FALLBACK = {"A": "not me", "C": "c"}

@@ -8,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api import cpuset
-from pykubelet.api.casing import wire_name
 from pykubelet.api.ip import parse_cidr, parse_ip
-from pykubelet.api.meta import ObjectMeta, to_json
+from pykubelet.api.meta import ObjectMeta, to_json, wire_name
 from pykubelet.api.names import (
     dns_label_problem,
     dns_subdomain_problem,
     image_repository_problem,
     label_value_problem,
+    namespace_of,
+    normal_name,
     qualified_name_problem,
+    sysctl_pattern_problem,
 )
-from pykubelet.api.sysctl import namespace_of, normal_name, sysctl_pattern_problem
-from pykubelet.api.text import LONGEST_SHOWN, quoted
+from pykubelet.util.text import LONGEST_SHOWN, quoted
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
 
-from pykubelet.embedded.instance import Instance
-from pykubelet.server.control import control_routes
+from pykubelet.server.listeners import unix_server
+from pykubelet.server.manifests import control_routes
 from pykubelet.server.pods import SOCKET_NAME
-from pykubelet.server.unix import unix_server
+from pykubelet.standalone.instance import Instance
 from tests.server.view import ScriptedView
 
 PYKUBELET = str(Path(sys.executable).with_name("pykubelet"))

@@ -16,18 +16,27 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cli import doctor_checks as machine
-from pykubelet.cli import runtime_checks as around
-from pykubelet.cli.doctor import CHECKS, as_document, as_lines, examine, run_doctor, summary
-from pykubelet.cli.doctor_checks import GI, Finding, Patient, Status
-from pykubelet.embedded.needs import CNI_PLUGINS
-from pykubelet.host.capabilities import NAMES
-from pykubelet.host.cgroups import CgroupMode, Cgroups
-from pykubelet.host.clock import ClockState
-from pykubelet.host.hostname import HostnameError
-from pykubelet.host.kernel import NAMESPACES, KernelFacts
-from pykubelet.host.ports import PortHolder
-from pykubelet.host.swap import SwapArea
+from pykubelet.cli import doctor as around
+from pykubelet.cli import doctor as machine
+from pykubelet.cli.doctor import (
+    CHECKS,
+    GI,
+    Finding,
+    Patient,
+    Status,
+    as_document,
+    as_lines,
+    examine,
+    run_doctor,
+    summary,
+)
+from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
+from pykubelet.linux.host_info import ClockState
+from pykubelet.linux.kernel import NAMESPACES, KernelFacts, SwapArea
+from pykubelet.linux.network import HostnameError
+from pykubelet.linux.port_owner import PortHolder
+from pykubelet.linux.process_limits import NAMES
+from pykubelet.standalone.requirements import CNI_PLUGINS
 
 ALL = frozenset(NAMES)
 ROOT = Path("/sys/fs/cgroup")

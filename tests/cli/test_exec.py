@@ -15,10 +15,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cli.exec import NotRunning, running_id
-from pykubelet.cli.remote_command import Result, StreamError, connect, read_result
-from pykubelet.cli.spdy import MOST_DATA, Data, Frame, FrameReader, FrameWriter, GoAway, Ping, Reset
-from pykubelet.embedded.instance import Instance
+from pykubelet.cli.exec import (
+    MOST_DATA,
+    Data,
+    Frame,
+    FrameReader,
+    FrameWriter,
+    GoAway,
+    NotRunning,
+    Ping,
+    Reset,
+    Result,
+    StreamError,
+    connect,
+    read_result,
+    running_id,
+)
+from pykubelet.standalone.instance import Instance
 from tests.cli.node import Terminal, answering, command, environment, pykubelet
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import connected, start_pod

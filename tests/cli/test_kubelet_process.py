@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import connect
-from pykubelet.cri.metrics import CriMetrics
-from pykubelet.host.propagation import unshare_mounts
+from pykubelet.linux.mounts import unshare_mounts
 from tests.embedded.pods import free_port
 
 BIN = Path(sys.executable).parent

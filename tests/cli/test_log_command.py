@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.log_places import NoLog, Prospect, find_attempt, log_file, pods_with_logs, prospect
-from pykubelet.embedded.instance import Instance
+from pykubelet.cli.logs import NoLog, Prospect, find_attempt, log_file, pods_with_logs, prospect
+from pykubelet.standalone.instance import Instance
 from tests.cli.node import answering, command, environment, pykubelet
 from tests.server.view import ScriptedView, pod_of
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubelet.pods.manifests import read_manifest
-from pykubelet.pods.object_manifests import LOCAL_KINDS
-from pykubelet.pods.static import static_pods
+from pykubelet.podconfig.local_objects import LOCAL_KINDS
+from pykubelet.podconfig.manifests import read_manifest
+from pykubelet.podconfig.static_pods import static_pods
 from tests.cli.node import Ran, command, environment, pykubelet
 from tests.embedded.pods import free_port
 from tests.engine.conftest import short_dir

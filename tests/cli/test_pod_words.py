@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.cli.ages import pod_birth, span
-from pykubelet.cli.choose import ChoiceError, choose_container, choose_pod, written_name
-from pykubelet.cli.pod_words import restarts, row, status_word
+from pykubelet.cli.client import ChoiceError, choose_container, choose_pod, written_name
+from pykubelet.cli.printers import pod_birth, restarts, row, span, status_word
 from tests.server.view import START, pod_of
 
 RUN = {"running": {"startedAt": "2026-01-02T03:04:06Z"}}

@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.cli.client import NodeClient, NodeDown, NodeError, NotThere
-from pykubelet.cli.describe_text import describe_text
-from pykubelet.cli.pod_words import Row
+from pykubelet.cli.describe import describe_text
+from pykubelet.cli.printers import Row, columns, visible
 from pykubelet.cli.ps import GONE, changes
-from pykubelet.cli.tables import columns, visible
-from pykubelet.embedded import lock
-from pykubelet.embedded.instance import Instance
-from pykubelet.pods.journal import Event, Note
+from pykubelet.podconfig.pod_history import Event, Note
 from pykubelet.server.pods import SOCKET_NAME, PodJournal
+from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.instance import Instance
 from tests.cli.node import Terminal, answering, command, environment, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
 

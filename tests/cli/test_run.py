@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.progress import HOPELESS, Step, Verdict, explain, judge, steps
-from pykubelet.cli.progress_view import PlainView, Sight
-from pykubelet.embedded import lock
-from pykubelet.embedded.instance import Instance
-from pykubelet.pods.handover import (
+from pykubelet.cli.run import HOPELESS, PlainView, Sight, Step, Verdict, explain, judge, steps
+from pykubelet.podconfig.manifests import read_manifest
+from pykubelet.podconfig.pod_history import Event
+from pykubelet.podconfig.static_pods import (
     ClashError,
     Names,
     Plan,
@@ -23,11 +22,11 @@ from pykubelet.pods.handover import (
     look_around,
     names_of,
     plan_handover,
+    static_pods,
     write_atomically,
 )
-from pykubelet.pods.journal import Event
-from pykubelet.pods.manifests import read_manifest
-from pykubelet.pods.static import static_pods
+from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.instance import Instance
 from tests.cli.node import Terminal, answering, command, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
 

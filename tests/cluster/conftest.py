@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from pykubelet.devcluster.binaries import Programs, find_programs
 from pykubelet.devcluster.cluster import DevCluster, new_settings
-from pykubelet.devcluster.errors import DevClusterError, NotAvailable
-from pykubelet.devcluster.layout import Layout
-from pykubelet.devcluster.programs import Programs, find_programs
+from pykubelet.devcluster.layout import DevClusterError, Layout, NotAvailable
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Plane, unique
 from tests.conftest import RunningRuntime, runtime_process

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pykubelet.devcluster.api import UNREACHABLE, ApiRefusal
-from pykubelet.host.mounts import plan_unmounts, read_mounts, unmount
+from pykubelet.devcluster.admin_client import UNREACHABLE, ApiRefusal
+from pykubelet.linux.mounts import plan_unmounts, read_mounts, unmount
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane, unique
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process

@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 import yaml
 
 from pykubelet.cli.up import standalone_config
-from pykubelet.devcluster.api import ApiRefusal
+from pykubelet.cm.cgroups.driver import CgroupFiles
+from pykubelet.cm.cgroups.values import CgroupValues, parse_path
+from pykubelet.devcluster.admin_client import ApiRefusal
 from pykubelet.devcluster.cluster import free_ports
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.resources.cgroup_files import CgroupFiles
-from pykubelet.resources.cgroup_names import parse_path
-from pykubelet.resources.cgroup_values import CgroupValues
+from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.cluster.plane import Document, Plane, pod_document, unique
 from tests.conftest import RunningRuntime
 from tests.engine.node import BIN, PATIENCE, Node, is_ready

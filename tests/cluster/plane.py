@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pykubelet.devcluster import identities
-from pykubelet.devcluster.api import UNREACHABLE, ApiRefusal
-from pykubelet.devcluster.cluster import DevCluster
+from pykubelet.devcluster.admin_client import UNREACHABLE, ApiRefusal
+from pykubelet.devcluster.cluster import DevCluster, last_words
+from pykubelet.devcluster.identities import Subject
 from pykubelet.devcluster.layout import Component
-from pykubelet.devcluster.pki import Subject
-from pykubelet.devcluster.processes import last_words
 
 T = TypeVar("T")
 Document = dict[str, Any]

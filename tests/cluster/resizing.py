@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.host.cgroups import detect_cgroups
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane, unique
 from tests.conftest import RunningRuntime

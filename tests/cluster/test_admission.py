@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.admission.apparmor import apparmor_is_enabled
-from pykubelet.devcluster.reference import reference_traces
+from pykubelet.admission.node_support import apparmor_is_enabled
+from pykubelet.devcluster.reference_kubelet import reference_traces
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane
 from tests.conftest import RunningRuntime

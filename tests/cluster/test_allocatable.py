@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.resources.capacity import read_capacity
-from pykubelet.resources.cgroup_files import CgroupFiles
-from pykubelet.resources.cgroup_names import parse_path
-from pykubelet.resources.cgroup_values import CgroupValues
+from pykubelet.cm.capacity import read_capacity
+from pykubelet.cm.cgroups.driver import CgroupFiles
+from pykubelet.cm.cgroups.values import CgroupValues, parse_path
+from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.cluster.node import ClusterNode
 from tests.conftest import RunningRuntime
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.host.propagation import unshare_mounts
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.linux.mounts import unshare_mounts
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane
 from tests.conftest import RunningRuntime

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.embedded.daemon import find_daemons
-from pykubelet.host import capabilities
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.host.oom import oom_score
-from pykubelet.resources.capacity import read_capacity
+from pykubelet.cm.capacity import read_capacity
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.linux import process_limits as capabilities
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.linux.process_limits import oom_score
+from pykubelet.standalone.daemon import find_daemons
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane
 from tests.conftest import RunningRuntime

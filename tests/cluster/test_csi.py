@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.host.mounts import read_mounts
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.csi.names import MIGRATED, attachment_name, unique_name
 from tests.cluster.csi_rig import SECONDS, Rig, attaching, csi_rig, drivers, in_use
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster

@@ -15,10 +15,9 @@ import yaml
 
 from pykubelet.config.load import load
 from pykubelet.devcluster import cluster
-from pykubelet.devcluster.cluster import free_ports
+from pykubelet.devcluster.binaries import Programs
+from pykubelet.devcluster.cluster import free_ports, running
 from pykubelet.devcluster.layout import Component, Layout
-from pykubelet.devcluster.processes import running
-from pykubelet.devcluster.programs import Programs
 
 PYKUBELET = str(Path(sys.executable).parent / "pykubelet")
 

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
+from pykubelet.cm.podresources import pod_resources_pb2
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.resources import pod_resources_pb2
+from pykubelet.devcluster.reference_kubelet import reference_traces
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane, unique
 from tests.conftest import RunningRuntime

@@ -23,12 +23,12 @@ from typing import Any
 
 import pytest
 
+from pykubelet.cm.capacity import allocatable, machine_amounts, read_capacity
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.host.machine import read_machine
-from pykubelet.node.features import NOT_BUILT
-from pykubelet.resources.capacity import allocatable, machine_amounts, read_capacity
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.linux.host_info import read_machine
+from pykubelet.node.status import NOT_BUILT
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Plane

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.host.mounts import read_mounts
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.linux.mounts import read_mounts
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane
 from tests.engine.making import container as plain_container

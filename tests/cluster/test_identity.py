@@ -11,26 +11,23 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.lease import Lease
 from pykubelet.api.meta import ObjectMeta
-from pykubelet.api.node import Node, NodeAddress
+from pykubelet.api.node import Lease, Node, NodeAddress
+from pykubelet.apiserver.certificates.bootstrap import ensure_client_config, is_good, node_subject
+from pykubelet.apiserver.certificates.rotation import ClientCertificateRotation
+from pykubelet.apiserver.certificates.serving import RequestedCertificate
+from pykubelet.apiserver.certificates.store import CertificateStore, read_pair
+from pykubelet.apiserver.client import NODES, ApiClient
+from pykubelet.apiserver.errors import KubeError, ServerError, TooManyRequests
+from pykubelet.apiserver.reflector import Reflector, Update
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.transport import Transport
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.devcluster.api import UNREACHABLE, ApiRefusal
+from pykubelet.devcluster.admin_client import UNREACHABLE, ApiRefusal
 from pykubelet.devcluster.layout import Component
-from pykubelet.kube.access import Access
-from pykubelet.kube.bootstrap import ensure_client_config, is_good, node_subject
-from pykubelet.kube.certificate_serving import RequestedCertificate
-from pykubelet.kube.certificate_store import CertificateStore, read_pair
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import KubeError, ServerError, TooManyRequests
-from pykubelet.kube.leases import heartbeat
-from pykubelet.kube.object_copy import Update
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.reflector import Reflector
-from pykubelet.kube.resources import NODES
-from pykubelet.kube.rotation_client import ClientCertificateRotation
-from pykubelet.kube.transport import Transport
-from pykubelet.tasks import TaskScope
+from pykubelet.node.lease import heartbeat
+from pykubelet.util.rate_limiter import TokenBucket
+from pykubelet.util.tasks import TaskScope
 from tests.cluster.plane import Plane, unique
 
 CSR = "certificatesigningrequest"
@@ -105,7 +102,7 @@ async def test_killed_again_and_again(plane: Plane, joining: Joining) -> None:
     code = (
         "import asyncio, sys; from pathlib import Path\n"
         "from pykubelet.config.kubeconfig_file import load_kubeconfig\n"
-        "from pykubelet.kube.bootstrap import ensure_client_config\n"
+        "from pykubelet.apiserver.certificates.bootstrap import ensure_client_config\n"
         "files = map(Path, sys.argv[1:4])\n"
         "asyncio.run(ensure_client_config(*files, sys.argv[4], load_kubeconfig))\n"
     )

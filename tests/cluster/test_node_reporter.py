@@ -11,21 +11,20 @@ import pytest
 import yaml
 
 from pykubelet.api.node import NodeAddress
+from pykubelet.apiserver import rest_config as kubeconfig
+from pykubelet.apiserver.client import Clients, Limits, make_clients
+from pykubelet.apiserver.errors import Forbidden
+from pykubelet.apiserver.events import EventRecorder, node_reference
+from pykubelet.apiserver.transport import Transport
+from pykubelet.cm.capacity import machine_amounts
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host.addresses import IPAddress, is_global_unicast
-from pykubelet.host.interfaces import read_interfaces
-from pykubelet.kube import kubeconfig
-from pykubelet.kube.clients import Clients, Limits, make_clients
-from pykubelet.kube.errors import Forbidden
-from pykubelet.kube.event_recorder import EventRecorder, node_reference
-from pykubelet.kube.transport import Transport
+from pykubelet.linux.network import IPAddress, is_global_unicast, read_interfaces
 from pykubelet.node.addresses import PROVIDED_IP
 from pykubelet.node.conditions import Pressures
 from pykubelet.node.registration import blank_node, try_register
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import NodeSettings
-from pykubelet.resources.capacity import machine_amounts
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 from tests.cluster.plane import Document, Plane, unique
 from tests.node.making import FakeRuntime, runtime_status
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubelet.devcluster.api import ApiRefusal
+from pykubelet.devcluster.admin_client import ApiRefusal
 from pykubelet.devcluster.layout import Component
-from pykubelet.host.mounts import read_mounts, unmount
+from pykubelet.linux.mounts import read_mounts, unmount
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.node import END, UNTIL_TOLD, ClusterNode
 from tests.cluster.plane import Document, Plane, unique

@@ -13,15 +13,15 @@ import yaml
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.kube import kubeconfig
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.transport import Transport
-from pykubelet.pods.cluster_objects import ClusterObjects
-from pykubelet.pods.objects import ObjectError, ObjectMissing
-from pykubelet.pods.runtime_classes import RuntimeClasses
-from pykubelet.pods.services import Services
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver import rest_config as kubeconfig
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.transport import Transport
+from pykubelet.objects.base import ObjectError, ObjectMissing
+from pykubelet.objects.cluster_objects import ClusterObjects
+from pykubelet.objects.runtime_classes import RuntimeClasses
+from pykubelet.objects.services import Services
+from pykubelet.util.rate_limiter import TokenBucket
+from pykubelet.util.tasks import TaskScope
 from tests.cluster.plane import Document, Plane, pod_document, unique
 
 SECONDS = 60.0

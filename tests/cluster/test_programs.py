@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster import build
-from pykubelet.devcluster.errors import NotAvailable
-from pykubelet.devcluster.programs import find_programs
+from pykubelet.devcluster import binaries as build
+from pykubelet.devcluster.binaries import find_programs
+from pykubelet.devcluster.layout import NotAvailable
 
 ALL = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 GOOD = """#!/bin/sh

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pykubelet.devcluster.reference import reference_traces
+from pykubelet.devcluster.reference_kubelet import reference_traces
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Plane
 from tests.conftest import RunningRuntime

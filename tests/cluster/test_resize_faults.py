@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from pykubelet.devcluster.reference import reference_traces
+from pykubelet.devcluster.reference_kubelet import reference_traces
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Plane, unique
 from tests.cluster.resizing import (

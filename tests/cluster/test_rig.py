@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster.api import ApiRefusal
+from pykubelet.devcluster.admin_client import ApiRefusal
+from pykubelet.devcluster.identities import Subject, issue_pem
 from pykubelet.devcluster.layout import Component
-from pykubelet.devcluster.pki import Subject, issue_pem
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.plane import Document, Plane, pod_document, unique
 from tests.engine.node import is_ready
@@ -224,7 +224,7 @@ def test_strangers_are_nobody(plane: Plane) -> None:
 
 def issue_pem_elsewhere(plane: Plane) -> tuple[Path, Path]:
     """An admin's certificate of another authority than the cluster's: etcd's."""
-    from pykubelet.devcluster.pki import Authority
+    from pykubelet.devcluster.identities import Authority
 
     layout = plane.cluster.layout
     authority = Authority(layout.certificate("etcd-ca"), layout.key("etcd-ca"))

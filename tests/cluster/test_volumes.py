@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.loops import attached_loops
-from pykubelet.host.mounts import read_mounts
+from pykubelet.linux.loop_devices import attached_loops
+from pykubelet.linux.mounts import read_mounts
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane, unique
 

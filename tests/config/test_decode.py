@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubelet.api.duration import Duration
-from pykubelet.config.decode import decode, explicit_fields
-from pykubelet.config.encode import to_document
+from pykubelet.config.codec import decode, explicit_fields, to_document
 from pykubelet.config.types import Authentication, KubeletConfiguration, Logging
 from pykubelet.config.validate import validate
 

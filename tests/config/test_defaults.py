@@ -7,12 +7,17 @@ import msgspec
 import pytest
 
 from pykubelet.api.duration import Duration
-from pykubelet.config.decode import decode, explicit_fields
-from pykubelet.config.defaults import DEFAULT_EVICTION_HARD, complete, legacy_defaults
-from pykubelet.config.documents_yaml import plain_value
-from pykubelet.config.encode import to_document
-from pykubelet.config.gates import FeatureGates
-from pykubelet.config.types import IntRange, KubeletConfiguration, PointerMark
+from pykubelet.config.codec import decode, explicit_fields, to_document
+from pykubelet.config.documents import plain_value
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import (
+    DEFAULT_EVICTION_HARD,
+    IntRange,
+    KubeletConfiguration,
+    PointerMark,
+    complete,
+    legacy_defaults,
+)
 
 DATA = Path(__file__).parent.parent / "data" / "config-fields-v1.36.tsv"
 ROWS = [line.split("\t") for line in DATA.read_text().splitlines()[1:]]

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.config.documents import MAX_BYTES, read_document, read_text_document
-from pykubelet.config.documents_yaml import MAX_DEPTH, depth_of, plain_value
+from pykubelet.config.documents import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    depth_of,
+    plain_value,
+    read_document,
+    read_text_document,
+)
 from pykubelet.config.errors import ConfigError
 
 

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.duration import Duration
-from pykubelet.config.defaults import DEFAULT_EVICTION_HARD
-from pykubelet.config.encode import to_document, to_yaml
+from pykubelet.config.codec import to_document, to_yaml
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.files import find_drop_ins, load_config_files, merge_patch
-from pykubelet.config.gates import FeatureGates
-from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.load import find_drop_ins, load_config_files, merge_patch
+from pykubelet.config.types import DEFAULT_EVICTION_HARD, KubeletConfiguration
 from pykubelet.config.validate import validate
 
 SAMPLES = Path(__file__).parent.parent / "data"

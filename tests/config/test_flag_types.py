@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.duration import Duration
-from pykubelet.config import flag_types as kinds
+from pykubelet.config import flag as kinds
+from pykubelet.config.flag import Kind
 from pykubelet.config.flag_table import FLAGS
-from pykubelet.config.flag_types import Kind
 from pykubelet.config.types import MemoryReservation, Taint, VModuleItem
 
 GOOD: list[tuple[Kind, str, Any]] = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubelet.config.flag_rows import Flag
+from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import BY_NAME, FLAGS, get_field
 from pykubelet.config.flags import parse_flags
 from pykubelet.config.kubelet_flags import KubeletFlags

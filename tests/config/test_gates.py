@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.config.gates import ALIASES, FeatureGates, Gate, known_features, known_gates
+from pykubelet.config.feature_gates import ALIASES, FeatureGates, Gate, known_features, known_gates
 
 DATA = Path(__file__).parent.parent / "data" / "feature-gates-v1.36.tsv"
 ROWS = [line.split("\t") for line in DATA.read_text().splitlines()[1:]]

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 import pykubelet
+from pykubelet.config.feature_gates import known_gates
 from pykubelet.config.flag_table import FLAGS, field_path
-from pykubelet.config.gates import known_gates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.load import load
 from pykubelet.config.no_effect import CONSULTED_GATES, FIELDS, FLAG_ATTRIBUTES, flag_reason

@@ -4,9 +4,8 @@ import json
 
 from hypothesis import HealthCheck, given, settings
 
-from pykubelet.config.decode import decode
+from pykubelet.config.codec import decode, to_document, to_yaml
 from pykubelet.config.documents import read_text_document
-from pykubelet.config.encode import to_document, to_yaml
 from pykubelet.config.types import KubeletConfiguration
 from tests.config.strategies import structs
 

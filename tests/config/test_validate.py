@@ -9,19 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.config import (
-    validate_eviction,
-    validate_managers,
-    validate_pods,
-    validate_reserved,
-    validate_serving,
-    validate_tls,
-)
-from pykubelet.config.decode import decode, explicit_fields
-from pykubelet.config.defaults import complete
+from pykubelet.config import validate as validate_pods
+from pykubelet.config import validate_resources as validate_eviction
+from pykubelet.config import validate_resources as validate_managers
+from pykubelet.config import validate_resources as validate_reserved
+from pykubelet.config import validate_serving
+from pykubelet.config import validate_serving as validate_tls
+from pykubelet.config.codec import decode, explicit_fields
 from pykubelet.config.errors import Problem
-from pykubelet.config.gates import FeatureGates
-from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration, complete
 from pykubelet.config.validate import validate, validate_machine
 from pykubelet.config.validate_rules import check
 from tests.config.strategies import structs

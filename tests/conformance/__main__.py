@@ -25,8 +25,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster.errors import DevClusterError, NotAvailable
-from pykubelet.embedded.errors import EmbeddedError
+from pykubelet.devcluster.layout import DevClusterError, NotAvailable
+from pykubelet.standalone.instance import EmbeddedError
 from tests.conformance.report import FAILED, Outcome, SuiteError, read_report, summary
 from tests.conformance.rig import (
     GINKGO,

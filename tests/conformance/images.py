@@ -14,10 +14,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pykubelet.devcluster.pki import Authority, Subject, issue_pem
-from pykubelet.embedded.needs import Machine
-from pykubelet.embedded.oci import Entry, ImageConfig, Platform, image_archive
-from pykubelet.embedded.seed_images import busybox_entries, machine_platform, read_static
+from pykubelet.devcluster.identities import Authority, Subject, issue_pem
+from pykubelet.standalone.requirements import Machine
+from pykubelet.standalone.seed_images import (
+    Entry,
+    ImageConfig,
+    Platform,
+    busybox_entries,
+    image_archive,
+    machine_platform,
+    read_static,
+)
 from tests.images.registry import Registry, unpack_archive
 
 MIRRORED = ("registry.k8s.io", "invalid.registry.k8s.io", "docker.io", "gcr.io")

@@ -29,15 +29,14 @@ from typing import Any
 
 import yaml
 
-from pykubelet.devcluster.build import GoBuild, GoModule, built_module
+from pykubelet.devcluster.binaries import GoBuild, GoModule, built_module, find_programs
+from pykubelet.devcluster.binaries import Programs as PlanePrograms
+from pykubelet.devcluster.identities import Authority
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN
-from pykubelet.devcluster.pki import Authority
-from pykubelet.devcluster.programs import Programs as PlanePrograms
-from pykubelet.devcluster.programs import find_programs
-from pykubelet.devcluster.reference import reference_traces
-from pykubelet.embedded.daemon import find_daemons
-from pykubelet.embedded.needs import inspect_machine
-from pykubelet.host import cgroup_tree
+from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.standalone.daemon import find_daemons
+from pykubelet.standalone.requirements import inspect_machine
 from tests.cluster.conftest import running_plane
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Plane

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.embedded.oci import Platform
+from pykubelet.standalone.seed_images import Platform
 from tests.conformance.images import BUILDERS, Programs, mirror_hosts, push_images, split_name
 from tests.images.registry import running_registry, unpack_archive
 

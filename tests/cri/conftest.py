@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.metrics import CriMetrics
 from tests.cri.servers import Runtime
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import grpc.aio
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value, StringValue
 
-from pykubelet.cri import http2
-from pykubelet.cri.grpc_server import GrpcError, Limits, Server, Streaming, Unary, serving
-from pykubelet.cri.http2 import Kind, Setting, frame
+from pykubelet.transport import http2
+from pykubelet.transport.grpc_server import GrpcError, Limits, Server, Streaming, Unary, serving
+from pykubelet.transport.http2 import Kind, Setting, frame
 
 MESSAGE = StringValue(value="x").SerializeToString()
 

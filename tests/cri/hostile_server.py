@@ -16,8 +16,8 @@ from pathlib import Path
 
 import hpack
 
-from pykubelet.cri import http2
-from pykubelet.cri.http2 import Kind, Setting, frame
+from pykubelet.transport import http2
+from pykubelet.transport.http2 import Kind, Setting, frame
 
 Attack = Callable[[], Iterator[bytes]]
 

@@ -12,11 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
-from pykubelet.cri import errors
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.connection import MAX_MESSAGE_BYTES
-from pykubelet.cri.metrics import CriMetrics
+from pykubelet.transport import errors
+from pykubelet.transport.grpc_connection import MAX_MESSAGE_BYTES
 from tests.cri.servers import VERSION, Hang, Refuse, Runtime
 
 

@@ -10,10 +10,11 @@ from google.protobuf.message import Message
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
-from pykubelet.cri import checks, errors
+from pykubelet.cri import client as checks
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.metrics import CriMetrics
+from pykubelet.transport import errors
 from tests.cri.servers import METHODS, VERSION, Refuse, Runtime
 
 TIMEOUT = 30

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.errors import ConnectError, CriError, EndpointError
-from pykubelet.cri.metrics import CriMetrics
+from pykubelet.transport.errors import ConnectError, CriError, EndpointError
 from tests.cri.servers import VERSION, Hang, Refuse, Runtime, raw_server
 
 

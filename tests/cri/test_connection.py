@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cri import http2
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.connection import Call, Connection, grpc_timeout
-from pykubelet.cri.grpc_status import Status
-from pykubelet.cri.http2 import Kind, Setting, frame
+from pykubelet.transport import http2
+from pykubelet.transport.grpc_connection import Call, Connection, Status, grpc_timeout
+from pykubelet.transport.http2 import Kind, Setting, frame
 from tests.cri.servers import Runtime
 
 MESSAGE = struct.pack(">?L", False, 5) + b"hello"

@@ -6,13 +6,13 @@ from contextlib import aclosing
 
 import pytest
 
-from pykubelet.cri import errors
 from pykubelet.cri.connect import Cri
 from pykubelet.cri.containerd import Details, TaskEvent, decode, delete_task, task_events
 from pykubelet.cri.events_pb2 import SubscribeRequest
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskStart
 from pykubelet.cri.events_types_pb2 import Any, Envelope, Timestamp
 from pykubelet.cri.tasks_pb2 import DeleteResponse
+from pykubelet.transport import errors
 from tests.cri.servers import Refuse, Runtime
 
 

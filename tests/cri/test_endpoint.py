@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cri.endpoint import MAX_PATH_BYTES, Endpoint
-from pykubelet.cri.errors import EndpointError
+from pykubelet.transport.endpoint import MAX_PATH_BYTES, Endpoint
+from pykubelet.transport.errors import EndpointError
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ import grpc.aio
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value, StringValue
 
-from pykubelet.cri import http2
-from pykubelet.cri.connection import connect_unix
-from pykubelet.cri.grpc_server import Limits, serving
-from pykubelet.cri.http2 import Kind, frame
-from pykubelet.cri.http2_rules import Code
+from pykubelet.transport import http2
+from pykubelet.transport.grpc_connection import connect_unix
+from pykubelet.transport.grpc_server import Limits, serving
+from pykubelet.transport.http2 import Code, Kind, frame
 from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
 

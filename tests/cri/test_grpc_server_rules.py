@@ -10,12 +10,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pykubelet.cri import http2
-from pykubelet.cri.connection import connect_unix
-from pykubelet.cri.grpc_server import serving
-from pykubelet.cri.http2 import Kind, Setting, frame
-from pykubelet.cri.http2_rules import Code
-from pykubelet.cri.server_rules import read_timeout
+from pykubelet.transport import http2
+from pykubelet.transport.grpc_connection import connect_unix
+from pykubelet.transport.grpc_server import read_timeout, serving
+from pykubelet.transport.http2 import Code, Kind, Setting, frame
 from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
 

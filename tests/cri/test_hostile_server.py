@@ -9,18 +9,16 @@ from typing import Any, cast
 import pytest
 
 from pykubelet.api.pod import Container, GRPCAction
-from pykubelet.cri import http2, http2_rules
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.channel import Channel
-from pykubelet.cri.connection import Call, Connection
-from pykubelet.cri.endpoint import Endpoint
-from pykubelet.cri.errors import Unavailable
-from pykubelet.cri.grpc_status import Status, status_in
-from pykubelet.cri.http2 import Kind, Setting, frame
-from pykubelet.cri.http2_rules import FrameBudget, HeaderBlocks, Violation
-from pykubelet.cri.metrics import CriMetrics
-from pykubelet.probes.grpc_check import grpc_check
-from pykubelet.probes.outcome import Target
+from pykubelet.cri.channel import Channel, CriMetrics
+from pykubelet.probes.grpc_probe import grpc_check
+from pykubelet.probes.types import Target
+from pykubelet.transport import http2
+from pykubelet.transport import http2 as http2_rules
+from pykubelet.transport.endpoint import Endpoint
+from pykubelet.transport.errors import Unavailable
+from pykubelet.transport.grpc_connection import Call, Connection, Status, status_in
+from pykubelet.transport.http2 import FrameBudget, HeaderBlocks, Kind, Setting, Violation, frame
 from tests.cri.hostile_server import ATTACKS, HEADERS, Attack, blocks_after_end, hostile_server, measured
 from tests.cri.servers import raw_server
 from tests.cri.test_connection import MESSAGE, Server, outcome
@@ -129,7 +127,7 @@ async def test_call_unary_second_message_rejected() -> None:
 
 
 async def test_call_data_beyond_window_closes_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.cri.connection._STREAM_WINDOW", 50)
+    monkeypatch.setattr("pykubelet.transport.grpc_connection._STREAM_WINDOW", 50)
     server = Server()
     call = server.connection.call("/a.B/C", b"")
     server.send(frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS), *[frame(Kind.DATA, 0, 1, MESSAGE)] * 6)

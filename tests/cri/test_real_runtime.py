@@ -17,12 +17,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
-from pykubelet.cri import errors
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
 from pykubelet.cri.containerd import task_events
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskStart
-from pykubelet.cri.metrics import CriMetrics
+from pykubelet.transport import errors
 
 pytestmark = pytest.mark.machine
 

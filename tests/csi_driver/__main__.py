@@ -19,7 +19,7 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import Message
 
-from pykubelet.host import registration_pb2
+from pykubelet.pluginmanager import registration_pb2
 from pykubelet.volumes.csi import csi_pb2 as pb
 from tests.csi_driver.backend import SIZE, Backend, hide, is_mounted, show
 from tests.plugins.serving import Scripted

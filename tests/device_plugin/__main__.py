@@ -19,8 +19,8 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import Message
 
-from pykubelet.host import registration_pb2
-from pykubelet.resources import device_plugin_pb2 as pb
+from pykubelet.cm.devices import device_plugin_pb2 as pb
+from pykubelet.pluginmanager import registration_pb2
 from tests.plugins.serving import Scripted
 
 LOOK_SECONDS = 0.02

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from pykubelet.resources import pod_resources_pb2 as pb
+from pykubelet.cm.podresources import pod_resources_pb2 as pb
 from tests.device_plugin.process import RESOURCE, DevicePluginProcess, plugin_process
 
 MINORS = {"d1": 3, "d2": 5}

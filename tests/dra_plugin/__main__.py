@@ -20,9 +20,9 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import Message
 
-from pykubelet.host import registration_pb2
-from pykubelet.resources import dra_health_pb2
-from pykubelet.resources import dra_pb2 as pb
+from pykubelet.cm.dra import dra_health_pb2
+from pykubelet.cm.dra import dra_pb2 as pb
+from pykubelet.pluginmanager import registration_pb2
 from tests.plugins.serving import Scripted
 
 LOOK_SECONDS = 0.02

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.metrics import CriMetrics
-from pykubelet.embedded.instance import Instance
+from pykubelet.standalone.instance import Instance
 
 
 @dataclass(frozen=True, slots=True)

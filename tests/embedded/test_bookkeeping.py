@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.embedded.claim import claim
-from pykubelet.embedded.errors import AlreadyRunning, DirectoryError, EmbeddedError
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.lock import Holder, hold, holder
-from pykubelet.embedded.registry import open_registry
-from pykubelet.embedded.state import State, before_us, load, save
+from pykubelet.standalone.data_dir import (
+    Holder,
+    State,
+    before_us,
+    claim,
+    hold,
+    holder,
+    load,
+    open_registry,
+    save,
+)
+from pykubelet.standalone.instance import AlreadyRunning, DirectoryError, EmbeddedError, Instance
 
 
 @pytest.fixture

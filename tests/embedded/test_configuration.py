@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.embedded.containerd_config import containerd_config, toml
-from pykubelet.embedded.errors import EmbeddedError
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.needs import PROGRAMS, Machine, choose_snapshotter
-from pykubelet.embedded.pod_network import choose_subnet, conflist
+from pykubelet.standalone.containerd_config import choose_subnet, conflist, containerd_config, toml
+from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.standalone.requirements import PROGRAMS, Machine, choose_snapshotter
 from tests.conftest import why_no_machine
 
 MACHINE = Machine(

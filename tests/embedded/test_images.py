@@ -13,11 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.embedded.errors import EmbeddedError
-from pykubelet.embedded.oci import Entry, ImageConfig, Platform, image_archive, layer_tar
-from pykubelet.embedded.seed_images import (
+from pykubelet.standalone.instance import EmbeddedError
+from pykubelet.standalone.seed_images import (
+    Entry,
+    ImageConfig,
+    Platform,
     busybox_archive,
+    image_archive,
     is_static,
+    layer_tar,
     machine_platform,
     pause_archive,
     read_static,

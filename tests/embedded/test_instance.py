@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cri.endpoint import Endpoint
-from pykubelet.embedded.claim import claim, is_ours, is_untouched, make_folders, require_ours
-from pykubelet.embedded.errors import DirectoryError
-from pykubelet.embedded.instance import DEFAULT_DATA_DIR, Instance
+from pykubelet.standalone.data_dir import claim, is_ours, is_untouched, make_folders, require_ours
+from pykubelet.standalone.instance import DEFAULT_DATA_DIR, DirectoryError, Instance
+from pykubelet.transport.endpoint import Endpoint
 
 
 def test_the_default_has_plain_names() -> None:

@@ -20,12 +20,11 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri.connect import Cri
-from pykubelet.embedded import loopback_guard
-from pykubelet.embedded.errors import EmbeddedError
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.loopback_guard import guard_rule
-from pykubelet.host.iptables import plan_removal, rules_of
-from pykubelet.host.processes import CommandError
+from pykubelet.linux.iptables import plan_removal, rules_of
+from pykubelet.linux.processes import CommandError
+from pykubelet.standalone import runtime as loopback_guard
+from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.standalone.runtime import guard_rule
 from tests.conftest import runtime_process, why_no_machine
 from tests.embedded.pods import connected, container_pid, start_pod
 

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError
-from pykubelet.embedded import needs, state
-from pykubelet.embedded.claim import claim
-from pykubelet.embedded.daemon import Daemon, bound_log, find_daemons, last_words
-from pykubelet.embedded.errors import AlreadyRunning, EmbeddedError, RuntimeFailed
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.leftovers import leftovers
-from pykubelet.embedded.runtime import PrivateRuntime, restart_delay
-from pykubelet.embedded.teardown import down
+from pykubelet.standalone import data_dir as state
+from pykubelet.standalone import requirements as needs
+from pykubelet.standalone.daemon import Daemon, bound_log, find_daemons, last_words
+from pykubelet.standalone.data_dir import claim
+from pykubelet.standalone.instance import AlreadyRunning, EmbeddedError, Instance, RuntimeFailed
+from pykubelet.standalone.runtime import PrivateRuntime, restart_delay
+from pykubelet.standalone.teardown import down, leftovers
+from pykubelet.transport.errors import CriError
 from tests.conftest import RunningRuntime, runtime_process, why_no_machine
 from tests.embedded.pods import connected, container_pid, is_running, shell, start_pod
 
@@ -171,8 +170,8 @@ async def test_a_bug_in_the_supervision_does_not_go_unnoticed(
     def buggy(path: Path) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("pykubelet.embedded.runtime._LOG_CHECK", 0.05)
-    monkeypatch.setattr("pykubelet.embedded.runtime.log_is_long", buggy)
+    monkeypatch.setattr("pykubelet.standalone.runtime._LOG_CHECK", 0.05)
+    monkeypatch.setattr("pykubelet.standalone.runtime.log_is_long", buggy)
     with pytest.raises(ExceptionGroup) as caught:
         async with PrivateRuntime(Instance.at(data_dir)):
             await asyncio.sleep(60)

@@ -14,16 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.embedded import state
-from pykubelet.embedded.claim import claim
-from pykubelet.embedded.errors import DirectoryError, EmbeddedError
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.leftovers import find_cni_plugins, find_ids, find_shims, leftovers, shim_sockets
-from pykubelet.embedded.lock import hold
-from pykubelet.embedded.runtime import PrivateRuntime
-from pykubelet.embedded.teardown import down
-from pykubelet.host.clock import boot_id
-from pykubelet.host.iptables import chains_of, network_traces
+from pykubelet.linux.host_info import boot_id
+from pykubelet.linux.iptables import chains_of, network_traces
+from pykubelet.standalone import data_dir as state
+from pykubelet.standalone.data_dir import claim, hold
+from pykubelet.standalone.instance import DirectoryError, EmbeddedError, Instance
+from pykubelet.standalone.runtime import PrivateRuntime
+from pykubelet.standalone.teardown import (
+    down,
+    find_cni_plugins,
+    find_ids,
+    find_shims,
+    leftovers,
+    shim_sockets,
+)
 from tests.conftest import RunningRuntime, runtime_process, why_no_machine
 from tests.embedded.pods import connected, container_pid, free_port, start_pod
 
@@ -167,8 +171,8 @@ async def test_down_that_is_killed_can_be_finished(data_dir: Path) -> None:
         pass
     script = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from pykubelet.embedded.instance import Instance\n"
-        "from pykubelet.embedded.teardown import down\n"
+        "from pykubelet.standalone.instance import Instance\n"
+        "from pykubelet.standalone.teardown import down\n"
         "asyncio.run(down(Instance.at(Path(sys.argv[1])), lambda line: print(line, flush=True)))\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(data_dir)], stdout=subprocess.PIPE) as process:
@@ -190,7 +194,7 @@ async def test_down_stops_a_running_agent(data_dir: Path) -> None:
 async def test_down_kills_an_agent_that_does_not_stop(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pykubelet.embedded.teardown.AGENT_GRACE", 0.2)
+    monkeypatch.setattr("pykubelet.standalone.teardown.AGENT_GRACE", 0.2)
     with runtime_process(data_dir) as runtime:
         os.kill(runtime.pid, signal.SIGSTOP)
         assert await down(runtime.instance, ignore) == []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.leftovers import leftovers
+from pykubelet.standalone.instance import Instance
+from pykubelet.standalone.teardown import leftovers
 from tests.conftest import RunningRuntime, runtime_process, why_no_machine
 from tests.engine.node import BIN, Node, kubelet_node, running
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pykubelet.embedded.seed_images import BUSYBOX_IMAGE
+from pykubelet.standalone.seed_images import BUSYBOX_IMAGE
 
 Document = dict[str, Any]
 

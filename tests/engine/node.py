@@ -27,7 +27,7 @@ import yaml
 
 from pykubelet.cli.up import standalone_config
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.embedded.instance import Instance
+from pykubelet.standalone.instance import Instance
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import free_port
 from tests.engine.truth import Truth

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubelet.pods.path_watch import SETTLED_AFTER
+from pykubelet.podconfig.file_source import SETTLED_AFTER
 from tests.engine.making import Document, container, pod
 from tests.engine.node import Node, is_ready
 from tests.files import below

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.cgroup_tree import members
-from pykubelet.host.cgroups import detect_cgroups
+from pykubelet.linux.cgroupfs import detect_cgroups, members
 from tests.conftest import RunningRuntime
 from tests.engine.making import container, pod
 from tests.engine.node import Document, Node, is_ready, kubelet_node, running, status_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.runtime.observe import Observer
+from pykubelet.kuberuntime.observe import Observer
 from tests.conftest import RunningRuntime
 from tests.engine.making import container, pod
 from tests.engine.node import Node, is_ready, kubelet_node, running, status_of

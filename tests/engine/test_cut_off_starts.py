@@ -5,7 +5,7 @@ import time
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.runtime.observe import observed_container
+from pykubelet.kuberuntime.observe import observed_container
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pykubelet.embedded.daemon import find_daemons
+from pykubelet.standalone.daemon import find_daemons
 from tests.engine.making import container, pod
 from tests.engine.node import Node, is_ready, status_of
 from tests.engine.truth import CONTAINER_NAME, POD_NAME

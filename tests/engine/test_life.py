@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pykubelet.embedded.daemon import find_daemons
-from pykubelet.host.processes import Process
+from pykubelet.linux.processes import Process
+from pykubelet.standalone.daemon import find_daemons
 from tests.embedded.pods import free_port
 from tests.engine.conftest import short_dir, take_down
 from tests.engine.making import IMAGE, Document

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pykubelet.sync.static_readiness import FILE as READINESS
+from pykubelet.status.static_readiness import FILE as READINESS
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import free_port
 from tests.engine.making import Document, container, forever, pod

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError
-from pykubelet.runtime.removal import remove_container
+from pykubelet.kuberuntime.removal import remove_container
+from pykubelet.transport.errors import CriError
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import connected, container_pid, start_pod
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from pykubelet.host.mounts import mount, unmount
+from pykubelet.linux.mounts import mount, unmount
 from tests.engine.making import container, pod
 from tests.engine.node import Node
 

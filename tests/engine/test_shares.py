@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.cgroups import detect_cgroups
+from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.engine.making import container, pod
 from tests.engine.node import Document, Node, all_statuses, status_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.host.kernel import KERNEL_DEFAULTS
-from pykubelet.host.kube_chains import CANARY, FIREWALL, HINT, PROGRAMS
-from pykubelet.resources.daemon_cgroups import cgroup_of
+from pykubelet.cm.cgroups.node_cgroups import cgroup_of
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.linux.iptables import CANARY, FIREWALL, HINT, PROGRAMS
+from pykubelet.linux.kernel import KERNEL_DEFAULTS
 from tests.conftest import RunningRuntime
 from tests.engine.making import pod
 from tests.engine.node import kubelet_node, running

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.mounts import MS_BIND, mount, plan_unmounts, read_mounts, unmount
-from pykubelet.host.propagation import MS_REC, MS_SHARED
+from pykubelet.linux.mounts import MS_BIND, MS_REC, MS_SHARED, mount, plan_unmounts, read_mounts, unmount
 from tests.conftest import RunningRuntime
 from tests.engine.making import container, forever, pod
 from tests.engine.node import Node, kubelet_node, running, status_of

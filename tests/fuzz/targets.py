@@ -16,19 +16,18 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.gates import FeatureGates
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host.kmsg import KmsgError, parse_record
-from pykubelet.host.kmsg_oom import OomState, follow
-from pykubelet.pods.static import static_pods
+from pykubelet.linux.oom_watcher import KmsgError, OomState, follow, parse_record
+from pykubelet.podconfig.static_pods import static_pods
 from pykubelet.server.api import ApiParts, api_routes
 from pykubelet.server.connections import app_runner, serve_connections
-from pykubelet.server.log_lines import last_lines, parse_entries
+from pykubelet.server.listeners import listening_socket
+from pykubelet.server.log_files import last_lines, parse_entries
 from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import counted
-from pykubelet.server.sockets import listening_socket
 from tests.fuzz.paths import SEEDS as PATHS
 from tests.fuzz.paths import paths
 from tests.server.api_node import Runtime

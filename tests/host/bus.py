@@ -5,14 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from pykubelet.host.dbus_wire import (
-    HEAD_BYTES,
-    Kind,
-    Message,
-    decode_message,
-    encode_message,
-    message_size,
-)
+from pykubelet.linux.dbus import HEAD_BYTES, Kind, Message, decode_message, encode_message, message_size
 
 
 class Peer:

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.addresses import (
+from pykubelet.linux.network import (
     DefaultRoute,
+    Interface,
     IPAddress,
     NodeIPError,
     NodeIPs,
@@ -20,8 +21,8 @@ from pykubelet.host.addresses import (
     parse_ipv6_routes,
     parse_node_ip,
     read_default_routes,
+    read_interfaces,
 )
-from pykubelet.host.interfaces import Interface, read_interfaces
 
 
 def ips(*texts: str) -> list[IPAddress]:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host import capabilities
+from pykubelet.linux import process_limits as capabilities
 
 
 @pytest.mark.parametrize(

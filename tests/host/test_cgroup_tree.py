@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host import cgroup_tree
-from pykubelet.host.cgroup_tree import find_trees, hierarchies, kill_members, members, remove
-from pykubelet.host.mounts import parse_mountinfo, read_mounts
-from pykubelet.host.tree_walk import Visitor, walk_tree
+from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.linux.cgroupfs import find_trees, hierarchies, kill_members, members, remove
+from pykubelet.linux.mounts import parse_mountinfo, read_mounts
+from pykubelet.linux.untrusted_files import Visitor, walk_tree
 from tests.trees import deep_directory, few_open_files, nest
 
 TABLE = """\

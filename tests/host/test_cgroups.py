@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.cgroups import (
+from pykubelet.linux.cgroupfs import (
     CGROUP2_MAGIC,
     CgroupMode,
     Cgroups,
@@ -13,7 +13,7 @@ from pykubelet.host.cgroups import (
     find_v1_mounts,
     parse_own_cgroups,
 )
-from pykubelet.host.mounts import parse_mountinfo
+from pykubelet.linux.mounts import parse_mountinfo
 
 TMPFS_MAGIC = 0x01021994
 PROC_MAGIC = 0x9FA0

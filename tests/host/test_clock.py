@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.clock import (
+from pykubelet.linux.host_info import (
     ClockState,
     boot_id,
     boot_time,

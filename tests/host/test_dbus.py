@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from pykubelet.host.dbus import DBusError, connect
-from pykubelet.host.dbus_wire import Kind
+from pykubelet.linux.dbus import DBusError, Kind, connect
 from tests.host.bus import Peer, listening
 
 TARGET = ("org.example", "/org/example", "org.example.Things")

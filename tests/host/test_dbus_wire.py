@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.dbus_wire import (
+from pykubelet.linux.dbus import (
     HEAD_BYTES,
     Kind,
     Message,

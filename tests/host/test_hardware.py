@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pykubelet.host.hardware import Network, read_hardware
+from pykubelet.linux.hardware import Network, read_hardware
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.hostname import HostnameError, decide_node_name, node_name
+from pykubelet.linux.network import HostnameError, decide_node_name, node_name
 
 
 @pytest.mark.parametrize(

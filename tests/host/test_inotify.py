@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.inotify import Event, Inotify, Mask, parse_events
+from pykubelet.linux.inotify import Event, Inotify, Mask, parse_events
 
 IN_FOLDER = Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE
 
@@ -187,7 +187,7 @@ def test_running_out_of_instances_says_what_to_do() -> None:
     # A process of its own with few descriptors gets the same answer without harm to its neighbours.
     script = (
         "import resource\n"
-        "from pykubelet.host.inotify import Inotify\n"
+        "from pykubelet.linux.inotify import Inotify\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
         "try:\n"
         "    held = [Inotify() for _ in range(20)]\n"

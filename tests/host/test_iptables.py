@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.iptables import SHARED_CHAINS, chains_of, parse_save, plan_removal, rules_of
+from pykubelet.linux.iptables import SHARED_CHAINS, chains_of, parse_save, plan_removal, rules_of
 
 ID = "c0ec3eae66e0aaa6c088327d5282a50f19c3f1d0ef43a01ad0fd479e4eb5251c"
 

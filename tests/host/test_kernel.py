@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.kernel import (
+from pykubelet.linux.kernel import (
     FEATURES,
     KERNEL_DEFAULTS,
     NAMESPACES,

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.kmsg import KernelRecord, KmsgError, parse_record
-from pykubelet.host.kmsg_oom import OomKill, OomState, follow
+from pykubelet.linux.oom_watcher import KernelRecord, KmsgError, OomKill, OomState, follow, parse_record
 
 RECORDED = Path(__file__).parents[1] / "data" / "kmsg-oom-6.18.txt"
 POD = "/kubepods/burstable/pod0a1b"

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from pykubelet.host import kube_chains
-from pykubelet.host.iptables import parse_save
-from pykubelet.host.kube_chains import CANARY, FIREWALL, HINT, plan_chains
-from pykubelet.host.processes import CommandError
+from pykubelet.linux import iptables as kube_chains
+from pykubelet.linux.iptables import CANARY, FIREWALL, HINT, parse_save, plan_chains
+from pykubelet.linux.processes import CommandError
 
 NOTHING = "*mangle\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
 RULE = (
@@ -92,7 +91,7 @@ def test_they_come_back_after_a_flush() -> None:
 @pytest.mark.machine
 def test_a_machine_without_it_is_left_in_peace() -> None:
     script = (
-        "import asyncio; from pykubelet.host.kube_chains import keep_chains; "
+        "import asyncio; from pykubelet.linux.iptables import keep_chains; "
         "print(asyncio.run(keep_chains('no-such-iptables')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

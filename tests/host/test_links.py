@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.links import (
+from pykubelet.linux.network import (
     bridge_ports,
     delete_link,
     link_exists,
@@ -14,7 +14,7 @@ from pykubelet.host.links import (
     uplink_mtu,
     used_networks,
 )
-from pykubelet.host.processes import CommandError
+from pykubelet.linux.processes import CommandError
 
 ROUTES: list[dict[str, Any]] = [
     {"dst": "default", "gateway": "192.0.2.1", "dev": "eth0"},

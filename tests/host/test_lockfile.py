@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.lockfile import LockFile, LockFileError
+from pykubelet.linux.lock_file import LockFile, LockFileError
 
 HOLDER = """
 import asyncio, sys

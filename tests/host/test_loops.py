@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.loops import attach_loop, attached_loops, detach_loop, loops_of
+from pykubelet.linux.loop_devices import attach_loop, attached_loops, detach_loop, loops_of
 
 pytestmark = [
     pytest.mark.machine,
@@ -85,7 +85,7 @@ def test_until_closed(file: Path) -> None:
 def test_a_killed_process_leaves_none(file: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from pykubelet.host.loops import attach_loop\n"
+        "from pykubelet.linux.loop_devices import attach_loop\n"
         "attach_loop(Path(sys.argv[1]), until_closed=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, file], check=False)

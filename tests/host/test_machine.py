@@ -3,8 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.clock import boot_id
-from pykubelet.host.machine import architecture, first_text, parse_swap_total, pretty_name, read_machine
+from pykubelet.linux.host_info import (
+    architecture,
+    boot_id,
+    first_text,
+    parse_swap_total,
+    pretty_name,
+    read_machine,
+)
 
 
 def write(root: Path, name: str, text: str) -> None:

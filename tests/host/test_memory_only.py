@@ -4,14 +4,13 @@ import errno
 import os
 from pathlib import Path
 
-import pytest
-
 import pykubelet.host.memory_only
 import pykubelet.host.swap
-from pykubelet.host.memory_only import can_refuse_swap
-from pykubelet.host.mounts import mounts_below, read_mounts
-from pykubelet.host.swap import SwapArea
-from pykubelet.preparing import warn_of_swap
+import pytest
+
+from pykubelet.agent.host_setup import warn_of_swap
+from pykubelet.linux.kernel import SwapArea, can_refuse_swap
+from pykubelet.linux.mounts import mounts_below, read_mounts
 
 AREA = SwapArea("/dev/zram0", "partition", 4, 0, 100)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.mounts import (
+from pykubelet.linux.mounts import (
     Mount,
     has_mounts_inside,
     mount,

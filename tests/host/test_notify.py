@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.notify import (
-    WatchdogError,
-    feed_watchdog,
-    notify,
-    ready,
-    stopping,
-    watchdog_interval,
-)
+from pykubelet.linux.systemd import WatchdogError, feed_watchdog, notify, ready, stopping, watchdog_interval
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -52,7 +45,7 @@ def test_a_broken_socket_is_logged_and_not_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
-    logger = logging.getLogger("pykubelet.host.notify")
+    logger = logging.getLogger("pykubelet.linux.systemd")
     logger.addHandler(caplog.handler)
     try:
         ready()

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.capabilities import has
-from pykubelet.host.oom import oom_score, set_oom_score
+from pykubelet.linux.process_limits import has, oom_score, set_oom_score
 
 
 @pytest.fixture

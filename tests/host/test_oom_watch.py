@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.host.kmsg_oom import OomKill
-from pykubelet.host.oom_watch import kills, open_log
-from pykubelet.tuning import tell_kills
+from pykubelet.agent.host_setup import tell_kills
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.linux.oom_watcher import OomKill, kills, open_log
 from tests.resources.test_cgroup_tree import needs_v1, root
 
 __all__ = ["root"]

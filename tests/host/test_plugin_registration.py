@@ -12,11 +12,17 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pykubelet.host import plugin_registration, plugin_watch
-from pykubelet.host import registration_pb2 as pb
-from pykubelet.host.plugin_calls import PluginError, call_plugin
-from pykubelet.host.plugin_registration import Plugin, PluginRegistration, RegistrationRefused
-from pykubelet.host.plugin_watch import look, watch_sockets
+from pykubelet.pluginmanager import registration as plugin_registration
+from pykubelet.pluginmanager import registration as plugin_watch
+from pykubelet.pluginmanager import registration_pb2 as pb
+from pykubelet.pluginmanager.client import PluginError, call_plugin
+from pykubelet.pluginmanager.registration import (
+    Plugin,
+    PluginRegistration,
+    RegistrationRefused,
+    look,
+    watch_sockets,
+)
 
 
 @pytest.fixture

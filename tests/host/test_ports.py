@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.ports import Listener, PortHolder, parse_listeners, port_holder
+from pykubelet.linux.port_owner import Listener, PortHolder, parse_listeners, port_holder
 
 HEADINGS = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"

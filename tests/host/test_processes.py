@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.processes import (
+from pykubelet.linux.processes import (
     CommandError,
     bound_unix_sockets,
     end,

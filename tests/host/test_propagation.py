@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.mounts import MOUNTINFO, mount, read_mounts, unmount
-from pykubelet.host.propagation import is_shared, share_mounts, unshare_mounts
+from pykubelet.linux.mounts import (
+    MOUNTINFO,
+    is_shared,
+    mount,
+    read_mounts,
+    share_mounts,
+    unmount,
+    unshare_mounts,
+)
 
 pytestmark = pytest.mark.machine
 

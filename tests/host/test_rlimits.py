@@ -4,15 +4,14 @@ import sys
 
 import pytest
 
-from pykubelet.host.capabilities import has
-from pykubelet.host.rlimits import OpenFiles, attainable
+from pykubelet.linux.process_limits import OpenFiles, attainable, has
 
 
 def in_a_child(wanted: int, before: tuple[int, int]) -> OpenFiles:
     """Limits cannot be taken back, so a process of its own tries them."""
     script = (
         "import resource, sys\n"
-        "from pykubelet.host.rlimits import raise_open_files\n"
+        "from pykubelet.linux.process_limits import raise_open_files\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
         f"got = raise_open_files({wanted})\n"
         "assert (got.soft, got.hard) == resource.getrlimit(resource.RLIMIT_NOFILE)\n"

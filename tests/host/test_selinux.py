@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.selinux import has_selinux, share_with_containers
+from pykubelet.linux.kernel import has_selinux, share_with_containers
 
 
 class Attributes:

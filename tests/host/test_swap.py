@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.swap import SwapArea, parse_swaps, swap_areas, swap_problem
+from pykubelet.linux.kernel import SwapArea, parse_swaps, swap_areas, swap_problem
 
 HEADINGS = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.swap_control import can_bound_swap
+from pykubelet.linux.cgroupfs import can_bound_swap
 
 
 @pytest.mark.parametrize(

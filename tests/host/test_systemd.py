@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.dbus_wire import Message, Variant
-from pykubelet.host.systemd import Systemd, SystemdError, is_running, parse_version
+from pykubelet.linux.dbus import Message, Variant
+from pykubelet.linux.systemd import Systemd, SystemdError, is_running, parse_version
 from tests.host.bus import Peer, listening
 
 JOB = "/org/freedesktop/systemd1/job/5"

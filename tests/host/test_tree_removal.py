@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host import tree_removal, tree_walk
-from pykubelet.host.mounts import remove_tree
-from pykubelet.host.tree_removal import remove_entry
+from pykubelet.linux import untrusted_files as tree_removal
+from pykubelet.linux import untrusted_files as tree_walk
+from pykubelet.linux.mounts import remove_tree
+from pykubelet.linux.untrusted_files import remove_entry
 from tests.trees import deep_directory, few_open_files, nest
 from tests.volumes.attacker import swapping, tries
 

@@ -4,8 +4,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.images.metrics import ImageMetrics
-from pykubelet.pods.journal import Journal
-from pykubelet.tasks import TaskScope
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages
 
 

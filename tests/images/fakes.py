@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError
+from pykubelet.transport.errors import CriError
 
 
 @dataclass

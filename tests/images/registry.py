@@ -23,9 +23,8 @@ from typing import IO, Any
 
 import pytest
 
-from pykubelet.embedded.needs import inspect_machine
-from pykubelet.embedded.oci import Entry, ImageConfig, image_archive
-from pykubelet.embedded.seed_images import machine_platform, read_static
+from pykubelet.standalone.requirements import inspect_machine
+from pykubelet.standalone.seed_images import Entry, ImageConfig, image_archive, machine_platform, read_static
 
 PROGRAM = "docker-registry"
 USER, PASSWORD = "user", "hunter2"

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pykubelet.images.credentials import (
     BadCredentials,
+    Credentials,
     NodeCredentials,
     PullSecret,
     read_config_json,
     read_dockercfg,
     secrets_keyring,
 )
-from pykubelet.images.keyring import Credentials
 
 SECRET = "hunter2"
 

@@ -10,16 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import BadResponse, CriError, Unavailable
-from pykubelet.images.credentials import PullSecret
-from pykubelet.images.errors import ImageError
-from pykubelet.images.images import ImagePuller, PresentImage
-from pykubelet.images.keyring import Credentials, Registries
+from pykubelet.images.credentials import Credentials, PullSecret, Registries
+from pykubelet.images.image_manager import ImagePuller, PresentImage
 from pykubelet.images.metrics import ImageMetrics, size_label
-from pykubelet.images.pull_limits import PullLimits
-from pykubelet.images.pulls import explain, failure_text, joined
-from pykubelet.pods.journal import Journal
-from pykubelet.tasks import TaskScope
+from pykubelet.images.puller import ImageError, PullLimits, explain, failure_text, joined
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.transport.errors import BadResponse, CriError, Unavailable
+from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages, a_pod, a_sandbox, an_image
 
 pytestmark = pytest.mark.looptime

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.images.keyring import Credentials, Keyring, registry_key, registry_matches
+from pykubelet.images.credentials import Credentials, Keyring, registry_key, registry_matches
 
 
 def login(name: str) -> Credentials:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.images.names import InvalidImageName, parse_image_name
+from pykubelet.images.image_reference import InvalidImageName, parse_image_name
 
 TABLE: list[list[str]] = json.loads(
     (Path(__file__).parent.parent / "data/images/names.json").read_text(encoding="utf-8")

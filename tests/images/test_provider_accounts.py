@@ -14,12 +14,11 @@ from pykubelet.api.core import ServiceAccount
 from pykubelet.api.duration import Duration
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
-from pykubelet.images.keyring import ServiceAccountCoordinates
+from pykubelet.images.credential_provider import CredentialProvider, Found, ProviderPlugins, TokenAttributes
+from pykubelet.images.credentials import ServiceAccountCoordinates
 from pykubelet.images.metrics import ImageMetrics
-from pykubelet.images.provider_config import CredentialProvider, TokenAttributes
-from pykubelet.images.provider_plugins import Found, ProviderPlugins
-from pykubelet.pods.objects import ObjectError
-from pykubelet.tasks import TaskScope
+from pykubelet.objects.base import ObjectError
+from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import a_pod
 
 V1 = "credentialprovider.kubelet.k8s.io/v1"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.duration import Duration
 from pykubelet.config.errors import ConfigError
-from pykubelet.images.provider_config import load_providers
+from pykubelet.images.credential_provider import load_providers
 
 PROVIDER: dict[str, Any] = {
     "name": "helper",

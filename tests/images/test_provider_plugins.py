@@ -14,16 +14,22 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
-from pykubelet.images import provider_exec
-from pykubelet.images.images import ImagePuller
-from pykubelet.images.keyring import Credentials
+from pykubelet.images import credential_provider as provider_exec
+from pykubelet.images.credential_provider import (
+    CredentialProvider,
+    ExecEnvVar,
+    Found,
+    ProviderError,
+    ProviderPlugins,
+    TokenAttributes,
+    ask_provider,
+)
+from pykubelet.images.credentials import Credentials
+from pykubelet.images.image_manager import ImagePuller
 from pykubelet.images.metrics import ImageMetrics
-from pykubelet.images.provider_config import CredentialProvider, ExecEnvVar, TokenAttributes
-from pykubelet.images.provider_exec import ProviderError, ask_provider
-from pykubelet.images.provider_plugins import Found, ProviderPlugins
-from pykubelet.images.pull_limits import PullLimits
-from pykubelet.pods.journal import Journal
-from pykubelet.tasks import TaskScope
+from pykubelet.images.puller import PullLimits
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages, a_pod, a_sandbox, an_image
 
 V1 = "credentialprovider.kubelet.k8s.io/v1"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.images.pull_limits import PullLimits, PullRateExceeded, TokenBucket
+from pykubelet.images.puller import PullLimits, PullRateExceeded, TokenBucket
 
 
 def test_bucket() -> None:

@@ -16,15 +16,17 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError, Unavailable
 from pykubelet.images import pull_manager
-from pykubelet.images.credentials import PullSecret, read_config_json
-from pykubelet.images.errors import ImageError
-from pykubelet.images.images import ImagePuller, PresentImage
-from pykubelet.images.keyring import Credentials, SecretCoordinates, ServiceAccountCoordinates
+from pykubelet.images.credentials import (
+    Credentials,
+    PullSecret,
+    SecretCoordinates,
+    ServiceAccountCoordinates,
+    read_config_json,
+)
+from pykubelet.images.image_manager import ImagePuller, PresentImage
+from pykubelet.images.image_reference import parse_image_name
 from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
-from pykubelet.images.names import parse_image_name
-from pykubelet.images.pull_limits import PullLimits
 from pykubelet.images.pull_manager import (
     MATCH_WRITE_LIMIT,
     PullManager,
@@ -43,8 +45,10 @@ from pykubelet.images.pull_records import (
     PullRecords,
     encode_pulled,
 )
-from pykubelet.pods.journal import Journal
-from pykubelet.tasks import TaskScope
+from pykubelet.images.puller import ImageError, PullLimits
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.transport.errors import CriError, Unavailable
+from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages, a_pod, a_sandbox, an_image
 
 HASHES = Path(__file__).parents[1] / "data" / "images" / "credential-hashes.tsv"

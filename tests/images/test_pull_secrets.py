@@ -8,11 +8,9 @@ import pytest
 from pykubelet.api.core import Secret
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import NamedRef, Pod
-from pykubelet.images.credentials import secrets_keyring
-from pykubelet.images.keyring import Credentials, SecretCoordinates
-from pykubelet.images.pull_secrets import pull_secrets
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.objects import NoObjects, ObjectMissing
+from pykubelet.images.credentials import Credentials, SecretCoordinates, pull_secrets, secrets_keyring
+from pykubelet.objects.base import NoObjects, ObjectMissing
+from pykubelet.podconfig.pod_history import Journal
 from tests.images.fakes import a_pod
 
 REGISTRY = "registry.example.com"

@@ -18,19 +18,17 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import Cri, connect
-from pykubelet.cri.metrics import CriMetrics
+from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials, PullSecret
-from pykubelet.images.errors import ImageError
-from pykubelet.images.images import ImagePuller, PresentImage
+from pykubelet.images.image_manager import ImagePuller, PresentImage
 from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
-from pykubelet.images.provider_config import load_providers
-from pykubelet.images.provider_plugins import ProviderPlugins
-from pykubelet.images.pull_limits import PullLimits
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
-from pykubelet.pods.journal import Journal
-from pykubelet.tasks import TaskScope
+from pykubelet.images.puller import ImageError, PullLimits
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.util.tasks import TaskScope
 from tests.conftest import RunningRuntime
 from tests.images.fakes import a_pod, a_sandbox
 from tests.images.registry import PASSWORD, USER, Registry, running_registry

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.images.shared import SharedCalls, Stopped
-from pykubelet.tasks import TaskScope
+from pykubelet.util.singleflight import SharedCalls, Stopped
+from pykubelet.util.tasks import TaskScope
 
 
 class Work:

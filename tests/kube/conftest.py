@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.transport import Transport
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.transport import Transport
+from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.certs import NAMES, Authority, Pair
 from tests.kube.servers import Server, server_context, serving
 

@@ -10,10 +10,8 @@ from typing import Any
 import msgspec
 
 from pykubelet.api.pod import Pod
-from pykubelet.kube.client import Page, RawPage
-from pykubelet.kube.object_copy import Update
-from pykubelet.kube.resources import Resource
-from pykubelet.kube.watch_stream import WatchEvent
+from pykubelet.apiserver.client import Page, RawPage, Resource
+from pykubelet.apiserver.reflector import Update, WatchEvent
 
 
 def pod(

@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
+from pykubelet.apiserver.certificates.bootstrap import (
+    ensure_client_config,
+    kubeconfig_problem,
+    write_kubeconfig,
+)
+from pykubelet.apiserver.client import NODES
+from pykubelet.apiserver.errors import KubeconfigError
+from pykubelet.apiserver.rest_config import Access
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.kube.access import Access
-from pykubelet.kube.bootstrap import ensure_client_config, kubeconfig_problem, write_kubeconfig
-from pykubelet.kube.errors import KubeconfigError
-from pykubelet.kube.resources import NODES
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, held_port, refuse, server_context, serving
@@ -258,7 +262,7 @@ async def test_stopped_before_the_kubeconfig_is_written(
         def stopped(*_: object) -> None:
             raise asyncio.CancelledError
 
-        patched.setattr("pykubelet.kube.bootstrap.write_kubeconfig", stopped)
+        patched.setattr("pykubelet.apiserver.certificates.bootstrap.write_kubeconfig", stopped)
         with pytest.raises(asyncio.CancelledError):
             await node.ensure()
     assert not node.kubeconfig.exists()

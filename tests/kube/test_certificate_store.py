@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.kube.certificate_store import CertificateStore, StoreError, read_pair, write_file
-from pykubelet.kube.certificates import Subject, certificates, read_request, subject
+from pykubelet.apiserver.certificates.store import CertificateStore, StoreError, read_pair, write_file
+from pykubelet.apiserver.certificates.x509 import Subject, certificates, read_request, subject
 from tests.kube.certs import Authority, Pair
 
 

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.event import Event
-from pykubelet.api.lease import Lease, LeaseSpec
+from pykubelet.api.core import Event
 from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.node import Lease, LeaseSpec
 from pykubelet.api.pod import Pod
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient, PatchKind
-from pykubelet.kube.errors import (
+from pykubelet.apiserver.client import LEASES, NODES, PODS, SERVICE_ACCOUNTS, ApiClient, PatchKind
+from pykubelet.apiserver.errors import (
     AlreadyExists,
     ApiError,
     BadAnswer,
@@ -25,9 +24,9 @@ from pykubelet.kube.errors import (
     Unauthorized,
     Unreachable,
 )
-from pykubelet.kube.resources import LEASES, NODES, PODS, SERVICE_ACCOUNTS
-from pykubelet.kube.tls import client_context
-from pykubelet.kube.transport import USER_AGENT
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.tls import client_context
+from pykubelet.apiserver.transport import USER_AGENT
 from tests.kube.conftest import Opener
 from tests.kube.servers import (
     Handler,
@@ -271,7 +270,7 @@ async def test_bad_answers(
 async def test_an_answer_may_not_be_endless(
     server: Server, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pykubelet.kube.calls.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("pykubelet.apiserver.client.MAX_ANSWER_BYTES", 1000)
     server.say(text("x" * 1001))
     with pytest.raises(BadAnswer, match="longer than 1000 bytes"):
         await client.get(PODS, "web", "default")

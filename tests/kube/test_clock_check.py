@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.kube.clock_check import ClockCheck
+from pykubelet.apiserver.transport import ClockCheck
 
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 MOMENT = 784111777.0

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.kube.access import Access, ExecPlugin, Impersonation
-from pykubelet.kube.credentials import CredentialSource, impersonation_headers
-from pykubelet.kube.errors import NoCredentials, Unauthorized
-from pykubelet.kube.exec_plugin import PluginAnswer, PluginError, ask_plugin, read_answer
-from pykubelet.kube.metrics import RestMetrics
-from pykubelet.kube.resources import NODES
+from pykubelet.apiserver.client import NODES
+from pykubelet.apiserver.credentials import (
+    CredentialSource,
+    PluginAnswer,
+    PluginError,
+    ask_plugin,
+    impersonation_headers,
+    read_answer,
+)
+from pykubelet.apiserver.errors import NoCredentials, Unauthorized
+from pykubelet.apiserver.metrics import RestMetrics
+from pykubelet.apiserver.rest_config import Access, ExecPlugin, Impersonation
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, refuse
@@ -229,7 +235,7 @@ async def test_a_plugin_is_not_run_for_every_request_because_the_clock_is_wrong(
         runs += 1
         return PluginAnswer(f"token-{runs}", expires=datetime.fromtimestamp(900, UTC))
 
-    monkeypatch.setattr("pykubelet.kube.credentials.ask_plugin", ask)
+    monkeypatch.setattr("pykubelet.apiserver.credentials.ask_plugin", ask)
     access = Access("https://x", insecure=True, plugin=ExecPlugin("plugin", V1))
     source = CredentialSource(access, clock=lambda: now[0])
     first = await source.current()
@@ -287,7 +293,7 @@ async def test_a_failing_plugin_is_not_run_for_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Three requests may take longer than the pause is.
-    monkeypatch.setattr("pykubelet.kube.credentials.PLUGIN_PAUSE_SECONDS", 300)
+    monkeypatch.setattr("pykubelet.apiserver.credentials.PLUGIN_PAUSE_SECONDS", 300)
     count = tmp_path / "count"
     script = scripts("plugin", f"echo run >> {count}; echo no network >&2; exit 3")
     client = opened(Access(server.url, ca=authority.certificate, plugin=ExecPlugin(str(script), V1)))
@@ -318,7 +324,7 @@ async def test_plugins_that_fail(
     scripts: Scripts, monkeypatch: pytest.MonkeyPatch, body: str, words: str
 ) -> None:
     if "sleep" in body:
-        monkeypatch.setattr("pykubelet.kube.exec_plugin.TIMEOUT_SECONDS", 0.5)
+        monkeypatch.setattr("pykubelet.apiserver.credentials.TIMEOUT_SECONDS", 0.5)
     begin = time.monotonic()
     with pytest.raises(PluginError, match=words) as caught:
         await ask_plugin(ExecPlugin(str(scripts("plugin", body)), V1), Access("https://x"), None)

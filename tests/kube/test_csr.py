@@ -10,15 +10,22 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.csr import CLIENT_SIGNER, SERVING_SIGNER, CertificateSigningRequest
+from pykubelet.api.certificates import CLIENT_SIGNER, SERVING_SIGNER, CertificateSigningRequest
 from pykubelet.api.meta import from_document
-from pykubelet.kube import certificate_making
-from pykubelet.kube.certificate_making import Draft, MakingError, draft_request, self_signed
-from pykubelet.kube.certificates import Subject, certificates, read_request, subject
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.csr import NotIssued, RequestRefused, outcome, request_certificate, request_name, usages
-from pykubelet.kube.errors import Forbidden
-from pykubelet.kube.tls import check_identity
+from pykubelet.apiserver.certificates import key_generation as certificate_making
+from pykubelet.apiserver.certificates.bootstrap import (
+    NotIssued,
+    RequestRefused,
+    outcome,
+    request_certificate,
+    request_name,
+    usages,
+)
+from pykubelet.apiserver.certificates.key_generation import Draft, MakingError, draft_request, self_signed
+from pykubelet.apiserver.certificates.x509 import Subject, certificates, read_request, subject
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.errors import Forbidden
+from pykubelet.apiserver.tls import check_identity
 from tests.kube.certs import Authority
 from tests.kube.servers import Server, refuse, reset
 from tests.kube.signing import Signing
@@ -97,8 +104,8 @@ async def test_the_library_stays_out_of_the_agent() -> None:
     """It would cost the agent ten megabytes for good."""
     code = (
         "import asyncio, sys\n"
-        "import pykubelet.kube.certificate_serving, pykubelet.kube.rotation_client\n"
-        "from pykubelet.kube.certificate_making import self_signed\n"
+        "import pykubelet.apiserver.certificates.serving, pykubelet.apiserver.certificates.rotation\n"
+        "from pykubelet.apiserver.certificates.key_generation import self_signed\n"
         "asyncio.run(self_signed('x', dns=['x']))\n"
         "print([name for name in sys.modules if name.startswith('cryptography')])\n"
     )

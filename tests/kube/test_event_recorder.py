@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.event import Event, EventSource, ObjectReference
+from pykubelet.api.core import Event, EventSource, ObjectReference
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import (
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.errors import (
     AlreadyExists,
     Forbidden,
     NotFound,
@@ -23,7 +23,7 @@ from pykubelet.kube.errors import (
     TooManyRequests,
     Unreachable,
 )
-from pykubelet.kube.event_recorder import (
+from pykubelet.apiserver.events import (
     FAILED_TRIES,
     HOLD_SECONDS,
     EventRecorder,
@@ -31,7 +31,7 @@ from pykubelet.kube.event_recorder import (
     node_reference,
     pod_reference,
 )
-from pykubelet.pods.journal import Journal
+from pykubelet.podconfig.pod_history import Journal
 from tests.kube.servers import Server, answer
 
 SOURCE = EventSource(component="kubelet", host="one")

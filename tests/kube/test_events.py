@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.api.event import Event, EventSource, ObjectReference
+from pykubelet.api.core import Event, EventSource, ObjectReference
 from pykubelet.api.meta import ObjectMeta, to_document
-from pykubelet.kube.event_recorder import node_reference
-from pykubelet.kube.events import COMBINED, Correlator, Write, event_name, new_event
+from pykubelet.apiserver.events import COMBINED, Correlator, Write, event_name, new_event, node_reference
 
 SOURCE = EventSource(component="kubelet", host="one")
 WEB = ObjectReference(kind="Pod", namespace="default", name="web", uid="u1", api_version="v1")

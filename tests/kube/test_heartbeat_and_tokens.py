@@ -6,15 +6,21 @@ from typing import Any
 import pytest
 
 from pykubelet.api.core import Secret, TokenRequestStatus
-from pykubelet.api.lease import Lease, LeaseSpec, micro_time
 from pykubelet.api.meta import ObjectMeta, OwnerReference, from_document, to_document
-from pykubelet.api.node import Node, NodeRuntimeHandler, NodeSwapStatus, NodeSystemInfo
+from pykubelet.api.node import (
+    Lease,
+    LeaseSpec,
+    Node,
+    NodeRuntimeHandler,
+    NodeSwapStatus,
+    NodeSystemInfo,
+    micro_time,
+)
 from pykubelet.api.pod import Pod
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import BadAnswer, Conflict, Forbidden
-from pykubelet.kube.leases import heartbeat, renewed
-from pykubelet.kube.resources import CONFIG_MAPS, SECRETS, SERVICES, read_object
-from pykubelet.kube.tokens import ServiceToken, request_token
+from pykubelet.apiserver.client import CONFIG_MAPS, SECRETS, SERVICES, ApiClient, read_object
+from pykubelet.apiserver.errors import BadAnswer, Conflict, Forbidden
+from pykubelet.node.lease import heartbeat, renewed
+from pykubelet.objects.tokens import ServiceToken, request_token
 from tests.kube.servers import Server, answer, refuse
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"

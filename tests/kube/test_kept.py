@@ -9,10 +9,16 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from pykubelet.host.http_answer import ResponseReader, WireError
-from pykubelet.kube.errors import BadAnswer
-from pykubelet.kube.kept import Connections, HungUp, Interrupted, NoConnectionInTime
-from pykubelet.kube.resolver import AddressInfo, SharedResolver
+from pykubelet.apiserver.connection_pool import (
+    AddressInfo,
+    Connections,
+    HungUp,
+    Interrupted,
+    NoConnectionInTime,
+    SharedResolver,
+)
+from pykubelet.apiserver.errors import BadAnswer
+from pykubelet.transport.http1 import ResponseReader, WireError
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
+from pykubelet.apiserver.errors import KubeconfigError
+from pykubelet.apiserver.rest_config import ExecPlugin, Impersonation, load, parse
 from pykubelet.config.documents import read_document
 from pykubelet.config.errors import ConfigError
-from pykubelet.kube.access import ExecPlugin, Impersonation
-from pykubelet.kube.errors import KubeconfigError
-from pykubelet.kube.kubeconfig import load, parse
 
 WHERE = Path("/etc/kubernetes/kubelet.conf")
 PEM = b"-----BEGIN CERTIFICATE-----\n"

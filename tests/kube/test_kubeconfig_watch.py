@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from pykubelet.apiserver import credentials as kubeconfig_watch
+from pykubelet.apiserver.client import NODES, ApiClient
+from pykubelet.apiserver.credentials import follow_kubeconfig
+from pykubelet.apiserver.transport import Transport
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.kube import kubeconfig_watch
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.kubeconfig_watch import follow_kubeconfig
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.resources import NODES
-from pykubelet.kube.transport import Transport
-from pykubelet.tasks import TaskScope
+from pykubelet.util.rate_limiter import TokenBucket
+from pykubelet.util.tasks import TaskScope
 from tests.kube.certs import Authority, Pair
 from tests.kube.servers import Server, answer
 

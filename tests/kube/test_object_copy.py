@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.kube.errors import BadAnswer, Gone, ServerError
-from pykubelet.kube.object_copy import ObjectCopy, Unreadable
-from pykubelet.kube.resources import PODS
+from pykubelet.apiserver.client import PODS
+from pykubelet.apiserver.errors import BadAnswer, Gone, ServerError
+from pykubelet.apiserver.reflector import ObjectCopy, Unreadable
 from tests.kube.making import Heard, pod, status, watch_event
 
 BAD = {"containers": "none"}

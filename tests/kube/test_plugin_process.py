@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from pykubelet.kube.plugin_process import run_bounded
-from pykubelet.tasks import begun
+from pykubelet.linux.processes import run_bounded
+from pykubelet.util.tasks import begun
 
 
 async def test_what_has_begun_is_undone_when_nobody_wants_it() -> None:

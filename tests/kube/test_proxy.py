@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import KubeconfigError, TimedOut, TlsError, Unreachable
-from pykubelet.kube.proxy import proxy_from_environment, proxy_problem
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.resources import NODES
-from pykubelet.kube.transport import Transport
+from pykubelet.apiserver.client import NODES, ApiClient
+from pykubelet.apiserver.errors import KubeconfigError, TimedOut, TlsError, Unreachable
+from pykubelet.apiserver.proxy import proxy_from_environment, proxy_problem
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.transport import Transport
+from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, server_context, serving

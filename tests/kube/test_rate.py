@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.kube.rate import TokenBucket
+from pykubelet.util.rate_limiter import TokenBucket
 
 
 @pytest.mark.looptime

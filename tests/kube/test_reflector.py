@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import (
+from pykubelet.apiserver.client import PODS, ApiClient
+from pykubelet.apiserver.errors import (
     BadAnswer,
     Forbidden,
     Gone,
@@ -23,9 +22,9 @@ from pykubelet.kube.errors import (
     Unauthorized,
     Unreachable,
 )
-from pykubelet.kube.reflector import Reflector, Source
-from pykubelet.kube.resources import PODS
-from pykubelet.kube.retrying import Pauses
+from pykubelet.apiserver.reflector import Reflector, Source
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.util.backoff import Pauses
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.making import Heard, ScriptedSource, event, page, pod, status
@@ -395,9 +394,9 @@ async def test_everything_that_can_go_wrong(server: Server, client: ApiClient) -
 async def test_a_silent_watch_is_given_up(
     server: Server, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pykubelet.kube.reflector.WATCH_SECONDS", (0, 0))
+    monkeypatch.setattr("pykubelet.apiserver.reflector.WATCH_SECONDS", (0, 0))
     # So long the bookmark may take to arrive; on a machine that is slower the watch is only repeated.
-    monkeypatch.setattr("pykubelet.kube.reflector.GRACE_SECONDS", 2.0)
+    monkeypatch.setattr("pykubelet.apiserver.reflector.GRACE_SECONDS", 2.0)
     heard = Heard()
 
     async def handle(request: web.Request) -> web.StreamResponse:

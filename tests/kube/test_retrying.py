@@ -2,9 +2,9 @@ import logging
 
 import pytest
 
-from pykubelet.kube.errors import TimedOut, Unreachable
-from pykubelet.kube.retrying import Complaints, Pauses
+from pykubelet.apiserver.errors import TimedOut, Unreachable
 from pykubelet.logs import get_logger
+from pykubelet.util.backoff import Complaints, Pauses
 
 
 def test_pauses_grow_and_begin_anew() -> None:

@@ -16,20 +16,21 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from pykubelet.api.pod import Pod
+from pykubelet.apiserver.certificates.rotation import ClientCertificateRotation, Rotation, seconds_left
+from pykubelet.apiserver.certificates.store import (
+    CertificateMetrics,
+    CertificateStore,
+    StoredPair,
+    StoreError,
+)
+from pykubelet.apiserver.certificates.x509 import Lifetime, Subject
+from pykubelet.apiserver.client import NODES, PODS, ApiClient
+from pykubelet.apiserver.errors import NoCredentials, Unreachable
+from pykubelet.apiserver.reflector import Reflector, Update
+from pykubelet.apiserver.transport import Transport
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.kube.certificate_metrics import CertificateMetrics
-from pykubelet.kube.certificate_store import CertificateStore, StoredPair, StoreError
-from pykubelet.kube.certificates import Lifetime, Subject
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import NoCredentials, Unreachable
-from pykubelet.kube.object_copy import Update
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.reflector import Reflector
-from pykubelet.kube.resources import NODES, PODS
-from pykubelet.kube.rotation import Rotation, seconds_left
-from pykubelet.kube.rotation_client import ClientCertificateRotation
-from pykubelet.kube.transport import Transport
-from pykubelet.tasks import TaskScope
+from pykubelet.util.rate_limiter import TokenBucket
+from pykubelet.util.tasks import TaskScope
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.making import pod

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.csr import SERVING_SIGNER
+from pykubelet.api.certificates import SERVING_SIGNER
 from pykubelet.api.node import NodeAddress
-from pykubelet.kube import certificate_serving
-from pykubelet.kube.certificate_serving import (
+from pykubelet.apiserver.certificates import serving as certificate_serving
+from pykubelet.apiserver.certificates.serving import (
     CertificateFiles,
     RequestedCertificate,
     ServingCertificate,
     self_signed_certificate,
     serving_subject,
 )
-from pykubelet.kube.certificate_store import StoreError, read_pair
-from pykubelet.kube.certificates import Subject, read_request
-from pykubelet.kube.client import ApiClient
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.certificates.store import StoreError, read_pair
+from pykubelet.apiserver.certificates.x509 import Subject, read_request
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.util.tasks import TaskScope
 from tests.kube.certs import Authority, Pair
 from tests.kube.servers import Server, answer, server_context, serving
 from tests.kube.signing import Signing

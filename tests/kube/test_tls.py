@@ -14,15 +14,13 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from pykubelet.kube.access import Access
-from pykubelet.kube.certificates import certificates, lifetime
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import NoCredentials, Superseded, TlsError, Unauthorized, Unreachable
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.reaching import explain
-from pykubelet.kube.resources import NODES
-from pykubelet.kube.tls import BadMaterial, client_context
-from pykubelet.kube.transport import Transport
+from pykubelet.apiserver.certificates.x509 import certificates, lifetime
+from pykubelet.apiserver.client import NODES, ApiClient
+from pykubelet.apiserver.errors import NoCredentials, Superseded, TlsError, Unauthorized, Unreachable
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.tls import BadMaterial, client_context
+from pykubelet.apiserver.transport import Transport, explain
+from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.certs import NAMES, Authority, Pair, encrypt
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, hang, refuse, server_context, serving, stream

@@ -11,15 +11,13 @@ from aiohttp import web
 from aiohttp.abc import ResolveResult
 from prometheus_client import CollectorRegistry
 
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.clients import Limits, make_clients
-from pykubelet.kube.errors import TimedOut, TooManyRequests, Unauthorized, Unreachable
-from pykubelet.kube.metrics import RestMetrics
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.resolver import SharedResolver
-from pykubelet.kube.resources import EVENTS, LEASES, NODES, PODS
-from pykubelet.kube.transport import Transport, _new_socket
+from pykubelet.apiserver.client import EVENTS, LEASES, NODES, PODS, ApiClient, Limits, make_clients
+from pykubelet.apiserver.connection_pool import SharedResolver
+from pykubelet.apiserver.errors import TimedOut, TooManyRequests, Unauthorized, Unreachable
+from pykubelet.apiserver.metrics import RestMetrics
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.transport import Transport, _new_socket
+from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, hang, refuse, reset, serving, stream
 from tests.kube.waiting import until

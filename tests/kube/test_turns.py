@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from pykubelet.kube.turns import Turns
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.connection_pool import Turns
+from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 

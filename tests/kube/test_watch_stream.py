@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.kube.errors import BadAnswer
-from pykubelet.kube.watch_stream import WatchStream
+from pykubelet.apiserver.errors import BadAnswer
+from pykubelet.apiserver.reflector import WatchStream
 
 TEXTS = st.text(max_size=20)
 EVENTS = st.lists(

@@ -13,7 +13,7 @@ HEADER = re.compile(r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ [\w.]+:\d+\] ")
 
 
 def record(message: str, level: int = logging.INFO, **keys: Any) -> logging.LogRecord:
-    made = logging.LogRecord("pykubelet.sync.loop", level, "/src/sync/loop.py", 64, message, None, None)
+    made = logging.LogRecord("pykubelet.podworkers.loop", level, "/src/sync/loop.py", 64, message, None, None)
     made.process = 23137
     made.klog_keys = keys
     return made

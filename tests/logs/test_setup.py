@@ -26,7 +26,7 @@ Streams = pytest.CaptureFixture[str]
 
 
 def test_verbosity_decides_what_is_said(capsys: Streams) -> None:
-    log = get_logger("pykubelet.sync.loop")
+    log = get_logger("pykubelet.podworkers.loop")
     configure(LogOptions(verbosity=3))
     for verbosity in range(6):
         log.v(verbosity).info(f"level {verbosity}")
@@ -42,7 +42,7 @@ def test_verbosity_decides_what_is_said(capsys: Streams) -> None:
 
 @pytest.mark.parametrize("pattern", ["loop", "lo*", "sync/loop", "sync/*"])
 def test_vmodule_raises_one_file(capsys: Streams, pattern: str) -> None:
-    chosen, other = get_logger("pykubelet.sync.loop"), get_logger("pykubelet.node.lease")
+    chosen, other = get_logger("pykubelet.podworkers.loop"), get_logger("pykubelet.node.lease")
     configure(LogOptions(vmodule=[(pattern, 4)]))
     chosen.v(4).info("chosen")
     other.v(4).info("other")
@@ -56,14 +56,14 @@ def test_vmodule_raises_one_file(capsys: Streams, pattern: str) -> None:
 
 def test_vmodule_reaches_a_module_that_is_loaded_later(capsys: Streams) -> None:
     configure(LogOptions(vmodule=[("latecomer", 4)]))
-    get_logger("pykubelet.sync.latecomer").v(4).info("here")
+    get_logger("pykubelet.podworkers.latecomer").v(4).info("here")
     said = capsys.readouterr()
     assert "here" in said.err
 
 
 def test_bound_keys_are_on_every_line(capsys: Streams) -> None:
     configure(LogOptions())
-    log = get_logger("pykubelet.sync.worker").bind(pod="default/web", podUID="1")
+    log = get_logger("pykubelet.podworkers.worker").bind(pod="default/web", podUID="1")
     log.info("a")
     log.error("why", "b", container="main")
     said = capsys.readouterr()

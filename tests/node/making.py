@@ -9,22 +9,19 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from pykubelet.api.lease import Lease
 from pykubelet.api.meta import Resources, from_document, to_document
-from pykubelet.api.node import Node
+from pykubelet.api.node import Lease, Node
 from pykubelet.api.quantity import Quantity
+from pykubelet.apiserver.client import PatchKind, Resource, read_object
+from pykubelet.apiserver.errors import AlreadyExists, Conflict, KubeError, NotFound
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.host.machine import Machine
-from pykubelet.kube.client import PatchKind
-from pykubelet.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
-from pykubelet.kube.resources import Resource, read_object
-from pykubelet.node.features import NOT_BUILT, image_list
+from pykubelet.linux.host_info import Machine
+from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import KnownNode
-from pykubelet.node.runtime_health import RuntimeHealth
 from pykubelet.node.settings import NodeSettings
-from pykubelet.node.sources import NodeSources
-from pykubelet.node.status import Facts
+from pykubelet.node.status import NOT_BUILT, Facts, image_list
+from pykubelet.node.status_inputs import NodeSources
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"
 NOW = datetime(2026, 7, 24, 8, 30, 0, tzinfo=UTC)

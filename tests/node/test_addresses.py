@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.node import NodeAddress
-from pykubelet.host.addresses import NodeIPError
-from pykubelet.host.interfaces import Interface, read_interfaces
+from pykubelet.linux.network import Interface, NodeIPError, read_interfaces
 from pykubelet.node.addresses import (
     check_named,
     choose_looked_up,

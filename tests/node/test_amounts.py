@@ -5,9 +5,9 @@ import pytest
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.names import is_extended_resource
+from pykubelet.cm.capacity import allocatable, machine_amounts, pod_capacity
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.node.amounts import DeviceAmounts, next_amounts
-from pykubelet.resources.capacity import allocatable, machine_amounts, pod_capacity
+from pykubelet.node.status import DeviceAmounts, next_amounts
 from tests.node.making import amounts, settings
 
 

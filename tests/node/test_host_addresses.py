@@ -1,14 +1,14 @@
 import asyncio
 from ipaddress import ip_address
 
+import pykubelet.node.host_addresses
 import pytest
 
-import pykubelet.node.host_addresses
 from pykubelet.api.node import NodeAddress
-from pykubelet.host.addresses import IPAddress, NodeIPError
-from pykubelet.node.host_addresses import HostAddresses, told_to_pods
+from pykubelet.linux.network import IPAddress, NodeIPError
+from pykubelet.node.addresses import HostAddresses, told_to_pods
 from pykubelet.node.settings import NodeSettings
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 from tests.node.making import settings
 
 pytestmark = pytest.mark.looptime

@@ -4,9 +4,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pykubelet.kube.errors import Conflict, Forbidden, ServerError, Unreachable
-from pykubelet.node.lease_loop import LeaseLoop
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.errors import Conflict, Forbidden, ServerError, Unreachable
+from pykubelet.node.lease import LeaseLoop
+from pykubelet.util.tasks import TaskScope
 from tests.node.making import NOW, MemoryApi, settings
 
 pytestmark = pytest.mark.looptime

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.node.metrics import NodeStartup
+from pykubelet.node.registration import NodeStartup
 
 
 class Clock:

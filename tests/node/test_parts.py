@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from pykubelet.apiserver.client import Page
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError
-from pykubelet.kube.client import Page
-from pykubelet.node.beats import Bell, stretched
-from pykubelet.node.features import plain_version
+from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import KnownNode, NodeInformer
-from pykubelet.node.runtime_health import RuntimeHealth
-from pykubelet.node.sources import Observer
-from pykubelet.tasks import TaskScope
+from pykubelet.node.lease import Bell, stretched
+from pykubelet.node.status import plain_version
+from pykubelet.node.status_inputs import Observer
+from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import TaskScope
 from tests.kube.making import ScriptedSource, event, page
 from tests.node.making import FakeRuntime, golden_node, runtime_status, settings
 

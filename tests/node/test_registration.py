@@ -6,11 +6,11 @@ import pytest
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.node import Node, Taint
-from pykubelet.config.gates import FeatureGates
+from pykubelet.apiserver.errors import Forbidden, Unreachable
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.types import Taint as ConfiguredTaint
-from pykubelet.kube.errors import Forbidden, Unreachable
 from pykubelet.node.registration import ATTACH_DETACH, blank_node, reconciled, register, try_register
 from pykubelet.node.settings import node_settings
 from pykubelet.node.status import next_node, node_patch

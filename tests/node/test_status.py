@@ -11,20 +11,23 @@ import pytest
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.node import ContainerImage, Node, NodeAddress, NodeCondition, NodeStatus
-from pykubelet.config.gates import FeatureGates
+from pykubelet.apiserver.client import NODES, read_object
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kube.leases import renewed
-from pykubelet.kube.resources import NODES, read_object
 from pykubelet.node.conditions import Pressures, Transition
-from pykubelet.node.features import (
+from pykubelet.node.lease import renewed
+from pykubelet.node.registration import blank_node
+from pykubelet.node.status import (
     NOT_BUILT,
+    Facts,
     declared_features,
+    has_changed,
     image_list,
+    next_node,
+    node_patch,
     runtime_features,
     runtime_handlers,
 )
-from pykubelet.node.registration import blank_node
-from pykubelet.node.status import Facts, has_changed, next_node, node_patch
 from tests.node.making import (
     API_KEYS,
     GOLDEN,

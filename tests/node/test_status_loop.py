@@ -8,17 +8,16 @@ import msgspec
 import pytest
 
 from pykubelet.api.node import NodeAddress
-from pykubelet.cri.errors import CriError
-from pykubelet.kube.errors import Conflict, Forbidden, KubeError, ServerError, Unreachable
-from pykubelet.kube.resources import NODES
+from pykubelet.apiserver.client import NODES
+from pykubelet.apiserver.errors import Conflict, Forbidden, KubeError, ServerError, Unreachable
 from pykubelet.node.conditions import Pressures
-from pykubelet.node.node_events import NodeEvents
 from pykubelet.node.registration import blank_node
 from pykubelet.node.settings import NodeSettings
-from pykubelet.node.sources import Observer
 from pykubelet.node.status import next_node
-from pykubelet.node.status_loop import StatusLoop
-from pykubelet.tasks import TaskScope
+from pykubelet.node.status_inputs import Observer
+from pykubelet.node.status_loop import NodeEvents, StatusLoop
+from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import TaskScope
 from tests.node.making import NOW, FakeRuntime, MemoryApi, Recorded, runtime_status, settings
 
 pytestmark = pytest.mark.looptime

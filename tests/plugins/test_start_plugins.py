@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet import plugins
-from pykubelet.tasks import TaskScope
+from pykubelet.agent import volumes as plugins
+from pykubelet.util.tasks import TaskScope
 
 
 async def test_the_folders_of_plugins_are_there_and_theirs(

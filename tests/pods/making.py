@@ -8,7 +8,7 @@ import yaml
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import Problem
-from pykubelet.pods.static import complete_static_pod
+from pykubelet.podconfig.static_pods import complete_static_pod
 
 NODE = "node-1"
 NOW = 1_700_000_000_123_456_789

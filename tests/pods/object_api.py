@@ -12,10 +12,8 @@ import msgspec
 from pykubelet.api.core import TokenRequest, TokenRequestStatus
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.kube.calls import Params
-from pykubelet.kube.client import ApiClient, Page, RawPage
-from pykubelet.kube.errors import KubeError, NotFound
-from pykubelet.kube.resources import Resource, T
+from pykubelet.apiserver.client import ApiClient, Page, Params, RawPage, Resource, T
+from pykubelet.apiserver.errors import KubeError, NotFound
 
 R = TypeVar("R")
 Document = dict[str, Any]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.kube.errors import ServerError, Unreachable
-from pykubelet.pods.api_source import ApiSource
-from pykubelet.pods.mux import PodMux
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.errors import ServerError, Unreachable
+from pykubelet.podconfig.api_source import ApiSource
+from pykubelet.podconfig.mux import PodMux
+from pykubelet.util.tasks import TaskScope
 from tests.kube.making import ScriptedSource, event, page
 from tests.kube.making import pod as document
 from tests.pods.making import Heard

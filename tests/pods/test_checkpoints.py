@@ -14,9 +14,8 @@ from pykubelet.api.node import Node, NodeStatus
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.quantity import Quantity
-from pykubelet.pods.checkpointed_objects import CheckpointedObjects
-from pykubelet.pods.checkpoints import Checkpoints
-from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
+from pykubelet.objects.base import NoObjects, ObjectError, ObjectMissing
+from pykubelet.podconfig.checkpoints import CheckpointedObjects, Checkpoints
 
 
 def pod(name: str, image: str = "i") -> Pod:

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
-from pykubelet.kube.errors import Forbidden, Unreachable
-from pykubelet.pods.cluster_objects import ClusterObjects, object_ttl
-from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
-from pykubelet.pods.second_tries import MOMENTS
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.errors import Forbidden, Unreachable
+from pykubelet.objects.base import MOMENTS, NoObjects, ObjectError, ObjectMissing
+from pykubelet.objects.cluster_objects import ClusterObjects, object_ttl
+from pykubelet.util.tasks import TaskScope
 from tests.pods.object_api import ObjectApi, pod, settle, volumes
 
 AWAY = Unreachable("https://api", "connection refused")

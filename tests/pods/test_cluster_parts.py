@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.selector import LabelRequirement, LabelSelector
-from pykubelet.kube.errors import Forbidden, Unreachable
-from pykubelet.pods.cluster_objects import ClusterObjects
-from pykubelet.pods.objects import ObjectError, ObjectMissing
-from pykubelet.pods.runtime_classes import RuntimeClasses, default_handler
-from pykubelet.pods.services import Services, no_services
-from pykubelet.pods.trust_bundles import normalized
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.errors import Forbidden, Unreachable
+from pykubelet.objects.base import ObjectError, ObjectMissing
+from pykubelet.objects.cluster_objects import ClusterObjects
+from pykubelet.objects.runtime_classes import RuntimeClasses, default_handler
+from pykubelet.objects.services import Services, no_services
+from pykubelet.objects.trust_bundles import normalized
+from pykubelet.util.tasks import TaskScope
 from tests.pods.object_api import ObjectApi, pod, settle
 
 AWAY = Unreachable("https://api", "connection refused")

@@ -6,8 +6,8 @@ import pytest
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
-from pykubelet.pods.defaults import apply_defaults, container_total, default_pull_policy
-from pykubelet.pods.static import complete_static_pod
+from pykubelet.podconfig.defaults import apply_defaults, container_total, default_pull_policy
+from pykubelet.podconfig.static_pods import complete_static_pod
 from tests.pods.making import written
 
 GOLDEN = Path(__file__).parents[1] / "data" / "pods" / "mirror-pod.json"

@@ -11,10 +11,9 @@ import pytest
 from pykubelet.api.core import ConfigMap
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import Problem
-from pykubelet.pods.file_source import FileSource
-from pykubelet.pods.local_objects import LocalObjects
-from pykubelet.pods.object_manifests import LocalObject, title
-from pykubelet.pods.objects import ObjectMissing
+from pykubelet.objects.base import ObjectMissing
+from pykubelet.podconfig.file_source import FileSource
+from pykubelet.podconfig.local_objects import LocalObject, LocalObjects, title
 from tests.pods.making import NODE, Heard, manifest, static
 from tests.pods.test_file_source import RARELY, put, until
 

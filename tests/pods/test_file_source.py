@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from pykubelet.api.duration import Duration
-from pykubelet.host import inotify
-from pykubelet.pods import file_source, path_watch
-from pykubelet.pods.file_source import FileSource
-from pykubelet.pods.folder import Look
-from pykubelet.pods.folder import look as folder_look
-from pykubelet.pods.path_watch import folders_around
+from pykubelet.linux import inotify
+from pykubelet.podconfig import file_source
+from pykubelet.podconfig import file_source as path_watch
+from pykubelet.podconfig.file_source import FileSource, Look, folders_around
+from pykubelet.podconfig.file_source import look as folder_look
 from tests.pods.making import NODE, Heard, manifest
 
 RARELY = Duration.of(60)

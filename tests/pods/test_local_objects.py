@@ -8,13 +8,11 @@ import pytest
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
-from pykubelet.images.credentials import secrets_keyring
-from pykubelet.images.pull_secrets import pull_secrets
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.local_objects import LocalObjects
-from pykubelet.pods.manifests import read_manifest
-from pykubelet.pods.object_manifests import LocalObject
-from pykubelet.pods.objects import ObjectError, ObjectMissing, PodObjects
+from pykubelet.images.credentials import pull_secrets, secrets_keyring
+from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
+from pykubelet.podconfig.local_objects import LocalObject, LocalObjects
+from pykubelet.podconfig.manifests import read_manifest
+from pykubelet.podconfig.pod_history import Journal
 from tests.pods.making import static
 
 Given = list[tuple[str, LocalObject]]

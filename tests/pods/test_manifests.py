@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.config.errors import ConfigError, Problem
-from pykubelet.pods.manifests import MAX_BYTES, read_bytes, read_manifest
+from pykubelet.podconfig.manifests import MAX_BYTES, read_bytes, read_manifest
 from tests.pods.making import document, manifest, written
 
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import to_document
 from pykubelet.api.pod import Pod
-from pykubelet.kube.object_copy import ObjectCopy
-from pykubelet.kube.resources import PODS
-from pykubelet.kube.watch_stream import WatchEvent
-from pykubelet.pods.mux import PodChange, PodMux
-from pykubelet.pods.static import MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, seen_time
+from pykubelet.apiserver.client import PODS
+from pykubelet.apiserver.reflector import ObjectCopy, WatchEvent
+from pykubelet.podconfig.mux import PodChange, PodMux
+from pykubelet.podconfig.static_pods import MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, seen_time
 
 SOURCES = ("file", "http", "api")
 

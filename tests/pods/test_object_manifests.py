@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.config.errors import ConfigError
-from pykubelet.pods.manifests import Contents, read_manifest
-from pykubelet.pods.object_manifests import MOST_BYTES, LocalObject, title
+from pykubelet.podconfig.local_objects import MOST_BYTES, LocalObject, title
+from pykubelet.podconfig.manifests import Contents, read_manifest
 from tests.pods.making import manifest
 
 HIDDEN = "hunter2-is-not-to-be-seen"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.pods.references import config_map_names, secret_names, uses_trust_bundles
+from pykubelet.objects.references import config_map_names, secret_names, uses_trust_bundles
 from tests.pods.object_api import pod
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError
-from pykubelet.pods.static import (
+from pykubelet.podconfig.static_pods import (
     MIRROR_ANNOTATION,
     complete_static_pod,
     is_critical_pod,

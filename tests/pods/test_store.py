@@ -2,9 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
-from pykubelet.pods.mux import PodChange
-from pykubelet.pods.static import MIRROR_ANNOTATION
-from pykubelet.pods.store import PodStore
+from pykubelet.podconfig.mux import PodChange, PodStore
+from pykubelet.podconfig.static_pods import MIRROR_ANNOTATION
 
 
 def make(uid: str, name: str = "web", *, mirror: bool = False, hostname: str = "") -> Pod:

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.kube.errors import Forbidden, KubeError, NotFound, StatusDetails, Unreachable
-from pykubelet.pods.objects import ObjectError
-from pykubelet.pods.second_tries import MOMENTS
-from pykubelet.pods.token_cache import TokenCache
+from pykubelet.apiserver.errors import Forbidden, KubeError, NotFound, StatusDetails, Unreachable
+from pykubelet.objects.base import MOMENTS, ObjectError
+from pykubelet.objects.tokens import TokenCache
 from tests.pods.object_api import ObjectApi, pod
 
 AWAY = Unreachable("https://api", "connection refused")

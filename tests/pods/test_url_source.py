@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from pykubelet.api.duration import Duration
-from pykubelet.pods import url_source
-from pykubelet.pods.url_source import UrlSource
+from pykubelet.podconfig import url_source
+from pykubelet.podconfig.url_source import UrlSource
 from tests.pods.making import NODE, Heard, document, manifest
 
 OFTEN = Duration.of(0.1)

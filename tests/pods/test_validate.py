@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.pods.defaults import apply_defaults
-from pykubelet.pods.references import object_references
-from pykubelet.pods.validate import validate_pod
+from pykubelet.objects.references import object_references
+from pykubelet.podconfig.defaults import apply_defaults
+from pykubelet.podconfig.validate import validate_pod
 from tests.pods.making import static, written
 from tests.pods.validating import of_container, of_spec, problems
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pykubelet.api.pod import Pod
-from pykubelet.pods.validate import validate_pod
+from pykubelet.podconfig.validate import validate_pod
 from tests.pods.making import static
 
 

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Container, ContainerPort, ExecAction, Pod, PodSpec, Probe
-from pykubelet.probes.outcome import Target
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.probes.prober import Prober
 from pykubelet.probes.results import ProbeUpdate
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.tasks import TaskScope
+from pykubelet.probes.types import Target
+from pykubelet.util.tasks import TaskScope
 
 SECOND = 1_000_000_000
 EPOCH = 1_700_000_000 * SECOND

@@ -4,9 +4,9 @@ import pytest
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.probes.health import beginning, health
-from pykubelet.probes.kinds import Health, Kind, Verdict
-from pykubelet.runtime.observed import ObservedContainer
+from pykubelet.kuberuntime.observe import ObservedContainer
+from pykubelet.probes.results import beginning, health
+from pykubelet.probes.types import Health, Kind, Verdict
 from tests.probes.parts import EPOCH, exec_probe, exited, observed, pod, running
 
 PROBE = exec_probe("x")

@@ -10,9 +10,8 @@ import uvloop
 from aiohttp import web
 
 from pykubelet.api.pod import Container, ContainerPort, HTTPGetAction, HTTPHeader
-from pykubelet.probes.http_check import http_check, lifecycle_get
-from pykubelet.probes.http_client import unverified_tls
-from pykubelet.probes.outcome import BadTarget, Outcome
+from pykubelet.probes.network_probes import http_check, lifecycle_get, unverified_tls
+from pykubelet.probes.types import BadTarget, Outcome
 from tests.probes.parts import target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

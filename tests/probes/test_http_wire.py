@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.host.http_answer import HEAD_LIMIT, ResponseReader, WireError
-from pykubelet.probes.http_client import parse_url, request_target
-from pykubelet.probes.http_wire import write_request
-from pykubelet.probes.outcome import OUTPUT_LIMIT
+from pykubelet.probes.network_probes import parse_url, request_target, write_request
+from pykubelet.probes.types import OUTPUT_LIMIT
+from pykubelet.transport.http1 import HEAD_LIMIT, ResponseReader, WireError
 
 
 def read(data: bytes, *cuts: int, ended: bool = True) -> ResponseReader:

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Container, EnvVar, ExecAction, GRPCAction, Probe, TCPSocketAction
-from pykubelet.cri.errors import CommandTimedOut, CriError
-from pykubelet.probes.checks import Checker
-from pykubelet.probes.exec_check import BUSY_SECONDS, ExecSlots, exec_check, expand
-from pykubelet.probes.grpc_check import decode_status, encode_request, grpc_check
-from pykubelet.probes.outcome import BadTarget, Outcome, Target
-from pykubelet.probes.tcp_check import tcp_check
+from pykubelet.probes.grpc_probe import decode_status, encode_request, grpc_check
+from pykubelet.probes.network_probes import tcp_check
+from pykubelet.probes.runner import BUSY_SECONDS, Checker, ExecSlots, exec_check, expand
+from pykubelet.probes.types import BadTarget, Outcome, Target
+from pykubelet.transport.errors import CommandTimedOut, CriError
 from tests.probes.parts import exec_probe, target
 
 # TCP

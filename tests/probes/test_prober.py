@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.api.pod import Container
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.cri.errors import CommandTimedOut, CriError
+from pykubelet.transport.errors import CommandTimedOut, CriError
 from tests.probes.parts import exec_probe, exited, full_pod, observed, pod, ready, running, scene, start
 
 pytestmark = pytest.mark.looptime

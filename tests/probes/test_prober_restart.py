@@ -8,8 +8,7 @@ import pytest
 
 from pykubelet.api.pod import Container, Probe, TCPSocketAction
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.probes.prober import STARTS_AT_ONCE
-from pykubelet.probes.timing import phase_of
+from pykubelet.probes.prober import STARTS_AT_ONCE, phase_of
 from tests.probes.parts import SECOND, exec_probe, full_pod, observed, pod, ready, running, scene, start
 
 pytestmark = pytest.mark.looptime

@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.probes.schedule import Schedule
+from pykubelet.probes.prober import Schedule
 
 items = st.integers(0, 8)
 dues = st.integers(0, 20)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.probes.kinds import KINDS, Kind, Terms, Verdict
-from pykubelet.probes.threshold import ProbeState, begin, step
+from pykubelet.probes.results import ProbeState, begin, step
+from pykubelet.probes.types import KINDS, Kind, Terms, Verdict
 
 counts = st.integers(1, 5)
 kinds = st.sampled_from(KINDS)

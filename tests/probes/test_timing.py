@@ -3,8 +3,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.probes.kinds import Terms
-from pykubelet.probes.timing import Beat, first_beat, next_beat, phase_of
+from pykubelet.probes.prober import Beat, first_beat, next_beat, phase_of
+from pykubelet.probes.types import Terms
 
 periods = st.integers(1, 3600)
 phases = st.floats(0, 1, exclude_max=True)

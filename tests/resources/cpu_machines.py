@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pykubelet.api import cpuset
-from pykubelet.resources.cpu_topology import Cpu, CpuTopology
+from pykubelet.cm.cpu.topology import Cpu, CpuTopology
 
 
 def machine(

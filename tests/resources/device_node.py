@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pykubelet.api.pod import Pod
-from pykubelet.resources.device_manager import DeviceManager
-from pykubelet.resources.hints import ANYWHERE, Hint
+from pykubelet.cm.devices.manager import DeviceManager
+from pykubelet.cm.topology.hints import ANYWHERE, Hint
 from tests.device_plugin.process import RESOURCE, plugin_process
 from tests.resources.making import pod_of
 

@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.resource_claim import ResourceClaim
-from pykubelet.host.plugin_registration import PluginRegistration
-from pykubelet.kube.errors import NotFound
-from pykubelet.resources.dra_claims import ClaimError
-from pykubelet.resources.dra_health import HealthBook
-from pykubelet.resources.dra_manager import DynamicResources
-from pykubelet.resources.dra_metrics import DraMetrics
-from pykubelet.resources.dra_plugins import Drivers
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.errors import NotFound
+from pykubelet.cm.dra.claims import ClaimError
+from pykubelet.cm.dra.health import HealthBook
+from pykubelet.cm.dra.manager import DynamicResources
+from pykubelet.cm.dra.metrics import DraMetrics
+from pykubelet.cm.dra.plugins import Drivers
+from pykubelet.pluginmanager.registration import PluginRegistration
+from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import DRIVER, DriverProcess, driver_process
 
 OTHER = "other.dra.example.com"

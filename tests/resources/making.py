@@ -6,7 +6,7 @@ from typing import Any
 from pykubelet.api.meta import Resources, from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
-from pykubelet.pods.defaults import apply_defaults
+from pykubelet.podconfig.defaults import apply_defaults
 
 
 def pod_of(*resources: dict[str, Any], init: list[dict[str, Any]] | None = None, **spec: Any) -> Pod:

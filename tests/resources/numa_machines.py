@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pykubelet.resources.hints import Hint
-from pykubelet.resources.memory_nodes import MemoryNode
+from pykubelet.cm.memory.numa_nodes import MemoryNode
+from pykubelet.cm.topology.hints import Hint
 
 GIB = 1 << 30
 GOLDEN = Path(__file__).parents[1] / "data/golden"

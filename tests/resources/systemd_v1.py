@@ -2,11 +2,11 @@
 
 from typing import Protocol
 
-from pykubelet.config.gates import FeatureGates
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cm.cgroups.values import parse_systemd_path, systemd_path
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.resources.cgroup_names import parse_systemd_path, systemd_path
-from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.resources.making import pod_of
 from tests.resources.test_cgroup_tree import CAPACITY, process_in, value
 

@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api import cpuset
-from pykubelet.host import systemd
-from pykubelet.host.cgroups import CgroupMode, Cgroups
-from pykubelet.host.dbus_wire import Variant, decode, encode
-from pykubelet.host.systemd import INFINITY, Property, SystemdError
-from pykubelet.resources.cgroup_driver import CgroupDriver
-from pykubelet.resources.cgroup_files import CgroupError
-from pykubelet.resources.cgroup_systemd import (
+from pykubelet.cm.cgroups.driver import (
+    CgroupDriver,
+    CgroupError,
     Slices,
     cpu_bits,
     in_whole_percent,
@@ -21,7 +17,11 @@ from pykubelet.resources.cgroup_systemd import (
     unit_of,
     value_properties,
 )
-from pykubelet.resources.cgroup_values import CgroupValues
+from pykubelet.cm.cgroups.values import CgroupValues
+from pykubelet.linux import systemd
+from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
+from pykubelet.linux.dbus import Variant, decode, encode
+from pykubelet.linux.systemd import INFINITY, Property, SystemdError
 
 POD = ("kubepods", "burstable", "pod1-2")
 

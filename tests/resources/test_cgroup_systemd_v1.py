@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host import cgroup_tree, systemd
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.host.systemd import Property
-from pykubelet.resources import cgroup_driver
-from pykubelet.resources.cgroup_names import parse_systemd_path, systemd_path
+from pykubelet.cm.cgroups import driver as cgroup_driver
+from pykubelet.cm.cgroups.values import parse_systemd_path, systemd_path
+from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.linux import systemd
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.linux.systemd import Property
 from tests.resources.systemd_v1 import COUNTED, a_life
 from tests.resources.test_cgroup_tree import needs_v1
 

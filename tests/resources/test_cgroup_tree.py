@@ -18,15 +18,17 @@ import yaml
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.config.gates import FeatureGates
+from pykubelet.cm.cgroups import driver as cgroup_files
+from pykubelet.cm.cgroups import node_cgroups
+from pykubelet.cm.cgroups.driver import CgroupError, CgroupFiles
+from pykubelet.cm.cgroups.pod_cgroups import REWRITE_SECONDS, PodCgroups
+from pykubelet.cm.cgroups.values import CgroupValues
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host import cgroup_tree, systemd
-from pykubelet.host.cgroups import CgroupMode, Cgroups, detect_cgroups
-from pykubelet.pods.defaults import apply_defaults
-from pykubelet.resources import cgroup_files, node_cgroups
-from pykubelet.resources.cgroup_files import CgroupError, CgroupFiles
-from pykubelet.resources.cgroup_values import CgroupValues
-from pykubelet.resources.pod_cgroups import REWRITE_SECONDS, PodCgroups
+from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.linux import systemd
+from pykubelet.linux.cgroupfs import CgroupMode, Cgroups, detect_cgroups
+from pykubelet.podconfig.defaults import apply_defaults
 from tests.resources.making import amounts, pod_of
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pykubelet.config.gates import FeatureGates
+from pykubelet.cm.cgroups import driver as cgroup_files
+from pykubelet.cm.cgroups import pod_cgroups
+from pykubelet.cm.cgroups.driver import CgroupError, CgroupFiles, CgroupMetrics
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cm.cgroups.values import CgroupValues
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host import cgroup_tree
-from pykubelet.host.cgroups import CgroupMode, Cgroups
-from pykubelet.resources import cgroup_files, pod_cgroups
-from pykubelet.resources.cgroup_files import CgroupError, CgroupFiles
-from pykubelet.resources.cgroup_values import CgroupValues
-from pykubelet.resources.metrics import CgroupMetrics
-from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from tests.metrics_page import Page
 from tests.resources.making import amounts, pod_of
 from tests.resources.test_cgroup_tree import CAPACITY, root

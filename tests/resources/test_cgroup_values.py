@@ -10,32 +10,30 @@ from hypothesis import strategies as st
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
-from pykubelet.config.types import KubeletConfiguration
-from pykubelet.resources import huge_pages
-from pykubelet.resources.capacity import allocatable, enforced, overcommitment, read_capacity
-from pykubelet.resources.cgroup_names import (
-    cgroupfs_path,
-    last_part,
-    parse_path,
-    parse_systemd_path,
-    pod_part,
-    runtime_parent,
-    systemd_path,
-    uid_of_part,
-)
-from pykubelet.resources.cgroup_values import (
+from pykubelet.cm import capacity as huge_pages
+from pykubelet.cm.capacity import allocatable, enforced, overcommitment, read_capacity
+from pykubelet.cm.cgroups.pod_cgroups import Demand, Demands, TierPolicy, tier_values
+from pykubelet.cm.cgroups.values import (
     CgroupValues,
     PodPolicy,
     Write,
+    cgroupfs_path,
+    last_part,
     memory_limit,
     node_values,
+    parse_path,
+    parse_systemd_path,
+    pod_part,
     pod_values,
+    runtime_parent,
+    systemd_path,
+    uid_of_part,
     v1_writes,
     v2_writes,
     weight_of_shares,
 )
-from pykubelet.resources.qos import MAX_SHARES, MIN_SHARES, QOSClass, shares_of
-from pykubelet.resources.qos_cgroups import Demand, Demands, TierPolicy, tier_values
+from pykubelet.cm.qos import MAX_SHARES, MIN_SHARES, QOSClass, shares_of
+from pykubelet.config.types import KubeletConfiguration
 from tests.resources.making import amounts, pod_of
 
 MIB = 1 << 20

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api import cpuset
-from pykubelet.resources.cpu_assign import CpuOptions, take_packed
-from pykubelet.resources.cpu_distribute import take
-from pykubelet.resources.cpu_topology import Cpu, CpuTopology
-from pykubelet.resources.hints import AllocationError
+from pykubelet.cm.cpu.policy import CpuOptions, take, take_packed
+from pykubelet.cm.cpu.topology import Cpu, CpuTopology
+from pykubelet.cm.topology.hints import AllocationError
 from tests.resources.cpu_machines import machine, machine_of
 
 # What the reference v1.36 took: the examples of its tests, and others.

@@ -6,16 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api import cpuset
+from pykubelet.cm.cpu.manager import CpuManager, CpuMetrics, CpusetUpdate, RunningContainer, open_cpu_manager
+from pykubelet.cm.cpu.state import FILE_NAME
+from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hint, HintProvider, PolicyError
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.resources.cpu_manager import (
-    CpuManager,
-    CpusetUpdate,
-    RunningContainer,
-    open_cpu_manager,
-)
-from pykubelet.resources.cpu_metrics import CpuMetrics
-from pykubelet.resources.cpu_state import FILE_NAME
-from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, HintProvider, PolicyError
 from tests.resources.cpu_machines import machine, write, write_system
 from tests.resources.making import pod_of
 from tests.resources.test_cpu_policy import ask

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from pykubelet.api import cpuset
 from pykubelet.api.pod import Container, Pod
+from pykubelet.cm.cpu.policy import CpuOptions, StaticPolicy, check_machine, read_options, reserve
+from pykubelet.cm.cpu.state import CpuState
+from pykubelet.cm.cpu.topology import CpuTopology
+from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hint, PolicyError
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.resources.cpu_assign import CpuOptions
-from pykubelet.resources.cpu_policy import StaticPolicy, check_machine, read_options, reserve
-from pykubelet.resources.cpu_state import CpuState
-from pykubelet.resources.cpu_topology import CpuTopology
-from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, PolicyError
 from tests.resources.cpu_machines import machine
 from tests.resources.making import pod_of
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.resources.cpu_state import FILE_NAME, CpuState, encode, read_state, write_state
-from pykubelet.resources.hints import PolicyError
+from pykubelet.cm.cpu.state import FILE_NAME, CpuState, encode, read_state, write_state
+from pykubelet.cm.topology.hints import PolicyError
 
 POD, OTHER = "2e4a1b5e-7a5d-4a57-9a6c-0d6c2f9d1c11", "a-uid"
 STATE = CpuState(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api import cpuset
-from pykubelet.resources.cpu_topology import CpuTopology, read_online, read_topology
-from pykubelet.resources.hints import PolicyError
+from pykubelet.cm.cpu.topology import CpuTopology, read_online, read_topology
+from pykubelet.cm.topology.hints import PolicyError
 from tests.resources.cpu_machines import machine, write, write_system
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.resources import daemon_cgroups
-from pykubelet.resources.cgroup_files import CgroupFiles
-from pykubelet.resources.cgroup_names import parse_path
-from pykubelet.resources.cgroup_values import CgroupValues
-from pykubelet.resources.daemon_cgroups import cgroup_of, join, strays
+from pykubelet.cm.cgroups import node_cgroups as daemon_cgroups
+from pykubelet.cm.cgroups.driver import CgroupFiles
+from pykubelet.cm.cgroups.node_cgroups import cgroup_of, join, strays
+from pykubelet.cm.cgroups.values import CgroupValues, parse_path
+from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.resources.test_cgroup_tree import needs_v1, process_in, root
 
 __all__ = ["root"]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.resources.device_checkpoint import decode, encode, read_checkpoint, write_checkpoint
-from pykubelet.resources.device_table import Device, DeviceTable, Holder, Holding
-from pykubelet.resources.hints import PolicyError
+from pykubelet.cm.devices.checkpoint import decode, encode, read_checkpoint, write_checkpoint
+from pykubelet.cm.devices.registry import Device, DeviceTable, Holder, Holding
+from pykubelet.cm.topology.hints import PolicyError
 
 # Made by the reference's own data types and its checksum.
 FROM_GO = [

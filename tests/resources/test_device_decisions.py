@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Container
-from pykubelet.resources import device_plugin_pb2 as pb
-from pykubelet.resources.device_choice import ChoiceError, choose, is_served, reusable
-from pykubelet.resources.device_grants import grants_of
-from pykubelet.resources.device_hints import device_hints
-from pykubelet.resources.device_plugin import read_devices
-from pykubelet.resources.device_table import Device, DeviceTable, Holder, Holding, Resource
-from pykubelet.resources.grants import DeviceGrants, DeviceNode, HostMount
-from pykubelet.resources.hints import Hint
+from pykubelet.cm.devices import device_plugin_pb2 as pb
+from pykubelet.cm.devices.plugins import read_devices
+from pykubelet.cm.devices.registry import Device, DeviceTable, Holder, Holding, Resource
+from pykubelet.cm.devices.run_options import DeviceGrants, DeviceNode, HostMount
+from pykubelet.cm.devices.selection import ChoiceError, choose, device_hints, grants_of, is_served, reusable
+from pykubelet.cm.topology.hints import Hint
 from tests.resources.making import pod_of
 
 R = "example.com/r"

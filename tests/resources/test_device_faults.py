@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.resources import device_manager, device_plugin
-from pykubelet.resources.hints import AllocationError, PolicyError
+from pykubelet.cm.devices import manager as device_manager
+from pykubelet.cm.devices import plugins as device_plugin
+from pykubelet.cm.topology.hints import AllocationError, PolicyError
 from tests.device_plugin.process import RESOURCE, plugin_process
 from tests.resources.device_node import TWO, node_in, plugin_in, wanting
 from tests.resources.making import pod_of

@@ -7,8 +7,8 @@ import pytest
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ExtendedRequestMapping, ExtendedResourceClaimStatus
-from pykubelet.resources.grants import DeviceNode
-from pykubelet.resources.hints import AllocationError, Hint
+from pykubelet.cm.devices.run_options import DeviceNode
+from pykubelet.cm.topology.hints import AllocationError, Hint
 from tests.device_plugin.process import RESOURCE
 from tests.resources.device_node import TWO, node_in, plugin_in, wanting
 from tests.resources.making import pod_of
@@ -247,7 +247,7 @@ async def test_wait_registered_plugin_never_registers_ends_in_time(
         async with node_in(tmp_path) as node:
             await node.offers(2)
         plugin.kill()
-        monkeypatch.setattr("pykubelet.resources.device_manager.GRACE_SECONDS", 0.3)
+        monkeypatch.setattr("pykubelet.cm.devices.manager.GRACE_SECONDS", 0.3)
         async with node_in(tmp_path) as node:
             assert node.manager.awaited(pod) == [RESOURCE]
             async with asyncio.timeout(60):

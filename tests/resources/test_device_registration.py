@@ -9,11 +9,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pykubelet.cri.grpc_server import GrpcError, Streaming, Unary, serving
-from pykubelet.host.plugin_registration import Plugin, PluginRegistration
-from pykubelet.resources import device_manager, device_plugin, device_plugins
-from pykubelet.resources import device_plugin_pb2 as pb
-from pykubelet.tasks import TaskScope
+from pykubelet.cm.devices import device_plugin_pb2 as pb
+from pykubelet.cm.devices import manager as device_manager
+from pykubelet.cm.devices import plugins as device_plugin
+from pykubelet.cm.devices import plugins as device_plugins
+from pykubelet.pluginmanager.registration import Plugin, PluginRegistration
+from pykubelet.transport.grpc_server import GrpcError, Streaming, Unary, serving
+from pykubelet.util.tasks import TaskScope
 from tests.device_plugin.process import RESOURCE, plugin_process
 from tests.resources.device_node import TWO, node_in, plugin_in, wanting
 

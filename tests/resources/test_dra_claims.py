@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.resource_claim import ResourceClaim
-from pykubelet.resources import dra_pb2 as pb
-from pykubelet.resources.dra_answers import by_driver, check_unprepared, read_prepared
-from pykubelet.resources.dra_claims import (
+from pykubelet.cm.dra import dra_pb2 as pb
+from pykubelet.cm.dra.claims import (
     ClaimError,
+    ClaimRecord,
+    PreparedDevice,
     WantedClaim,
     drivers_of,
     requests_of,
     serves,
     wanted_claims,
 )
-from pykubelet.resources.dra_state import ClaimRecord, PreparedDevice
+from pykubelet.cm.dra.manager import by_driver, check_unprepared, read_prepared
 
 EXTENDED = {
     "resourceClaimName": "extra",

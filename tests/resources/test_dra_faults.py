@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.resources import dra_plugins
-from pykubelet.resources.dra_claims import ClaimError
-from pykubelet.tasks import TaskScope
+from pykubelet.cm.dra import plugins as dra_plugins
+from pykubelet.cm.dra.claims import ClaimError
+from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import PREPARE, UNPREPARE
 from tests.resources.dra_node import OTHER, Node, cdi, driver_of, new_node, pod_using
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod_status import ResourceHealth
-from pykubelet.pods.handover import write_atomically
-from pykubelet.resources import dra_health
-from pykubelet.resources import dra_health_pb2 as pb
-from pykubelet.resources.dra_health import Device, Health, HealthBook, shortened, updated
-from pykubelet.resources.dra_state import PreparedDevice
-from pykubelet.tasks import TaskScope
+from pykubelet.cm.dra import dra_health_pb2 as pb
+from pykubelet.cm.dra import health as dra_health
+from pykubelet.cm.dra.claims import PreparedDevice
+from pykubelet.cm.dra.health import Device, Health, HealthBook, shortened, updated
+from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.tasks import TaskScope
 
 DEVICE = PreparedDevice("pool", "dev", (), ("v/c=dev", "v/c=more"))
 

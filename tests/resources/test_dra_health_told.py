@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.resources.dra_health import HealthBook
-from pykubelet.tasks import TaskScope
+from pykubelet.cm.dra.health import HealthBook
+from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import DRIVER
 from tests.resources.dra_node import Node, driver_of, new_node, pod_using
 

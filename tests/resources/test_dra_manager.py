@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pykubelet.resources.dra_claims import ClaimError
-from pykubelet.tasks import TaskScope
+from pykubelet.cm.dra.claims import ClaimError
+from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import DRIVER, PREPARE, UNPREPARE
 from tests.resources.dra_node import OTHER, Node, agent, cdi, driver_of, new_node, pod_using
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.plugin_registration import Plugin, RegistrationRefused
-from pykubelet.resources import dra_plugins
-from pykubelet.resources.dra_claims import ClaimError
-from pykubelet.resources.dra_plugins import Drivers
-from pykubelet.tasks import TaskScope
+from pykubelet.cm.dra import plugins as dra_plugins
+from pykubelet.cm.dra.claims import ClaimError
+from pykubelet.cm.dra.plugins import Drivers
+from pykubelet.pluginmanager.registration import Plugin, RegistrationRefused
+from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import DRIVER, PREPARE, UNPREPARE
 from tests.resources.dra_node import Node, driver_of, new_node, pod_using
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.resource_claim import ResourceClaim
-from pykubelet.host.plugin_calls import PluginError
-from pykubelet.resources import dra_pb2 as pb
-from pykubelet.resources.dra_claims import ClaimError
-from pykubelet.resources.dra_manager import DynamicResources
-from pykubelet.resources.dra_plugins import Drivers
-from pykubelet.resources.dra_state import ClaimRecord, decode
+from pykubelet.cm.dra import dra_pb2 as pb
+from pykubelet.cm.dra.claims import ClaimError, ClaimRecord, decode
+from pykubelet.cm.dra.manager import DynamicResources
+from pykubelet.cm.dra.plugins import Drivers
+from pykubelet.pluginmanager.client import PluginError
 
 CLAIMS = {"a": ("x",), "b": ("x", "y"), "c": ("y",)}
 PODS = {"p": ("a",), "q": ("a", "b"), "r": ("b", "c")}

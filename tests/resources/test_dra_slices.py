@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import KubeError, NotFound, TimedOut
-from pykubelet.resources.dra_slices import Slices
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.errors import KubeError, NotFound, TimedOut
+from pykubelet.cm.dra.slices import Slices
+from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 

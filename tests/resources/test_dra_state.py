@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.resources.dra_state import (
-    ClaimRecord,
-    PreparedDevice,
-    decode,
-    encode,
-    read_state,
-    write_state,
-)
-from pykubelet.resources.hints import PolicyError
+from pykubelet.cm.dra.claims import ClaimRecord, PreparedDevice, decode, encode, read_state, write_state
+from pykubelet.cm.topology.hints import PolicyError
 
 # As the reference kubelet wrote it on a node without claims.
 EMPTY = (

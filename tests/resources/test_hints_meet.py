@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.resources.hints_meet import meets
+from pykubelet.cm.topology.hints import meets
 
 _SETS = st.integers(0, 2**6 - 1)
 _FEW_OR_MANY = st.sets(_SETS) | st.sets(_SETS, min_size=40)

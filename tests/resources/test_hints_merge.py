@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.resources.hints import ANYWHERE, Hint, Hints, breadth, node_sets
-from pykubelet.resources.hints_merge import Numa, Policy, admits, merge
+from pykubelet.cm.topology.hints import ANYWHERE, Hint, Hints, Numa, Policy, admits, breadth, merge, node_sets
 from tests.resources.numa_machines import GOLDEN, hint, hints
 
 CASES = [json.loads(line) for line in (GOLDEN / "topology-merge.jsonl").read_text().splitlines()]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.resources.cgroup_values import PodPolicy, pod_values
-from pykubelet.resources.in_force import resources_in_force
+from pykubelet.cm.cgroups.pod_cgroups import resources_in_force
+from pykubelet.cm.cgroups.values import PodPolicy, pod_values
 from tests.resources.making import pod_of
 
 pytestmark = pytest.mark.skipif(os.sysconf("SC_PAGE_SIZE") != 4096, reason="the recorded pages are 4 KiB")

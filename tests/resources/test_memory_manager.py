@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
+from pykubelet.cm.memory.manager import MemoryManager
+from pykubelet.cm.memory.numa_memory import copied, same
+from pykubelet.cm.memory.numa_nodes import MemoryNode
+from pykubelet.cm.memory.state import MemoryState, read_state
+from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hint, Hints
 from pykubelet.config.types import MemoryReservation
-from pykubelet.pods.defaults import apply_defaults
-from pykubelet.resources.hints import ANYWHERE, AllocationError, Hint, Hints
-from pykubelet.resources.memory_manager import MemoryManager
-from pykubelet.resources.memory_nodes import MemoryNode
-from pykubelet.resources.memory_state import MemoryState, read_state
-from pykubelet.resources.memory_tables import copied, same
+from pykubelet.podconfig.defaults import apply_defaults
 from tests.resources.making import amounts, pod_of
 from tests.resources.numa_machines import GIB, GOLDEN, hint, hints
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pykubelet.cm.memory.manager import MemoryManager
+from pykubelet.cm.memory.numa_memory import untouched
+from pykubelet.cm.memory.numa_nodes import MemoryNode, read_memory_nodes, reserved_by_node
+from pykubelet.cm.memory.state import MemoryState, encode_state, read_state
+from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.config.types import MemoryReservation
-from pykubelet.resources.hints import PolicyError
-from pykubelet.resources.memory_manager import MemoryManager
-from pykubelet.resources.memory_nodes import MemoryNode, read_memory_nodes
-from pykubelet.resources.memory_reserved import reserved_by_node
-from pykubelet.resources.memory_state import MemoryState, encode_state, read_state
-from pykubelet.resources.memory_tables import untouched
 from tests.resources.making import amounts
 from tests.resources.numa_machines import GIB, GOLDEN, machine
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.config.gates import FeatureGates
+from pykubelet.cm.capacity import allocatable, overcommitment, reserved_amounts
+from pykubelet.cm.cgroups import node_cgroups, pod_cgroups
+from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cm.cgroups.node_cgroups import NodeLimits
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.resources import node_cgroups, pod_cgroups
-from pykubelet.resources.capacity import allocatable, overcommitment, reserved_amounts
-from pykubelet.resources.cgroup_files import CgroupError
-from pykubelet.resources.node_cgroups import NodeLimits
-from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.resources.making import amounts, pod_of
 from tests.resources.test_cgroup_tree import CAPACITY, NO_LIMIT, needs_v1, root, value
 

@@ -13,10 +13,8 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, Pod
-from pykubelet.cri.grpc_server import GrpcError, Unary
-from pykubelet.cri.grpc_status import Status
-from pykubelet.resources import pod_resources_pb2 as pb
-from pykubelet.resources.pod_resources import (
+from pykubelet.cm.podresources import pod_resources_pb2 as pb
+from pykubelet.cm.podresources.server import (
     ClaimedDevice,
     ClaimUse,
     Devices,
@@ -25,6 +23,8 @@ from pykubelet.resources.pod_resources import (
     methods,
     serving_pod_resources,
 )
+from pykubelet.transport.grpc_connection import Status
+from pykubelet.transport.grpc_server import GrpcError, Unary
 from tests.resources.making import pod_of
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from pykubelet.resources import device_plugin_pb2, dra_health_pb2, dra_pb2, pod_resources_pb2
+from pykubelet.cm.devices import device_plugin_pb2
+from pykubelet.cm.dra import dra_health_pb2, dra_pb2
+from pykubelet.cm.podresources import pod_resources_pb2
 from tests.cri.test_proto import DATA, kind_of, read_table
 
 TABLES = {

@@ -8,7 +8,7 @@ from pykubelet.api.meta import ObjectMeta, Resources
 from pykubelet.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.quantity import Quantity
-from pykubelet.resources.qos import (
+from pykubelet.cm.qos import (
     MAX_SHARES,
     MIN_QUOTA,
     MIN_SHARES,

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.agent.host_setup import StartError, open_books
 from pykubelet.api.pod import ResourceRequirements
 from pykubelet.api.quantity import Quantity
-from pykubelet.pods.handover import write_atomically
-from pykubelet.preparing import StartError, open_books
-from pykubelet.resources import resize_book
-from pykubelet.resources.hints import PolicyError
-from pykubelet.resources.resize_book import (
+from pykubelet.cm import resize as resize_book
+from pykubelet.cm.resize import (
     ACTUATED,
     ALLOCATED,
     WRITE_SECONDS,
@@ -25,6 +23,8 @@ from pykubelet.resources.resize_book import (
     encode,
     read_books,
 )
+from pykubelet.cm.topology.hints import PolicyError
+from pykubelet.podconfig.static_pods import write_atomically
 from tests.resources.making import amounts
 
 GOLDEN = (

@@ -11,15 +11,14 @@ import msgspec
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.config.gates import FeatureGates
+from pykubelet.cm.cgroups.driver import CgroupDriver
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups, PodGroup
+from pykubelet.cm.cgroups.values import CgroupValues, weight_of_shares
+from pykubelet.cm.resize import PodLimits
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host import cgroup_tree
-from pykubelet.host.cgroups import CgroupMode, Cgroups, detect_cgroups
-from pykubelet.resources.cgroup_driver import CgroupDriver
-from pykubelet.resources.cgroup_values import CgroupValues, weight_of_shares
-from pykubelet.resources.pod_cgroups import PodCgroups
-from pykubelet.resources.resize_cgroup import PodGroup
-from pykubelet.resources.resize_plan import PodLimits
+from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.linux.cgroupfs import CgroupMode, Cgroups, detect_cgroups
 from tests.resources.making import amounts, pod_of
 
 MI = 1024**2

@@ -9,23 +9,21 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod, ResourceRequirements
-from pykubelet.resources.cgroup_values import shares_of_weight, weight_of_shares
-from pykubelet.resources.resize_book import PodResources
-from pykubelet.resources.resize_plan import (
+from pykubelet.cm.cgroups.values import shares_of_weight, weight_of_shares
+from pykubelet.cm.resize import (
     NOTHING,
     ContainerResize,
     PodLimits,
-    in_order,
-    plan_resize,
-    pod_steps,
-    shrink_problem,
-)
-from pykubelet.resources.resize_sizes import (
+    PodResources,
     Scope,
     Sizes,
     at_most,
     in_effect,
+    in_order,
+    plan_resize,
+    pod_steps,
     resources_of,
+    shrink_problem,
     sizes_of,
     with_resources,
     with_sizes,

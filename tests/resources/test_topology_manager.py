@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod import Container, Pod
+from pykubelet.cm.memory.manager import MemoryManager
+from pykubelet.cm.memory.numa_nodes import MemoryNode
+from pykubelet.cm.topology.hints import AllocationError, Hint, HintProvider, Hints, Policy, PolicyError
+from pykubelet.cm.topology.manager import Refusal, Scope, TopologyManager
 from pykubelet.config.types import MemoryReservation
-from pykubelet.resources.hints import AllocationError, Hint, HintProvider, Hints, PolicyError
-from pykubelet.resources.hints_merge import Policy
-from pykubelet.resources.memory_manager import MemoryManager
-from pykubelet.resources.memory_nodes import MemoryNode
-from pykubelet.resources.topology_manager import Refusal, Scope, TopologyManager
 from tests.resources.making import amounts, pod_of
 from tests.resources.numa_machines import hint, hints, machine
 

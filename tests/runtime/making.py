@@ -5,7 +5,7 @@ from typing import Any
 from pykubelet.api.meta import ObjectMeta, Resources
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.quantity import Quantity
-from pykubelet.runtime.facts import ContainerFacts, NodeFacts
+from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts
 
 
 def make_container(name: str = "main", **fields: Any) -> Container:

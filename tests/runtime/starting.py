@@ -6,14 +6,13 @@ from typing import Any, cast
 
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.images.images import PresentImage
-from pykubelet.pods.journal import Journal
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.observe import Observer
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import PodSetting, Starter
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.images.image_manager import PresentImage
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.start import PodSetting, Starter
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.volumes.plugin import MountedVolume
 from tests.runtime.making import make_pod
 
 

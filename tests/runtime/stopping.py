@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from pykubelet.api.pod import Container, ExecAction, Lifecycle, LifecycleHandler
-from pykubelet.cri.errors import CriError
-from pykubelet.pods.journal import Journal
-from pykubelet.runtime.hooks import HookRunner
-from pykubelet.runtime.kill import Killer
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.kill import HookRunner, Killer
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.transport.errors import CriError
 from tests.runtime.making import make_container
 
 STILL_RUNNING = 137

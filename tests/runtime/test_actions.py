@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.runtime.actions import Actions, Verdicts, decide
-from pykubelet.runtime.hashing import container_hash
-from pykubelet.runtime.kill import containers_by_name
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.decide import Actions, Verdicts, decide
+from pykubelet.kuberuntime.kill import containers_by_name
+from pykubelet.kuberuntime.labels import container_hash
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 
 READY = ObservedSandbox(id="sb0", ready=True, created_at=1, ips=("10.0.0.1",))
 PROBE = {"exec": {"command": ["true"]}}

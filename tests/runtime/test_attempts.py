@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError, NotFound
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer
-from pykubelet.runtime.start import StartError
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.start import StartError
+from pykubelet.transport.errors import CriError, NotFound
 from tests.runtime.making import make_container
 from tests.runtime.starting import start
 

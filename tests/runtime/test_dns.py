@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import DNSOption, PodDNSConfig
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.static import SOURCE_ANNOTATION
-from pykubelet.runtime.dns import PodDNS, check_resolv_conf, parse_resolv_conf, pod_dns
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.observe import Observer
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.start import Starter
+from pykubelet.kuberuntime.dns import PodDNS, check_resolv_conf, parse_resolv_conf, pod_dns
+from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.start import Starter
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
 from tests.runtime.making import make_pod
 
 HOST = "nameserver 192.0.2.1\nsearch example.com\noptions timeout:1 rotate\n"

@@ -16,13 +16,12 @@ from pykubelet.api.pod import (
     ObjectFieldSelector,
     ResourceFieldSelector,
 )
-from pykubelet.config.gates import FeatureGates
-from pykubelet.pods.service_env import ClusterService, ServicePort, service_env
-from pykubelet.resources.grants import DeviceGrants
-from pykubelet.runtime.env import container_env
-from pykubelet.runtime.env_file import MAX_LINE_BYTES, parse_env_file
-from pykubelet.runtime.facts import ContainerFacts, MountedVolume, NodeFacts
-from pykubelet.runtime.problems import ConfigProblem, MissingSource
+from pykubelet.cm.devices.run_options import DeviceGrants
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.kuberuntime.env import MAX_LINE_BYTES, container_env, parse_env_file
+from pykubelet.kuberuntime.errors import ConfigProblem, MissingSource
+from pykubelet.kuberuntime.options import ContainerFacts, MountedVolume, NodeFacts
+from pykubelet.objects.services import ClusterService, ServicePort, service_env
 from tests.runtime.making import amounts, make_container, make_facts, make_pod
 
 CONFIG_MAPS = {"settings": {"color": "blue", "bad-name": "x", "A": "from map"}}

@@ -13,19 +13,17 @@ from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.images.images import PresentImage
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.objects import NoObjects, ObjectError, ObjectMissing
-from pykubelet.runtime import env_sources
-from pykubelet.runtime.container_config import make_container_config
-from pykubelet.runtime.env import container_env
-from pykubelet.runtime.env_file import EnvFile, parse_env_file
-from pykubelet.runtime.env_sources import gather_env_sources
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.observed import ObservedPod
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import PodSetting, Starter, StartError
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.images.image_manager import PresentImage
+from pykubelet.kuberuntime import env as env_sources
+from pykubelet.kuberuntime.config import make_container_config
+from pykubelet.kuberuntime.env import EnvFile, container_env, gather_env_sources, parse_env_file
+from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.start import PodSetting, Starter, StartError
+from pykubelet.objects.base import NoObjects, ObjectError, ObjectMissing
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.volumes.plugin import MountedVolume
 from tests.golden import as_recorded, unordered_env
 from tests.runtime.making import make_facts, make_pod
 from tests.runtime.test_golden_requests import (

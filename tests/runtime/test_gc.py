@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.errors import CriError, NotFound
-from pykubelet.runtime.gc import GarbageCollector, GcPlan, GcPolicy, plan_gc
-from pykubelet.runtime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
-from pykubelet.runtime.log_gc import plan_log_folders
-from pykubelet.runtime.names import legacy_log_link, pod_log_dir
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.gc import GarbageCollector, GcPlan, GcPolicy, plan_gc, plan_log_folders
+from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.paths import legacy_log_link, pod_log_dir
+from pykubelet.transport.errors import CriError, NotFound
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import connected
 

@@ -9,15 +9,14 @@ import yaml
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
-from pykubelet.pods.defaults import apply_defaults
-from pykubelet.pods.service_env import ClusterService, ServicePort, service_env
-from pykubelet.resources.qos import qos_class
-from pykubelet.runtime.container_config import make_container_config
-from pykubelet.runtime.env import container_env
-from pykubelet.runtime.facts import ContainerFacts, MountedVolume, NodeFacts, SandboxFacts
-from pykubelet.runtime.mounts import sub_path
-from pykubelet.runtime.problems import MissingSource
-from pykubelet.runtime.sandbox_config import make_sandbox_config
+from pykubelet.cm.qos import qos_class
+from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.env import container_env
+from pykubelet.kuberuntime.errors import MissingSource
+from pykubelet.kuberuntime.mounts import sub_path
+from pykubelet.kuberuntime.options import ContainerFacts, MountedVolume, NodeFacts, SandboxFacts
+from pykubelet.objects.services import ClusterService, ServicePort, service_env
+from pykubelet.podconfig.defaults import apply_defaults
 from tests.golden import GOLDEN, as_recorded, unordered_env
 
 POD_DIR = "ROOT/pods/POD_UID"

@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.fnv import fnv1a_32
-from pykubelet.runtime.gojson import to_go_json
-from pykubelet.runtime.hashing import container_hash
+from pykubelet.kuberuntime.labels import container_hash, to_go_json
+from pykubelet.util.text import fnv1a_32
 from tests.runtime.making import make_container
 
 

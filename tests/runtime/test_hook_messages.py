@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from pykubelet.api.pod import ExecAction, HTTPGetAction, LifecycleHandler
-from pykubelet.cri.errors import CriError
-from pykubelet.runtime.hooks import OUTPUT_BYTES, HookError, HookRunner
+from pykubelet.kuberuntime.kill import OUTPUT_BYTES, HookError, HookRunner
+from pykubelet.transport.errors import CriError
 from tests.sync.making import make_pod
 
 POD = make_pod()

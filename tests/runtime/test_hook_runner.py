@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Container, ExecAction, HTTPGetAction, LifecycleHandler
-from pykubelet.cri.errors import CriError
-from pykubelet.runtime.hooks import HookError, HookRunner
+from pykubelet.kuberuntime.kill import HookError, HookRunner
+from pykubelet.transport.errors import CriError
 from tests.runtime.making import make_pod
 
 POD = make_pod()

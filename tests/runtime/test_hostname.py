@@ -3,9 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import HostAlias
-from pykubelet.runtime.hostname import kernel_hostname, pod_hostname
-from pykubelet.runtime.hosts_file import hosts_file, wants_hosts_file
-from pykubelet.runtime.problems import InvalidHostname
+from pykubelet.kuberuntime.errors import InvalidHostname
+from pykubelet.kuberuntime.mounts import hosts_file, kernel_hostname, pod_hostname, wants_hosts_file
 from tests.runtime.making import make_pod
 
 DOMAIN = "cluster.local"

@@ -3,10 +3,10 @@ import asyncio
 import pytest
 
 from pykubelet.api.pod import Container, Lifecycle, LifecycleHandler, Probe, SleepAction
-from pykubelet.cri.errors import CriError
-from pykubelet.pods.journal import Journal
-from pykubelet.runtime.actions import KillReason
-from pykubelet.runtime.kill import KillError
+from pykubelet.kuberuntime.decide import KillReason
+from pykubelet.kuberuntime.kill import KillError
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.transport.errors import CriError
 from tests.runtime.making import make_container, make_pod
 from tests.runtime.stopping import StoppingRuntime, hooked, make_killer, running
 

@@ -14,7 +14,7 @@ from pykubelet.api.pod import (
     SleepAction,
     TCPSocketAction,
 )
-from pykubelet.runtime.labels import (
+from pykubelet.kuberuntime.labels import (
     HASH,
     PORTS,
     PRE_STOP,

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
-from pykubelet.config.gates import FeatureGates
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.runtime.facts import ContainerFacts, NodeFacts, SandboxFacts
-from pykubelet.runtime.linux_resources import (
+from pykubelet.kuberuntime.linux_resources import (
     container_resources,
     huge_page_size,
     overhead_resources,
     sandbox_resources,
 )
+from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts, SandboxFacts
 from tests.runtime.making import amounts, make_container, make_pod
 
 GIB = 1 << 30

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, LifecycleHandler, Pod, PodSpec, SleepAction
-from pykubelet.runtime.hooks import HookRunner
-from pykubelet.runtime.metrics import StartMetrics
+from pykubelet.kuberuntime.kill import HookRunner
+from pykubelet.kuberuntime.metrics import StartMetrics
 
 POD = Pod(
     spec=PodSpec(

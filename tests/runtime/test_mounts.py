@@ -5,17 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import VolumeDevice, VolumeMount
+from pykubelet.cm.devices.run_options import DeviceGrants, DeviceNode, HostMount
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.resources.grants import DeviceGrants, DeviceNode, HostMount
-from pykubelet.runtime.facts import (
-    ContainerFacts,
-    IdMappings,
-    IdRange,
-    MountedVolume,
-    NodeFacts,
-)
-from pykubelet.runtime.mounts import container_devices, container_mounts, sub_path
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.mounts import container_devices, container_mounts, sub_path
+from pykubelet.kuberuntime.options import ContainerFacts, IdMappings, IdRange, MountedVolume, NodeFacts
 from tests.runtime.making import make_container, make_facts, make_pod
 
 VOLUMES = {

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.pods.journal import field_of
-from pykubelet.runtime.names import (
+from pykubelet.kuberuntime.paths import (
     attempts_in_logs,
     container_id_of_link,
     container_log_path,
@@ -11,6 +10,7 @@ from pykubelet.runtime.names import (
     pod_log_dir,
     pod_uid_of_log_dir,
 )
+from pykubelet.podconfig.pod_history import field_of
 from tests.runtime.making import make_container, make_pod
 
 ID = "0123456789abcdef" * 4

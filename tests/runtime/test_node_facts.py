@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.config.gates import FeatureGates
+from pykubelet.cm.capacity import allocatable, machine_amounts
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.resources.capacity import allocatable, machine_amounts
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.node_facts import gather_node_facts
+from pykubelet.kuberuntime.options import NodeFacts, gather_node_facts
 
 CONFIG = KubeletConfiguration(
     eviction_hard={"memory.available": "100Mi", "nodefs.available": "1%"},

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from pykubelet.pods.journal import Journal
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import Starter
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.start import Starter
+from pykubelet.podconfig.pod_history import Journal
 from tests.runtime.making import make_pod
 from tests.trees import deep_directory, nest
 

@@ -7,10 +7,9 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.node_facts import recursive_handlers
-from pykubelet.runtime.start import StartError
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.kuberuntime.options import NodeFacts, recursive_handlers
+from pykubelet.kuberuntime.start import StartError
+from pykubelet.volumes.plugin import MountedVolume
 from tests.runtime.starting import start
 
 RUNTIME = pb.StatusResponse(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cri.errors import CriError, NotFound
-from pykubelet.runtime.observed import ObservedContainer
-from pykubelet.runtime.removal import ContainerRemover
+from pykubelet.kuberuntime.observe import ObservedContainer
+from pykubelet.kuberuntime.removal import ContainerRemover
+from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import make_pod
 
 POD = make_pod()

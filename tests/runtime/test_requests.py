@@ -4,21 +4,13 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.pod import (
-    ContainerPort,
-    EnvVar,
-    Lifecycle,
-    PodSecurityContext,
-    SecurityContext,
-    Sysctl,
-)
-from pykubelet.config.gates import FeatureGates
+from pykubelet.api.pod import ContainerPort, EnvVar, Lifecycle, PodSecurityContext, SecurityContext, Sysctl
+from pykubelet.cm.devices.run_options import DeviceGrants
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.resources.grants import DeviceGrants
-from pykubelet.runtime.container_config import make_container_config
-from pykubelet.runtime.facts import ContainerFacts, NodeFacts, SandboxFacts
-from pykubelet.runtime.problems import ConfigProblem, InvalidHostname, RootNotAllowed
-from pykubelet.runtime.sandbox_config import make_sandbox_config
+from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.errors import ConfigProblem, InvalidHostname, RootNotAllowed
+from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts, SandboxFacts
 from tests.runtime.making import make_container, make_pod
 
 NODE = NodeFacts(cluster_dns=("10.96.0.10",), cluster_domain="cluster.local")

@@ -8,20 +8,31 @@ import pytest
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
+from pykubelet.cm.cgroups.pod_cgroups import PodGroup
+from pykubelet.cm.resize import (
+    Part,
+    PodLimits,
+    PodResources,
+    ResizePlan,
+    Resource,
+    Scope,
+    plan_resize,
+    resources_of,
+)
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.errors import CriError, Unimplemented
-from pykubelet.resources.resize_book import PodResources
-from pykubelet.resources.resize_cgroup import PodGroup
-from pykubelet.resources.resize_plan import Part, PodLimits, ResizePlan, Resource, plan_resize
-from pykubelet.resources.resize_sizes import Scope, resources_of
-from pykubelet.runtime.actions import Actions, Resize, Verdicts, decide
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.hashing import container_hash
-from pykubelet.runtime.observe import observed_container
-from pykubelet.runtime.observed import ActualResources, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.runtime.sandbox_update import without_overhead
-from pykubelet.runtime.update import ResizeError, Resizer
+from pykubelet.kuberuntime.decide import Actions, Resize, Verdicts, decide
+from pykubelet.kuberuntime.labels import container_hash
+from pykubelet.kuberuntime.observe import (
+    ActualResources,
+    ObservedContainer,
+    ObservedPod,
+    ObservedSandbox,
+    observed_container,
+)
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.resize import ResizeError, Resizer, without_overhead
+from pykubelet.transport.errors import CriError, Unimplemented
 
 READY = ObservedSandbox(id="sb0", ready=True, created_at=1, ips=("10.0.0.1",))
 ALL = Scope()

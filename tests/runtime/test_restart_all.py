@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.runtime.actions import Actions, decide
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.runtime.reset import is_reset, reasons_of, reset_waves
-from pykubelet.runtime.restart import may_restart_all, restarts_after_exit, restarts_all
+from pykubelet.kuberuntime.decide import (
+    Actions,
+    decide,
+    is_reset,
+    may_restart_all,
+    reasons_of,
+    reset_waves,
+    restarts_after_exit,
+    restarts_all,
+)
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 
 READY = ObservedSandbox(id="box", ready=True, created_at=1, ips=("10.0.0.1",))
 DEAD = ObservedSandbox(id="box", ready=False, created_at=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubelet.runtime.runtime_skills import knows_cdi
+from pykubelet.kuberuntime.options import knows_cdi
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError, Unavailable
-from pykubelet.pods.journal import Journal
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.observe import Observer
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.start import Starter
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.start import Starter
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.transport.errors import CriError, Unavailable
 from tests.runtime.making import make_pod
 
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Capabilities, PodSecurityContext, Profile, SecurityContext, SELinuxOptions
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.runtime.container_config import make_container_config
-from pykubelet.runtime.facts import ContainerFacts, IdMappings, IdRange, NodeFacts, SandboxFacts
-from pykubelet.runtime.problems import ConfigProblem, RootNotAllowed
-from pykubelet.runtime.security import (
+from pykubelet.kuberuntime.config import make_container_config
+from pykubelet.kuberuntime.errors import ConfigProblem, RootNotAllowed
+from pykubelet.kuberuntime.options import ContainerFacts, IdMappings, IdRange, NodeFacts, SandboxFacts
+from pykubelet.kuberuntime.security import (
     MASKED_PATHS,
     READONLY_PATHS,
     container_security,

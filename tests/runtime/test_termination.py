@@ -14,10 +14,9 @@ from typing import Any, cast
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.host.regular_files import open_regular, read_tail
-from pykubelet.runtime.labels import TERMINATION_MESSAGE_PATH, TERMINATION_MESSAGE_POLICY
-from pykubelet.runtime.observe import Observer
-from pykubelet.runtime.termination import LOG_BYTES, MESSAGE_BYTES, termination_message
+from pykubelet.kuberuntime.labels import TERMINATION_MESSAGE_PATH, TERMINATION_MESSAGE_POLICY
+from pykubelet.kuberuntime.observe import LOG_BYTES, MESSAGE_BYTES, Observer, termination_message
+from pykubelet.linux.untrusted_files import open_regular, read_tail
 
 STAMP = "2026-01-01T00:00:00.000000000Z"
 
@@ -197,7 +196,7 @@ async def test_observe_termination_message_read_off_the_event_loop(
         threads.append(threading.get_ident())
         return termination_message(status)
 
-    monkeypatch.setattr("pykubelet.runtime.observe.termination_message", reading)
+    monkeypatch.setattr("pykubelet.kuberuntime.observe.termination_message", reading)
 
     async def sandboxes(*_: object) -> list[pb.PodSandbox]:
         return []

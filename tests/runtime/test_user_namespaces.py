@@ -5,9 +5,9 @@ import pytest
 
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod, PodSpec
-from pykubelet.runtime.pod_dirs import PodDirs
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.user_namespaces import UNIT, IdSpace, UserNamespaces, parse_getsubids
+from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.user_namespaces import UNIT, IdSpace, UserNamespaces, parse_getsubids
 
 SPACE = IdSpace(first=UNIT, count=3 * UNIT, block=UNIT)
 

@@ -2,10 +2,9 @@ import pytest
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.resources.grants import DeviceNode
-from pykubelet.runtime.runtime_skills import can_mount_images
-from pykubelet.runtime.volume_facts import block_volumes, extra_groups, wanted_images
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.cm.devices.run_options import DeviceNode
+from pykubelet.kuberuntime.options import block_volumes, can_mount_images, extra_groups, wanted_images
+from pykubelet.volumes.plugin import MountedVolume
 
 MOUNTED = {
     "files": MountedVolume("/f", group=1234),

@@ -14,18 +14,18 @@ from prometheus_client import CollectorRegistry, Counter
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.config.gates import FeatureGates
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.transport import Transport
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import from_status
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.transport import Transport
-from pykubelet.pods.journal import Note
+from pykubelet.podconfig.pod_history import Note
 from pykubelet.server.api import ApiParts, api_server
 from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
+from pykubelet.transport.errors import from_status
+from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.certs import NAMES, Authority, Pair
 from tests.kube.servers import serving
 from tests.server.people import ADMIN_TOKEN, VIEWER_TOKEN, People, client_context

@@ -22,7 +22,7 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import Frame
 
-from pykubelet.server.scopes import own_scope
+from pykubelet.server.connections import own_scope
 
 PATIENCE_SECONDS = 30
 

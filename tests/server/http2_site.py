@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from pykubelet.server.connections import app_runner, serve_connections
-from pykubelet.server.http2_connection import Http2Connection
-from pykubelet.server.sockets import listening_socket
+from pykubelet.server.http2.connection import Http2Connection
+from pykubelet.server.listeners import listening_socket
 from pykubelet.server.tls import ServingTls, TlsSettings
 from tests.kube.certs import Authority, Pair
 from tests.server import api_node

@@ -12,19 +12,17 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pykubelet.kube.access import Access
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.rate import TokenBucket
-from pykubelet.kube.transport import Transport
-from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import AlwaysAllow
-from pykubelet.server.client_certs import ClientCertificates
-from pykubelet.server.https import https_server
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.transport import Transport
+from pykubelet.server.api import https_server
+from pykubelet.server.auth import AlwaysAllow, Authenticator, ClientCertificates
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import USER
 from pykubelet.server.reviews import AccessReviews, TokenReviews
 from pykubelet.server.tls import ServingTls, TlsSettings
-from pykubelet.tasks import TaskScope
+from pykubelet.util.rate_limiter import TokenBucket
+from pykubelet.util.tasks import TaskScope
 from tests.kube.certs import NAMES, Authority, Pair
 from tests.kube.servers import serving
 from tests.server.people import People, client_context

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.authentication import TokenReview, UserInfo
-from pykubelet.api.authorization import SubjectAccessReview
-from pykubelet.kube.errors import KubeError
+from pykubelet.api.reviews import SubjectAccessReview, TokenReview, UserInfo
+from pykubelet.apiserver.errors import KubeError
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 
 # The caches.
 

@@ -10,15 +10,13 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError
-from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import AlwaysAllow
-from pykubelet.server.https import https_server
-from pykubelet.server.lookup import Lookup
+from pykubelet.server.api import https_server
+from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.stream_limits import StreamLimits
-from pykubelet.server.streaming import Streams
+from pykubelet.server.pods import Lookup
+from pykubelet.server.streaming import StreamLimits, Streams
 from pykubelet.server.tls import ServingTls, TlsSettings
+from pykubelet.transport.errors import CriError
 from tests.kube.certs import Authority, Pair
 from tests.server.people import client_context
 from tests.server.view import ScriptedView, pod_of

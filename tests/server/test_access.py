@@ -7,25 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.apiserver.errors import TimedOut
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.kube.errors import TimedOut
-from pykubelet.server.access import AccessProblem, make_authenticator, make_judge
-from pykubelet.server.attributes import Wish, wishes
-from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import AlwaysAllow, authorize
+from pykubelet.server.auth import (
+    AccessProblem,
+    AlwaysAllow,
+    Authenticator,
+    authorize,
+    make_authenticator,
+    make_judge,
+)
 from pykubelet.server.identity import (
     BadCredentials,
+    Refused,
     Shown,
     User,
+    Wish,
     bearer_token,
     certificate_user,
     websocket_token,
+    wishes,
 )
 from pykubelet.server.metrics import path_label
-from pykubelet.server.paths import is_plain
-from pykubelet.server.refused import Refused
+from pykubelet.server.pipeline import is_plain
 from pykubelet.server.reviews import NoAnswer, TokenReviews
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 from tests.server import reviewing
 from tests.server.reviewing import Api, metrics, user_info
 

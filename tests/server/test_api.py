@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.config.gates import FeatureGates
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.cri.errors import from_status
-from pykubelet.server.access import AccessProblem
 from pykubelet.server.api import ApiParts, api_routes, api_server
+from pykubelet.server.auth import AccessProblem
+from pykubelet.server.listeners import PortError
 from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.sockets import PortError
+from pykubelet.transport.errors import from_status
 from tests.kube.certs import Pair
 from tests.server import api_node
 from tests.server.api_node import ENDPOINTS, STAMP, Start, write_log

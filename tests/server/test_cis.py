@@ -8,8 +8,8 @@ import yaml
 
 from pykubelet.cli.up import cluster_config
 from pykubelet.config.load import Loaded, load
-from pykubelet.embedded.instance import Instance
 from pykubelet.server.tls import TlsSettings, server_context
+from pykubelet.standalone.instance import Instance
 
 STRONG = ("ECDHE-ECDSA-AES", "ECDHE-RSA-AES", "ECDHE-ECDSA-CHACHA20", "ECDHE-RSA-CHACHA20", "TLS_")
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"

@@ -7,7 +7,7 @@ import pytest
 
 from pykubelet.config.load import load
 from pykubelet.logs.mask import MASK
-from pykubelet.server.configz import configz_document
+from pykubelet.server.debug import configz_document
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -12,9 +12,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.container_actions import ContainerActions
-from pykubelet.server.health import health_routes
-from pykubelet.server.lookup import Lookup
-from pykubelet.server.readonly import read_only_routes, spec_routes
+from pykubelet.server.pods import Lookup
+from pykubelet.server.readonly import health_routes, read_only_routes, spec_routes
 from pykubelet.server.tls import TlsSettings, server_context
 from pykubelet.volumes.errors import VolumeError
 from tests.server import api_node

@@ -5,8 +5,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, unused_port
 
-from pykubelet.server.health import Check, health_routes
-from pykubelet.server.http import PortError, http_server
+from pykubelet.server.listeners import PortError, http_server
+from pykubelet.server.readonly import Check, health_routes
 
 
 def client(checks: dict[str, Check]) -> TestClient[web.Request, web.Application]:

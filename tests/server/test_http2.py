@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from h2.errors import ErrorCodes
 
-from pykubelet.server.http import http_server
-from pykubelet.server.unix import unix_server
+from pykubelet.server.listeners import http_server, unix_server
 from tests.kube.certs import Authority
 from tests.server import http2_site
 from tests.server.api_node import ENDPOINTS, STAMP, Node, Start, write_log

@@ -25,13 +25,12 @@ from hyperframe.frame import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pykubelet.server import http2_frames
 from pykubelet.server.connections import app_runner
-from pykubelet.server.http2 import Http2
-from pykubelet.server.http2_connection import Http2Connection
-from pykubelet.server.http2_frames import BUDGET, LONGEST_FRAME, PREFACE, BadFrames, Budget, Frames, TooBusy
-from pykubelet.server.http2_heads import Malformed, NotHere, answer_head, request_head
-from pykubelet.server.http2_stream import Stream
+from pykubelet.server.http2 import frames as http2_frames
+from pykubelet.server.http2.connection import Http2, Http2Connection
+from pykubelet.server.http2.frames import BUDGET, LONGEST_FRAME, PREFACE, BadFrames, Budget, Frames, TooBusy
+from pykubelet.server.http2.headers import Malformed, NotHere, answer_head, request_head
+from pykubelet.server.http2.stream import Stream
 from tests.server import http2_site
 from tests.server.http2_client import Client
 from tests.server.http2_site import Site, eventually

@@ -12,10 +12,9 @@ from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
 from pykubelet.server import connections
-from pykubelet.server.http2_connection import Http2Connection
-from pykubelet.server.http2_stream import Stream
-from pykubelet.server.http2_wire import MOST_STREAMS
-from pykubelet.tasks import TaskScope
+from pykubelet.server.http2.connection import MOST_STREAMS, Http2Connection
+from pykubelet.server.http2.stream import Stream
+from pykubelet.util.tasks import TaskScope
 from tests.kube.certs import Authority, Pair
 from tests.server import http2_site
 from tests.server.api_node import STAMP, Start, write_log
@@ -146,7 +145,7 @@ async def test_a_lost_connection_ends_its_handlers(site: Site) -> None:
 
 
 async def test_how_many_streams_there_may_be(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.server.http2.MOST_STREAMS_OF_ALL", 5)
+    monkeypatch.setattr("pykubelet.server.http2.connection.MOST_STREAMS_OF_ALL", 5)
     async with site.talking() as talk, site.talking() as other:
         await talk.ask("/echo")
         assert talk.wire.remote_settings.max_concurrent_streams == MOST_STREAMS
@@ -163,7 +162,7 @@ async def test_how_many_streams_there_may_be(site: Site, monkeypatch: pytest.Mon
 
 
 async def test_more_streams_than_allowed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.server.http2_connection.MOST_STREAMS", 3)
+    monkeypatch.setattr("pykubelet.server.http2.connection.MOST_STREAMS", 3)
     async with site.talking() as talk:
         numbers = [talk.begin("/slow") for _ in range(3)]
         # Sent before this side could know of the bound.
@@ -174,7 +173,7 @@ async def test_more_streams_than_allowed(site: Site, monkeypatch: pytest.MonkeyP
 
 
 async def test_answers_that_nobody_takes_make_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.server.http2.MOST_STREAMS_OF_ALL", 5)
+    monkeypatch.setattr("pykubelet.server.http2.connection.MOST_STREAMS_OF_ALL", 5)
     async with site.talking(window=0) as stuck, site.talking() as other:
         for _ in range(5):
             number = stuck.begin("/echo")

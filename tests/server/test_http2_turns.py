@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 import hpack
 from hyperframe.frame import HeadersFrame
 
-from pykubelet.server import http2_turns
-from pykubelet.server.http2_turns import MOST_SECONDS, ReadingTurns
+from pykubelet.server.http2 import frames as http2_turns
+from pykubelet.server.http2.frames import MOST_SECONDS, ReadingTurns
 from tests.server import http2_site
 from tests.server.api_node import Node
 from tests.server.http2_site import Site, standing, talking, token_of

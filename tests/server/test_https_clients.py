@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from pykubelet.server.reviews import TokenReviews
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 from tests.kube.certs import Authority, Pair
 from tests.server import https_node
 from tests.server.https_node import ROUTES, Node, Starter

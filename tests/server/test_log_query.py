@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from pykubelet.server import node_logs
-from pykubelet.server.log_query import LogQuery, check_log_query, journal_arguments, read_log_query
+from pykubelet.server.identity import Refused
 from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.node_logs import LogQuery, check_log_query, journal_arguments, read_log_query
 from pykubelet.server.pipeline import counted
-from pykubelet.server.refused import Refused
-from pykubelet.server.stream_limits import StreamLimits
+from pykubelet.server.streaming import StreamLimits
 
 Client = TestClient[web.Request, web.Application]
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)

@@ -16,9 +16,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pykubelet.server import log_files
-from pykubelet.server.log_files import LogFile, follow, present_blocks, seek_last_lines
-from pykubelet.server.log_lines import LineWriter, LogEntry, Stream, last_lines, parse_entry
-from pykubelet.tasks import in_own_thread
+from pykubelet.server.log_files import (
+    LineWriter,
+    LogEntry,
+    LogFile,
+    Stream,
+    follow,
+    last_lines,
+    parse_entry,
+    present_blocks,
+    seek_last_lines,
+)
+from pykubelet.util.tasks import in_own_thread
 
 STAMP = "2026-01-02T03:04:05.123456789Z"
 
@@ -175,7 +184,7 @@ def test_a_long_log_is_not_looked_at_line_by_line(monkeypatch: pytest.MonkeyPatc
         looked_at.append(line)
         return parse_entry(line)
 
-    monkeypatch.setattr("pykubelet.server.log_lines.parse_entry", looking)
+    monkeypatch.setattr("pykubelet.server.log_files.parse_entry", looking)
     good = f"{STAMP} stderr F {'x' * 60}\n".encode() * 2000
     assert b"".join(LineWriter().texts(good)) == (b"x" * 60 + b"\n") * 2000
     assert looked_at == []

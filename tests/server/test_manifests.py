@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from pykubelet.pods.object_manifests import LOCAL_KINDS
-from pykubelet.pods.static import static_pods
+from pykubelet.podconfig.local_objects import LOCAL_KINDS
+from pykubelet.podconfig.static_pods import static_pods
 from pykubelet.server.identity import NOBODY, User
 from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.pipeline import USER

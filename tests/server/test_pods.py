@@ -16,12 +16,11 @@ import uvloop
 
 from pykubelet.api.meta import from_json
 from pykubelet.api.pod import PodList
-from pykubelet.pods.journal import Event, Note
-from pykubelet.server.control import control_routes
-from pykubelet.server.http import PortError, http_server
+from pykubelet.podconfig.pod_history import Event, Note
+from pykubelet.server.listeners import PortError, http_server, unix_server
+from pykubelet.server.manifests import control_routes
 from pykubelet.server.pods import NodePods, PodJournal, pod_list_json
 from pykubelet.server.readonly import read_only_routes
-from pykubelet.server.unix import unix_server
 from tests.server.view import ScriptedView, pod_of
 
 

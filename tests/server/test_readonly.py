@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.cluster import AgentSettings
-from pykubelet.config.gates import FeatureGates
+from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.servers import ServingParts, serving
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.serving import ServingParts, serving
 from tests.server.view import ScriptedView, pod_of
 
 PROBE = {"httpGet": {"port": 80, "httpHeaders": [{"name": "Authorization", "value": "s3cr3t-probe"}]}}
@@ -59,7 +59,7 @@ async def read_only_port(
     tmp_path: Path, port: int, *, cluster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Serve one pod on the read-only port of a node called node1."""
-    monkeypatch.setattr("pykubelet.serving._somebody_may_ask", lambda _: False)
+    monkeypatch.setattr("pykubelet.agent.servers._somebody_may_ask", lambda _: False)
     config = KubeletConfiguration(
         address="127.0.0.1", read_only_port=port, healthz_port=0, enable_server=True, static_pod_path=""
     )

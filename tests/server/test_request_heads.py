@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from pykubelet.server import request_heads
-from pykubelet.server.http import http_server
-from pykubelet.server.request_heads import FREE_BYTES, MOST_BYTES, MOST_HEAD_BYTES
+from pykubelet.server import connections as request_heads
+from pykubelet.server.connections import FREE_BYTES, MOST_BYTES, MOST_HEAD_BYTES
+from pykubelet.server.listeners import http_server
 from tests.server import https_node
 from tests.server.https_node import Node, Starter
 

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from pykubelet.kube.errors import BadAnswer, Forbidden, KubeError, ServerError, TimedOut
-from pykubelet.server.answer_cache import MOST_WAITING, AnswerCache
-from pykubelet.server.attributes import Wish
-from pykubelet.server.identity import (
-    BadCredentials,
-    User,
+from pykubelet.apiserver.errors import BadAnswer, Forbidden, KubeError, ServerError, TimedOut
+from pykubelet.server.identity import BadCredentials, User, Wish
+from pykubelet.server.reviews import (
+    MOST_AT_ONCE,
+    MOST_REMEMBERED,
+    MOST_WAITING,
+    AccessReviews,
+    AnswerCache,
+    NoAnswer,
+    TokenReviews,
 )
-from pykubelet.server.reviews import MOST_AT_ONCE, MOST_REMEMBERED, AccessReviews, NoAnswer, TokenReviews
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 from tests.server import reviewing
 from tests.server.reviewing import Api, metrics, user_info
 

@@ -13,12 +13,11 @@ from multidict import MultiDict
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import from_status
-from pykubelet.server.lookup import Lookup
+from pykubelet.server.identity import Refused
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.refused import Refused
-from pykubelet.server.stream_limits import StreamLimits
-from pykubelet.server.streaming import Streams, StreamWish, ports_of
+from pykubelet.server.pods import Lookup
+from pykubelet.server.streaming import StreamLimits, Streams, StreamWish, ports_of
+from pykubelet.transport.errors import from_status
 from tests.kube.certs import NAMES, Authority, Pair
 from tests.server.streaming_door import UPGRADED, Door, FakeRuntime, doors, on_uvloop, saying
 from tests.server.view import ScriptedView

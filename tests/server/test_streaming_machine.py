@@ -15,19 +15,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.remote_command import PROTOCOL, RemoteCommand
-from pykubelet.cli.spdy import Data, FrameReader, FrameWriter
+from pykubelet.cli.exec import PROTOCOL, Data, FrameReader, FrameWriter, RemoteCommand
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import AlwaysAllow
+from pykubelet.server.api import https_server
+from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.container_actions import ContainerActions
 from pykubelet.server.container_logs import ContainerLogs
-from pykubelet.server.https import https_server
-from pykubelet.server.lookup import Lookup
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.stream_limits import StreamLimits
-from pykubelet.server.streaming import Streams
+from pykubelet.server.pods import Lookup
+from pykubelet.server.streaming import StreamLimits, Streams
 from pykubelet.server.tls import ServingTls, TlsSettings
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import connected

@@ -6,7 +6,7 @@ from typing import Any
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.pods.journal import Event, Note
+from pykubelet.podconfig.pod_history import Event, Note
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

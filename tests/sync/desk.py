@@ -10,17 +10,16 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod
-from pykubelet.config.gates import FeatureGates
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.mux import Operation, PodChange
-from pykubelet.pods.store import PodStore
-from pykubelet.runtime.observed import ObservedPod, ObservedSandbox
-from pykubelet.sync.admitting import AdmissionParts, Admitting
-from pykubelet.sync.resizing import Resizing
-from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
-from pykubelet.sync.workers import PodWorkers
-from pykubelet.tasks import TaskScope
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.kuberuntime.observe import ObservedPod, ObservedSandbox
+from pykubelet.podconfig.mux import Operation, PodChange, PodStore
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
+from pykubelet.podworkers.pod_admission import AdmissionParts, Admitting
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.status.compute import StatusStore
+from pykubelet.util.tasks import TaskScope
 from tests.admission.making import node
 
 

@@ -9,17 +9,16 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.cri.errors import CriError, NotFound
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.objects import NoObjects
+from pykubelet.kuberuntime.kill import HookRunner, Killer
+from pykubelet.kuberuntime.labels import container_hash
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.objects.base import NoObjects
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podsync.syncer import Fate, PodLifeOnNode
 from pykubelet.probes.prober import Prober
-from pykubelet.runtime.hashing import container_hash
-from pykubelet.runtime.hooks import HookRunner
-from pykubelet.runtime.kill import Killer
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.sync.pod_life import Fate, PodLifeOnNode
-from pykubelet.sync.resizing import Resizing
-from pykubelet.sync.status_store import StatusStore
+from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.status.compute import StatusStore
+from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import NOW
 
 START = int(NOW.timestamp())

@@ -18,34 +18,33 @@ from typing import Any, TypeVar, cast
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from pykubelet.allotting import make_allotment
+from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.container_manager import make_allotment
 from pykubelet.api.meta import to_document
-from pykubelet.cluster import AgentSettings
-from pykubelet.config.gates import FeatureGates
+from pykubelet.apiserver.client import ApiClient, Page, RawPage, Resource, read_object
+from pykubelet.apiserver.errors import NotFound
+from pykubelet.apiserver.events import EventRecorder
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import Cri
-from pykubelet.cri.errors import NotFound as NotInRuntime
-from pykubelet.host.cgroups import Cgroups
-from pykubelet.kube.client import ApiClient, Page, RawPage
-from pykubelet.kube.errors import NotFound
-from pykubelet.kube.event_recorder import EventRecorder
-from pykubelet.kube.resources import Resource, read_object
-from pykubelet.pods.local_objects import LocalObjects
-from pykubelet.pods.objects import NoObjects, PodObjects
-from pykubelet.pods.runtime_classes import default_handler
-from pykubelet.resources.pod_cgroups import PodCgroups
-from pykubelet.runtime.facts import NodeFacts
-from pykubelet.runtime.gc import GarbageCollector
-from pykubelet.runtime.labels import POD_UID
-from pykubelet.runtime.user_namespaces import IdSpace
-from pykubelet.sync.admitting import AdmissionParts
-from pykubelet.sync.apply import Volumes
-from pykubelet.sync.cluster import ClusterParts
-from pykubelet.sync.engine import EngineParts, PodEngine
-from pykubelet.tasks import TaskScope
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.kuberuntime.gc import GarbageCollector
+from pykubelet.kuberuntime.labels import POD_UID
+from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.user_namespaces import IdSpace
+from pykubelet.linux.cgroupfs import Cgroups
+from pykubelet.objects.base import NoObjects, PodObjects
+from pykubelet.objects.runtime_classes import default_handler
+from pykubelet.podconfig.local_objects import LocalObjects
+from pykubelet.podsync.executor import Volumes
+from pykubelet.podworkers.api_server_sync import ClusterParts
+from pykubelet.podworkers.engine import EngineParts, PodEngine
+from pykubelet.podworkers.pod_admission import AdmissionParts
+from pykubelet.transport.errors import NotFound as NotInRuntime
+from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.manager import PodVolumes
 from tests.admission.making import node
 from tests.resources.making import amounts
 from tests.sync.strategic import apply_patch

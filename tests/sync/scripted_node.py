@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from pykubelet.api.pod import Container, Pod
-from pykubelet.config.gates import FeatureGates
+from pykubelet.apiserver.client import Page, RawPage, Resource
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError
-from pykubelet.host.cgroups import Cgroups
-from pykubelet.kube.client import Page, RawPage
-from pykubelet.kube.resources import Resource
-from pykubelet.pods.objects import NoObjects
+from pykubelet.linux.cgroupfs import Cgroups
+from pykubelet.objects.base import NoObjects
+from pykubelet.transport.errors import CriError
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.plugin import MountedVolume
 from tests.sync.many_pods import NODE, FakeApi, FakeImages, FakeRuntime, Rig, engine_with_fakes
 
 UID = "00000000-0000-0000-0000-00000000aaaa"

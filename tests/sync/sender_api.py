@@ -11,11 +11,10 @@ import msgspec
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kube.errors import Conflict, KubeError, NotFound, Unreachable
-from pykubelet.kube.resources import Resource
-from pykubelet.sync.metrics import StatusMetrics
-from pykubelet.sync.status_sender import StatusSender
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.client import Resource
+from pykubelet.apiserver.errors import Conflict, KubeError, NotFound, Unreachable
+from pykubelet.status.manager import StatusMetrics, StatusSender
+from pykubelet.util.tasks import TaskScope
 from tests.sync.making import LATER, container, make_status, waiting
 from tests.sync.strategic import apply_patch
 

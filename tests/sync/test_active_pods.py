@@ -4,14 +4,13 @@ import asyncio
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.pods.mux import PodChange
-from pykubelet.pods.store import PodStore
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.sync.active_pods import ActivePods
-from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants
-from pykubelet.sync.workers import PodWorkers
-from pykubelet.tasks import TaskScope
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.podconfig.mux import PodChange, PodStore
+from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
+from pykubelet.podworkers.active_pods import ActivePods
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.status.compute import StatusStore
+from pykubelet.util.tasks import TaskScope
 from tests.sync.making import make_pod
 
 

@@ -6,17 +6,17 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubelet.admission.fit import usage_of
-from pykubelet.admission.link import Usage
+from pykubelet.admission.handler import Usage
+from pykubelet.admission.predicates import usage_of
 from pykubelet.api.pod import Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.mux import PodChange
-from pykubelet.pods.static import SOURCE_ANNOTATION, is_static_pod
-from pykubelet.resources.resize_book import PodResources
-from pykubelet.sync.admitted_pods import AdmittedPods, LazyPods
-from pykubelet.sync.resizing import Resizing
-from pykubelet.sync.worker import State
+from pykubelet.cm.resize import PodResources
+from pykubelet.podconfig.mux import PodChange
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION, is_static_pod
+from pykubelet.podworkers.pod_admission import AdmittedPods, LazyPods
+from pykubelet.podworkers.worker import State
+from pykubelet.resize.allocation_manager import Resizing
 from tests.admission.making import asking, node, requests_of
 from tests.sync.desk import Here, here, settle
 

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubelet.admission.link import Answer, Attempt, Link, Refusal
+from pykubelet.admission.handler import Answer, Attempt, Link, Refusal
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.sync.admitting import present_node
-from pykubelet.sync.status_refused import preempted_status, was_refused
+from pykubelet.podworkers.pod_admission import present_node
+from pykubelet.status.compute import preempted_status, was_refused
 from tests.admission.making import asking, node, pod
 from tests.sync.desk import here, settle
 from tests.sync.making import NOW, condition

@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from pykubelet.admission.link import Answer, Attempt, Later, Refusal
+from pykubelet.admission.handler import Answer, Attempt, Later, Refusal
 from pykubelet.api.node import Node
-from pykubelet.kube.errors import NotFound
-from pykubelet.pods.mux import PodChange
+from pykubelet.apiserver.errors import NotFound
+from pykubelet.podconfig.mux import PodChange
 from tests.admission.making import asking, node, pod
 from tests.sync.desk import here, settle
 from tests.sync.making import NOW

@@ -11,22 +11,20 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.link import Attempt, Later, Refusal
+from pykubelet.admission.handler import Attempt, Later, Refusal
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Container, Pod
+from pykubelet.cm.cpu.manager import CpuManager, RunningContainer
+from pykubelet.cm.cpu.policy import StaticPolicy
+from pykubelet.cm.cpu.state import FILE_NAME
+from pykubelet.cm.memory.manager import MemoryManager
+from pykubelet.cm.topology.hints import Hint, Hints
+from pykubelet.cm.topology.manager import AlignmentMetrics, TopologyManager, TopologyMetrics
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError, NotFound
-from pykubelet.resources.alignment_metrics import AlignmentMetrics
-from pykubelet.resources.cpu_manager import CpuManager, RunningContainer
-from pykubelet.resources.cpu_policy import StaticPolicy
-from pykubelet.resources.cpu_state import FILE_NAME
-from pykubelet.resources.hints import Hint, Hints
-from pykubelet.resources.memory_manager import MemoryManager
-from pykubelet.resources.topology_manager import TopologyManager
-from pykubelet.resources.topology_metrics import TopologyMetrics
-from pykubelet.runtime.shares import ALL, Share, Shares
-from pykubelet.sync.allotment import LEAVING_SECONDS, Allotment, wants_devices
-from pykubelet.tasks import TaskScope
+from pykubelet.kuberuntime.options import ALL, Share, Shares
+from pykubelet.podsync.resource_allocator import LEAVING_SECONDS, Allotment, wants_devices
+from pykubelet.transport.errors import CriError, NotFound
+from pykubelet.util.tasks import TaskScope
 from tests.resources.cpu_machines import machine
 from tests.resources.making import pod_of
 

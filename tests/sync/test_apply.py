@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.backoff import BackOff
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
-from pykubelet.config.defaults import complete
-from pykubelet.config.gates import FeatureGates
-from pykubelet.config.types import KubeletConfiguration
-from pykubelet.pods.journal import Journal
-from pykubelet.runtime.actions import Actions
-from pykubelet.runtime.hashing import container_hash
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.runtime.start import StartError
-from pykubelet.sync.apply import Doer, PodMemory, crash_loop_back_off
-from pykubelet.sync.start_gate import StartGate
-from pykubelet.sync.worker import StepError
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration, complete
+from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.labels import container_hash
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.start import StartError
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podsync.contract import StepError
+from pykubelet.podsync.executor import Doer, PodMemory, crash_loop_back_off
+from pykubelet.podsync.start_limiter import StartGate
+from pykubelet.util.backoff import BackOff
 from tests.sync.making import make_pod
 
 

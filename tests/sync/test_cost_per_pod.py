@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import pykubelet
-from pykubelet.host.cgroups import Cgroups
+from pykubelet.linux.cgroupfs import Cgroups
 from tests.resources.test_cgroup_v2 import v2
 from tests.sync.many_pods import engine_with_fakes
 

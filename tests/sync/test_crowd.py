@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from pykubelet.sync.crowd import CALM_SECONDS, MANY, PATIENCE_SECONDS, Crowd
-from pykubelet.sync.start_gate import StartGate
-from pykubelet.sync.workers import PodWorkers
-from pykubelet.tasks import TaskScope
+from pykubelet.podsync.start_limiter import StartGate
+from pykubelet.podworkers.workers import CALM_SECONDS, MANY, PATIENCE_SECONDS, Crowd, PodWorkers
+from pykubelet.util.tasks import TaskScope
 from tests.sync.test_worker import Life, pod
 
 pytestmark = pytest.mark.looptime

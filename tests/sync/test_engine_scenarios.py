@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.config.gates import FeatureGates
-from pykubelet.cri.errors import CriError, NotFound, Unavailable
-from pykubelet.host.cgroups import Cgroups
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.linux.cgroupfs import Cgroups
+from pykubelet.transport.errors import CriError, NotFound, Unavailable
 from pykubelet.volumes.errors import VolumeError
 from tests.resources.test_cgroup_v2 import v2
 from tests.sync.making import make_pod

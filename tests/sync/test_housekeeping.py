@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cri.errors import Unavailable
-from pykubelet.sync.housekeeping import GC_SECONDS, Housekeeping
-from pykubelet.tasks import TaskScope
+from pykubelet.podworkers.housekeeping import GC_SECONDS, Housekeeping
+from pykubelet.transport.errors import Unavailable
+from pykubelet.util.tasks import TaskScope
 
 
 @pytest.mark.looptime

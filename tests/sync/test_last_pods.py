@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.pods.checkpoints import Checkpoints
-from pykubelet.pods.mux import PodChange
-from pykubelet.pods.store import PodStore
-from pykubelet.sync.last_pods import PATIENCE_SECONDS, LastPods
-from pykubelet.tasks import TaskScope
+from pykubelet.podconfig.api_source import PATIENCE_SECONDS, LastPods
+from pykubelet.podconfig.checkpoints import Checkpoints
+from pykubelet.podconfig.mux import PodChange, PodStore
+from pykubelet.util.tasks import TaskScope
 from tests.sync.making import make_pod, make_status
 
 pytestmark = pytest.mark.looptime

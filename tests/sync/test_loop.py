@@ -6,13 +6,13 @@ import pytest
 from pykubelet.api.duration import Duration
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
-from pykubelet.cri.errors import CriError
 from pykubelet.cri.runtime_pb2 import RuntimeCondition, RuntimeStatus, StatusResponse
-from pykubelet.pods.mux import PodChange
-from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pleg import Change
-from pykubelet.sync.runtime_state import RuntimeState, problems_in
-from pykubelet.tasks import TaskScope
+from pykubelet.podconfig.mux import PodChange
+from pykubelet.podsync.contract import Change
+from pykubelet.podworkers.loop import SyncLoop
+from pykubelet.podworkers.runtime_state import RuntimeState, problems_in
+from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import TaskScope
 
 MINUTE = Duration.parse("1m")
 

@@ -10,13 +10,14 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerState, ContainerStateTerminated, PodStatus
 from pykubelet.api.volume import Volume
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.static import SEEN_ANNOTATION, seen_time
-from pykubelet.sync.metrics import StartedMetrics, StatusMetrics, WorkerMetrics
-from pykubelet.sync.pod_starts import PodStarts, covered, first_seen
-from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants, StepError
-from pykubelet.sync.workers import PodWorkers
-from pykubelet.tasks import TaskScope
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.static_pods import SEEN_ANNOTATION, seen_time
+from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, StepError
+from pykubelet.podworkers.metrics import StartedMetrics, WorkerMetrics
+from pykubelet.podworkers.startup_latency import PodStarts, covered, first_seen
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.status.manager import StatusMetrics
+from pykubelet.util.tasks import TaskScope
 from tests.sync.making import container, make_pod, running, waiting
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)

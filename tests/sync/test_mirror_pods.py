@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
-from pykubelet.kube.errors import AlreadyExists, Conflict, Forbidden, KubeError, NotFound, Unreachable
-from pykubelet.kube.resources import Resource
-from pykubelet.pods.mux import PodChange
-from pykubelet.pods.static import HASH_ANNOTATION, MIRROR_ANNOTATION, complete_static_pod
-from pykubelet.pods.store import PodStore
-from pykubelet.sync.mirror_pods import MirrorPods, Plan, Wishes, mirror_of, plan
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.client import Resource
+from pykubelet.apiserver.errors import AlreadyExists, Conflict, Forbidden, KubeError, NotFound, Unreachable
+from pykubelet.podconfig.mux import PodChange, PodStore
+from pykubelet.podconfig.static_pods import HASH_ANNOTATION, MIRROR_ANNOTATION, complete_static_pod
+from pykubelet.status.mirror_pods import MirrorPods, Plan, Wishes, mirror_of, plan
+from pykubelet.util.tasks import TaskScope
 from tests.sync.making import NOW, make_pod
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden" / "mirror-pod.json"

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import Unavailable, Unimplemented
-from pykubelet.runtime.labels import POD_NAME, POD_NAMESPACE, POD_UID
-from pykubelet.runtime.observe import Observer
-from pykubelet.sync.pleg import Change, Pleg
-from pykubelet.tasks import TaskScope
+from pykubelet.kuberuntime.labels import POD_NAME, POD_NAMESPACE, POD_UID
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.podsync.contract import Change
+from pykubelet.podworkers.pleg import Pleg
+from pykubelet.transport.errors import Unavailable, Unimplemented
+from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 

@@ -8,9 +8,9 @@ import pytest
 
 from pykubelet.api.pod import Container, ExecAction, Pod, Probe
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.sync.deadlines import MESSAGE
-from pykubelet.sync.status_refused import PREEMPTED, preempted_status
-from pykubelet.sync.worker import KillPodOptions, StepError
+from pykubelet.podsync.contract import KillPodOptions, StepError
+from pykubelet.podsync.syncer import MESSAGE
+from pykubelet.status.compute import PREEMPTED, preempted_status
 from pykubelet.volumes.errors import VolumeError
 from tests.sync.ending import EndingNode, cri_failure
 from tests.sync.making import NOW, condition, make_pod, make_status

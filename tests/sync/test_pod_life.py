@@ -7,23 +7,22 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.link import Refusal
+from pykubelet.admission.handler import Refusal
 from pykubelet.api.pod import Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import Volume
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.objects import NoObjects
+from pykubelet.cm.resize import PodResources
+from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.labels import container_hash
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.objects.base import NoObjects
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podsync.contract import Change, PodRefused
+from pykubelet.podsync.executor import PodMemory
+from pykubelet.podsync.syncer import Fate, PodLifeOnNode
 from pykubelet.probes.prober import Prober
-from pykubelet.resources.resize_book import PodResources
-from pykubelet.runtime.actions import Actions
-from pykubelet.runtime.hashing import container_hash
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.sync.apply import PodMemory
-from pykubelet.sync.pleg import Change
-from pykubelet.sync.pod_life import Fate, PodLifeOnNode
-from pykubelet.sync.resizing import Resizing
-from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import PodRefused
+from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.status.compute import StatusStore
 from tests.sync.making import make_pod
 
 POD = make_pod(init=("init",))

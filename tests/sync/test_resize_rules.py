@@ -7,10 +7,10 @@ import pytest
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.resources.resize_sizes import Scope
-from pykubelet.runtime.observed import ActualResources, ContainerPhase, ObservedContainer
-from pykubelet.sync.resize_rules import ResizeRules, infeasible, summary, urgency, wishes
-from pykubelet.sync.resize_status import actual_resources
+from pykubelet.cm.resize import Scope
+from pykubelet.kuberuntime.observe import ActualResources, ContainerPhase, ObservedContainer
+from pykubelet.resize.feasibility import ResizeRules, infeasible, summary, urgency, wishes
+from pykubelet.status.containers import actual_resources
 
 EARLY, LATE = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
 MI = 1024**2

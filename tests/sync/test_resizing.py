@@ -10,19 +10,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.link import Answer, Later, Preempt, Refusal
+from pykubelet.admission.handler import Answer, Later, Preempt, Refusal
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.pods.journal import Journal
-from pykubelet.resources.resize_book import read_books
-from pykubelet.runtime.actions import Actions, Resize
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.runtime.update import ResizeError, Resizer
-from pykubelet.sync.resize_doing import ResizeDoing
-from pykubelet.sync.resize_metrics import ResizeMetrics
-from pykubelet.sync.resize_rules import IN_PROGRESS, PENDING, ResizeRules
-from pykubelet.sync.resizing import RETRY_SECONDS, Others, Resizing
-from pykubelet.tasks import TaskScope
+from pykubelet.cm.resize import read_books
+from pykubelet.kuberuntime.decide import Actions, Resize
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.resize import ResizeError, Resizer
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.resize.allocation_manager import RETRY_SECONDS, Others, ResizeDoing, Resizing
+from pykubelet.resize.feasibility import IN_PROGRESS, PENDING, ResizeMetrics, ResizeRules
+from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 

@@ -9,23 +9,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
-from pykubelet.cri.errors import CriError, NotFound
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.objects import NoObjects
+from pykubelet.kuberuntime.decide import Waves, restarts_after_exit
+from pykubelet.kuberuntime.kill import Killer
+from pykubelet.kuberuntime.labels import container_hash
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.removal import ContainerRemover
+from pykubelet.objects.base import NoObjects
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podsync.contract import StepError
+from pykubelet.podsync.executor import PodMemory
+from pykubelet.podsync.restart_all import RestartAll
+from pykubelet.podsync.syncer import PodLifeOnNode
 from pykubelet.probes.prober import Prober
-from pykubelet.runtime.hashing import container_hash
-from pykubelet.runtime.kill import Killer
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.runtime.removal import ContainerRemover
-from pykubelet.runtime.reset import Waves
-from pykubelet.runtime.restart import restarts_after_exit
-from pykubelet.sync.apply import PodMemory
-from pykubelet.sync.pod_life import PodLifeOnNode
-from pykubelet.sync.restart_all import RestartAll
-from pykubelet.sync.status_containers import StartFailure
-from pykubelet.sync.status_restart import says_restarting
-from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import StepError
+from pykubelet.status.compute import StatusStore
+from pykubelet.status.containers import StartFailure, says_restarting
+from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import make_pod
 
 BORN = 1_000.0

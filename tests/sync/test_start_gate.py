@@ -3,7 +3,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from pykubelet.sync.start_gate import LONGEST_SECONDS, StartGate
+from pykubelet.podsync.start_limiter import LONGEST_SECONDS, StartGate
 
 
 async def test_no_more_than_the_limit_at_once_and_the_oldest_first() -> None:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.backoff import BackOff
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
-from pykubelet.pods.journal import Journal
-from pykubelet.runtime.actions import Actions
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.runtime.start import StartError
-from pykubelet.sync.apply import Doer, PodMemory
-from pykubelet.sync.start_gate import StartGate
+from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.start import StartError
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podsync.executor import Doer, PodMemory
+from pykubelet.podsync.start_limiter import StartGate
+from pykubelet.util.backoff import BackOff
 
 POD = from_document(
     Pod,

@@ -8,10 +8,10 @@ import pytest
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.probes.health import health
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod
-from pykubelet.sync.static_readiness import FILE, WRITE_SECONDS, StaticReadiness
-from pykubelet.sync.status_store import StatusStore
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.probes.results import health
+from pykubelet.status.compute import StatusStore
+from pykubelet.status.static_readiness import FILE, WRITE_SECONDS, StaticReadiness
 from tests.probes.parts import exec_probe
 from tests.sync.making import container, make_pod, make_status
 

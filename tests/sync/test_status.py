@@ -11,11 +11,11 @@ import yaml
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod, VolumeMount
 from pykubelet.api.pod_status import AddressStatus, PodStatus, ResourceHealth, ResourceStatus
-from pykubelet.pods.defaults import apply_defaults
-from pykubelet.probes.kinds import Health
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.sync.status import compute_status
-from pykubelet.sync.status_containers import PodView, StartFailure
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.podconfig.defaults import apply_defaults
+from pykubelet.probes.types import Health
+from pykubelet.status.compute import compute_status
+from pykubelet.status.containers import PodView, StartFailure
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

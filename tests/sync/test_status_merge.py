@@ -13,10 +13,8 @@ from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import AddressStatus, ContainerState, PodCondition, PodStatus, StatusResources
 from pykubelet.api.quantity import Quantity
-from pykubelet.sync.status import OWNED
-from pykubelet.sync.status_final import final_status
-from pykubelet.sync.status_merge import MESSAGE_BYTES, merged_status
-from pykubelet.sync.status_patch import status_patch
+from pykubelet.status.compute import OWNED, final_status
+from pykubelet.status.patch import MESSAGE_BYTES, merged_status, status_patch
 from tests.sync.making import (
     LATER,
     NOW,

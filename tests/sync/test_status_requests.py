@@ -5,9 +5,9 @@ import asyncio
 import msgspec
 
 from pykubelet.api.meta import to_document
-from pykubelet.kube.client import ApiClient
-from pykubelet.sync.status_sender import StatusSender
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.status.manager import StatusSender
+from pykubelet.util.tasks import TaskScope
 from tests.kube.conftest import access, authority, client, opened, server, server_pair  # noqa: F401
 from tests.kube.servers import Server, answer, refuse
 from tests.sync.making import make_pod, make_status

@@ -7,11 +7,10 @@ import pytest
 
 from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
 from pykubelet.api.pod_status import ContainerStatus, PodCondition, PodStatus
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.sync.status import compute_status
-from pykubelet.sync.status_containers import PodView, StartFailure
-from pykubelet.sync.status_merge import merged_status
-from pykubelet.sync.status_restart import says_restarting
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.status.compute import compute_status
+from pykubelet.status.containers import PodView, StartFailure, says_restarting
+from pykubelet.status.patch import merged_status
 from tests.sync.making import LATER, NOW, condition, container, ended, make_pod, running, waiting
 
 KIND = "AllContainersRestarting"

@@ -9,10 +9,15 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.meta import to_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.sync import status_sender
-from pykubelet.sync.metrics import StatusMetrics
-from pykubelet.sync.status_merge import merged_status
-from pykubelet.sync.status_sender import AT_ONCE, CROWDED_HOLD_SECONDS, HOLD_SECONDS, QUEUED_HOLD_SECONDS
+from pykubelet.status import manager as status_sender
+from pykubelet.status.manager import (
+    AT_ONCE,
+    CROWDED_HOLD_SECONDS,
+    HOLD_SECONDS,
+    QUEUED_HOLD_SECONDS,
+    StatusMetrics,
+)
+from pykubelet.status.patch import merged_status
 from tests.sync.making import LATER, condition, container, ended, make_pod, make_status, waiting
 from tests.sync.sender_api import Api, pending, sending
 

@@ -10,7 +10,7 @@ from looptime import new_event_loop
 
 from pykubelet.api.meta import to_document
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kube.errors import (
+from pykubelet.apiserver.errors import (
     Conflict,
     Forbidden,
     Invalid,
@@ -19,7 +19,7 @@ from pykubelet.kube.errors import (
     ServerError,
     Unreachable,
 )
-from pykubelet.sync.status_sender import AT_ONCE
+from pykubelet.status.manager import AT_ONCE
 from tests.sync.making import make_pod, make_status
 from tests.sync.sender_api import Api, sending
 

@@ -6,10 +6,10 @@ import pytest
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.probes.kinds import Health
-from pykubelet.runtime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.sync.status import compute_status
-from pykubelet.sync.status_containers import PodView, StartFailure
+from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.probes.types import Health
+from pykubelet.status.compute import compute_status
+from pykubelet.status.containers import PodView, StartFailure
 from tests.sync.making import NOW, condition, make_pod
 
 FINE = Health(started=True, ready=True)

@@ -7,15 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
-from pykubelet.cri.errors import CriError, NotFound, Unavailable
-from pykubelet.pods.journal import Journal
-from pykubelet.pods.objects import NoObjects
+from pykubelet.kuberuntime.kill import Killer
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.objects.base import NoObjects
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podsync.contract import KillPodOptions, StepError
+from pykubelet.podsync.syncer import PodLifeOnNode
 from pykubelet.probes.prober import Prober
-from pykubelet.runtime.kill import Killer
-from pykubelet.runtime.observed import ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.sync.pod_life import PodLifeOnNode
-from pykubelet.sync.status_store import StatusStore
-from pykubelet.sync.worker import KillPodOptions, StepError
+from pykubelet.status.compute import StatusStore
+from pykubelet.transport.errors import CriError, NotFound, Unavailable
 from tests.sync.making import make_pod
 
 POD = make_pod()

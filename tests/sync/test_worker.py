@@ -6,10 +6,11 @@ import pytest
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.pods.static import SOURCE_ANNOTATION, is_static_pod
-from pykubelet.sync.worker import KillPodOptions, Outcome, Remnants, State, StepError
-from pykubelet.sync.workers import PodWorkers
-from pykubelet.tasks import TaskScope
+from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION, is_static_pod
+from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, StepError
+from pykubelet.podworkers.worker import State
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 

@@ -11,18 +11,17 @@ import pytest
 
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.meta import Resources, from_document
-from pykubelet.api.persistent import PersistentVolume, PersistentVolumeClaim
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.selector import LabelSelector
-from pykubelet.host.mounts import Mount, plan_unmounts, read_mounts, unmount
-from pykubelet.kube.client import ApiClient
-from pykubelet.kube.errors import NotFound, Unreachable
-from pykubelet.kube.resources import Resource, T
-from pykubelet.pods.defaults import apply_defaults
-from pykubelet.pods.objects import ObjectError, ObjectMissing, PodObjects
-from pykubelet.tasks import TaskScope
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.api.storage import PersistentVolume, PersistentVolumeClaim
+from pykubelet.apiserver.client import ApiClient, Resource, T
+from pykubelet.apiserver.errors import NotFound, Unreachable
+from pykubelet.linux.mounts import Mount, plan_unmounts, read_mounts, unmount
+from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
+from pykubelet.podconfig.defaults import apply_defaults
+from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.manager import PodVolumes
 
 ALLOCATABLE = 1 << 30
 

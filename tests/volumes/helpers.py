@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.loops import attached_loops
-from pykubelet.host.mounts import unmount
-from pykubelet.volumes.kind import Surroundings, Wanted
+from pykubelet.linux.loop_devices import attached_loops
+from pykubelet.linux.mounts import unmount
+from pykubelet.volumes.plugin import Surroundings, Wanted
 from tests.volumes.conftest import ALLOCATABLE, Node, Shelf
 
 _RECORD = """#!{python} -S

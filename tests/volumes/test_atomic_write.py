@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.host.mounts import mount, unmount
-from pykubelet.volumes import atomic_write
-from pykubelet.volumes.atomic_write import DATA, NEXT, publish
+from pykubelet.linux.mounts import mount, unmount
+from pykubelet.volumes import file_projection as atomic_write
 from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.files import File, checked_path
+from pykubelet.volumes.file_projection import DATA, NEXT, File, checked_path, publish
 from tests.volumes.conftest import mode_of, needs_root, umask
 
 MOMENT = 1_769_860_800.5  # 2026-01-31 12:00:00.5 UTC
@@ -351,8 +350,8 @@ class TestKills:
         program = (
             "import sys, itertools\n"
             "from pathlib import Path\n"
-            "from pykubelet.volumes.atomic_write import publish\n"
-            "from pykubelet.volumes.files import File\n"
+            "from pykubelet.volumes.file_projection import publish\n"
+            "from pykubelet.volumes.file_projection import File\n"
             "for number in itertools.count(int(sys.argv[2])):\n"
             "    files = {name: File(str(number).encode() * 500, 0o644) for name in ('a', 'b/c', 'd')}\n"
             "    publish(Path(sys.argv[1]), files, moment=0)\n"

@@ -9,12 +9,12 @@ import pytest
 
 from pykubelet.api.node import AttachedVolume
 from pykubelet.api.node import Node as ApiNode
-from pykubelet.kube.client import ApiClient
-from pykubelet.tasks import TaskScope
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.pod_volumes import PodVolumes
-from pykubelet.volumes.shared_disk import SharedDiskKind
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.plugin import MountedVolume
+from pykubelet.volumes.plugins.network_disk import SharedDiskKind
 from tests.volumes.conftest import ALLOCATABLE, Node, Server, Shelf, pod_with
 
 IQN = "iqn.2026-01.com.example:disk"

@@ -6,18 +6,12 @@ from typing import Any
 import pytest
 
 from pykubelet.api.meta import from_document
-from pykubelet.api.node_selector import NodeSelector
-from pykubelet.api.persistent import PersistentVolume
 from pykubelet.api.pod import Pod
-from pykubelet.volumes.claim_rules import (
-    AffinityError,
-    check_affinity,
-    is_exclusive,
-    mount_options,
-    volume_group,
-)
+from pykubelet.api.selector import NodeSelector
+from pykubelet.api.storage import PersistentVolume
 from pykubelet.volumes.errors import NoRoomOnNode, VolumeError, failure_event, set_up_failed
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.pvc import AffinityError, check_affinity, is_exclusive, mount_options, volume_group
 from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
 
 CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.kube.errors import Forbidden
-from pykubelet.kube.resources import Resource, T
+from pykubelet.apiserver.client import Resource, T
+from pykubelet.apiserver.errors import Forbidden
 from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
 
 CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.loops import attach_loop, detach_loop
-from pykubelet.host.mounts import unmount
+from pykubelet.linux.loop_devices import attach_loop, detach_loop
+from pykubelet.linux.mounts import unmount
 from pykubelet.volumes.disks import PARTITIONED, DiskError, disk_format, format_and_mount, read_format
 from pykubelet.volumes.mount_helper import HelperError, is_mounted
 from tests.volumes.conftest import needs_root

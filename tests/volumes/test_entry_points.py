@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.volumes.kind import PlainKind, Surroundings, VolumeKind, Wanted
-from pykubelet.volumes.kinds import GROUP, make_kinds, others_kinds
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, VolumeKind, Wanted
+from pykubelet.volumes.registry import GROUP, make_kinds, others_kinds
 from tests.volumes.conftest import Node, Shelf
 
 
@@ -87,7 +86,7 @@ def test_an_installed_one_is_found(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cloudy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\nglusterfs = cloudy:Kind\nnfs = cloudy:Kind\n")
     (tmp_path / "cloudy.py").write_text(
-        "from pykubelet.volumes.kind import PlainKind\n"
+        "from pykubelet.volumes.plugin import PlainKind\n"
         "class Kind(PlainKind):\n"
         "    folder = 'example.com~vapour'\n"
         "    def __init__(self, given): pass\n"
@@ -95,8 +94,8 @@ def test_an_installed_one_is_found(tmp_path: Path) -> None:
     )
     program = (
         "import json; from pathlib import Path\n"
-        "from pykubelet.volumes.kind import Surroundings\n"
-        "from pykubelet.volumes.kinds import make_kinds\n"
+        "from pykubelet.volumes.plugin import Surroundings\n"
+        "from pykubelet.volumes.registry import make_kinds\n"
         "kinds = make_kinds(Surroundings(Path('/'), None, None, None, 0, True))\n"
         "print(json.dumps({name: type(kind).__module__ for name, kind in kinds.items()}))"
     )
@@ -109,5 +108,5 @@ def test_an_installed_one_is_found(tmp_path: Path) -> None:
     )
     kinds = json.loads(done.stdout)
     assert kinds["glusterfs"] == "cloudy", "what the agent refuses, others may give"
-    assert kinds["nfs"] == "pykubelet.volumes.nfs", "what the agent gives stays its own"
+    assert kinds["nfs"] == "pykubelet.volumes.plugins.nfs", "what the agent gives stays its own"
     assert "is there already" in done.stderr

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.mounts import mount, read_mounts, unmount
+from pykubelet.linux.mounts import mount, read_mounts, unmount
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.sub_path import bind, opened_inside
 from tests.volumes.attacker import swapping, tries
 from tests.volumes.conftest import Shelf, needs_root, pod_with

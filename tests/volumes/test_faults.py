@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.mounts import mount, read_mounts, unmount
+from pykubelet.linux.mounts import mount, read_mounts, unmount
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
 from tests.volumes.conftest import Shelf, needs_root, pod_with, volumes_at
 from tests.volumes.dying import dies_at
 from tests.volumes.helpers import loops_left

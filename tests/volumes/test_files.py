@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.volume_files import KeyToPath
+from pykubelet.api.volume import KeyToPath
 from pykubelet.volumes.errors import KindError, joined
-from pykubelet.volumes.files import DEEPEST, LONGEST_PATH, File, as_tree, checked_path, of_keys
+from pykubelet.volumes.file_projection import DEEPEST, LONGEST_PATH, File, as_tree, checked_path, of_keys
 
 A = File(b"a", 0o644)
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.mounts import read_mounts
-from pykubelet.volumes import flex
+from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import BadSource, KindError, NotYet
-from pykubelet.volumes.flex import FlexKind
-from pykubelet.volumes.flex_driver import DriverError, NotSupportedError, escaped, read_answer
 from pykubelet.volumes.mount_helper import HelperError, is_mounted
+from pykubelet.volumes.plugins import flex
+from pykubelet.volumes.plugins.flex import DriverError, FlexKind, NotSupportedError, escaped, read_answer
 from tests.volumes.conftest import Shelf, mode_of, needs_root, pod_with
 from tests.volumes.helpers import surroundings, wanted
 

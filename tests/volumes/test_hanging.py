@@ -9,16 +9,20 @@ from typing import NoReturn
 
 import pytest
 
-from pykubelet.host import mounts
-from pykubelet.host.mounts import read_mounts
-from pykubelet.tasks import TaskScope, in_own_thread
-from pykubelet.volumes import host_path, kinds, operations, pod_volumes, take_down, unmounting
+from pykubelet.linux import mounts
+from pykubelet.linux.mounts import read_mounts
+from pykubelet.util.tasks import TaskScope, in_own_thread
+from pykubelet.volumes import manager as pod_volumes
+from pykubelet.volumes import operations
+from pykubelet.volumes import registry as kinds
+from pykubelet.volumes import unmounter as take_down
+from pykubelet.volumes import unmounter as unmounting
 from pykubelet.volumes.errors import NotYet, VolumeError
-from pykubelet.volumes.flex import FlexKind
-from pykubelet.volumes.kind import PlainKind, Wanted
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.operations import FIRST_PAUSE
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Wanted
+from pykubelet.volumes.plugins import host_path
+from pykubelet.volumes.plugins.flex import FlexKind
 from tests.volumes.conftest import Shelf, needs_root, pod_with, volumes_at
 from tests.volumes.helpers import dead_server, surroundings
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.plugin import MountedVolume
 from tests.volumes.conftest import ALLOCATABLE, Node, Shelf, pod_with
 
 TOOLS = {"name": "tools", "image": {"reference": "registry/tools:1"}}

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.tasks import TaskScope
-from pykubelet.volumes import in_use, kinds, pod_volumes
+from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes import attach as in_use
+from pykubelet.volumes import manager as pod_volumes
+from pykubelet.volumes import registry as kinds
+from pykubelet.volumes.attach import InUseReports, NotReported
 from pykubelet.volumes.errors import NoRoomOnNode, VolumeError
-from pykubelet.volumes.in_use import InUseReports, NotReported
-from pykubelet.volumes.kind import PlainKind, Surroundings, Wanted
-from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
 from tests.volumes.conftest import Shelf, pod_with, volumes_at
 
 CLOUD = {"name": "cloud", "glusterfs": {"path": "p"}}

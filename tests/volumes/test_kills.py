@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.mounts import read_mounts
+from pykubelet.linux.mounts import read_mounts
 from tests.volumes.conftest import Server, Shelf, needs_root, pod_with, volumes_at
 from tests.volumes.helpers import loops_left
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.loops import attach_loop, attached_loops, detach_loop, loops_of
-from pykubelet.host.mounts import read_mounts
-from pykubelet.tasks import TaskScope
+from pykubelet.linux.loop_devices import attach_loop, attached_loops, detach_loop, loops_of
+from pykubelet.linux.mounts import read_mounts
+from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import VolumeError, failure_event
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
 from tests.volumes.conftest import Server, Shelf, mode_of, mounted_at, needs_root, pod_with, volumes_at
 from tests.volumes.helpers import loops_left
 

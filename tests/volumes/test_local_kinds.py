@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
-from pykubelet.api.volume_sources import HostPath
-from pykubelet.host.mounts import mount, unmount
-from pykubelet.volumes import empty_dir
-from pykubelet.volumes.empty_dir import MediumError, huge_page_option, tmpfs_size
+from pykubelet.api.volume import HostPath
+from pykubelet.linux.mounts import mount, unmount
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.folders import EMPTY_DIR, VolumeFolders
-from pykubelet.volumes.host_path import HostPathError, check_host_path
-from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.paths import EMPTY_DIR, VolumeFolders
+from pykubelet.volumes.plugin import MountedVolume
+from pykubelet.volumes.plugins import empty_dir
+from pykubelet.volumes.plugins.empty_dir import MediumError, huge_page_option, tmpfs_size
+from pykubelet.volumes.plugins.host_path import HostPathError, check_host_path
 from tests.trees import deep_directory, nest
 from tests.volumes.conftest import (
     Shelf,

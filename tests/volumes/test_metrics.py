@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.kube.client import ApiClient
-from pykubelet.server.exposition import text_format
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.server.metrics import text_format
 from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.metrics import VolumeMetrics, VolumeNumbers, claim_of, plugin_name
-from pykubelet.volumes.pod_volumes import PodVolumes
 from pykubelet.volumes.usage import Usage
 from tests.metrics_page import Page, rows
 from tests.volumes.conftest import Node, Server, Shelf, pod_with

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.mounts import MS_BIND, Mount, mount, parse_mountinfo, unmount
+from pykubelet.linux.mounts import MS_BIND, Mount, mount, parse_mountinfo, unmount
 from pykubelet.volumes import mount_helper
 from pykubelet.volumes.mount_helper import (
     HelperError,

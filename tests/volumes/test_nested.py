@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.nested import make_mount_points, nested_mount_points
+from pykubelet.volumes.file_projection import make_mount_points, nested_mount_points
 from tests.volumes.conftest import mode_of, pod_with
 
 PATHS: list[tuple[dict[str, str], list[str]]] = [

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.persistent import PersistentVolume
-from pykubelet.host.mounts import read_mounts
+from pykubelet.api.storage import PersistentVolume
+from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import BadSource
-from pykubelet.volumes.folders import VolumeFolders
+from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.mount_helper import HelperError
-from pykubelet.volumes.nfs import NfsKind, nfs_source
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.paths import VolumeFolders
+from pykubelet.volumes.plugins.nfs import NfsKind, nfs_source
 from pykubelet.volumes.sub_path import bind, opened_inside
 from tests.volumes.conftest import Shelf, needs_root, pod_with
 from tests.volumes.helpers import MOUNT, StandIns, stand_ins, surroundings, wanted

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import KindError, NotYet
 from pykubelet.volumes.operations import FIRST_PAUSE, LONGEST_PAUSE, Locks, Operations, StillBusy
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.mounts import mount, unmount
-from pykubelet.host.tree_walk import open_subdirectory, walk_tree
+from pykubelet.linux.mounts import mount, unmount
+from pykubelet.linux.untrusted_files import open_subdirectory, walk_tree
 from pykubelet.volumes import ownership
 from pykubelet.volumes.ownership import IN_PROGRESS, Walk, give_to_group, group_mode, own
 from tests.trees import deep_directory, few_open_files, nest

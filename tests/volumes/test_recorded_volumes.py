@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from pykubelet.api.pod import Pod
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
 from tests.volumes.conftest import Shelf, mounted_at, needs_root, pod_with, volumes_at
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"

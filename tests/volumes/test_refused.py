@@ -7,8 +7,8 @@ import pytest
 from pykubelet.api.volume import Volume
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import BadSource
-from pykubelet.volumes.kinds import make_kinds
-from pykubelet.volumes.refused import REASONS, RefusedKind
+from pykubelet.volumes.plugins.image import REASONS, RefusedKind
+from pykubelet.volumes.registry import make_kinds
 from tests.volumes.conftest import Shelf, pod_with
 from tests.volumes.helpers import surroundings, wanted
 

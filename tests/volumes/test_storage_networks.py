@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.persistent import PersistentVolume
-from pykubelet.api.volume_sources import FibreChannel, Iscsi
-from pykubelet.host.loops import attach_loop, detach_loop, loops_of
-from pykubelet.host.mounts import read_mounts, unmount
-from pykubelet.volumes import iscsi
+from pykubelet.api.storage import PersistentVolume
+from pykubelet.api.volume import FibreChannel, Iscsi
+from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
+from pykubelet.linux.mounts import read_mounts, unmount
 from pykubelet.volumes.block import unmap_device
 from pykubelet.volumes.errors import BadSource, KindError
-from pykubelet.volumes.fc import FcKind, fc_name
-from pykubelet.volumes.iscsi import IscsiKind, disk_of
 from pykubelet.volumes.mount_helper import HelperError
-from pykubelet.volumes.scsi import Scsi
+from pykubelet.volumes.plugins import iscsi
+from pykubelet.volumes.plugins.fc import FcKind, fc_name
+from pykubelet.volumes.plugins.iscsi import IscsiKind, disk_of
+from pykubelet.volumes.plugins.network_disk import Scsi
 from tests.volumes.conftest import Shelf, needs_root, pod_with
 from tests.volumes.helpers import StandIns, stand_ins, surroundings, wanted
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.mounts import read_mounts
+from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.pod_volumes import PodVolumes
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.plugin import MountedVolume
 from pykubelet.volumes.sub_path import OutsideError, opened_inside
 from tests.volumes.conftest import needs_root, pod_with
 

@@ -14,9 +14,17 @@ import pytest
 
 from pykubelet.api.pod import Pod
 from pykubelet.volumes import usage as usage_module
-from pykubelet.volumes.pod_volumes import PodVolumes
-from pykubelet.volumes.usage import Usage, VolumeUsage, has_others, measure, own_volumes
-from pykubelet.volumes.usage_count import Interrupted, Pace, file_system
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.usage import (
+    Interrupted,
+    Pace,
+    Usage,
+    VolumeUsage,
+    file_system,
+    has_others,
+    measure,
+    own_volumes,
+)
 from tests.volumes.conftest import Shelf, needs_root, pod_with
 from tests.volumes.test_usage_count import count, du
 

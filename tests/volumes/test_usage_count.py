@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pykubelet.host import tree_walk
-from pykubelet.host.mounts import mount, unmount
-from pykubelet.volumes import usage_count
-from pykubelet.volumes.usage_count import Interrupted, Pace, Tally, file_system, tally
+from pykubelet.linux import untrusted_files as tree_walk
+from pykubelet.linux.mounts import mount, unmount
+from pykubelet.volumes import usage as usage_count
+from pykubelet.volumes.usage import Interrupted, Pace, Tally, file_system, tally
 from tests.trees import deep_directory, few_open_files, nest
 from tests.volumes.conftest import needs_root
 

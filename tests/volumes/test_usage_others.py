@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.volumes import usage_others
-from pykubelet.volumes.holdings import Holding
-from pykubelet.volumes.kind import Wanted
-from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.usage import Usage
-from pykubelet.volumes.usage_count import FileSystem, file_system
-from pykubelet.volumes.usage_others import OtherUsage
+from pykubelet.volumes import usage as usage_others
+from pykubelet.volumes.plugin import MountedVolume, Wanted
+from pykubelet.volumes.usage import FileSystem, OtherUsage, Usage, file_system
+from pykubelet.volumes.volume_state import Holding
 from tests.volumes.conftest import pod_with
 
 SHARE = {"nfs": {"server": "s", "path": "/"}}

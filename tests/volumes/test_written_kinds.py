@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.mounts import unmount
-from pykubelet.pods.objects import NoObjects
-from pykubelet.volumes import written
+from pykubelet.linux.mounts import unmount
+from pykubelet.objects.base import NoObjects
+from pykubelet.volumes import file_projection as written
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.mounted import MountedVolume
-from pykubelet.volumes.pod_volumes import PodVolumes
-from pykubelet.volumes.written import fs_user
+from pykubelet.volumes.file_projection import fs_user
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.plugin import MountedVolume
 from tests.volumes.conftest import Shelf, mode_of, mounted_at, needs_root, pod_with, volumes_at
 
 FAILED = "MountVolume.SetUp failed for volume"

@@ -2,15 +2,315 @@
 
 A critical pod (static, or of a system priority) is not refused for want of room: others go. If anything
 else speaks against it, only that is told, and nobody has to go.
+
+Whether what a pod is promised is still there: the same account as the scheduler's. Pure.
+
+Resources that the node does not know are somebody else's matter (the cluster may hand them out as a
+whole), unless it said that it has none of them left.
+
+Whether this is a node that the pod wants, and that wants the pod: labels, name, ports, taints. Pure.
+
+Pods that came by the scheduler passed these already; labels and taints may have changed since, and static
+pods and pods bound by hand never did.
+
+Which pods make room for one that the node must have. Pure.
+
+As few as possible and of as little importance: guaranteed pods only for what all others together cannot
+give, burstable ones only for what best-effort ones cannot. Within a class, time and again the pod that
+gives most of what is still missing; of equal ones the one that is promised less.
 """
 
 from __future__ import annotations
 
-from pykubelet.admission.fit import as_amounts, shortages, usage_of
-from pykubelet.admission.link import UNEXPECTED, Answer, Attempt, Preempt, Refusal, Surroundings
-from pykubelet.admission.place import NODE_AFFINITY, misplacements
-from pykubelet.admission.victims import NoVictims, choose_victims
-from pykubelet.pods.static import is_critical_pod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pykubelet.admission.handler import (
+    UNEXPECTED,
+    Amounts,
+    Answer,
+    Attempt,
+    Preempt,
+    Refusal,
+    Surroundings,
+    Usage,
+)
+from pykubelet.api.meta import Resources
+from pykubelet.api.names import is_extended_resource
+from pykubelet.api.node import Node, Taint
+from pykubelet.api.pod import Pod, Toleration, is_sidecar
+from pykubelet.api.selector import NodeSelectorTerm
+from pykubelet.podconfig.static_pods import is_critical_pod, is_static_pod
+
+_BASIC = ("cpu", "memory", "ephemeral-storage")
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A resource of which there is too little."""
+
+    resource: str
+    requested: int
+    used: int
+    capacity: int
+
+    @property
+    def missing(self) -> int:
+        """How much would have to come free."""
+        return self.requested - (self.capacity - self.used)
+
+    @property
+    def reason(self) -> str:
+        """The word for it: `OutOfcpu`, `OutOfmemory`, `OutOfpods`…"""
+        return f"OutOf{self.resource}"
+
+    @property
+    def message(self) -> str:
+        """The numbers."""
+        return (
+            f"Node didn't have enough resource: {self.resource}, requested: {self.requested}, "
+            f"used: {self.used}, capacity: {self.capacity}"
+        )
+
+
+def as_amounts(resources: Resources) -> dict[str, int]:
+    """Give amounts as they are compared and told: thousandths of cpus, and whole units of all else."""
+    return {name: amount.milli if name == "cpu" else int(amount) for name, amount in resources.items()}
+
+
+def usage_of(pods: Iterable[Pod], requests_of: Callable[[Pod], Amounts]) -> Usage:
+    """Return the sum of the resources of some pods."""
+    count, amounts = 0, dict[str, int]()
+    for pod in pods:
+        count += 1
+        for name, amount in requests_of(pod).items():
+            amounts[name] = amounts.get(name, 0) + amount
+    return Usage(count, amounts)
+
+
+def shortages(
+    pod: Pod, used: Usage, allocatable: Amounts, requests_of: Callable[[Pod], Amounts]
+) -> list[Shortage]:
+    """Give what there is too little of for the pod beside the others, in the order in which it is told.
+
+    `used` has what the others have.
+    """
+    found = []
+    most = allocatable.get("pods", 0)
+    if used.pods + 1 > most:
+        found.append(Shortage("pods", 1, used.pods, most))
+    claimed = _claimed(pod)
+    wanted = {name: amount for name, amount in requests_of(pod).items() if amount > 0 and name not in claimed}
+    scalars = sorted(name for name in wanted if name not in _BASIC and _is_counted(name, allocatable))
+    for name in (*(name for name in _BASIC if name in wanted), *scalars):
+        taken, capacity = used.amounts.get(name, 0), allocatable.get(name, 0)
+        if wanted[name] > capacity - taken:
+            found.append(Shortage(name, wanted[name], taken, capacity))
+    return found
+
+
+def _claimed(pod: Pod) -> set[str]:
+    """Give the resources for which the scheduler made a claim: they are not out of the node's own stock."""
+    status = pod.status.extended_resource_claim_status
+    return {mapping.resource_name for mapping in status.request_mappings} if status is not None else set()
+
+
+def _is_counted(name: str, allocatable: Amounts) -> bool:
+    if is_extended_resource(name):
+        return name in allocatable
+    return name.startswith(("hugepages-", "attachable-volumes-")) or "kubernetes.io/" in name
+
+
+_EVERYWHERE = "0.0.0.0"
+_Port = tuple[str, str, int]
+_INT64 = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Misplacement:
+    """Why a pod is at the wrong node."""
+
+    reason: str
+    why: str
+
+    @property
+    def message(self) -> str:
+        """The sentence for people."""
+        return f"Predicate {self.reason} failed: {self.why}"
+
+
+NODE_AFFINITY = Misplacement("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+NODE_NAME = Misplacement("NodeName", "node(s) didn't match the requested node name")
+NODE_PORTS = Misplacement("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+TAINTS = Misplacement("TaintToleration", "node(s) had taints that the pod didn't tolerate")
+
+
+def misplacements(
+    pod: Pod, node: Node, others: Sequence[Pod], *, comparing: bool = False
+) -> list[Misplacement]:
+    """Give all that is wrong with the pod's place, in the order in which it is told.
+
+    `comparing`: whether tolerations may compare numbers (the gate `TaintTolerationComparisonOperators`).
+    """
+    found = []
+    if not wants_node(pod, node):
+        found.append(NODE_AFFINITY)
+    if pod.spec.node_name not in ("", node.metadata.name):
+        found.append(NODE_NAME)
+    if (wanted := list(_host_ports(pod))) and _conflict(wanted, _taken(others)):
+        found.append(NODE_PORTS)
+    # Nobody else would run a static pod.
+    if not is_static_pod(pod) and not all(
+        any(tolerates(toleration, taint, comparing=comparing) for toleration in pod.spec.tolerations)
+        for taint in node.spec.taints
+        if taint.effect == "NoExecute"
+    ):
+        found.append(TAINTS)
+    return found
+
+
+def wants_node(pod: Pod, node: Node) -> bool:
+    """Whether the node has the labels that the pod selects, and is one that it must have by affinity."""
+    labels = node.metadata.labels
+    if not all(labels.get(key) == value for key, value in pod.spec.node_selector.items()):
+        return False
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    return required is None or any(_fits(term, node) for term in required.node_selector_terms)
+
+
+def tolerates(toleration: Toleration, taint: Taint, *, comparing: bool = False) -> bool:
+    """Whether a toleration is for this taint."""
+    if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
+        return False
+    match toleration.operator:
+        case "" | "Equal":
+            return toleration.value == taint.value
+        case "Exists":
+            return True
+        case "Lt" | "Gt" if comparing:
+            return _compares(toleration, taint)
+    return False
+
+
+def _fits(term: NodeSelectorTerm, node: Node) -> bool:
+    try:
+        return term.fits(node.metadata.labels, node.metadata.name)
+    except ValueError:
+        # A term that cannot be understood chooses nothing; others still may.
+        return False
+
+
+def _compares(toleration: Toleration, taint: Taint) -> bool:
+    numbers = []
+    for text in (taint.value, toleration.value):
+        digits = text.removeprefix("-")
+        plain = digits.isascii() and digits.isdecimal() and (digits == "0" or not digits.startswith("0"))
+        if not plain or text == "-0" or not -_INT64 <= int(text) < _INT64:
+            return False
+        numbers.append(int(text))
+    found, bound = numbers
+    return found < bound if toleration.operator == "Lt" else found > bound
+
+
+def _host_ports(pod: Pod) -> Iterator[_Port]:
+    """Ports of the machine that the pod holds for all its life."""
+    for container in (*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers):
+        for port in container.ports:
+            if port.host_port > 0:
+                yield port.host_ip or _EVERYWHERE, port.protocol or "TCP", port.host_port
+
+
+def _taken(others: Iterable[Pod]) -> Callable[[_Port], bool]:
+    ports = {port for other in others for port in _host_ports(other)}
+    numbers = {port[1:] for port in ports}
+
+    def is_taken(port: _Port) -> bool:
+        address, *number = port
+        if address == _EVERYWHERE:
+            return tuple(number) in numbers
+        return port in ports or (_EVERYWHERE, *number) in ports
+
+    return is_taken
+
+
+def _conflict(wanted: Iterable[_Port], is_taken: Callable[[_Port], bool]) -> bool:
+    return any(map(is_taken, wanted))
+
+
+class NoVictims(Exception):
+    """No set of pods would make enough room; the text says of what."""
+
+
+def may_preempt(pod: Pod, victim: Pod) -> bool:
+    """Whether one pod may take the place of another."""
+    if is_critical_pod(pod) and not is_critical_pod(victim):
+        return True
+    mine, theirs = pod.spec.priority, victim.spec.priority
+    return mine is not None and theirs is not None and mine > theirs
+
+
+def choose_victims(
+    pod: Pod,
+    others: Sequence[Pod],
+    missing: Amounts,
+    *,
+    requests_of: Callable[[Pod], Amounts],
+    class_of: Callable[[Pod], str],
+) -> list[Pod]:
+    """Give the pods whose end frees what is `missing` for the pod; raises NoVictims."""
+
+    def given(victim: Pod) -> Amounts:
+        return {**requests_of(victim), "pods": 1}
+
+    preemptable = [other for other in others if may_preempt(pod, other)]
+    by_class: dict[str, list[Pod]] = {"BestEffort": [], "Burstable": [], "Guaranteed": []}
+    for other in preemptable:
+        by_class[class_of(other)].append(other)
+    best_effort, burstable, guaranteed = by_class.values()
+    if rest := _without(missing, preemptable, given):
+        raise NoVictims(_told(rest))
+    first = _nearest(guaranteed, _without(missing, [*best_effort, *burstable], given), given)
+    second = _nearest(burstable, _without(missing, [*best_effort, *first], given), given)
+    third = _nearest(best_effort, _without(missing, [*second, *first], given), given)
+    return [*third, *second, *first]
+
+
+def _nearest(pods: Sequence[Pod], missing: Amounts, given: Callable[[Pod], Amounts]) -> list[Pod]:
+    """Choose pods until nothing is missing; what all give together is known to be enough."""
+    left, chosen = list(pods), []
+
+    def rank(pod: Pod) -> tuple[float, int, int]:
+        amounts = given(pod)
+        return _distance(missing, amounts), amounts.get("memory", 0), amounts.get("cpu", 0)
+
+    while missing:
+        # Of equal ones the last: pods come in the order of their age.
+        best = min(reversed(left), key=rank)
+        left = [pod for pod in left if pod is not best]
+        chosen.append(best)
+        missing = _without(missing, [best], given)
+    return chosen
+
+
+def _distance(missing: Amounts, amounts: Amounts) -> float:
+    """How far a pod is from giving all that is missing; each resource weighs the same."""
+    return sum(
+        (max(0, amount - amounts.get(name, 0)) / amount) ** 2 for name, amount in missing.items() if amount
+    )
+
+
+def _without(missing: Amounts, pods: Iterable[Pod], given: Callable[[Pod], Amounts]) -> Mapping[str, int]:
+    left = dict(missing)
+    for pod in pods:
+        amounts = given(pod)
+        left = {name: amount - amounts.get(name, 0) for name, amount in left.items()}
+    return {name: amount for name, amount in left.items() if amount > 0}
+
+
+def _told(missing: Amounts) -> str:
+    """Write what is missing as the reference does, which leaves a comma at the end."""
+    return f"[{''.join(f'(res: {name}, q: {amount}), ' for name, amount in missing.items())}]"
 
 
 class Predicates:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from pykubelet.api.text import quoted
+from pykubelet.util.text import quoted
 
 MOST_CPUS = 65536
 """Far beyond any kernel's limit; a larger number in a list is a mistake, not a machine."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from pykubelet.api.text import quoted
+from pykubelet.util.text import quoted
 
 _NANOS = {
     "ns": 1,

@@ -8,11 +8,10 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from pykubelet.api.text import quoted
+from pykubelet.util.text import quoted
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 _LEADING_ZEROS = re.compile(r"(?<![0-9A-Fa-f:])0+(?=[0-9])", re.ASCII)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 REPLACE = ""
 """As a merge key: the API merges this list, but nobody should; the patch says to replace it."""
-
 Document = Mapping[str, Any]
 MergeKeys = Mapping[str, str]
 

@@ -12,11 +12,11 @@ from typing import Literal
 from msgspec import field
 
 from pykubelet.api.meta import IntOrString, ObjectMeta, ObjectStruct, Resources
-from pykubelet.api.node_selector import NodeSelector
 from pykubelet.api.pod_status import PodStatus
+from pykubelet.api.selector import NodeSelector
+from pykubelet.api.volume import ObjectFieldSelector as ObjectFieldSelector
+from pykubelet.api.volume import ResourceFieldSelector as ResourceFieldSelector
 from pykubelet.api.volume import Volume
-from pykubelet.api.volume_files import ObjectFieldSelector as ObjectFieldSelector
-from pykubelet.api.volume_files import ResourceFieldSelector as ResourceFieldSelector
 
 
 class ContainerPort(ObjectStruct):

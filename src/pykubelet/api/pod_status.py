@@ -7,8 +7,7 @@ from datetime import datetime
 import msgspec
 from msgspec import field
 
-from pykubelet.api.casing import wire_name
-from pykubelet.api.meta import ObjectStruct, Resources
+from pykubelet.api.meta import ObjectStruct, Resources, wire_name
 
 
 class ContainerStateWaiting(ObjectStruct):

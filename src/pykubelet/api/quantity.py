@@ -11,10 +11,9 @@ import re
 from functools import total_ordering
 from typing import Literal
 
-from pykubelet.api.text import quoted
+from pykubelet.util.text import quoted
 
 Notation = Literal["decimal", "binary", "exponent"]
-
 _NANO = 10**9
 _LARGEST = (2**63 - 1) * _NANO
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -26,6 +25,7 @@ _FORM = re.compile(
     re.ASCII,
 )
 _LONGEST_TEXT = 200
+
 # Past these powers of ten any number of that length is capped, or rounded up to one billionth.
 _WIDEST_EXPONENT = 2 * _LONGEST_TEXT
 

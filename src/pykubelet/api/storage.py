@@ -1,10 +1,30 @@
-"""Objects of storage.k8s.io: drivers, what a node has of them, and volumes attached to nodes."""
+"""Objects of storage.k8s.io: drivers, what a node has of them, and volumes attached to nodes.
+
+Persistent volumes and the claims on them: the fields that a node looks at.
+
+A volume's source is one of several kinds, as a pod's own volume is; kinds that no node mounts any more
+are only named, so that they can be refused by their names.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import field
 
-from pykubelet.api.meta import ObjectMeta, ObjectStruct
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, Resources
+from pykubelet.api.selector import NodeSelector
+from pykubelet.api.volume import (
+    ClaimSpec,
+    ClaimStatus,
+    CsiPersistent,
+    FibreChannel,
+    Flex,
+    HostPath,
+    Iscsi,
+    LocalDisk,
+    Nfs,
+)
 
 
 class TokenWish(ObjectStruct):
@@ -83,3 +103,108 @@ class VolumeAttachment(ObjectStruct):
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     status: AttachmentStatus = field(default_factory=AttachmentStatus)
+
+
+BOUND = "Bound"
+BLOCK = "Block"
+FILESYSTEM = "Filesystem"
+READ_ONLY_MANY = "ReadOnlyMany"
+READ_WRITE_ONCE = "ReadWriteOnce"
+READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+MOUNT_OPTIONS = "volume.beta.kubernetes.io/mount-options"
+"""The annotation that a volume's mount options were given by before they had a field."""
+GROUP = "pv.beta.kubernetes.io/gid"
+"""The annotation with the group that the pods' processes need to use a volume."""
+PROTECTION = "kubernetes.io/pvc-protection"
+"""The finalizer that keeps a claim while pods use it."""
+AsWritten = dict[str, Any]
+
+
+class ClaimReference(ObjectStruct):
+    """The claim that a volume is bound to."""
+
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class VolumeNodeAffinity(ObjectStruct):
+    """The nodes from which a volume can be reached."""
+
+    required: NodeSelector | None = None
+
+
+class VolumeSpec(ObjectStruct):
+    """What a persistent volume is: exactly one source, and how it may be used."""
+
+    access_modes: list[str] = []
+    capacity: Resources = {}
+    claim_ref: ClaimReference | None = None
+    mount_options: list[str] = []
+    storage_class_name: str = ""
+    volume_mode: str | None = None
+    node_affinity: VolumeNodeAffinity | None = None
+    csi: CsiPersistent | None = None
+    fc: FibreChannel | None = None
+    flex_volume: Flex | None = None
+    host_path: HostPath | None = None
+    iscsi: Iscsi | None = None
+    local: LocalDisk | None = None
+    nfs: Nfs | None = None
+    aws_elastic_block_store: AsWritten | None = None
+    azure_disk: AsWritten | None = None
+    azure_file: AsWritten | None = None
+    cephfs: AsWritten | None = None
+    cinder: AsWritten | None = None
+    flocker: AsWritten | None = None
+    gce_persistent_disk: AsWritten | None = None
+    glusterfs: AsWritten | None = None
+    photon_persistent_disk: AsWritten | None = None
+    portworx_volume: AsWritten | None = None
+    quobyte: AsWritten | None = None
+    rbd: AsWritten | None = None
+    scale_io: AsWritten | None = field(name="scaleIO", default=None)
+    storageos: AsWritten | None = None
+    vsphere_volume: AsWritten | None = None
+
+    @property
+    def sources(self) -> tuple[tuple[str, Any], ...]:
+        """The kinds that are set, as the API writes them, each with its struct; a good volume has one."""
+        return tuple((wire, found) for name, wire in _KINDS if (found := getattr(self, name)) is not None)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the volume is to be had as a device."""
+        return self.volume_mode == BLOCK
+
+
+class VolumeStatus(ObjectStruct):
+    """How far a volume is."""
+
+    phase: str = ""
+
+
+class PersistentVolume(ObjectStruct):
+    """Storage of the cluster, for whoever claims it."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: VolumeSpec = field(default_factory=VolumeSpec)
+    status: VolumeStatus = field(default_factory=VolumeStatus)
+
+
+class PersistentVolumeClaim(ObjectStruct):
+    """A namespace's claim on storage."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: ClaimSpec = field(default_factory=ClaimSpec)
+    status: ClaimStatus = field(default_factory=ClaimStatus)
+
+
+_OTHERS = frozenset(
+    ("accessModes", "capacity", "claimRef", "mountOptions", "storageClassName", "volumeMode", "nodeAffinity")
+)
+_KINDS = tuple(
+    (name, wire)
+    for name, wire in zip(VolumeSpec.__struct_fields__, VolumeSpec.__struct_encode_fields__, strict=True)
+    if wire not in _OTHERS
+)

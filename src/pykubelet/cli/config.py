@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.cli.complain import complain
+from pykubelet.cli.errors import complain
+from pykubelet.config.codec import to_yaml
 from pykubelet.config.convert import convert_flags
-from pykubelet.config.encode import to_yaml
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import load
 

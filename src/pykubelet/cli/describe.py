@@ -1,15 +1,276 @@
-"""`pykubelet describe`: everything about one pod on a page, up to why it is as it is."""
+"""The page that `pykubelet describe` prints: spec, states, conditions, events and the timeline.
+
+Pure: a pod and its journal in, lines out. Sections without content are left out, so that what is there
+is worth reading.
+
+`pykubelet describe`: everything about one pod on a page, up to why it is as it is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pykubelet.cli.choose import choose_pod
-from pykubelet.cli.client import NodeClient
-from pykubelet.cli.describe_text import describe_text
-from pykubelet.cli.guard import guarded
-from pykubelet.embedded.instance import Instance
+from pykubelet.api.meta import Resources
+from pykubelet.api.pod import Container, EnvVar, HTTPGetAction, Pod, Probe, is_sidecar
+from pykubelet.api.pod_status import ContainerState, ContainerStatus
+from pykubelet.api.volume import Volume
+from pykubelet.cli.client import NodeClient, choose_pod
+from pykubelet.cli.errors import guarded
+from pykubelet.cli.logs import container_status
+from pykubelet.cli.printers import (
+    columns,
+    ended_word,
+    pod_birth,
+    ready_count,
+    since,
+    span,
+    status_word,
+    visible,
+)
+from pykubelet.podconfig.pod_history import Event, Note
+from pykubelet.server.pods import PodJournal
+from pykubelet.standalone.instance import Instance
+
+Fields = list[tuple[str, str]]
+_OURS = "kubernetes.io/config."
+
+
+def describe_text(pod: Pod, state: str, journal: PodJournal, now: datetime) -> list[str]:
+    """Write the page; `state` is the pod's worker's."""
+    sections = [
+        ("", _fields(_about(pod, state, now))),
+        ("Init containers:", _containers(pod, pod.spec.init_containers, now)),
+        ("Containers:", _containers(pod, pod.spec.containers, now)),
+        ("Ephemeral containers:", _containers(pod, pod.spec.ephemeral_containers, now)),
+        ("Volumes:", _fields([(volume.name, _volume(volume)) for volume in pod.spec.volumes])),
+        ("Conditions:", _conditions(pod, now)),
+        ("Events:", _events(journal.events, now)),
+        ("Timeline:", _timeline(journal.timeline)),
+    ]
+    lines: list[str] = []
+    for heading, body in sections:
+        if body:
+            lines += ["", heading] if heading else []
+            lines += [f"  {line}" if heading else line for line in body]
+    return lines
+
+
+def probe_text(probe: Probe) -> str:
+    """Say what a probe asks, and how often."""
+    if probe.exec is not None:
+        asks = f"exec [{' '.join(probe.exec.command)}]"
+    elif probe.http_get is not None:
+        asks = f"http-get {_url(probe.http_get)}"
+    elif probe.tcp_socket is not None:
+        asks = f"tcp-socket {probe.tcp_socket.host}:{probe.tcp_socket.port}"
+    elif probe.grpc is not None:
+        asks = f"grpc :{probe.grpc.port} {probe.grpc.service or ''}".rstrip()
+    else:
+        asks = "nothing"
+    seconds = {
+        "delay": probe.initial_delay_seconds,
+        "timeout": probe.timeout_seconds,
+        "period": probe.period_seconds,
+    }
+    times = " ".join(f"{name}={value}s" for name, value in seconds.items())
+    return f"{asks} {times} #success={probe.success_threshold} #failure={probe.failure_threshold}"
+
+
+def state_text(state: ContainerState, now: datetime) -> str:
+    """Say in a line what a container does, or how it ended."""
+    if state.running is not None:
+        return f"Running, for {since(state.running.started_at, now)}"
+    if state.terminated is not None:
+        ended = state.terminated
+        parts = [f"Terminated: {ended_word(ended)}, exit code {ended.exit_code}"]
+        parts += [f"signal {ended.signal}"] if ended.signal else []
+        if ended.started_at is not None and ended.finished_at is not None:
+            parts.append(f"after {span((ended.finished_at - ended.started_at).total_seconds())}")
+        parts += [f"{since(ended.finished_at, now)} ago"] if ended.finished_at is not None else []
+        return ", ".join(parts) + (f": {ended.message.strip()}" if ended.message else "")
+    if state.waiting is not None and state.waiting.reason:
+        message = f": {state.waiting.message}" if state.waiting.message else ""
+        return f"Waiting: {state.waiting.reason}{message}"
+    return "Waiting"
+
+
+def _about(pod: Pod, state: str, now: datetime) -> Fields:
+    meta, spec, status = pod.metadata, pod.spec, pod.status
+    ready, total = ready_count(pod)
+    annotations = {key: value for key, value in meta.annotations.items() if not key.startswith(_OURS)}
+    host = f" ({status.host_ip})" if status.host_ip else ""
+    birth = pod_birth(pod)
+    return _given(
+        ("Name", meta.name),
+        ("Namespace", meta.namespace),
+        ("UID", meta.uid),
+        ("Status", f"{status_word(pod, state)}, {ready} of {total} containers ready"),
+        ("Phase", status.phase),
+        ("Worker", state),
+        ("Reason", status.reason),
+        ("Message", status.message),
+        ("Node", f"{spec.node_name}{host}"),
+        ("IPs", ", ".join(address.ip for address in status.pod_ips) or status.pod_ip),
+        ("Since", f"{birth:%Y-%m-%d %H:%M:%S %Z} ({since(birth, now)} ago)" if birth else ""),
+        ("Source", meta.annotations.get(f"{_OURS}source", "")),
+        ("Labels", ", ".join(f"{key}={value}" for key, value in meta.labels.items())),
+        ("Annotations", ", ".join(f"{key}={value}" for key, value in annotations.items())),
+        ("QoS class", status.qos_class),
+        ("Restart policy", spec.restart_policy),
+        ("Grace period", _seconds(spec.termination_grace_period_seconds)),
+        ("Deadline", _seconds(spec.active_deadline_seconds)),
+        ("Host access", ", ".join(_host_access(pod))),
+    )
+
+
+def _host_access(pod: Pod) -> Iterator[str]:
+    spec = pod.spec
+    for name, shared in (("network", spec.host_network), ("PIDs", spec.host_pid), ("IPC", spec.host_ipc)):
+        if shared:
+            yield name
+
+
+def _containers(pod: Pod, containers: Iterable[Container], now: datetime) -> list[str]:
+    lines: list[str] = []
+    for container in containers:
+        fields = _container(container, container_status(pod, container.name), now)
+        lines += [f"{container.name}:", *(f"  {line}" for line in _fields(fields))]
+    return lines
+
+
+def _container(container: Container, status: ContainerStatus | None, now: datetime) -> Fields:
+    ports = (
+        f"{port.container_port}/{port.protocol or 'TCP'}"
+        + (f" at {port.host_ip or '*'}:{port.host_port}" if port.host_port else "")
+        for port in container.ports
+    )
+    return _given(
+        *_container_state(status, now),
+        ("Image", container.image),
+        ("Image ID", status.image_id if status is not None else ""),
+        ("Command", " ".join(container.command)),
+        ("Arguments", " ".join(container.args)),
+        ("Ports", ", ".join(ports)),
+        ("Restarts", "always (a sidecar)" if is_sidecar(container) else ""),
+        ("Startup", probe_text(container.startup_probe) if container.startup_probe else ""),
+        ("Liveness", probe_text(container.liveness_probe) if container.liveness_probe else ""),
+        ("Readiness", probe_text(container.readiness_probe) if container.readiness_probe else ""),
+        ("Requests", _resources(container.resources.requests)),
+        ("Limits", _resources(container.resources.limits)),
+        ("Environment", ", ".join(map(_variable, container.env))),
+        ("Mounts", ", ".join(_mounts(container))),
+    )
+
+
+def _container_state(status: ContainerStatus | None, now: datetime) -> Fields:
+    if status is None:
+        return [("State", "not reported yet")]
+    last = status.last_state
+    return [
+        ("State", state_text(status.state, now)),
+        ("Last state", state_text(last, now) if last != ContainerState() else ""),
+        ("Ready", "yes" if status.ready else "no"),
+        ("Restart count", str(status.restart_count)),
+        ("Container ID", status.container_id or ""),
+    ]
+
+
+def _mounts(container: Container) -> Iterator[str]:
+    for mount in container.volume_mounts:
+        part = f"/{mount.sub_path or mount.sub_path_expr}" if mount.sub_path or mount.sub_path_expr else ""
+        yield f"{mount.mount_path} from {mount.name}{part}" + (" (read-only)" if mount.read_only else "")
+
+
+def _variable(variable: EnvVar) -> str:
+    source = variable.value_from
+    if source is None:
+        return f"{variable.name}={variable.value}"
+    if source.field_ref is not None:
+        return f"{variable.name} from {source.field_ref.field_path}"
+    if source.resource_field_ref is not None:
+        return f"{variable.name} from {source.resource_field_ref.resource}"
+    key = source.secret_key_ref or source.config_map_key_ref
+    kind = "secret" if source.secret_key_ref is not None else "configMap"
+    return (
+        f"{variable.name} from {kind} {key.name}/{key.key}"
+        if key is not None
+        else f"{variable.name} from a file"
+    )
+
+
+def _volume(volume: Volume) -> str:
+    if volume.host_path is not None:
+        return f"hostPath {volume.host_path.path}"
+    return ", ".join(volume.kinds) or "emptyDir"
+
+
+def _conditions(pod: Pod, now: datetime) -> list[str]:
+    rows = [
+        (
+            found.type,
+            found.status,
+            since(found.last_transition_time, now),
+            found.reason or "",
+            found.message or "",
+        )
+        for found in pod.status.conditions
+    ]
+    return columns([("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), *rows]) if rows else []
+
+
+def _events(events: Sequence[Event], now: datetime) -> list[str]:
+    rows = []
+    for event in sorted(events, key=lambda event: event.last):
+        age = span(now.timestamp() - event.last)
+        if event.count > 1:
+            age += f" (x{event.count} over {span(now.timestamp() - event.first)})"
+        rows.append((age, event.kind, event.reason, event.where, event.message))
+    return columns([("AGE", "TYPE", "REASON", "WHERE", "MESSAGE"), *rows]) if rows else []
+
+
+def _timeline(notes: Sequence[Note]) -> list[str]:
+    """Each station's decision with its time, and how long after the one before it came."""
+    rows, before = [], notes[0].time if notes else 0.0
+    for note in notes:
+        moment = datetime.fromtimestamp(note.time, UTC).astimezone()
+        rows.append(
+            (
+                f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}",
+                _later(note.time - before),
+                note.station,
+                note.text,
+            )
+        )
+        before = note.time
+    return columns([("TIME", "AFTER", "STATION", "DECISION"), *rows]) if rows else []
+
+
+def _later(seconds: float) -> str:
+    return f"+{seconds:.3f}s" if abs(seconds) < 10 else f"+{span(seconds)}"
+
+
+def _given(*fields: tuple[str, str]) -> Fields:
+    return [(name, value) for name, value in fields if value]
+
+
+def _fields(fields: Fields) -> list[str]:
+    width = max((len(name) for name, _ in fields), default=0) + 1
+    return [f"{name + ':':<{width}} {visible(value, lines=False)}" for name, value in fields]
+
+
+def _resources(amounts: Resources) -> str:
+    return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
+
+
+def _seconds(value: int | None) -> str:
+    return f"{value}s" if value is not None else ""
+
+
+def _url(request: HTTPGetAction) -> str:
+    return f"{(request.scheme or 'HTTP').lower()}://{request.host}:{request.port}{request.path or '/'}"
+
 
 PROGRAM = "pykubelet describe"
 

@@ -2,22 +2,584 @@
 
 Runs every check, whatever the others say, and prints the findings: a table for people, plain
 lines into a pipe, JSON for programs. It changes nothing, and never shows a traceback.
+
+What the doctor looks at: one small check per concern, each giving findings with a remedy.
+
+A check reads a few facts and hands them to a pure `judge_…` function, which is where the opinions
+are. The embedded runtime (no endpoint given) brings its own containerd and network, so more is
+asked of the machine then. `runtime_checks.py` holds the checks that look outside of the kernel.
+
+The doctor's checks of what surrounds the agent: runtime, programs, pod network, ports, packet filter.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import os
+import resource
+import shutil
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from pykubelet.cli.doctor_checks import MACHINE_CHECKS, Check, Finding, Patient, Status, warn
-from pykubelet.cli.runtime_checks import RUNTIME_CHECKS
+from pykubelet.linux import HostError
+from pykubelet.linux import process_limits as capabilities
+from pykubelet.linux.cgroupfs import Cgroups, detect_cgroups
+from pykubelet.linux.host_info import ClockState, clock_state
+from pykubelet.linux.kernel import (
+    FEATURES,
+    NAMESPACES,
+    KernelFacts,
+    SwapArea,
+    feature_state,
+    kernel_default_differences,
+    parse_release,
+    read_kernel,
+    read_sysctl,
+    swap_areas,
+)
+from pykubelet.linux.network import host_address, node_name
+from pykubelet.linux.port_owner import PortHolder, port_holder
+from pykubelet.linux.processes import search_path
+from pykubelet.standalone.data_dir import holder
+from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.standalone.requirements import CNI_FOLDERS, CNI_PLUGINS, PROGRAMS
 
+MI = 1024 * 1024
+GI = 1024 * MI
+WANTED_FILES = 1_000_000
+OLDEST_KERNEL = (4, 19)
+
+# Without these no container can be set up; CAP_SYS_RESOURCE is another matter, see below.
+NEEDED_CAPABILITIES = frozenset(
+    {
+        "CAP_CHOWN",
+        "CAP_DAC_OVERRIDE",
+        "CAP_FOWNER",
+        "CAP_KILL",
+        "CAP_MKNOD",
+        "CAP_NET_ADMIN",
+        "CAP_NET_RAW",
+        "CAP_SETGID",
+        "CAP_SETPCAP",
+        "CAP_SETUID",
+        "CAP_SYS_ADMIN",
+        "CAP_SYS_CHROOT",
+        "CAP_SYS_PTRACE",
+    }
+)
+
+# Without these there are no pods; the other features only some pods need.
+NEEDED_FEATURES = frozenset({"bridge", "veth"})
+
+
+class Status(Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that the doctor saw; a remedy belongs to everything that is not ok."""
+
+    area: str
+    status: Status
+    what: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """What is examined: this machine, as the home of a node."""
+
+    data_dir: Path
+    endpoint: str | None = None
+    """The runtime to use; None for the embedded one."""
+
+
+Check = Callable[[Patient], list[Finding]]
+
+
+def ok(area: str, what: str) -> Finding:
+    """Make a finding that needs no remedy."""
+    return Finding(area, Status.OK, what)
+
+
+def warn(area: str, what: str, remedy: str) -> Finding:
+    """Make a finding that a node can live with."""
+    return Finding(area, Status.WARN, what, remedy)
+
+
+def fail(area: str, what: str, remedy: str) -> Finding:
+    """Make a finding that keeps a node from working."""
+    return Finding(area, Status.FAIL, what, remedy)
+
+
+def split_remedy(err: Exception, separator: str) -> tuple[str, str]:
+    """Take apart one of our own error lines: the cause, and the remedy after the last separator."""
+    cause, found, remedy = str(err).rpartition(separator)
+    return (cause, remedy) if found else (remedy, "see the documentation")
+
+
+def check_capabilities(_: Patient) -> list[Finding]:
+    """Root, and what root may do."""
+    return judge_capabilities(capabilities.is_root(), capabilities.effective())
+
+
+def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
+    """Judge the rights of this process."""
+    area = "capabilities"
+    if not root:
+        return [fail(area, "not running as root", "run it as root: sudo pykubelet doctor")]
+    if missing := NEEDED_CAPABILITIES - effective:
+        remedy = "run it outside of the container, or give the container these (privileged: true)"
+        return [fail(area, f"root, but without {', '.join(sorted(missing))}", remedy)]
+    if "CAP_SYS_RESOURCE" not in effective:
+        what = "root, but without CAP_SYS_RESOURCE: OOM scores cannot be lowered, limits cannot be raised"
+        remedy = "give CAP_SYS_RESOURCE if you can; the embedded runtime adapts (restrict_oom_score_adj)"
+        return [warn(area, what, remedy)]
+    return [ok(area, f"root, {len(effective)} capabilities")]
+
+
+def check_cgroups(_: Patient) -> list[Finding]:
+    """The controllers, and their version."""
+    return judge_cgroups(detect_cgroups())
+
+
+def judge_cgroups(cgroups: Cgroups) -> list[Finding]:
+    """Judge the machine's cgroups."""
+    listed = ", ".join(sorted(cgroups.controllers)) or "none"
+    if cgroups.missing:
+        what = f"controllers missing: {', '.join(sorted(cgroups.missing))} (there are: {listed})"
+        remedy = (
+            "boot with cgroup_enable=memory systemd.unified_cgroup_hierarchy=1, or mount the v1 controllers"
+        )
+        found = [fail("cgroups", what, remedy)]
+    else:
+        found = [ok("cgroups", f"{cgroups.mode.value} at {cgroups.root}: {listed}")]
+    if not cgroups.unified:
+        what = "cgroup v1 is in maintenance mode in Kubernetes and will go; newer features need v2"
+        remedy = "boot with systemd.unified_cgroup_hierarchy=1; until then leave failCgroupV1 at false"
+        found.append(warn("cgroup version", what, remedy))
+    return found
+
+
+def check_swap(_: Patient) -> list[Finding]:
+    """Swap, which `failSwapOn` refuses."""
+    return judge_swap(swap_areas())
+
+
+def judge_swap(areas: list[SwapArea]) -> list[Finding]:
+    """Judge what /proc/swaps lists."""
+    if not areas:
+        return [ok("swap", "off")]
+    what = f"on: {'; '.join(str(area) for area in areas)}"
+    return [fail("swap", what, "swapoff -a, and /etc/fstab; or failSwapOn: false in the configuration")]
+
+
+def check_kernel(_: Patient) -> list[Finding]:
+    """Release, features, namespaces."""
+    return judge_kernel(read_kernel())
+
+
+def judge_kernel(facts: KernelFacts) -> list[Finding]:
+    """Judge what the kernel can do."""
+    area, found = "kernel", []
+    if parse_release(facts.release)[:2] < OLDEST_KERNEL:
+        what = f"{facts.release} is older than {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]}"
+        found.append(warn(area, what, "use a newer kernel: nobody tests Kubernetes on this one"))
+    if missing := NAMESPACES - facts.namespaces:
+        what = f"namespaces missing: {', '.join(sorted(missing))}"
+        found.append(fail(area, what, "use a kernel with all CONFIG_*_NS options, as distributions have"))
+    states = {feature: feature_state(feature, facts) for feature in FEATURES}
+    for feature, state in states.items():
+        if state is False:
+            make = fail if feature.name in NEEDED_FEATURES else warn
+            module = f"modprobe {feature.module}, or " if feature.module else ""
+            what = f"no {feature.name}, needed for {feature.purpose}"
+            found.append(make(area, what, f"{module}use a kernel with {feature.option}"))
+    present = [feature.name for feature, state in states.items() if state]
+    if not facts.bridge_netfilter_active and "br_netfilter" in present:
+        what = "br_netfilter is not loaded: services may not be reachable from pods on the same node"
+        remedy = "modprobe br_netfilter, and put it into /etc/modules-load.d/k8s.conf"
+        found.append(warn(area, what, remedy))
+    return [ok(area, f"{facts.release}: {', '.join(present)}"), *found]
+
+
+def check_kernel_defaults(_: Patient) -> list[Finding]:
+    """The settings that `protectKernelDefaults` is about."""
+    return judge_kernel_defaults(kernel_default_differences())
+
+
+def judge_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> list[Finding]:
+    """Judge the settings that differ from the expected."""
+    area = "kernel settings"
+    if not differences:
+        return [ok(area, "as the kubelet expects them")]
+    what = ", ".join(
+        f"{name.replace('/', '.')} is {'unreadable' if actual is None else actual}, not {expected}"
+        for name, (expected, actual) in differences.items()
+    )
+    set_all = " ".join(f"{name.replace('/', '.')}={expected}" for name, (expected, _) in differences.items())
+    remedy = f"needed where protectKernelDefaults is on: sysctl -w {set_all}"
+    return [warn(area, what, remedy)]
+
+
+def check_clock(_: Patient) -> list[Finding]:
+    """Whether someone keeps the clock right."""
+    return judge_clock(clock_state())
+
+
+def judge_clock(state: ClockState) -> list[Finding]:
+    """Judge the kernel's word on its clock."""
+    if state.synchronised:
+        return [ok("clock", f"synchronised, at most {state.max_error_seconds:.3g} s wrong")]
+    what = "not synchronised: certificates and leases need the right time"
+    return [warn("clock", what, "run chrony or systemd-timesyncd (timedatectl set-ntp true)")]
+
+
+def check_disk(patient: Patient) -> list[Finding]:
+    """Room for images, logs and volumes."""
+    place = patient.data_dir.absolute()
+    while not place.exists():
+        place = place.parent
+    facts = os.statvfs(place)
+    return judge_disk(
+        place,
+        free=facts.f_bavail * facts.f_frsize,
+        size=facts.f_blocks * facts.f_frsize,
+        inodes_free=facts.f_favail,
+        inodes=facts.f_files,
+    )
+
+
+def judge_disk(place: Path, *, free: int, size: int, inodes_free: int, inodes: int) -> list[Finding]:
+    """Judge by the default eviction thresholds: 10 % (15 % for images) of the space, 5 % of the inodes."""
+    area, share = "disk", 100 * free / size if size else 0.0
+    what = f"{free / GI:.1f} GiB ({share:.0f} %) free at {place}"
+    remedy = "make room there, or give another --data-dir"
+    if share < 10:
+        found = [fail(area, f"{what}: below 10 % pods are evicted", remedy)]
+    elif share < 15 or free < GI:
+        found = [warn(area, f"{what}: images are removed below 15 %, and pods need room", remedy)]
+    else:
+        found = [ok(area, what)]
+    # Some filesystems (btrfs) make inodes as they are needed and say 0.
+    if inodes and 100 * inodes_free / inodes < 5:
+        found.append(
+            fail(area, f"only {inodes_free} of {inodes} inodes free: below 5 % pods are evicted", remedy)
+        )
+    return found
+
+
+def check_memory(_: Patient) -> list[Finding]:
+    """Room for pods."""
+    return judge_memory(Path("/proc/meminfo").read_text())
+
+
+def judge_memory(meminfo: str) -> list[Finding]:
+    """Judge by the default eviction threshold of 100 MiB."""
+    kib = {line.partition(":")[0]: int(line.split()[1]) for line in meminfo.splitlines() if line.strip()}
+    total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
+    what = f"{free / GI:.1f} of {total / GI:.1f} GiB available"
+    if free < 100 * MI:
+        return [
+            fail("memory", f"{what}: below 100 MiB pods are evicted", "end other programs, or add memory")
+        ]
+    if free < 512 * MI:
+        return [warn("memory", f"{what}: little room for pods", "end other programs, or add memory")]
+    return [ok("memory", what)]
+
+
+def check_open_files(_: Patient) -> list[Finding]:
+    """The limit that `maxOpenFiles` raises."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return judge_open_files(hard, capabilities.has("CAP_SYS_RESOURCE"))
+
+
+def judge_open_files(hard: int, may_raise: bool) -> list[Finding]:
+    """Judge the hard limit."""
+    area = "open files"
+    if may_raise:
+        return [ok(area, f"the limit can be raised to {WANTED_FILES}")]
+    if hard == resource.RLIM_INFINITY or hard >= WANTED_FILES:
+        return [ok(area, "enough are allowed")]
+    what = f"at most {hard} instead of {WANTED_FILES}, and without CAP_SYS_RESOURCE it stays so"
+    return [warn(area, what, f"set LimitNOFILE={WANTED_FILES} in the unit, or ulimit -n before the start")]
+
+
+def check_propagation(_: Patient) -> list[Finding]:
+    """Whether mounts made in containers can reach the host."""
+    return judge_propagation(Path("/proc/self/mountinfo").read_text())
+
+
+def judge_propagation(mountinfo: str) -> list[Finding]:
+    """Judge the uppermost mount at / in the text of /proc/self/mountinfo."""
+    area = "mount propagation"
+    roots = [fields for line in mountinfo.splitlines() if (fields := line.split())[4:5] == ["/"]]
+    if roots and any(field.startswith("shared:") for field in roots[-1][6:]):
+        return [ok(area, "/ is shared")]
+    what = "/ is not shared: CSI drivers and mountPropagation: Bidirectional do not work"
+    return [warn(area, what, "mount --make-rshared /")]
+
+
+def check_identity(_: Patient) -> list[Finding]:
+    """The node's name and address."""
+    found = []
+    for area, ask, serious in (("node name", node_name, True), ("node IP", host_address, False)):
+        try:
+            found.append(ok(area, str(ask())))
+        except HostError as err:
+            found.append((fail if serious else warn)(area, *split_remedy(err, ": ")))
+    return found
+
+
+MACHINE_CHECKS: tuple[Check, ...] = (
+    check_capabilities,
+    check_cgroups,
+    check_swap,
+    check_kernel,
+    check_kernel_defaults,
+    check_memory,
+    check_disk,
+    check_open_files,
+    check_propagation,
+    check_clock,
+    check_identity,
+)
+CNI_CONFIG = Path("/etc/cni/net.d")
+CNI_SUFFIXES = frozenset({".conf", ".conflist", ".json"})
+
+# Port, what it is for, and whether a node needs it with the default configuration.
+PORTS = (
+    (10248, "health", True),
+    (10250, "the API", True),
+    (10255, "the read-only API", False),
+    (4194, "old cAdvisor", False),
+)
+
+# With a runtime of their own, people bring the runtime's programs, too.
+ALWAYS_NEEDED = frozenset({"iptables", "ip"})
+_PATIENCE = 5.0
+
+
+def check_data_dir(patient: Patient) -> list[Finding]:
+    """Whether the embedded runtime can live in the data directory."""
+    if patient.endpoint is not None:
+        return []
+    area = "data directory"
+    try:
+        instance = Instance.at(patient.data_dir)
+    except EmbeddedError as err:
+        return [fail(area, *split_remedy(err, ": "))]
+    if busy := holder(instance):
+        return [
+            ok(area, f"{instance.data_dir}, in use by 'pykubelet {busy.purpose}' (pid {busy.pid or '?'})")
+        ]
+    return [ok(area, f"{instance.data_dir}{'' if instance.data_dir.exists() else ', not made yet'}")]
+
+
+def check_programs(patient: Patient) -> list[Finding]:
+    """The programs that are run."""
+    wanted = {
+        name: package
+        for name, package in PROGRAMS.items()
+        if patient.endpoint is None or name in ALWAYS_NEEDED
+    }
+    path = search_path()
+    return judge_programs({name: shutil.which(name, path=path) for name in wanted}, wanted)
+
+
+def judge_programs(found: Mapping[str, str | None], packages: Mapping[str, str]) -> list[Finding]:
+    """Judge what is on the search path; `packages` has each program's Debian package."""
+    missing = sorted(name for name, place in found.items() if place is None)
+    if missing:
+        names = " ".join(sorted({packages[name] for name in missing}))
+        remedy = f"scripts/setup, or: apt-get install {names}"
+        return [fail("programs", f"not installed: {', '.join(missing)}", remedy)]
+    return [ok("programs", ", ".join(sorted(found)))]
+
+
+def check_runtime(patient: Patient) -> list[Finding]:
+    """Whether the runtime answers; the embedded one need not run yet."""
+    if patient.endpoint is not None:
+        return asyncio.run(_ask_runtime(patient.endpoint))
+    if _running_node(patient) is None:
+        return [ok("runtime", "embedded: 'pykubelet up' starts a private containerd")]
+    return asyncio.run(_ask_runtime(Instance.at(patient.data_dir).endpoint))
+
+
+async def _ask_runtime(endpoint: str) -> list[Finding]:
+    # gRPC is heavy, and most of the doctor's work does not need it.
+    from prometheus_client import CollectorRegistry
+
+    from pykubelet.api.duration import Duration
+    from pykubelet.cri.channel import CriMetrics
+    from pykubelet.cri.connect import connect
+    from pykubelet.transport.errors import ConnectError, CriError
+
+    patience, metrics = Duration.of(_PATIENCE), CriMetrics(CollectorRegistry())
+    try:
+        async with await connect(
+            endpoint, timeout=patience, connect_timeout=patience, metrics=metrics
+        ) as cri:
+            answer = await cri.runtime.status()
+            conditions = {
+                one.type: "" if one.status else one.message or one.reason or "no reason given"
+                for one in answer.status.conditions
+            }
+            name = f"{cri.version.runtime_name} {cri.version.runtime_version} at {endpoint}"
+    except ConnectError as err:
+        return [fail("runtime", *split_remedy(err, "; "))]
+    except CriError as err:
+        return [fail("runtime", f"{endpoint}: {err}", "see the runtime's log")]
+    return judge_runtime(name, conditions)
+
+
+def judge_runtime(name: str, conditions: Mapping[str, str]) -> list[Finding]:
+    """Judge a runtime that answered: condition to what is wrong with it ("" for nothing)."""
+    found = [ok("runtime", f"{name} speaks CRI v1")]
+    if wrong := conditions.get("RuntimeReady"):
+        found = [fail("runtime", f"{name} is not ready: {wrong}", "see the runtime's log, and restart it")]
+    if wrong := conditions.get("NetworkReady"):
+        remedy = f"install a pod network: its configuration goes to {CNI_CONFIG}"
+        found.append(warn("runtime", f"the pod network is not ready: {wrong}", remedy))
+    return found
+
+
+def check_cni(patient: Patient) -> list[Finding]:
+    """The plugins and the configuration of the pod network."""
+    found = judge_cni_plugins({folder: _names(folder) for folder in CNI_FOLDERS})
+    if patient.endpoint is None:
+        return [*found, ok("CNI configuration", "embedded: 'pykubelet up' writes its own")]
+    forwarding = read_sysctl("net/ipv4/ip_forward")
+    if forwarding == 0:
+        what = "net.ipv4.ip_forward is 0: pods do not reach other machines"
+        found.append(
+            warn("pod network", what, "sysctl -w net.ipv4.ip_forward=1, unless your pod network sets it")
+        )
+    return [*found, *judge_cni_config(CNI_CONFIG, _texts(CNI_CONFIG))]
+
+
+def judge_cni_plugins(folders: Mapping[Path, frozenset[str]]) -> list[Finding]:
+    """Judge the plugins that were found in each folder."""
+    needed = frozenset(CNI_PLUGINS)
+    for folder, names in folders.items():
+        if needed <= names:
+            return [ok("CNI plugins", f"{len(names)} in {folder}")]
+    best = max(folders.values(), key=lambda names: len(needed & names), default=frozenset[str]())
+    remedy = "scripts/setup, or: apt-get install containernetworking-plugins"
+    what = f"missing: {', '.join(sorted(needed - best))} (looked in {', '.join(map(str, folders))})"
+    return [fail("CNI plugins", what, remedy)]
+
+
+def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
+    """Judge the network configurations in a folder: file name to text; the first in order is used."""
+    area = "CNI configuration"
+    if not texts:
+        what = f"none in {folder}: pods stay in ContainerCreating"
+        return [warn(area, what, "install a pod network (flannel, Calico, Cilium or the like)")]
+    name = min(texts)
+    try:
+        document = json.loads(texts[name])
+        network = document["name"]
+    except (ValueError, KeyError, TypeError):
+        return [
+            fail(area, f"{folder / name} is no CNI configuration", "correct or remove it: it comes first")
+        ]
+    return [ok(area, f"network {network!r} from {folder / name}")]
+
+
+def check_ports(patient: Patient) -> list[Finding]:
+    """The ports that the agent listens on."""
+    return judge_ports({port: port_holder(port) for port, *_ in PORTS}, _running_node(patient))
+
+
+def judge_ports(holders: Mapping[int, PortHolder | None], own: int | None) -> list[Finding]:
+    """Judge who holds the ports; `own` is the pid of the node that already runs here, if any."""
+    found = []
+    for port, purpose, needed in PORTS:
+        taken = holders.get(port)
+        if taken is None:
+            continue
+        what = f"{port} ({purpose}) is taken by {taken} on {taken.address}"
+        if own and taken.pid == own:
+            found.append(ok("ports", f"{port} ({purpose}) is this node's"))
+        elif needed:
+            found.append(fail("ports", what, "stop it (another kubelet?), or give the agent another port"))
+        else:
+            found.append(warn("ports", what, "fine as long as the agent's configuration does not use it"))
+    free = [str(port) for port, _, _ in PORTS if holders.get(port) is None]
+    return [*([ok("ports", f"free: {', '.join(free)}")] if free else []), *found]
+
+
+def check_packet_filter(_: Patient) -> list[Finding]:
+    """Whether iptables really works: the program alone says nothing about the kernel."""
+    program = shutil.which("iptables", path=search_path())
+    if program is None:
+        return [fail("packet filter", "iptables is not installed", "apt-get install iptables")]
+    version = _run(program, "--version")
+    return judge_packet_filter(version.stdout.strip(), _run(program, "-w", "5", "-t", "nat", "-S"))
+
+
+def judge_packet_filter(version: str, listing: subprocess.CompletedProcess[str]) -> list[Finding]:
+    """Judge by whether the nat table can be listed."""
+    area = "packet filter"
+    if listing.returncode == 0:
+        return [ok(area, f"{version} lists the nat table")]
+    why = " ".join(listing.stderr.split()).removeprefix(f"{version}: ") or f"exit code {listing.returncode}"
+    remedy = "run as root; load the modules (modprobe ip_tables nf_tables), or switch the backend"
+    return [fail(area, f"{version}: {why}", f"{remedy} (update-alternatives --config iptables)")]
+
+
+def _running_node(patient: Patient) -> int | None:
+    """Give the pid of the node that already runs from the data directory."""
+    if patient.endpoint is not None:
+        return None
+    try:
+        busy = holder(Instance.at(patient.data_dir))
+    except EmbeddedError:
+        return None  # check_data_dir tells
+    return busy.pid if busy and busy.purpose == "up" else None
+
+
+def _run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=2 * _PATIENCE, check=False)
+
+
+def _names(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(entry.name for entry in folder.iterdir())
+    except OSError:
+        return frozenset()
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    return {
+        name: (folder / name).read_text(errors="replace")
+        for name in _names(folder)
+        if Path(name).suffix in CNI_SUFFIXES
+    }
+
+
+RUNTIME_CHECKS: tuple[Check, ...] = (
+    check_data_dir,
+    check_programs,
+    check_runtime,
+    check_cni,
+    check_packet_filter,
+    check_ports,
+)
 __all__ = ["CHECKS", "Finding", "Patient", "Status", "examine", "run_doctor"]
-
 CHECKS: tuple[Check, ...] = (*MACHINE_CHECKS, *RUNTIME_CHECKS)
 
 

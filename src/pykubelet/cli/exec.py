@@ -1,29 +1,400 @@
-"""`pykubelet exec`: a command in a running container, with its input, output and exit code."""
+"""`pykubelet exec`: a command in a running container, with its input, output and exit code.
+
+This program's own terminal while a command in a container has it, and its input otherwise.
+
+In raw mode every key, Ctrl-C included, goes to the command. Whatever ends us, the terminal is given back
+as it was.
+
+A command that runs in a container, and its streams: the remote-command protocol v4 over SPDY.
+
+    async with connect(url, streams={"stdin", "stdout", "stderr"}) as command:
+        await command.send("stdin", b"…", last=True)
+        async for stream, data in command.output():
+            ...
+    command.result       # how it ended
+
+The runtime begins when all streams of the command are open, and says at its end on the stream
+`error` how it went, as a `Status` document of the API.
+
+As much of SPDY/3.1 as a client needs that opens streams and sends and receives bytes on them.
+
+Every CRI runtime serves interactive commands over SPDY, and also over WebSocket; but the WebSocket
+protocol that they know (v4) cannot say "no more input", so that `… | pykubelet exec -i POD -- cat`
+would never end. SPDY can.
+
+Only frames are here, no sockets: bytes in, frames out, and the other way round. What a client of a
+remote command has no use for is left out: headers that the server sends are not even decompressed
+(that would need the protocol's dictionary), and there is no flow control, because the servers have none.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
+import struct
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+import termios
+import tty
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
 
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
-from pykubelet.cli.choose import choose_container, choose_pod
-from pykubelet.cli.client import NodeClient
-from pykubelet.cli.complain import complain
-from pykubelet.cli.guard import guarded
-from pykubelet.cli.log_places import container_status
-from pykubelet.cli.pod_words import ended_word
-from pykubelet.cli.remote_command import RemoteCommand, Result, StreamError, connect
-from pykubelet.cli.tables import visible
-from pykubelet.cli.terminal import input_of, raw_mode, sizes, write_all
-from pykubelet.cri.errors import CriError
-from pykubelet.embedded.instance import Instance
-from pykubelet.tasks import TaskScope
+from pykubelet.cli.client import NodeClient, choose_container, choose_pod
+from pykubelet.cli.errors import complain, guarded
+from pykubelet.cli.logs import container_status
+from pykubelet.cli.printers import ended_word, visible
+from pykubelet.standalone.instance import Instance
+from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import TaskScope
+
+_BLOCK = 32 * 1024
+
+
+@contextmanager
+def raw_mode(fd: int) -> Iterator[None]:
+    """Pass every key on at once and unchanged, while inside."""
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setraw(fd, termios.TCSADRAIN)
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+async def sizes(fd: int) -> AsyncIterator[bytes]:
+    """Give the terminal's size, now and whenever it changes, as the remote-command protocol writes it."""
+    changed = asyncio.Event()
+    changed.set()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGWINCH, changed.set)
+    try:
+        while await changed.wait():
+            changed.clear()
+            size = os.get_terminal_size(fd)
+            yield json.dumps({"Width": size.columns, "Height": size.lines}).encode()
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)
+
+
+async def input_of(fd: int) -> AsyncIterator[bytes]:
+    """Give what can be read from a terminal, pipe or file, until its end."""
+    while True:
+        await _readable(fd)
+        try:
+            data = os.read(fd, _BLOCK)
+        except BlockingIOError:
+            continue
+        if not data:
+            return
+        yield data
+
+
+async def _readable(fd: int) -> None:
+    """Wait without making the descriptor non-blocking: it may be our shell's, too."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(fd, ready.set)
+    except PermissionError:
+        return  # a plain file can always be read
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything; blocks as long as it takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+_CONTROL = 0x8000
+_VERSION = 3
+_SYN_STREAM, _RST_STREAM, _PING, _GOAWAY = 1, 3, 6, 7
+_FIN = 0x01
+_HEADER = struct.Struct(">II")
+_LENGTH = 0xFFFFFF
+_STREAM_ID = 0x7FFFFFFF
+MOST_DATA = 16 * 1024
+"""How much data to send at most in one frame, so that the other streams get their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes on a stream; `last` says that there will be no more."""
+
+    stream: int
+    data: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """A stream was given up."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks for an answer with the same number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoAway:
+    """The connection is being closed."""
+
+
+Frame = Data | Reset | Ping | GoAway
+
+
+class FrameReader:
+    """Cuts received bytes into frames; frames that say nothing to us are left out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, received: bytes) -> Iterator[Frame]:
+        """Take bytes as they came and give the frames that are whole now."""
+        self._buffer += received
+        while len(self._buffer) >= _HEADER.size:
+            first, second = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + (second & _LENGTH)
+            if len(self._buffer) < end:
+                return
+            payload = bytes(self._buffer[_HEADER.size : end])
+            del self._buffer[:end]
+            if frame := _read(first, second >> 24, payload):
+                yield frame
+
+
+class FrameWriter:
+    """Writes frames; headers share one compression over the whole connection."""
+
+    def __init__(self) -> None:
+        self._compressor = zlib.compressobj()
+        self._next_stream = 1
+
+    def open_stream(self, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Open a stream; gives its number and the frame."""
+        stream, self._next_stream = self._next_stream, self._next_stream + 2
+        pairs = b"".join(_text(name.lower()) + _text(value) for name, value in headers.items())
+        block = self._compressor.compress(struct.pack(">I", len(headers)) + pairs)
+        block += self._compressor.flush(zlib.Z_SYNC_FLUSH)
+        # No associated stream, no priority, no slot.
+        return stream, _control(_SYN_STREAM, struct.pack(">IIH", stream, 0, 0) + block)
+
+    def data(self, stream: int, data: bytes, *, last: bool = False) -> bytes:
+        """Send bytes on a stream, in as many frames as it takes; `last` closes our half of it."""
+        pieces = [data[start : start + MOST_DATA] for start in range(0, len(data), MOST_DATA)] or [b""]
+        flags = [0] * (len(pieces) - 1) + [_FIN if last else 0]
+        return b"".join(
+            _HEADER.pack(stream, flag << 24 | len(piece)) + piece
+            for piece, flag in zip(pieces, flags, strict=True)
+        )
+
+    def pong(self, ping: Ping) -> bytes:
+        """Answer a ping."""
+        return _control(_PING, struct.pack(">I", ping.number))
+
+
+def _control(kind: int, payload: bytes) -> bytes:
+    return _HEADER.pack((_CONTROL | _VERSION) << 16 | kind, len(payload)) + payload
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return struct.pack(">I", len(encoded)) + encoded
+
+
+def _read(first: int, flags: int, payload: bytes) -> Frame | None:
+    if not first >> 31:
+        return Data(first & _STREAM_ID, payload, bool(flags & _FIN))
+    kind = first & 0xFFFF
+    if kind == _GOAWAY:
+        return GoAway()
+    if len(payload) < 4 or kind not in (_RST_STREAM, _PING):
+        return None
+    (number,) = struct.unpack_from(">I", payload)
+    return Ping(number) if kind == _PING else Reset(number & _STREAM_ID)
+
+
+PROTOCOL = "v4.channel.k8s.io"
+_ERROR = "error"
+_RECEIVE = 64 * 1024
+_LONGEST_ANSWER = 64 * 1024
+
+
+class StreamError(Exception):
+    """The command's streams could not be opened or broke; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a command ended."""
+
+    exit_code: int
+    message: str = ""
+    """Why it could not be run; empty for a command that ran, however it ended."""
+
+
+class _Cause(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] = []
+
+
+class _Status(msgspec.Struct):
+    status: str = ""
+    message: str = ""
+    reason: str = ""
+    details: _Details = msgspec.field(default_factory=_Details)
+
+
+def read_result(document: bytes) -> Result:
+    """Read what the runtime said at a command's end."""
+    try:
+        said = msgspec.json.decode(document, type=_Status)
+    except msgspec.MsgspecError:
+        return Result(1, document.decode(errors="replace") or "the connection ended before the command did")
+    if said.status == "Success":
+        return Result(0)
+    if said.reason == "NonZeroExitCode":
+        for cause in said.details.causes:
+            if cause.reason == "ExitCode" and cause.message.isdigit():
+                return Result(int(cause.message))
+    return Result(_shell_code(said.message), said.message or "the runtime does not say why")
+
+
+def _shell_code(message: str) -> int:
+    """The exit code that a shell gives for a command that cannot be run."""
+    if "executable file not found" in message or "no such file or directory" in message:
+        return 127
+    return 126 if "permission denied" in message else 1
+
+
+class RemoteCommand:
+    """A command under way."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._frames = FrameWriter()
+        self._received = FrameReader()
+        self._numbers: dict[str, int] = {}
+        self._report = b""
+
+    @property
+    def result(self) -> Result:
+        """How the command ended; true after `output` has ended."""
+        return read_result(self._report)
+
+    async def open(self, streams: Iterable[str]) -> None:
+        """Open the streams by name; the command begins with the last one."""
+        for name in (_ERROR, *streams):
+            number, frame = self._frames.open_stream({"streamType": name})
+            self._numbers[name] = number
+            self._writer.write(frame)
+        await self._writer.drain()
+
+    async def send(self, stream: str, data: bytes, *, last: bool = False) -> None:
+        """Send bytes; `last` closes the stream. It is no error if the command has ended by then."""
+        with suppress(ConnectionError):
+            self._writer.write(self._frames.data(self._numbers[stream], data, last=last))
+            await self._writer.drain()
+
+    async def output(self) -> AsyncIterator[tuple[str, bytes]]:
+        """Give what the command writes, with the name of the stream, until it has ended."""
+        names = {number: name for name, number in self._numbers.items()}
+        while received := await self._receive():
+            for frame in self._received.feed(received):
+                match frame:
+                    case Data(number, data, last):
+                        name = names.get(number, "")
+                        if name == _ERROR:
+                            self._report += data
+                            if last:
+                                return
+                        elif data:
+                            yield name, data
+                    case Reset(number):
+                        if names.get(number) == _ERROR:
+                            return
+                    case Ping():
+                        self._writer.write(self._frames.pong(frame))
+                    case GoAway():
+                        return
+
+    async def _receive(self) -> bytes:
+        try:
+            return await self._reader.read(_RECEIVE)
+        except ConnectionError:
+            return b""
+
+
+@asynccontextmanager
+async def connect(url: str, streams: Iterable[str]) -> AsyncIterator[RemoteCommand]:
+    """Begin the command that the runtime has prepared at `url`; leaving closes its streams.
+
+    `streams` are those that it was prepared with: `stdin`, `stdout`, `stderr`, and `resize` for a
+    terminal. Raises StreamError.
+    """
+    where = urlsplit(url)
+    if where.scheme != "http" or where.hostname is None:
+        raise StreamError(f"the runtime serves commands at {url}: only plain HTTP is supported")
+    try:
+        reader, writer = await asyncio.open_connection(where.hostname, where.port or 80)
+    except OSError as err:
+        raise StreamError(f"the runtime's streaming server at {url} cannot be reached: {err}") from err
+    try:
+        await _upgrade(reader, writer, where.path + (f"?{where.query}" if where.query else ""), where.netloc)
+        command = RemoteCommand(reader, writer)
+        await command.open(streams)
+        yield command
+    except ConnectionError as err:
+        raise StreamError(f"the connection to the runtime broke: {err}") from err
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def _upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, host: str) -> None:
+    lines = (
+        f"POST {path} HTTP/1.1",
+        f"Host: {host}",
+        "Connection: Upgrade",
+        "Upgrade: SPDY/3.1",
+        f"X-Stream-Protocol-Version: {PROTOCOL}",
+        "Content-Length: 0",
+    )
+    writer.write("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
+        raise StreamError("the runtime's streaming server does not answer with HTTP") from err
+    status, *headers = head.decode("latin-1").split("\r\n")
+    agreed = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in headers)}
+    if status.split()[1:2] != ["101"] or agreed.get("x-stream-protocol-version") != PROTOCOL:
+        body = (await reader.read(_LONGEST_ANSWER)).decode(errors="replace").strip()
+        raise StreamError(f"the runtime refuses the command's streams: {body or status}")
+
 
 PROGRAM = "pykubelet exec"
 _PATIENCE = Duration.of(30)
@@ -134,8 +505,8 @@ async def _prepare(endpoint: str, container_id: str, wish: ExecWish, tty: bool) 
     from prometheus_client import CollectorRegistry
 
     from pykubelet.cri import runtime_pb2 as pb
+    from pykubelet.cri.channel import CriMetrics
     from pykubelet.cri.connect import connect as connect_runtime
-    from pykubelet.cri.metrics import CriMetrics
 
     request = pb.ExecRequest(
         container_id=container_id, cmd=wish.command, tty=tty, stdin=wish.stdin, stdout=True, stderr=not tty

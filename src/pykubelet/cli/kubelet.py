@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from pykubelet.cli.complain import complain
+from pykubelet.cli.errors import complain
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import load
 
@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
         print(version_line(loaded.flags.version))
         return 0
 
+    from pykubelet.agent.kubelet import Kubelet
     from pykubelet.cli.process import launch
-    from pykubelet.kubelet import Kubelet
 
     return launch("kubelet", loaded, lambda: Kubelet(loaded).run())

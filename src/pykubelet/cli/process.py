@@ -15,21 +15,20 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import uvloop
 
-from pykubelet.cli.complain import complain
+from pykubelet.agent.host_setup import StartError
+from pykubelet.cli.errors import complain
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import Loaded
-from pykubelet.cri.errors import CriError
-from pykubelet.embedded.errors import EmbeddedError
-from pykubelet.host import HostError
-from pykubelet.host.capabilities import is_root
+from pykubelet.linux import HostError
+from pykubelet.linux.process_limits import is_root
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import configure, configure_early
-from pykubelet.preparing import StartError
-from pykubelet.server.access import AccessProblem
-from pykubelet.server.http import PortError
+from pykubelet.server.auth import AccessProblem
+from pykubelet.server.listeners import PortError
+from pykubelet.standalone.instance import EmbeddedError
+from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
-
 EXPECTED = (AccessProblem, ConfigError, CriError, EmbeddedError, HostError, PortError, StartError)
 """Failures that are conditions of the machine or the input: no traceback."""
 

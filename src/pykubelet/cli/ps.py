@@ -12,16 +12,14 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.cli.client import NodeClient, NodeError
-from pykubelet.cli.guard import end_politely, guarded
-from pykubelet.cli.pod_words import Row, row
-from pykubelet.cli.tables import columns
-from pykubelet.embedded.instance import Instance
+from pykubelet.cli.errors import end_politely, guarded
+from pykubelet.cli.printers import Row, columns, row
 from pykubelet.server.pods import NodePods, pod_list_json
+from pykubelet.standalone.instance import Instance
 
 PROGRAM = "pykubelet ps"
 HEADING = ("NAME", "NAMESPACE", "READY", "STATUS", "RESTARTS", "IP", "AGE")
 GONE = "Gone"
-
 _EVERY_SECONDS = 1.0
 _GOOD = frozenset({"Running", "Completed"})
 _PASSING = ("ContainerCreating", "PodInitializing", "Pending", "Terminating", "NotReady", GONE)

@@ -2,6 +2,8 @@
 
 Imports happen inside the commands: `up` becomes the agent, whose memory counts, and `--help`
 should be instant.
+
+`pykubelet restart`: containers of a pod anew, in place; the pod keeps its address and its volumes.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pykubelet.cli.client import NodeClient, choose_container, choose_pod
 from pykubelet.cli.dev import dev_app
+from pykubelet.cli.errors import guarded
+from pykubelet.standalone.instance import Instance
 
 if TYPE_CHECKING:
     from pykubelet.api.duration import Duration
 
 DEFAULT_DATA_DIR = Path("/var/lib/pykubelet")
 FLAGS_FOLLOW = {"allow_extra_args": True, "ignore_unknown_options": True}
-
 app = typer.Typer(
     name="pykubelet",
     help="A Kubernetes node on this machine: one command up, one command down.",
@@ -31,7 +35,6 @@ app = typer.Typer(
 config_app = typer.Typer(help="Look at, check and convert a kubelet's configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(dev_app, name="dev")
-
 DataDir = Annotated[
     Path, typer.Option("--data-dir", help="Where everything of this node lives.", envvar="PYKUBELET_DATA_DIR")
 ]
@@ -80,7 +83,7 @@ def up(
 @app.command()
 def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Remove everything that `up` ever made: containers, mounts, network, cgroups, files."""
-    from pykubelet.cli.down import run_down
+    from pykubelet.cli.up import run_down
 
     sys.exit(run_down(data_dir))
 
@@ -169,7 +172,6 @@ def restart(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Restart a pod's containers in place; it keeps its address and volumes."""
-    from pykubelet.cli.restart import run_restart
 
     sys.exit(run_restart(data_dir, pod, container))
 
@@ -225,3 +227,22 @@ def _duration(text: str, option: str) -> Duration:
         return Duration.parse(text)
     except ValueError as err:
         raise typer.BadParameter(str(err), param_hint=option) from err
+
+
+PROGRAM = "pykubelet restart"
+
+
+def run_restart(data_dir: Path, name: str, container: str | None) -> int:
+    """Ask for the restart; returns the exit code."""
+
+    def work() -> int:
+        client = NodeClient(Instance.at(data_dir))
+        node = client.pods()
+        pod = choose_pod(node.pods, name, node.states)
+        if container is not None:
+            choose_container(pod, container)
+        restarted = client.restart(pod.uid, container)
+        print(f"Restarting {', '.join(restarted)} of {pod.metadata.name} in place")
+        return 0
+
+    return guarded(PROGRAM, work)

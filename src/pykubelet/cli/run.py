@@ -1,31 +1,42 @@
 """`pykubelet run FILE`: gives the node a pod and stays with it until it is ready, or says why it is not.
 
 ConfigMaps and Secrets go the same way, alone or with the pods that use them; there is nothing to wait for.
+
+How a pod gets on, and whether it has got there: the decisions behind `pykubelet run`.
+
+Pure functions of the pod's document. A pod is there when it is ready or has finished. It has failed when
+it finished badly, or when the node has begun to wait between attempts: the next attempt will most
+likely fail in the same way, and whoever started it wants to know now. Work that is tried again until it
+succeeds (`restartPolicy: OnFailure`) may crash on its way.
+
+Progress on the screen: a picture that changes on a terminal, a line for each change elsewhere.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Pod, is_sidecar
+from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cli.client import NodeClient, NodeError, NotTaken, NotThere
-from pykubelet.cli.guard import guarded
-from pykubelet.cli.log_places import known_runs, log_file
-from pykubelet.cli.progress import Verdict, explain, is_ready, judge, troubled
-from pykubelet.cli.progress_view import LiveView, PlainView, Sight
-from pykubelet.cli.tables import visible
+from pykubelet.cli.describe import state_text
+from pykubelet.cli.errors import end_politely, guarded
+from pykubelet.cli.logs import known_runs, log_file
+from pykubelet.cli.printers import has_condition, is_leaving, status_word, visible
 from pykubelet.config.errors import ConfigError, Problem
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.lock import holder
-from pykubelet.host import HostError
-from pykubelet.host.hostname import node_name
-from pykubelet.pods.handover import (
+from pykubelet.linux import HostError
+from pykubelet.linux.network import node_name
+from pykubelet.podconfig.local_objects import LOCAL_KINDS, title
+from pykubelet.podconfig.manifests import Contents, read_bytes, read_manifest
+from pykubelet.podconfig.pod_history import Event
+from pykubelet.podconfig.static_pods import (
     ClashError,
     carry_out,
     find_mine,
@@ -33,13 +44,216 @@ from pykubelet.pods.handover import (
     mode_for,
     names_of,
     plan_handover,
+    static_contents,
 )
-from pykubelet.pods.journal import Event
-from pykubelet.pods.manifests import Contents, read_bytes, read_manifest
-from pykubelet.pods.object_manifests import LOCAL_KINDS, title
-from pykubelet.pods.static import static_contents
 from pykubelet.server.log_files import LogFile
 from pykubelet.server.pods import NodePods
+from pykubelet.standalone.data_dir import holder
+from pykubelet.standalone.instance import Instance
+
+STEADY_SECONDS = 2.0
+"""How long a pod without readiness probes must be ready to be believed: it may crash at once."""
+HOPELESS = frozenset(
+    {
+        "CrashLoopBackOff",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of the waiting."""
+
+    good: bool
+    word: str
+    """Such as `ready`, `succeeded`, `CrashLoopBackOff`."""
+
+
+def judge(pod: Pod, state: str, ready_seconds: float) -> Verdict | None:
+    """Decide whether there is anything left to wait for.
+
+    `ready_seconds` is for how long the pod has been ready without a break.
+    """
+    if pod.status.phase == "Succeeded":
+        return Verdict(True, "succeeded")
+    if pod.status.phase == "Failed":
+        return Verdict(False, status_word(pod, state))
+    if is_leaving(pod, state):
+        return Verdict(False, "Terminating")
+    for status in _statuses(pod):
+        reason = status.state.waiting.reason if status.state.waiting is not None else ""
+        may_crash = pod.spec.restart_policy == "OnFailure" and reason == "CrashLoopBackOff"
+        if reason in HOPELESS and not may_crash:
+            return Verdict(False, reason)
+    if is_ready(pod) and (_has_readiness_probes(pod) or ready_seconds >= STEADY_SECONDS):
+        return Verdict(True, "ready")
+    return None
+
+
+def is_ready(pod: Pod) -> bool:
+    """Whether the pod says that it is ready."""
+    return has_condition(pod, "Ready")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one container does at the moment."""
+
+    container: str
+    doing: str
+
+
+def steps(pod: Pod, now: datetime) -> list[Step]:
+    """Give a line for each container that has something to say, in the order in which they start."""
+    passing = {container.name for container in pod.spec.init_containers if not is_sidecar(container)}
+    found = []
+    for status in _statuses(pod):
+        if status.state.running is not None:
+            readiness = "" if status.name in passing else ", ready" if status.ready else ", not ready yet"
+            doing = f"running{readiness}"
+        else:
+            doing = state_text(status.state, now)
+        again = f" (restart {status.restart_count})" if status.restart_count else ""
+        found.append(Step(status.name, doing + again))
+    return found
+
+
+def explain(pod: Pod, events: Sequence[Event], now: datetime) -> list[str]:
+    """Say what went wrong: containers that do not run with the way they ended, and the last warnings."""
+    lines = []
+    if pod.status.reason or pod.status.message:
+        lines.append(f"{pod.status.reason}: {pod.status.message}".strip(": "))
+    for status in troubled(pod):
+        lines.append(f"container {status.name}: {state_text(status.state, now)}")
+        if status.last_state.terminated is not None:
+            lines.append(f"container {status.name} before: {state_text(status.last_state, now)}")
+    for event in _last_warnings(events, 3):
+        times = f" (x{event.count})" if event.count > 1 else ""
+        lines.append(f"{event.reason}: {event.message}{times}")
+    return lines
+
+
+def troubled(pod: Pod) -> list[ContainerStatus]:
+    """The containers that keep the pod from being well."""
+    return [status for status in _statuses(pod) if not _is_well(pod, status)]
+
+
+def _is_well(pod: Pod, status: ContainerStatus) -> bool:
+    if status.state.running is not None:
+        return status.ready or not any(status.name == one.name for one in pod.spec.containers)
+    if status.state.terminated is not None:
+        return status.state.terminated.exit_code == 0
+    # Those that wait for others are not what is wrong.
+    waiting = status.state.waiting
+    return waiting is None or waiting.reason in ("", "PodInitializing", "ContainerCreating")
+
+
+def _last_warnings(events: Iterable[Event], most: int) -> list[Event]:
+    warnings = sorted((e for e in events if e.kind == "Warning"), key=lambda event: event.last)
+    return warnings[-most:]
+
+
+def _has_readiness_probes(pod: Pod) -> bool:
+    return all(container.readiness_probe is not None for container in pod.spec.containers)
+
+
+def _statuses(pod: Pod) -> Iterator[ContainerStatus]:
+    yield from pod.status.init_container_statuses
+    yield from pod.status.container_statuses
+
+
+_LAST_EVENTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One pod at one look; without a pod the node has not taken it up yet."""
+
+    name: str
+    pod: Pod | None = None
+    state: str = "syncing"
+    events: Sequence[Event] = ()
+
+    @property
+    def word(self) -> str:
+        """How the pod is."""
+        return status_word(self.pod, self.state) if self.pod is not None else "handed over"
+
+    def steps(self) -> list[Step]:
+        """What its containers do."""
+        return steps(self.pod, datetime.now(UTC)) if self.pod is not None else []
+
+
+class PlainView:
+    """Prints each change once: for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._shown: set[tuple[str, str]] = set()
+        self._words: dict[str, str] = {}
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def show(self, sights: Sequence[Sight]) -> None:
+        """Print what is new."""
+        for sight in sights:
+            if self._words.get(sight.name) != sight.word:
+                self._words[sight.name] = sight.word
+                self._print(f"{sight.name}: {sight.word}")
+            for event in sight.events:
+                if (sight.name, line := f"{event.reason}: {event.message}") not in self._shown:
+                    self._shown.add((sight.name, line))
+                    self._print(f"{sight.name}: {visible(line, lines=False)}")
+
+    def _print(self, line: str) -> None:
+        print(f"{time.monotonic() - self._began:6.1f}s  {line}", flush=True)
+
+
+class LiveView:
+    """Draws the pods, their containers and the last events, over and over in the same place."""
+
+    def __init__(self) -> None:
+        # Imported here: most commands need none of it.
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(highlight=False), refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        end_politely()
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, sights: Sequence[Sight]) -> None:
+        """Draw what is there now."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        parts: list[Text | Table] = []
+        for sight in sights:
+            parts.append(Text.assemble((sight.name, "bold"), "  ", sight.word))
+            table = Table.grid(padding=(0, 2))
+            for step in sight.steps():
+                table.add_row(Text(f"  {step.container}"), Text(visible(step.doing, lines=False)))
+            parts.append(table)
+            for event in list(sight.events)[-_LAST_EVENTS:]:
+                style = "red" if event.kind == "Warning" else "dim"
+                line = visible(f"    {event.reason}: {event.message}", lines=False)
+                parts.append(Text(line, style=style, no_wrap=True, overflow="ellipsis"))
+        self._live.update(Group(*parts))
+
 
 PROGRAM = "pykubelet run"
 _EVERY_SECONDS = 0.25

@@ -2,10 +2,13 @@
 
 What `up` chooses itself is written to `DIR/kubelet.yaml`, an ordinary configuration file, where
 people can read it; flags that follow on the command line win over it.
+
+`pykubelet down`: removes what `up` made, and says what it could not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +16,22 @@ from typing import Any
 
 import yaml
 
-from pykubelet.cli.complain import complain
+from pykubelet.agent.kubelet import Kubelet
+from pykubelet.apiserver.errors import KubeconfigError
+from pykubelet.cli.errors import complain
 from pykubelet.cli.process import launch
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.load import Loaded, load
 from pykubelet.config.types import API_VERSION, KIND
-from pykubelet.embedded import claim, lock
-from pykubelet.embedded.errors import EmbeddedError
-from pykubelet.embedded.instance import Instance
-from pykubelet.embedded.runtime import PrivateRuntime
-from pykubelet.host.capabilities import is_root
-from pykubelet.host.ports import port_holder
-from pykubelet.kube.errors import KubeconfigError
-from pykubelet.kubelet import Kubelet
+from pykubelet.linux.port_owner import port_holder
+from pykubelet.linux.process_limits import is_root
+from pykubelet.logs.setup import configure_early
+from pykubelet.standalone import data_dir as claim
+from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.standalone.runtime import PrivateRuntime
+from pykubelet.standalone.teardown import down
 
 PROGRAM = "pykubelet up"
 FLAGS = {"API": "port", "health": "healthz-port", "read-only": "read-only-port"}
@@ -168,3 +173,25 @@ def _greet(instance: Instance, loaded: Loaded) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+PROGRAM = "pykubelet down"
+
+
+def run_down(data_dir: Path) -> int:
+    """Remove everything; returns the exit code."""
+    if not is_root():
+        return complain(PROGRAM, "root is needed to remove containers: run it with sudo")
+    configure_early()
+    try:
+        left = asyncio.run(down(Instance.at(data_dir), print))
+    except EmbeddedError as err:
+        return complain(PROGRAM, err)
+    except KeyboardInterrupt:
+        return complain(PROGRAM, "interrupted: run it again to finish")
+    for line in left:
+        complain(PROGRAM, f"could not remove {line}")
+    if left:
+        return 1
+    print("Nothing is left.")
+    return 0

@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from pykubelet.config.decode import decode
-from pykubelet.config.defaults import complete
-from pykubelet.config.documents_yaml import plain_value
-from pykubelet.config.encode import to_document
-from pykubelet.config.flag_rows import Flag
+from pykubelet.config.codec import decode, to_document
+from pykubelet.config.documents import plain_value
+from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path, get_field, set_field
 from pykubelet.config.flags import Given, parse_flags
 from pykubelet.config.load import Loaded, load
-from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
+from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration, complete
 
 _PATHS = (
     "authentication.x509.client_ca_file",
@@ -38,7 +36,6 @@ _PATHS = (
     "volume_plugin_dir",
 )
 """Fields whose relative paths a file takes from its own folder, and a flag from the current one."""
-
 _REPLACED = ("config", "config-dir")
 _DROPPED = ("help", "version")
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pykubelet.api.text import quoted
+from pykubelet.util.text import quoted
 
 _SIMPLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 

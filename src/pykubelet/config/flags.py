@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pykubelet.api.text import LONGEST_SHOWN, quoted
 from pykubelet.config.errors import Problem
-from pykubelet.config.flag_rows import Flag
+from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import BY_NAME, FLAGS
+from pykubelet.util.text import LONGEST_SHOWN, quoted
 
 _SHORT = {flag.short: flag for flag in FLAGS if flag.short}
 

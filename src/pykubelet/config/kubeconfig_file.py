@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pykubelet.apiserver import rest_config as kubeconfig
+from pykubelet.apiserver.errors import KubeconfigError
+from pykubelet.apiserver.rest_config import Access
 from pykubelet.config.documents import read_document
 from pykubelet.config.errors import ConfigError
-from pykubelet.kube import kubeconfig
-from pykubelet.kube.access import Access
-from pykubelet.kube.errors import KubeconfigError
 
 
 def load_kubeconfig(path: Path) -> Access:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pykubelet.api.duration import Duration
 from pykubelet.api.ip import parse_ip
 from pykubelet.api.names import dns_subdomain_problem, label_value_problem, qualified_name_problem
-from pykubelet.api.text import quoted
 from pykubelet.config.errors import Problem
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs.setup import LogOptions
+from pykubelet.util.text import quoted
 
 _OWN_LABELS = (
     "beta.kubernetes.io/arch",

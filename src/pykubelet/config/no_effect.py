@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from pykubelet.config.flag_rows import Flag
+from pykubelet.config.feature_gates import FeatureGates, known_gates
+from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path
-from pykubelet.config.gates import FeatureGates, known_gates
 
 _NO_EVICTION = "eviction is not implemented yet"
 _NO_IMAGE_GC = "image garbage collection is not implemented yet"
@@ -24,7 +24,6 @@ _NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
 _NO_STATISTICS = "resource usage statistics are not implemented yet"
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 _UNBUFFERED = "log lines are written immediately and never buffered"
-
 FIELDS: Mapping[str, str] = {
     "container_log_max_files": _NO_LOG_ROTATION,
     "container_log_max_size": _NO_LOG_ROTATION,
@@ -55,7 +54,6 @@ FIELDS: Mapping[str, str] = {
     "tracing": "tracing is not implemented yet",
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
-
 FLAG_ATTRIBUTES: Mapping[str, str] = {
     "experimental_mounter_path": "volumes are mounted with mount(8); use a CSI driver instead",
     "global_housekeeping_interval": _NO_STATISTICS,
@@ -65,7 +63,6 @@ FLAG_ATTRIBUTES: Mapping[str, str] = {
     "runtime_cgroups": _NO_STATISTICS,
 }
 """Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""
-
 CONSULTED_GATES: Collection[str] = frozenset(
     {
         "AllowDNSOnlyNodeCSR",

@@ -10,10 +10,10 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from pykubelet.api.casing import wire_name
-from pykubelet.api.text import quoted
+from pykubelet.api.meta import wire_name
 from pykubelet.config.errors import Problem, key_path
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.util.text import quoted
 
 Gates = Callable[[str], bool]
 """Tells whether a feature gate is on."""

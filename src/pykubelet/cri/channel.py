@@ -10,6 +10,10 @@ Guarantees:
   connection breaks.
 - CancelledError means that the calling task was cancelled, and nothing else.
 - Requests and answers are never logged, only the id they are about: they may hold credentials.
+
+How often the runtime is called, how long it takes, how often it fails: the reference's metrics.
+
+Built on a registry that the caller gives, because two agents can live in one process.
 """
 
 from __future__ import annotations
@@ -22,23 +26,83 @@ from time import perf_counter
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from pykubelet.cri.connection import Connection, connect_unix
-from pykubelet.cri.endpoint import Endpoint
-from pykubelet.cri.errors import BadResponse, CriError, Unavailable, from_status
-from pykubelet.cri.grpc_status import Status
-from pykubelet.cri.metrics import CriMetrics
 from pykubelet.logs import get_logger
-
-_OK, _CLOSED = Status("OK"), Status("UNAVAILABLE")
+from pykubelet.transport.endpoint import Endpoint
+from pykubelet.transport.errors import BadResponse, CriError, Unavailable, from_status
+from pykubelet.transport.grpc_connection import Connection, Status, connect_unix
+from pykubelet.util.metrics import SECONDS
 
 log = get_logger(__name__)
-_trace = log.v(5)
 
+# 5 ms to 12 minutes: a status takes milliseconds, a large image's pull takes minutes.
+_OPERATION_BUCKETS = [0.005 * 2.5**n for n in range(14)]
+
+
+class CriMetrics:
+    """The runtime operations of one agent."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._total = Counter(
+            "kubelet_runtime_operations_total",
+            "Calls to the container runtime, by operation.",
+            ["operation_type"],
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "kubelet_runtime_operations_duration_seconds",
+            "How long calls to the container runtime took, by operation.",
+            ["operation_type"],
+            buckets=_OPERATION_BUCKETS,
+            registry=registry,
+        )
+        self._errors = Counter(
+            "kubelet_runtime_operations_errors_total",
+            "Calls to the container runtime that failed, by operation.",
+            ["operation_type"],
+            registry=registry,
+        )
+        self._sandbox_duration = Histogram(
+            "kubelet_run_podsandbox_duration_seconds",
+            "How long it took to start pod sandboxes, by runtime handler.",
+            ["runtime_handler"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._sandbox_errors = Counter(
+            "kubelet_run_podsandbox_errors_total",
+            "Pod sandboxes that could not be started, by runtime handler.",
+            ["runtime_handler"],
+            registry=registry,
+        )
+
+        # Finding a series by its labels takes longer than counting.
+        self._series: dict[str, tuple[Counter, Histogram]] = {}
+
+    def observe(self, operation: str, seconds: float, *, failed: bool) -> None:
+        """Count one call that ended."""
+        if (series := self._series.get(operation)) is None:
+            series = self._total.labels(operation), self._duration.labels(operation)
+            self._series[operation] = series
+        total, duration = series
+        total.inc()
+        duration.observe(seconds)
+        if failed:
+            self._errors.labels(operation).inc()
+
+    def observe_sandbox(self, handler: str, seconds: float, *, failed: bool) -> None:
+        """Count one attempt to start a sandbox with this runtime handler."""
+        self._sandbox_duration.labels(handler).observe(seconds)
+        if failed:
+            self._sandbox_errors.labels(handler).inc()
+
+
+_OK, _CLOSED = Status("OK"), Status("UNAVAILABLE")
+_trace = log.v(5)
 Answer = TypeVar("Answer", bound=Message)
 Check = Callable[[Answer], str]
 """Looks at an answer and returns what is wrong with it, or nothing."""
-
 FOREVER = math.inf
 """The timeout of a call that may take as long as it takes."""
 

@@ -21,23 +21,21 @@ from google.protobuf.message import DecodeError
 
 from pykubelet.cri import events_tasks_pb2 as tasks
 from pykubelet.cri.channel import FOREVER, Channel
-from pykubelet.cri.errors import BadResponse, CriError, NotFound
 from pykubelet.cri.events_pb2 import SubscribeRequest
 from pykubelet.cri.events_types_pb2 import Empty, Envelope
 from pykubelet.cri.tasks_pb2 import DeleteResponse, DeleteTaskRequest, KillRequest
 from pykubelet.logs import get_logger
+from pykubelet.transport.errors import BadResponse, CriError, NotFound
 
+log = get_logger(__name__)
 SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 TASKS = "/containerd.services.tasks.v1.Tasks/"
 CRI_NAMESPACE = "k8s.io"
-
 _TASK_SECONDS = 30.0
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+
 # What is said of a process that still dies: by containerd itself, or by its shim, which has no codes.
 _DYING = ("FailedPrecondition", "Unknown")
-
-log = get_logger(__name__)
-
 Details = (
     tasks.TaskCreate
     | tasks.TaskStart

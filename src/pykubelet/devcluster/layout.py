@@ -3,6 +3,8 @@
 Everything lies below one directory, and each of its processes is started with an argument that
 names a file in it: that is how a process is recognised as this cluster's, so there are no pid files
 that could be stale.
+
+What can go wrong with a control plane of our own: always one line with the cause and a remedy.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from pykubelet.devcluster.errors import DevClusterError
+
+class DevClusterError(Exception):
+    """The control plane cannot do what was asked."""
+
+
+class NotAvailable(DevClusterError):
+    """Its programs are not here and cannot be built here."""
+
 
 SERVICE_CIDR = "10.96.0.0/16"
 SERVICE_IP = "10.96.0.1"

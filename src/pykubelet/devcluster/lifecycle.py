@@ -16,15 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from pykubelet.devcluster import processes
-from pykubelet.devcluster.api import admin_api
+from pykubelet.devcluster import cluster as processes
+from pykubelet.devcluster.admin_client import admin_api
+from pykubelet.devcluster.binaries import find_programs
 from pykubelet.devcluster.cluster import DevCluster, new_settings
-from pykubelet.devcluster.errors import DevClusterError
-from pykubelet.devcluster.layout import DEFAULT_PORT, YEAR, Component, Layout, Settings
-from pykubelet.devcluster.programs import find_programs
-from pykubelet.host.mounts import remove_tree
-from pykubelet.host.ports import port_holder
-from pykubelet.host.processes import Process
+from pykubelet.devcluster.layout import DEFAULT_PORT, YEAR, Component, DevClusterError, Layout, Settings
+from pykubelet.linux.mounts import remove_tree
+from pykubelet.linux.port_owner import port_holder
+from pykubelet.linux.processes import Process
 
 DEFAULT_DATA_DIR = Path("/var/lib/pykubelet-dev")
 _MARKER_TEXT = """\

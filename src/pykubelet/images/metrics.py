@@ -10,7 +10,7 @@ from bisect import bisect_left
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pykubelet.metrics import SECONDS
+from pykubelet.util.metrics import SECONDS
 
 _MIB = 1024**2
 _GIB = 1024**3

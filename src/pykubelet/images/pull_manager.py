@@ -25,10 +25,9 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol, TypeVar
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.errors import CriError
-from pykubelet.images.keyring import Credentials, SecretCoordinates, ServiceAccountCoordinates
+from pykubelet.images.credentials import Credentials, SecretCoordinates, ServiceAccountCoordinates
+from pykubelet.images.image_reference import ImageName, InvalidImageName, parse_image_name
 from pykubelet.images.metrics import PullRecordMetrics
-from pykubelet.images.names import ImageName, InvalidImageName, parse_image_name
 from pykubelet.images.pull_records import (
     MAX_RECORD_BYTES,
     ImagePullCredentials,
@@ -41,17 +40,16 @@ from pykubelet.images.pull_records import (
     go_json,
 )
 from pykubelet.logs import get_logger
-from pykubelet.tasks import TaskScope
+from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
-
 SETTLE_SECONDS = 10.0
 """Seconds after which the outcome of a pull is looked up that did not report one."""
 RETRY_SECONDS = 60.0
 """Seconds between two such lookups when the runtime fails."""
 MATCH_WRITE_LIMIT = 100
 """Number of secrets in a record from which on a match adds no further one, however many namespaces match."""
-
 CheckResult = Literal["credentialPolicyAllowed", "credentialRecordFound", "mustAuthenticate", "error"]
 T = TypeVar("T")
 GetCredentials = Callable[[], Awaitable[Sequence[Credentials]]]

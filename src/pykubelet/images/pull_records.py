@@ -29,22 +29,19 @@ import msgspec
 
 from pykubelet.images.metrics import PullRecordMetrics
 from pykubelet.logs import get_logger
-from pykubelet.pods.handover import write_atomically
-from pykubelet.tasks import finish_in_thread
+from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
-
 API_VERSION = "kubelet.config.k8s.io/v1beta1"
 MAX_RECORD_BYTES = 512 * 1024
 """Largest file that is read or written."""
-
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _PREFIX = "sha256-"
 _TEMPORARY_SUFFIX = ".tmp"
 _LOCK_STRIPES = 31
 _NO_TIME = datetime(1, 1, 1, tzinfo=UTC)
-
 T = TypeVar("T")
 V = TypeVar("V")
 

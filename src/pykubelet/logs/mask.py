@@ -17,9 +17,7 @@ MOST_PARTS = 10_000
 """Parts of one nested value that are shown."""
 REST = "<more>"
 """Stands for the parts that are not shown."""
-
 _DEEPEST = 32
-
 _SECRET_KEY = re.compile(
     r"(?i)(passw(or)?d|secret(?!s?(name|ref|key)s?$)|token(?!s?(path|file|ttl)$)|authorization|bearer"
     r"|credential|private.?key$|url.?header|api.?key|cookie)"

@@ -2,6 +2,8 @@
 
 Every status that the agent writes comes back through the watch, so only identity, labels and spec are
 read here; the status stays as the server wrote it until somebody wants it.
+
+This node as its agent knows it without asking anybody: what pods are judged by before a cluster has it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from typing import NoReturn
 
 import msgspec
 
-from pykubelet.api.meta import ObjectMeta, ObjectStruct
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, Resources
 from pykubelet.api.node import Node, NodeSpec, NodeStatus
-from pykubelet.kube.object_copy import Update
-from pykubelet.kube.reflector import Reflector, Source
-from pykubelet.kube.resources import Resource, read_object
+from pykubelet.apiserver.client import Resource, read_object
+from pykubelet.apiserver.reflector import Reflector, Source, Update
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.node.registration import blank_node
+from pykubelet.node.settings import NodeSettings
+from pykubelet.node.status import declared_features, runtime_features
 
 
 class KnownNode(ObjectStruct):
@@ -34,7 +39,6 @@ class KnownNode(ObjectStruct):
 
 
 KNOWN_NODES = Resource(KnownNode, "Node", "nodes", namespaced=False)
-
 Listener = Callable[[KnownNode | None], None]
 
 
@@ -71,3 +75,15 @@ class NodeInformer:
         self.node = next(iter(self._reflector.objects.values()), None)
         for listener in self._listeners:
             listener(self.node)
+
+
+def own_node(
+    settings: NodeSettings, architecture: str, allocatable: Resources, runtime: pb.StatusResponse
+) -> Node:
+    """Give the node as it registers, with what it has to give and what it can do."""
+    status = NodeStatus(
+        allocatable=allocatable,
+        features=runtime_features(runtime, settings.gates),
+        declared_features=declared_features(runtime, settings.gates),
+    )
+    return msgspec.structs.replace(blank_node(settings, architecture), status=status)

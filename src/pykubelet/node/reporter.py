@@ -16,17 +16,15 @@ from typing import NoReturn
 
 from pykubelet.api.meta import now
 from pykubelet.api.node import Node
-from pykubelet.kube.clients import Clients
+from pykubelet.apiserver.client import Clients
 from pykubelet.node.informer import KnownNode, NodeInformer
-from pykubelet.node.lease_loop import LeaseLoop
-from pykubelet.node.metrics import NodeStartup
-from pykubelet.node.node_events import NodeEvents, Record
-from pykubelet.node.registration import blank_node, register
+from pykubelet.node.lease import LeaseLoop
+from pykubelet.node.registration import NodeStartup, blank_node, register
 from pykubelet.node.settings import NodeSettings
-from pykubelet.node.sources import NodeSources, Observer
 from pykubelet.node.status import next_node
-from pykubelet.node.status_loop import StatusLoop
-from pykubelet.tasks import TaskScope
+from pykubelet.node.status_inputs import NodeSources, Observer
+from pykubelet.node.status_loop import NodeEvents, Record, StatusLoop
+from pykubelet.util.tasks import TaskScope
 
 
 class NodeReporter:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pykubelet.api.node import Taint
-from pykubelet.config.gates import FeatureGates
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.types import Taint as ConfiguredTaint
-from pykubelet.host.addresses import IPAddress, parse_node_ip
+from pykubelet.linux.network import IPAddress, parse_node_ip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,31 @@
 """The node's status: put together from facts, compared with what the API server has, and sent as a patch.
 
 Pure. Fields of the old status that no fact speaks of stay as they are, so that others can write there.
+
+What the node has to give: capacity and allocatable in its status.
+
+Pure. What the machine has and what device plugins offer is set; what somebody else advertised by
+hand stays. All that is reserved or kept free is then taken off.
+
+What the node has and can do beside running pods: its images, its runtime's handlers, its features.
+
+A feature is declared only when this agent really has it, whatever its gate says, because others act on it:
+
+- the scheduler sends pods that need a feature only to nodes that declare it (a rule that restarts all
+  containers; a user namespace on the node's network), and leaves them pending where there is none;
+- the API server refuses changes that a pod's node cannot make (resizing a whole pod, or its init
+  containers, in place) instead of taking them for nothing to happen;
+- the API server hands WebSocket streams on as they are to nodes that translate them, and translates
+  them itself for all others: a node that declares that and cannot do it breaks `kubectl exec`.
+
+`NOT_BUILT` are the ones that the reference declares by default and this agent does not have: whoever builds
+one moves its name to `_DECLARED`, and `tests/cluster/test_golden.py` compares the rest with the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,23 +36,133 @@ from msgspec import UNSET
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.api.merge_patch import REPLACE, merge_patch
 from pykubelet.api.meta import Resources, to_document
+from pykubelet.api.names import is_extended_resource
 from pykubelet.api.node import (
     ContainerImage,
     DaemonEndpoint,
     Node,
     NodeDaemonEndpoints,
+    NodeFeatures,
+    NodeRuntimeHandler,
+    NodeRuntimeHandlerFeatures,
     NodeStatus,
     NodeSwapStatus,
     NodeSystemInfo,
 )
+from pykubelet.api.quantity import Quantity
+from pykubelet.cm.capacity import allocatable
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.host.addresses import IPAddress
-from pykubelet.host.machine import Machine
+from pykubelet.linux.host_info import Machine
+from pykubelet.linux.network import IPAddress
 from pykubelet.node.addresses import PROVIDED_IP, next_addresses, provided_ip
-from pykubelet.node.amounts import DeviceAmounts, missing_amounts, next_amounts
 from pykubelet.node.conditions import Pressures, Transition, next_conditions
-from pykubelet.node.features import declared_features, runtime_features, runtime_handlers
 from pykubelet.node.settings import NodeSettings
+
+NOTHING = Quantity.of(0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAmounts:
+    """What device plugins offer; resources whose plugin went away are `removed`."""
+
+    capacity: Resources = field(default_factory=dict)
+    allocatable: Resources = field(default_factory=dict)
+    removed: Sequence[str] = ()
+
+
+def next_amounts(
+    old_capacity: Resources,
+    old_allocatable: Resources,
+    machine: Resources,
+    devices: DeviceAmounts,
+    settings: NodeSettings,
+) -> tuple[Resources, Resources]:
+    """Give capacity and allocatable as they are now."""
+    capacity = {**old_capacity, **machine, **devices.capacity, **dict.fromkeys(devices.removed, NOTHING)}
+    left = allocatable(capacity, settings.config, ignore_eviction=settings.ignore_eviction)
+    kept = {
+        name: old
+        for name, old in old_allocatable.items()
+        if not is_extended_resource(name) or name in capacity
+    }
+    return capacity, {**kept, **left, **devices.allocatable}
+
+
+def missing_amounts(capacity: Resources, *, storage: bool) -> str:
+    """Say which resources that every node has are missing; empty when none is."""
+    needed = ["cpu", "memory", "pods", *(["ephemeral-storage"] if storage else [])]
+    absent = [name for name in needed if name not in capacity]
+    return f"missing node capacity for resources: {', '.join(absent)}" if absent else ""
+
+
+NAMES_PER_IMAGE = 5
+NOT_BUILT = frozenset({"ExtendWebSocketsToKubelet"})
+_DECLARED: Mapping[str, Callable[[pb.RuntimeFeatures], bool]] = {
+    "InPlacePodLevelResourcesVerticalScaling": lambda runtime: True,
+    "InPlacePodVerticalScalingInitContainers": lambda runtime: True,
+    "RestartAllContainersOnContainerExits": lambda runtime: True,
+    # The agent asks for both; whether they go together is the runtime's matter.
+    "UserNamespacesHostNetworkSupport": lambda runtime: runtime.user_namespaces_host_network,
+}
+"""What this agent has, each with what it needs of the runtime."""
+_IDENTIFIERS = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
+_SEMANTIC = re.compile(rf"v?(\d+\.\d+\.\d+(?:-{_IDENTIFIERS})?(?:\+{_IDENTIFIERS})?)")
+_NUMBERS = re.compile(r"v?(\d+(?:\.\d+)+)")
+
+
+def plain_version(text: str) -> str:
+    """Give a version as the cluster's tools can compare it: without what a distribution appended."""
+    text = text.strip()
+    found = _SEMANTIC.fullmatch(text) or _NUMBERS.match(text)
+    return found[1] if found else text
+
+
+def image_list(images: Iterable[pb.Image], most: int) -> list[ContainerImage]:
+    """List images for the node's status, the largest first; `most` below zero: all of them."""
+    # By id where the sizes are equal, so that the list does not change without a reason.
+    ordered = sorted(images, key=lambda image: (image.size, image.id), reverse=True)
+    return [
+        ContainerImage(
+            names=[*image.repo_digests, *image.repo_tags][:NAMES_PER_IMAGE] or None, size_bytes=image.size
+        )
+        for image in (ordered if most < 0 else ordered[:most])
+    ]
+
+
+def runtime_handlers(status: pb.StatusResponse | None, gates: FeatureGates) -> list[NodeRuntimeHandler]:
+    """List the runtime's handlers by name, with what each can do."""
+    if status is None or not (
+        gates.enabled("RecursiveReadOnlyMounts") or gates.enabled("UserNamespacesSupport")
+    ):
+        return []
+    return [
+        NodeRuntimeHandler(
+            name=handler.name,
+            features=NodeRuntimeHandlerFeatures(
+                recursive_read_only_mounts=handler.features.recursive_read_only_mounts,
+                user_namespaces=handler.features.user_namespaces,
+            ),
+        )
+        for handler in sorted(status.runtime_handlers, key=lambda handler: handler.name)
+    ]
+
+
+def runtime_features(status: pb.StatusResponse | None, gates: FeatureGates) -> NodeFeatures | None:
+    """Give what the runtime can do whatever the handler; None when it does not say."""
+    if status is None or not status.HasField("features") or not gates.enabled("SupplementalGroupsPolicy"):
+        return None
+    return NodeFeatures(supplemental_groups_policy=status.features.supplemental_groups_policy)
+
+
+def declared_features(status: pb.StatusResponse | None, gates: FeatureGates) -> list[str]:
+    """List the features that others must know of before they ask this node for them, by name."""
+    if status is None or not gates.enabled("NodeDeclaredFeatures"):
+        return []
+    return sorted(
+        name for name, supported in _DECLARED.items() if gates.enabled(name) and supported(status.features)
+    )
+
 
 MERGE_KEYS = {"status.conditions": "type", "status.addresses": REPLACE}
 """How the API merges a node's lists; addresses share types, so merging them by type loses some."""

@@ -4,35 +4,77 @@ A round compares what is true with what the API server has and sends the differe
 heartbeat times differs, only every five minutes. In the beginning, until the node is ready for the
 first time, the runtime is looked at ten times a second, because pods wait for it. Whoever knows of a
 change rings (`wake`), and a round is made at once.
+
+Telling people what happens to the node, each thing once.
+
+A status may be computed many times before the API server takes it; the event is recorded with the first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import pykubelet.api.meta
 from pykubelet.api.node import Node
-from pykubelet.kube.errors import KubeError, NotFound, Unreachable
-from pykubelet.kube.resources import NODES
-from pykubelet.kube.retrying import Complaints
+from pykubelet.apiserver.client import NODES
+from pykubelet.apiserver.errors import KubeError, NotFound, Unreachable
 from pykubelet.logs import get_logger
-from pykubelet.node.beats import Bell, stretched
-from pykubelet.node.conditions import is_ready
+from pykubelet.node.conditions import Transition, is_ready
 from pykubelet.node.informer import KnownNode
-from pykubelet.node.lease_loop import TRIES, WORTH_ANOTHER_TRY, CloseConnections
-from pykubelet.node.node_events import NodeEvents
-from pykubelet.node.pod_cidr import PodCidr
+from pykubelet.node.lease import TRIES, WORTH_ANOTHER_TRY, Bell, CloseConnections, stretched
 from pykubelet.node.registration import NodeStore
 from pykubelet.node.settings import NodeSettings
-from pykubelet.node.sources import NodeSources, Observer
 from pykubelet.node.status import has_changed, next_node, node_patch
-from pykubelet.tasks import wait_seconds
+from pykubelet.node.status_inputs import NodeSources, Observer, PodCidr
+from pykubelet.util.backoff import Complaints
+from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
+Record = Callable[[Literal["Normal", "Warning"], str, str], None]
+"""Takes an event's type, reason and message."""
+
+
+class NodeEvents:
+    """Records events about one node."""
+
+    def __init__(self, record: Record, node: str) -> None:
+        self._record = record
+        self._node = node
+        self._told: dict[str, Transition] = {}
+        self._told_boot = ""
+        self._schedulable = True
+
+    def starting(self) -> None:
+        """The agent starts."""
+        self._record("Normal", "Starting", "Starting kubelet.")
+
+    def transitions(self, transitions: Iterable[Transition]) -> None:
+        """Conditions changed, as computed against what the API server has."""
+        for transition in transitions:
+            if self._told.get(transition.event) != transition:
+                self._told[transition.event] = transition
+                self._status(transition.event)
+
+    def booted(self, before: str, now: str) -> None:
+        """The machine's boot id, as the API server has it and as it is."""
+        if before and before != now != self._told_boot:
+            self._told_boot = now
+            self._record("Warning", "Rebooted", f"Node {self._node} has been rebooted, boot id: {now}")
+
+    def schedulable(self, schedulable: bool) -> None:
+        """Whether the cluster lets pods be scheduled here."""
+        if schedulable != self._schedulable:
+            self._schedulable = schedulable
+            self._status("NodeSchedulable" if schedulable else "NodeNotSchedulable")
+
+    def _status(self, event: str) -> None:
+        log.v(2).info("Recording event message for node", node=self._node, event=event)
+        self._record("Normal", event, f"Node {self._node} status is now: {event}")
+
 
 FAST_SECONDS = 0.1
 FAST_RETRY_SECONDS = 1.0

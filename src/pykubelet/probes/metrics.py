@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from pykubelet.metrics import SECONDS
-from pykubelet.probes.kinds import Kind
+from pykubelet.probes.types import Kind
+from pykubelet.util.metrics import SECONDS
 
 
 class Labels(NamedTuple):

@@ -5,49 +5,221 @@ them (`observe`). From them follows what may be asked: a container that runs, wh
 over, and which has started (startup itself aside). One task sleeps until the next probe is due and
 begins a few at a time, so the loop stays free for others; each look is a task of its own, at most
 one per probe. What comes out is in `results`.
+
+Who is due, in order: a heap, so that a thousand probes cost one sleeping task.
+
+Measured against one sleeping task per probe (5000 probes, one a second each, uvloop): 166 instead
+of 2000 bytes per probe and 13 instead of 16 µs per turn; and only something that sees all probes
+can bound how many begin at once.
+
+Taking out and putting in cost O(log n). Moving or dropping an entry leaves a stale one behind that
+is skipped later; they never outnumber the live ones by more than a few.
+
+When to ask next: at once where somebody waits for it, spread where nobody does.
+
+- A container that is not ready, or not known to have started, is asked at once after the initial
+  delay and, until it passes, again after 0.5, 1.5, 3.5 ... seconds, up to one period. In that first
+  period a failure neither counts nor is reported: these *eager* looks only make a pod ready as early
+  as it is, and the time that its author gave it (`failureThreshold` x `periodSeconds`) stays whole.
+- The liveness of a new container is first asked in the second half of the first period: what has
+  only just been started must not be judged before it could listen.
+- Containers that were there before the agent are asked somewhere in the first period: an agent that
+  restarts does not storm the node.
+- After that, once per period, at the same point of it.
+
+Where in its period a probe falls is a hash of what it is: the probes of many pods that started
+together drift apart, and the same probe behaves the same each time.
+
+All times are the loop's, in seconds.
+
+One probe of one container: which question, of whom, how it stands and when it is asked next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Container, Pod, Probe
 from pykubelet.logs import get_logger
-from pykubelet.probes.checks import Checker
-from pykubelet.probes.exec_check import ExecSlots, ExecSync, default_slots
-from pykubelet.probes.health import beginning, health
-from pykubelet.probes.kinds import (
+from pykubelet.probes.metrics import Labels, ProbeMetrics
+from pykubelet.probes.results import ProbeState, ProbeUpdate, Results, begin, beginning, health, step
+from pykubelet.probes.runner import Checker, ExecSlots, ExecSync, default_slots
+from pykubelet.probes.types import (
     KINDS,
     Health,
     Kind,
+    Outcome,
     Report,
     SeenContainer,
     SeenPod,
+    Target,
+    Terms,
     probe_of,
     probed_containers,
+    terms_of,
 )
-from pykubelet.probes.metrics import ProbeMetrics
-from pykubelet.probes.outcome import Outcome, Target
-from pykubelet.probes.results import ProbeUpdate, Results
-from pykubelet.probes.schedule import Schedule
-from pykubelet.probes.threshold import step
-from pykubelet.probes.timing import Beat, first_beat, next_beat
-from pykubelet.probes.watch import Watch, Watched, watched
-from pykubelet.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
+T = TypeVar("T", bound=Hashable)
+_FEW = 64
+
+
+class Schedule(Generic[T]):
+    """Items and the moments at which they are due; an item is in it at most once."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._live: dict[T, int] = {}
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._live
+
+    def put(self, item: T, due: float) -> None:
+        """Make an item due at a moment, instead of any earlier one."""
+        self._numbers += 1
+        self._live[item] = self._numbers
+        heapq.heappush(self._heap, (due, self._numbers, item))
+        self._sweep()
+
+    def drop(self, item: T) -> None:
+        """Forget an item, if it is known."""
+        self._live.pop(item, None)
+        self._sweep()
+
+    def next_due(self) -> float | None:
+        """When the next item is due, or None if there is none."""
+        while self._heap and self._is_stale(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def take(self, now: float, at_most: int) -> list[T]:
+        """Take out items that are due by now, the longest overdue first."""
+        taken: list[T] = []
+        while len(taken) < at_most:
+            due = self.next_due()
+            if due is None or due > now:
+                break
+            item = heapq.heappop(self._heap)[2]
+            del self._live[item]
+            taken.append(item)
+        return taken
+
+    def _is_stale(self, entry: tuple[float, int, T]) -> bool:
+        return self._live.get(entry[2]) != entry[1]
+
+    def _sweep(self) -> None:
+        if len(self._heap) > 2 * len(self._live) + _FEW:
+            self._heap = [entry for entry in self._heap if not self._is_stale(entry)]
+            heapq.heapify(self._heap)
+
+
+FIRST_GAP = 0.5
+"""Between the first two eager looks; it doubles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One moment at which to ask."""
+
+    due: float
+    opened: float
+    """When the first one could have been."""
+    eager: bool = False
+
+
+def phase_of(uid: str, container_name: str, kind: Kind) -> float:
+    """Where in its period a probe falls: from 0 up to 1, evenly spread."""
+    return zlib.crc32(f"{uid}/{container_name}/{kind}".encode()) / 2**32
+
+
+def first_beat(terms: Terms, opened: float, phase: float, *, waited_for: bool, ran_before: bool) -> Beat:
+    """When to ask for the first time.
+
+    `opened` is the earliest moment, now or later: the initial delay has passed and, for all but
+    startup itself, the container has started. `ran_before`: the container is older than the agent.
+    """
+    if waited_for:
+        return Beat(opened, opened, eager=True)
+    return Beat(opened + (phase * terms.period if ran_before else _later_half(phase, terms)), opened)
+
+
+def next_beat(beat: Beat, terms: Terms, passed: bool, now: float, phase: float) -> Beat:
+    """When to ask after an outcome; never in the past, so that nothing piles up behind a slow one."""
+    if not beat.eager:
+        return Beat(max(beat.due + terms.period, now), beat.opened)
+    if passed:
+        return Beat(max(beat.due + _later_half(phase, terms), now), beat.opened)
+    end = beat.opened + terms.period
+    due = max(beat.due + (beat.due - beat.opened) + FIRST_GAP, now)
+    return Beat(due, beat.opened, eager=True) if due < end else Beat(max(end, now), beat.opened)
+
+
+def _later_half(phase: float, terms: Terms) -> float:
+    return terms.period * (0.5 + phase / 2)
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """A probe and its progress with the container that runs now."""
+
+    kind: Kind
+    probe: Probe
+    terms: Terms
+    phase: float
+    labels: Labels
+    state: ProbeState
+    beat: Beat | None = None
+    """When it is due; None while there is nothing to ask."""
+    task: asyncio.Task[None] | None = None
+    """The look that is under way."""
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A container with its probes, as the runtime last showed it."""
+
+    pod: Pod
+    container: Container
+    watches: dict[Kind, Watch]
+    container_id: str = ""
+    running: bool = False
+    ip: str = ""
+    began: float = 0.0
+    """When it was started, in the loop's time."""
+    older: bool = False
+    """Whether it ran before the agent did."""
+
+
+def watched(pod: Pod, container: Container, *, terminating: bool) -> Watched | None:
+    """Make the probes of a container, None if it has none; readiness only when it is on its way out."""
+    watches: dict[Kind, Watch] = {}
+    for kind in KINDS:
+        probe = probe_of(container, kind)
+        if probe is not None and (kind == "readiness" or not terminating):
+            labels = Labels(kind, container.name, pod.metadata.name, pod.metadata.namespace, pod.uid)
+            phase = phase_of(pod.uid, container.name, kind)
+            watches[kind] = Watch(kind, probe, terms_of(probe), phase, labels, begin(kind))
+    return Watched(pod, container, watches) if watches else None
+
 
 GRACE_SECONDS = 10.0
 """By how much a container must be older than the agent to count as older: one that was only just
 started when the agent was is as good as new."""
-
 SLACK_SECONDS = 0.001
 """How early a look may begin: event loops wake up to a tick before the moment they were asked for."""
-
 STARTS_AT_ONCE = 16
 """How many looks begin before others get their turn of the loop."""
 

@@ -4,6 +4,8 @@
         ...
 
 Everything that a request needs comes in as `ApiParts`; the pods and the runtime through narrow protocols.
+
+The secured server: routes behind TLS, authentication and authorization.
 """
 
 from __future__ import annotations
@@ -19,30 +21,62 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.meta import to_json
-from pykubelet.config.gates import FeatureGates
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.server.access import AccessProblem, make_authenticator, make_judge
-from pykubelet.server.container_actions import ContainerActions
+from pykubelet.logs import get_logger
+from pykubelet.server.auth import AccessProblem, Authenticator, Judge, make_authenticator, make_judge
+from pykubelet.server.connections import MOST_CONNECTIONS, app_runner, own_scope, serve_connections
+from pykubelet.server.container_actions import ContainerActions, running_pods_routes
 from pykubelet.server.container_logs import ContainerLogs
-from pykubelet.server.debug import profiling_routes, timeline_routes, verbosity_routes
-from pykubelet.server.exposition import metrics_routes
-from pykubelet.server.health import Check, health_routes
-from pykubelet.server.https import MOST_BODY_BYTES, https_server
-from pykubelet.server.lookup import Lookup, StreamingRuntime
+from pykubelet.server.debug import (
+    flagz_routes,
+    profiling_routes,
+    statusz_routes,
+    timeline_routes,
+    verbosity_routes,
+)
+from pykubelet.server.listeners import listening_socket
 from pykubelet.server.manifests import ManifestFolder
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
-from pykubelet.server.openssl import OpensslMissing
-from pykubelet.server.pipeline import plain_text
-from pykubelet.server.pods import PodsView
-from pykubelet.server.readonly import read_only_routes
+from pykubelet.server.pipeline import counted, guarded, plain_text
+from pykubelet.server.pods import Lookup, PodsView, StreamingRuntime
+from pykubelet.server.readonly import Check, health_routes, read_only_routes
 from pykubelet.server.reviews import Creator
-from pykubelet.server.running_pods import running_pods_routes
-from pykubelet.server.scopes import own_scope
-from pykubelet.server.stream_limits import StreamLimits
-from pykubelet.server.streaming import Streams
-from pykubelet.server.tls import Files, ServingTls, TlsProblem, TlsSettings
-from pykubelet.server.zpages import flagz_routes, statusz_routes
+from pykubelet.server.streaming import StreamLimits, Streams
+from pykubelet.server.tls import Files, OpensslMissing, ServingTls, TlsProblem, TlsSettings
+
+log = get_logger(__name__)
+MOST_BODY_BYTES = 1024 * 1024
+
+
+@asynccontextmanager
+async def https_server(
+    address: str,
+    port: int,
+    routes: Iterable[web.AbstractRouteDef],
+    *,
+    tls: ServingTls,
+    authenticator: Authenticator,
+    judge: Judge,
+    metrics: ServerMetrics,
+    most_connections: int = MOST_CONNECTIONS,
+) -> AsyncIterator[int]:
+    """Serve the routes while inside and give the port; raises PortError when that is impossible."""
+    app = web.Application(
+        client_max_size=MOST_BODY_BYTES,
+        middlewares=[counted(metrics, "readwrite"), guarded(authenticator, judge)],
+    )
+    app.add_routes(routes)
+    with listening_socket("API", address, port) as listener:
+        async with (
+            app_runner(app) as server,
+            serve_connections(server, listener, tls.context, most=most_connections),
+        ):
+            opened: int = listener.getsockname()[1]
+            log.info("Listening", server="API", address=address, port=opened)
+            yield opened
+
 
 _FOREVER = 10.0 * 365 * 86400
 

@@ -2,30 +2,177 @@
 
 Read from the file that the runtime writes, some at a time and no faster than the client takes it. Following
 ends when the container has ended and everything was sent; a rotation of the log does not end it.
+
+What a client wants of a container's log: its query, read and checked as the API's PodLogOptions.
+
+Pure. The refusals are the reference's to the letter; clients and the API server pass them on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, closing, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from aiohttp import web
 
 from pykubelet.api.pod import Pod
-from pykubelet.cri.errors import CriError
+from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.logs import get_logger
-from pykubelet.server.log_files import LogFile, follow_blocks, present_blocks, seek_last_lines
-from pykubelet.server.log_lines import LineWriter
-from pykubelet.server.log_options import LogWish, choose_run, is_running, read_log_wish
-from pykubelet.server.lookup import Lookup, container_of
+from pykubelet.server.identity import Refused
+from pykubelet.server.log_files import (
+    LineWriter,
+    LogFile,
+    Stream,
+    follow_blocks,
+    present_blocks,
+    seek_last_lines,
+)
 from pykubelet.server.pipeline import user_name
-from pykubelet.server.refused import Refused
-from pykubelet.server.stream_limits import StreamLimits
+from pykubelet.server.pods import Lookup, container_of
+from pykubelet.server.streaming import StreamLimits
+from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_TIME = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,]([0-9]+))?(Z|[+-][0-9]{2}:[0-9]{2})",
+    re.ASCII,
+)
+_NANOS = 1_000_000_000
+_STREAMS: dict[str, tuple[Stream, ...]] = {
+    "All": ("stdout", "stderr"),
+    "Stdout": ("stdout",),
+    "Stderr": ("stderr",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogWish:
+    """What a client wants to see."""
+
+    follow: bool = False
+    previous: bool = False
+    timestamps: bool = False
+    tail: int | None = None
+    limit: int | None = None
+    """In bytes."""
+    since: int | None = None
+    """In nanoseconds since the epoch."""
+    streams: tuple[Stream, ...] = _STREAMS["All"]
+
+
+def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) -> LogWish:
+    """Read a query; `now` is in nanoseconds since the epoch. Raises Refused."""
+    tail_text = query.get("tail") or query.get("tailLines")
+    tail = None if tail_text == "all" else _number(tail_text)
+    limit, seconds = _number(query.get("limitBytes")), _number(query.get("sinceSeconds"))
+    moment = _time(query.get("sinceTime"))
+    stream = query.get("stream", "All")
+    invalid = (
+        (tail is not None and tail < 0)
+        or (limit is not None and limit < 1)
+        or (seconds is not None and (seconds < 1 or moment is not None))
+        or stream not in _STREAMS
+        or (stream != "All" and tail is not None)
+    )
+    if invalid:
+        raise Refused(422, '{"message": "Invalid request."}')
+    if stream != "All" and not split_streams:
+        raise Refused(
+            400,
+            f'unable to return the given log stream: "{stream}". '
+            "Please enable PodLogsQuerySplitStreams feature gate in kubelet",
+        )
+    return LogWish(
+        follow=_flag(query.get("follow")),
+        previous=_flag(query.get("previous")),
+        timestamps=_flag(query.get("timestamps")),
+        tail=tail,
+        limit=limit,
+        since=now - seconds * _NANOS if seconds is not None else moment,
+        streams=_STREAMS[stream],
+    )
+
+
+def choose_run(pod: Pod, container: str, *, previous: bool) -> str:
+    """The id (`containerd://…`) of the run of a container whose log is meant; raises Refused."""
+    name = pod.metadata.name
+    status = _status(pod, container)
+    if status is None:
+        raise Refused(400, f'container "{container}" in pod "{name}" is not available')
+    last = status.last_state.terminated
+    last_id = last.container_id if last is not None else ""
+    if previous:
+        if last_id:
+            return last_id
+        raise Refused(400, f'previous terminated container "{container}" in pod "{name}" not found')
+    state = status.state
+    if state.running is not None:
+        return str(status.container_id or "")
+    if state.terminated is not None or last is not None:
+        ended = state.terminated.container_id if state.terminated is not None else ""
+        if found := ended or last_id:
+            return found
+        raise Refused(400, f'container "{container}" in pod "{name}" is terminated')
+    if state.waiting is not None:
+        reason = state.waiting.reason or ""
+        why = _WAITING.get(reason, reason)
+        raise Refused(400, f'container "{container}" in pod "{name}" is waiting to start: {why}')
+    raise Refused(400, f'container "{container}" in pod "{name}" is waiting to start - no logs yet')
+
+
+def is_running(pod: Pod | None, container: str, run: str) -> bool:
+    """Whether this very run of a container goes on, as far as its pod's status tells."""
+    status = _status(pod, container) if pod is not None else None
+    return status is not None and status.state.running is not None and status.container_id == run
+
+
+_WAITING = {
+    "ErrImagePull": "image can't be pulled",
+    "ImagePullBackOff": "trying and failing to pull image",
+}
+
+
+def _status(pod: Pod, container: str) -> ContainerStatus | None:
+    said = pod.status
+    every = (*said.container_statuses, *said.init_container_statuses, *said.ephemeral_container_statuses)
+    return next((status for status in every if status.name == container), None)
+
+
+def _flag(text: str | None) -> bool:
+    return text is not None and text.lower() not in ("false", "0")
+
+
+def _number(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if _NUMBER.fullmatch(text) is None or not -(2**63) <= int(text) < 2**63:
+        raise _undecodable()
+    return int(text)
+
+
+def _time(text: str | None) -> int | None:
+    if not text or text == "null":
+        return None
+    match = _TIME.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError(text)
+        moment = datetime.fromisoformat(match[1] + ("+00:00" if match[3] == "Z" else match[3]))
+        seconds = int(moment.timestamp())
+    except (ValueError, OverflowError):
+        raise _undecodable() from None
+    return seconds * _NANOS + int((match[2] or "")[:9].ljust(9, "0"))
+
+
+def _undecodable() -> Refused:
+    return Refused(400, '{"message": "Unable to decode query."}')
 
 
 class ContainerLogs:

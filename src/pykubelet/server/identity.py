@@ -1,6 +1,26 @@
 """Who asks: users, and what a request shows to prove that it is from one.
 
 Pure: what stands in a certificate or a header, without the judgement whether it is true.
+
+What a request wants, in the words of RBAC: a verb on `nodes/<subresource>` of this node.
+
+Each path asks for one permission, and where a finer one exists, for that first: whoever may `get
+nodes/pods` needs no `nodes/proxy`, which also allows to run commands in every container.
+
+| path | subresources, the first that is allowed counts |
+|---|---|
+| `/stats/…` | stats |
+| `/metrics/…` | metrics |
+| `/logs/…` | log |
+| `/checkpoint/…` | checkpoint |
+| `/statusz` | statusz |
+| `/flagz` | configz |
+| `/pods`, `/runningpods/` | pods, proxy |
+| `/healthz/…` | healthz, proxy |
+| `/configz` | configz, proxy |
+| any other | proxy |
+
+A request that is not answered as the client wished: what to say instead.
 """
 
 from __future__ import annotations
@@ -13,7 +33,6 @@ from dataclasses import dataclass, field
 ANONYMOUS = "system:anonymous"
 AUTHENTICATED = "system:authenticated"
 UNAUTHENTICATED = "system:unauthenticated"
-
 _CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
 _UID_IN_SUBJECT = "1.3.6.1.4.1.57683.2"
 _BEARER_PROTOCOL = "base64url.bearer.authorization.k8s.io."
@@ -106,3 +125,45 @@ def split_protocols(headers: Iterable[str]) -> list[str]:
 def without_tokens(protocols: Iterable[str]) -> list[str]:
     """The protocols that may be handed on: no token among them."""
     return [name for name in protocols if not name.startswith(_BEARER_PROTOCOL)]
+
+
+_VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_FINE = (("/pods", "pods"), ("/healthz", "healthz"), ("/configz", "configz"), ("/runningpods", "pods"))
+_ONLY = (
+    ("/stats", "stats"),
+    ("/metrics", "metrics"),
+    ("/logs", "log"),
+    ("/checkpoint", "checkpoint"),
+    ("/statusz", "statusz"),
+    ("/flagz", "configz"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One permission on this node; the verb is empty for methods that no permission covers."""
+
+    verb: str
+    subresource: str
+
+
+def wishes(method: str, path: str) -> list[Wish]:
+    """The permissions any one of which allows a request; `path` is decoded, without the query."""
+    verb = _VERBS.get(method, "")
+    fine = _subresource(_FINE, path)
+    only = _subresource(_ONLY, path)
+    return [Wish(verb, name) for name in (fine, only or "proxy") if name]
+
+
+def _subresource(table: tuple[tuple[str, str], ...], path: str) -> str:
+    return next((name for root, name in table if path == root or path.startswith(f"{root}/")), "")
+
+
+class Refused(Exception):
+    """Ends a request with a status, and with a text that the client may see."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+        self.headers = dict(headers or {})

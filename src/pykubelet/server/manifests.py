@@ -10,6 +10,20 @@
 A manifest is taken whole or not at all: it is checked as the node will check it, and written so that the
 node sees the old one or the new one. Whoever may do this is root on the node (a pod may mount anything), so
 a client who has not said who it is may do nothing here, whatever the configuration allows such clients.
+
+What is said of manifests over the wire: shared by the servers and the command line.
+
+What the command line asks of a running agent, over a socket that only root can open.
+
+| request | answer |
+|---|---|
+| `GET /pods` | `NodePods`: every pod with its status, and where each is in its life |
+| `GET /pods/{uid}` | the same for one pod |
+| `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
+| `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
+
+`/manifests/` is there, too (see `manifests.py`). Answers are JSON; a pod or container that is not there is
+a 404 with a `Refusal`.
 """
 
 from __future__ import annotations
@@ -21,21 +35,63 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from pykubelet.api.meta import to_json
+from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError
 from pykubelet.logs import get_logger
-from pykubelet.pods.handover import ClashError, carry_out, look_around, mode_for, names_of, plan_handover
-from pykubelet.pods.manifests import MAX_BYTES, Contents, read_bytes, read_manifest
-from pykubelet.pods.object_manifests import title
-from pykubelet.pods.static import static_contents
+from pykubelet.podconfig.local_objects import title
+from pykubelet.podconfig.manifests import MAX_BYTES, Contents, read_bytes, read_manifest
+from pykubelet.podconfig.static_pods import (
+    ClashError,
+    carry_out,
+    look_around,
+    mode_for,
+    names_of,
+    plan_handover,
+    static_contents,
+)
 from pykubelet.server.identity import ANONYMOUS
-from pykubelet.server.manifest_words import Manifest, ManifestPod, ManifestRefusal, Manifests
 from pykubelet.server.pipeline import USER
-from pykubelet.tasks import finish_in_thread
+from pykubelet.server.pods import NodePods, PodJournal, PodsView, Refusal, Restarted
+from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
+
+
+class ManifestPod(msgspec.Struct, kw_only=True):
+    """A pod of a manifest, as the node has it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """One file of the manifests folder."""
+
+    path: str
+    pods: list[ManifestPod] = []
+    objects: list[str] = []
+    """ConfigMaps and Secrets in it, such as `configMap default/page`."""
+    problems: list[str] = []
+    """Why the node cannot use it."""
+
+
+class Manifests(msgspec.Struct, kw_only=True):
+    """The manifests folder."""
+
+    items: list[Manifest] = []
+
+
+class ManifestRefusal(msgspec.Struct, kw_only=True):
+    """Why a request for a manifest was refused; `problems` are of the manifest, one line each."""
+
+    message: str
+    problems: list[str] = []
+
 
 MOST_NAME_BYTES = 200
 _BAD_NAME = re.compile(r"\.|.*[/\x00-\x1f\x7f]", re.DOTALL)
@@ -72,7 +128,7 @@ class ManifestFolder:
         """Routes for clients whose manifests are at most this large."""
 
         async def listing(_: web.Request) -> web.Response:
-            return _answer(await asyncio.to_thread(self._list))
+            return _manifest_response(await asyncio.to_thread(self._list))
 
         async def get(request: web.Request) -> web.Response:
             data = await asyncio.to_thread(self._read, self._path(request))
@@ -86,14 +142,14 @@ class ManifestFolder:
                 taken, is_new = await finish_in_thread(lambda: self._write(path, data, replace=replace))
             pods = [pod.uid for pod in taken.pods]
             log.info("Took a manifest", path=path, pods=pods, objects=taken.objects)
-            return _answer(taken, 201 if is_new else 200)
+            return _manifest_response(taken, 201 if is_new else 200)
 
         async def delete(request: web.Request) -> web.Response:
             path = self._path(request)
             async with self._changing:
                 removed = await finish_in_thread(lambda: self._remove(path))
             log.info("Removed a manifest", path=path)
-            return _answer(removed)
+            return _manifest_response(removed)
 
         return [
             web.get("/manifests/", _refusing(listing)),
@@ -188,7 +244,7 @@ def _refusing(handler: Callable[[web.Request], Any]) -> Callable[[web.Request], 
                 raise _No(403, "manifests are for clients that say who they are")
             response: web.StreamResponse = await handler(request)
         except _No as refused:
-            return _answer(refused.refusal, refused.status)
+            return _manifest_response(refused.refusal, refused.status)
         return response
 
     return answer
@@ -231,5 +287,58 @@ def _unusable(path: Path, err: OSError) -> _No:
     return _No(status, f"{path} cannot be used: {err.strerror}")
 
 
-def _answer(document: Any, status: int = 200) -> web.Response:
+def _manifest_response(document: Any, status: int = 200) -> web.Response:
+    return web.Response(body=to_json(document), status=status, content_type="application/json")
+
+
+def control_routes(view: PodsView) -> list[web.RouteDef]:
+    """Routes for the command line."""
+
+    def chosen(request: web.Request) -> list[Pod]:
+        uid = request.match_info["uid"]
+        return [pod for pod in view.pods() if pod.uid == uid]
+
+    def told(pods: list[Pod]) -> web.Response:
+        return _control_response(NodePods(pods=pods, states={pod.uid: view.state(pod.uid) for pod in pods}))
+
+    async def everything(_: web.Request) -> web.Response:
+        return told(view.pods())
+
+    async def one(request: web.Request) -> web.Response:
+        pods = chosen(request)
+        return told(pods) if pods else _no_such_pod(request)
+
+    async def journal(request: web.Request) -> web.Response:
+        if not chosen(request):
+            return _no_such_pod(request)
+        events, timeline = view.journal(request.match_info["uid"])
+        return _control_response(PodJournal(events=events, timeline=timeline))
+
+    async def restart(request: web.Request) -> web.Response:
+        pods = chosen(request)
+        if not pods:
+            return _no_such_pod(request)
+        container = request.query.get("container") or None
+        try:
+            names = view.restart(pods[0].uid, container)
+        except LookupError as err:
+            return _control_response(
+                Refusal(message=str(err.args[0]) if err.args else "no such container"), 404
+            )
+        log.info("Restart requested", pod=pods[0].full_name, podUID=pods[0].uid, containers=names)
+        return _control_response(Restarted(containers=names))
+
+    return [
+        web.get("/pods", everything),
+        web.get("/pods/{uid}", one),
+        web.get("/pods/{uid}/journal", journal),
+        web.post("/pods/{uid}/restart", restart),
+    ]
+
+
+def _no_such_pod(request: web.Request) -> web.Response:
+    return _control_response(Refusal(message=f"there is no pod with uid {request.match_info['uid']}"), 404)
+
+
+def _control_response(document: Any, status: int = 200) -> web.Response:
     return web.Response(body=to_json(document), status=status, content_type="application/json")

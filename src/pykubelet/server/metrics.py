@@ -1,18 +1,39 @@
 """The servers' own metrics: requests, and what the API server was asked about their senders.
 
 Labels are bounded: paths and methods that the server does not know are counted together as `other`.
+
+What the agent is, as metrics: its version, its features, its node, and how much memory it may have.
+
+None of this changes while the agent runs, so it is written when somebody asks and costs nothing else.
+
+`/metrics` and `/metrics/probes`: the agent's numbers, in the text format that Prometheus reads.
+
+Probes have a page of their own, because they have a series for each container. The format is written
+here and not by the library, whose writer renames every counter to end in `_total` and adds the time
+at which each series began: scrapers expect neither. A metric without series is not mentioned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import platform
+import resource
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from aiohttp import hdrs, web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from pykubelet.metrics import SECONDS
+from pykubelet import KUBERNETES_VERSION
+from pykubelet.config.feature_gates import FeatureGates, known_gates
+from pykubelet.linux.host_info import architecture
+from pykubelet.util.metrics import SECONDS
 
 _METHODS = frozenset({"OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"})
 _PATHS = frozenset(
@@ -29,7 +50,6 @@ _CERTIFICATE_SECONDS = [
     *(2592000, 7776000, 15552000, 31104000),
 ]
 _REVIEW_SECONDS = [0.25, 0.5, 0.7, 1, 1.5, 3, 5, 10]
-
 ServerType = Literal["readonly", "readwrite"]
 Review = Literal["authn", "authz"]
 
@@ -186,3 +206,128 @@ def _review_histogram(kind: Review, registry: CollectorRegistry) -> Histogram:
         buckets=_REVIEW_SECONDS,
         registry=registry,
     )
+
+
+_NO_LIMIT = float(2**64)
+"""What Go's clients of Prometheus say when there is none."""
+
+
+class AgentFacts(Collector):
+    """The facts of one agent, for its registry."""
+
+    def __init__(self, node_name: str, gates: FeatureGates) -> None:
+        self._node_name = node_name
+        self._gates = gates
+
+    def describe(self) -> Iterable[Metric]:
+        """Give no names in advance: they are the same as those that are collected."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Tell."""
+        yield _family("kubelet_node_name", "The node's name.", {"node": self._node_name}, 1)
+        yield _family("kubernetes_build_info", "What the agent is.", build_labels(), 1)
+        features = GaugeMetricFamily(
+            "kubernetes_feature_enabled", "Whether a feature gate is on.", labels=["name", "stage"]
+        )
+        for gate in known_gates().values():
+            stage = "" if gate.stage == "GA" else gate.stage.upper()
+            features.add_metric([gate.name, stage], self._gates.enabled(gate.name))
+        yield features
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        yield GaugeMetricFamily(
+            "process_virtual_memory_max_bytes",
+            "Most virtual memory that the agent may have, in bytes.",
+            value=_NO_LIMIT if limit == resource.RLIM_INFINITY else limit,
+        )
+
+
+def build_labels() -> dict[str, str]:
+    """Give the labels that tools know a Kubernetes program by; what is Go's own is empty."""
+    major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".", 2)
+    return {
+        "major": major,
+        "minor": minor,
+        "git_version": KUBERNETES_VERSION,
+        "git_commit": "",
+        "git_tree_state": "",
+        "build_date": "",
+        "go_version": "",
+        "compiler": f"{sys.implementation.name} {platform.python_version()}",
+        "platform": f"linux/{architecture()}",
+    }
+
+
+def _family(name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PROBES = "prober_"
+_EVERYWHERE = "process_start_time_seconds"
+_BEGAN = "_created"
+_TOTAL = "_total"
+_IN_VALUES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
+
+def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
+    """Routes for the metrics of one registry."""
+
+    def page(wanted: Callable[[str], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(_: web.Request) -> web.Response:
+            chosen = (metric for metric in registry.collect() if wanted(metric.name))
+            return web.Response(body=text_format(chosen), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+
+        return answer
+
+    return [
+        web.get("/metrics", page(lambda name: not name.startswith(_PROBES))),
+        web.get("/metrics/probes", page(lambda name: name.startswith(_PROBES) or name == _EVERYWHERE)),
+    ]
+
+
+def text_format(metrics: Iterable[Metric]) -> bytes:
+    """Write metrics, ordered by name."""
+    return "".join(line for metric in sorted(metrics, key=_name) for line in _lines(metric)).encode()
+
+
+def _lines(metric: Metric) -> Iterator[str]:
+    samples = [sample for sample in metric.samples if sample.name != metric.name + _BEGAN]
+    if not samples:
+        return
+    name = _name(metric)
+    yield f"# HELP {name} {metric.documentation.translate(_IN_HELP)}\n"
+    yield f"# TYPE {name} {metric.type}\n"
+    for sample in samples:
+        yield f"{sample.name}{_labels(sample)} {_number(sample.value)}\n"
+
+
+def _name(metric: Metric) -> str:
+    """The name of the whole; the library takes the end off those of its counters."""
+    total = metric.name + _TOTAL
+    if metric.type == "counter" and any(sample.name == total for sample in metric.samples):
+        return total
+    return str(metric.name)
+
+
+def _number(value: float) -> str:
+    """A number, as Go reads it, too."""
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
+
+
+def _labels(sample: Sample) -> str:
+    if not sample.labels:
+        return ""
+    labels = sample.labels
+    if bound := labels.get("le"):
+        # The upper bound of a bucket is a text to Prometheus, and everybody else writes 1, not 1.0.
+        labels = {**labels, "le": bound.removesuffix(".0")}
+    pairs = (f'{name}="{value.translate(_IN_VALUES)}"' for name, value in sorted(labels.items()))
+    return "{" + ",".join(pairs) + "}"

@@ -2,26 +2,51 @@
 
 Nothing reaches a handler of the secured server without having passed here, also no request for a path that
 does not exist: strangers do not learn which paths there are.
+
+Paths that mean one thing only.
+
+A permission is decided by the path, and so is the handler; if the two could read a path differently,
+`/pods/../run/…` or `/pods%2F…` would be a hole. So only plain paths are answered: no empty, `.` or `..`
+parts, no encoded slashes, no NUL or other control characters.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from pykubelet.logs import get_logger
-from pykubelet.server.attributes import wishes
-from pykubelet.server.authentication import Authenticator
-from pykubelet.server.authorization import Judge, authorize
-from pykubelet.server.identity import Shown, User
+from pykubelet.server.auth import Authenticator, Judge, authorize
+from pykubelet.server.identity import Refused, Shown, User, wishes
 from pykubelet.server.metrics import ServerMetrics, ServerType
-from pykubelet.server.openssl import peer_chain
-from pykubelet.server.paths import is_plain
-from pykubelet.server.refused import Refused
+from pykubelet.server.tls import peer_chain
 
 log = get_logger(__name__)
+_BAD = re.compile(r"[\x00-\x1f\x7f/\\]")
+_DOTS = frozenset({".", ".."})
+
+
+def is_plain(raw_path: str) -> bool:
+    """Whether a path, as it came in the request (still encoded, without the query), is plain."""
+    if not raw_path.startswith("/"):
+        return False
+    *folders, last = raw_path.removeprefix("/").split("/")
+    if not all(folders):
+        return False
+    return all(_is_plain_part(part) for part in (*folders, last))
+
+
+def _is_plain_part(part: str) -> bool:
+    try:
+        decoded = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        return False
+    return decoded not in _DOTS and _BAD.search(decoded) is None
+
 
 USER: web.RequestKey[User] = web.RequestKey("user", User)
 """Who sends a request, for its handler."""

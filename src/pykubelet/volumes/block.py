@@ -16,9 +16,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pykubelet.host.loops import attach_loop, detach_loop, loops_of
-from pykubelet.host.mounts import MS_BIND, mount, read_mounts, unmount
-from pykubelet.volumes.folders import VolumeFolders, make_folder, plain
+from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
+from pykubelet.linux.mounts import MS_BIND, mount, read_mounts, unmount
+from pykubelet.volumes.paths import VolumeFolders, make_folder, plain
 
 DEVICES = "volumeDevices"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pykubelet.logs import get_logger
 from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.folders import make_folder
 from pykubelet.volumes.mount_helper import (
     HelperError,
     MissingHelper,
@@ -19,12 +18,11 @@ from pykubelet.volumes.mount_helper import (
     mount_with_helper,
     run_helper,
 )
+from pykubelet.volumes.paths import make_folder
 
 log = get_logger(__name__)
-
 PARTITIONED = "unknown data, probably partitions"
 DEFAULT = "ext4"
-
 _LONG = 1800.0
 """Seconds that making or checking a large file system may take."""
 _FORMAT_FLAGS = {"ext3": ["-F", "-m0"], "ext4": ["-F", "-m0"], "xfs": ["-f"]}

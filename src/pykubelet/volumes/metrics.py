@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pykubelet.volumes.usage import Usage
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
-
 _ELSEWHERE = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
 """Kinds without a folder of their own."""
 

@@ -16,24 +16,21 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pykubelet.host.mounts import Mount, read_mounts
-from pykubelet.host.processes import environment, search_path
+from pykubelet.linux.mounts import Mount, read_mounts
+from pykubelet.linux.processes import environment, search_path
 from pykubelet.logs import get_logger
-from pykubelet.tasks import begun
+from pykubelet.util.tasks import begun
 from pykubelet.volumes.errors import KindError
 
 log = get_logger(__name__)
-
 MOUNT_DEADLINE = 150.0
 """Seconds: NFS itself gives up after two minutes, and says why."""
 UNMOUNT_DEADLINE = 60.0
 """Seconds, after which an unmount is forced."""
-
 _MOST_SAID = 64 << 10
 _MOST_SHOWN = 1000
 _BITE = 16 << 10
 _DYING = 2.0
-
 _PACKAGES = {
     "blkid": "util-linux",
     "blockdev": "util-linux",

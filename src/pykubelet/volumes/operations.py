@@ -4,26 +4,26 @@ An operation goes on when whoever asked for it has lost patience or was cancelle
 same volume would meet it half-way. Whoever asks for the same again joins it, whoever asks for the
 opposite waits for its end. After a failure there is a growing pause, and until it is over the same
 failure is the answer, unless somebody knows that things have changed (`forget`).
+
+Several things at once, and no leaving before all of them have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from pykubelet.pods.objects import ObjectError
-from pykubelet.tasks import TaskScope
+from pykubelet.objects.base import ObjectError
+from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import KindError, NotYet
 
 T = TypeVar("T")
-
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 122.0
 """Seconds after a failure, doubled with each; 2 min 2 s can be told from other people's two minutes."""
-
 FAILURES = (KindError, ObjectError, ValueError, OSError)
 """What kinds raise."""
 
@@ -186,3 +186,15 @@ class Locks:
                 del self._locks[name]
             else:
                 self._locks[name] = lock, users - 1
+
+
+async def side_by_side(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines at once and give their results in order; when cancelled, all are, and are waited for.
+
+    They are expected not to raise: whatever one does raise comes in an ExceptionGroup.
+    """
+    if len(work) == 1:
+        return [await work[0]]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(part) for part in work]
+    return [task.result() for task in tasks]

@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 from pykubelet.api.pod import Pod
-from pykubelet.host.tree_walk import OPEN_DIRECTORY, open_subdirectory, walk_tree
+from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, open_subdirectory, walk_tree
 from pykubelet.logs import get_logger
-from pykubelet.tasks import TaskScope, in_own_thread
+from pykubelet.util.tasks import TaskScope, in_own_thread
 
 log = get_logger(__name__)
-
 Tell = Callable[[Pod, Literal["Normal", "Warning"], str, str], None]
 """Records an event about a pod: its type, reason and message."""
-
 ON_ROOT_MISMATCH = "OnRootMismatch"
 IN_PROGRESS = "VolumePermissionChangeInProgress"
 """The reason of the events about a walk that takes long."""
@@ -34,7 +32,6 @@ FIRST_WORD = 30.0
 """Seconds after which a walk is worth an event."""
 NEXT_WORDS = 60.0
 """Seconds between the events that tell how far it is."""
-
 _READ = 0o440
 _WRITE = 0o220
 _ENTER = 0o110 | stat.S_ISGID

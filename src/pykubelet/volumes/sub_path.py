@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pykubelet.api.pod import Container, Pod
-from pykubelet.host.mounts import Mount, read_mounts, unmount
+from pykubelet.linux.mounts import Mount, read_mounts, unmount
 from pykubelet.logs import get_logger
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.folders import VolumeFolders, make_folder
-from pykubelet.volumes.mounted import MountedVolume
+from pykubelet.volumes.paths import VolumeFolders, make_folder
+from pykubelet.volumes.plugin import MountedVolume
 
 log = get_logger(__name__)
-
 _MS_BIND = 4096
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

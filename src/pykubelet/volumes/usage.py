@@ -12,31 +12,186 @@ must be and never waited for: readers get the last one.
 - Whoever knows all others is asked (`usage_others.py`), for each pod by itself: a storage server that does
   not answer holds up nobody else.
 - hostPath has no numbers: it is the machine's.
+
+Counting what a volume takes: file systems are asked, folders on a shared disk are walked.
+
+A walk counts what `du` counts: blocks, not lengths (a sparse file is small), a file with several names
+once, the folder itself, and nothing of other file systems that are mounted inside. Containers write to
+what is walked while it is walked, so no link is ever followed, folders are opened one from the other,
+and what vanishes meanwhile is passed by.
+
+A walk of millions of files must not be felt. It is not run at a low priority: a thread that the kernel
+passes over while it holds the interpreter would hold up the whole agent. Instead it rests, three times
+as long as it has worked.
+
+How full those volumes are that are not the node's own: network shares, disks, what drivers give.
+
+A kind that knows better is asked (a CSI driver tells what its storage says). Of all others the file system
+is asked, in a thread of its own that nobody has to wait for: a server that is away answers never. It is
+not asked again while an old question is open. Of a volume that is a block device only the size is known.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import stat
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 from pykubelet.api.pod import Pod, PodSpec
+from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, open_subdirectory, walk_tree
 from pykubelet.logs import get_logger
-from pykubelet.tasks import in_own_thread, wait_seconds
-from pykubelet.volumes.config_map import ConfigMapKind
-from pykubelet.volumes.downward_api import DownwardKind
-from pykubelet.volumes.empty_dir import EmptyDirKind
-from pykubelet.volumes.folders import VolumeFolders, is_mount_point
-from pykubelet.volumes.projected import ProjectedKind
-from pykubelet.volumes.secret import SecretKind
-from pykubelet.volumes.usage_count import FileSystem, Interrupted, Pace, file_system, tally
+from pykubelet.util.tasks import in_own_thread, wait_seconds
+from pykubelet.volumes.paths import VolumeFolders, is_mount_point
+from pykubelet.volumes.plugin import MountedVolume
+from pykubelet.volumes.plugins.config_map import ConfigMapKind
+from pykubelet.volumes.plugins.downward_api import DownwardKind
+from pykubelet.volumes.plugins.empty_dir import EmptyDirKind
+from pykubelet.volumes.plugins.projected import ProjectedKind
+from pykubelet.volumes.plugins.secret import SecretKind
+from pykubelet.volumes.volume_state import Holding
 
 log = get_logger(__name__)
+WORK_SECONDS = 0.005
+"""How long a walk works at a stretch."""
+REST_FACTOR = 3
+MAX_LINKED = 200_000
+"""Inodes with several names that a walk remembers, so that a volume cannot fill the kubelet's memory."""
+_BLOCK = 512
+_EVERY = 128
+
+
+class Interrupted(Exception):
+    """Nobody waits for the walk any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """What a file system holds, in bytes and inodes."""
+
+    capacity: int
+    available: int
+    """What is left for ordinary users."""
+    used: int
+    inodes: int
+    inodes_free: int
+
+    @property
+    def inodes_used(self) -> int:
+        """Inodes in use; 0 where the file system has no fixed number of them."""
+        return self.inodes - self.inodes_free
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a folder takes, in bytes and inodes."""
+
+    used: int
+    inodes: int
+
+
+class Pace:
+    """Gives long work its rests, in a thread; `stop` ends the work with Interrupted."""
+
+    def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stop = stop
+        self._clock = clock
+        self.steps = 0
+        """How many pieces of work were done: others may see whether there is any progress."""
+        self._began = clock()
+
+    def step(self) -> None:
+        """Count a small piece of work, and rest when it is time; raises Interrupted."""
+        self.steps += 1
+        if self.steps % _EVERY:
+            return
+        worked = self._clock() - self._began
+        if worked < WORK_SECONDS:
+            return
+        if self._stop.wait(worked * REST_FACTOR):
+            raise Interrupted
+        self._began = self._clock()
+
+
+def file_system(path: Path) -> FileSystem:
+    """Ask the file system that a path is on; raises OSError. Blocks for as long as its server is away."""
+    found = os.statvfs(path)
+    return FileSystem(
+        capacity=found.f_frsize * found.f_blocks,
+        available=found.f_frsize * found.f_bavail,
+        used=found.f_frsize * (found.f_blocks - found.f_bfree),
+        inodes=found.f_files,
+        inodes_free=found.f_ffree,
+    )
+
+
+def tally(path: Path, pace: Pace) -> Tally:
+    """Walk a folder and count; raises OSError, and Interrupted."""
+    return _Walk(pace).count(path)
+
+
+class _Walk:
+    """Counts what `walk_tree` visits."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._blocks = 0.0
+        self._inodes = 0.0
+        self._device = 0
+        self._linked: set[int] = set()
+        """Files with several names that were counted."""
+
+    def count(self, path: Path) -> Tally:
+        facts = path.lstat()
+        self._device = facts.st_dev
+        self._add(facts)
+        walk_tree(os.open(path, OPEN_DIRECTORY), self)
+        return Tally(round(self._blocks * _BLOCK), round(self._inodes))
+
+    def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
+        """Count an entry; return whether it is a directory of the same file system."""
+        self._pace.step()
+        try:
+            facts = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return facts.st_dev == self._device and self._add(facts) and stat.S_ISDIR(facts.st_mode)
+
+    def enter(self, name: str, parent: int) -> int | None:
+        """Open a directory that was counted; None when it is gone, or something else has replaced it."""
+        opened = open_subdirectory(name, parent)
+        if opened is None or os.fstat(opened).st_dev == self._device:
+            return opened
+        os.close(opened)
+        return None
+
+    def leave(self, opened: int) -> None:
+        """Do nothing: a directory is counted as an entry of its parent."""
+
+    def _add(self, facts: os.stat_result) -> bool:
+        """Count a file, unless it has been counted under another name.
+
+        When more inodes have several names than are remembered, each name counts for its share of the inode.
+        """
+        share = 1
+        if facts.st_nlink > 1 and not stat.S_ISDIR(facts.st_mode):
+            if facts.st_ino in self._linked:
+                return False
+            if len(self._linked) < MAX_LINKED:
+                self._linked.add(facts.st_ino)
+            else:
+                share = facts.st_nlink
+        self._blocks += facts.st_blocks / share
+        self._inodes += 1 / share
+        return True
+
 
 OWN_KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -51,7 +206,6 @@ OWN_KINDS: Mapping[str, str] = MappingProxyType(
 STUCK_SECONDS = 10.0
 """After which a walk that has not seen a single file more counts as one that hangs."""
 UNMEASURED = frozenset({"hostPath", "image", "gitRepo"})
-
 _NONE: Mapping[str, Usage] = MappingProxyType({})
 
 
@@ -255,3 +409,93 @@ def _usage(path: Path, pace: Pace, clock: Callable[[], float]) -> Usage:
         inodes_used=inside.inodes,
         moment=clock(),
     )
+
+
+ANSWER_SECONDS = 10.0
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A kind that knows how full its volumes are."""
+
+    async def usage(self, pod: Pod) -> Mapping[str, Usage]:
+        """Give the usage of the pod's volumes of this kind, by the pod's names for them; raises nothing."""
+
+
+class OtherUsage:
+    """Measures volumes of other kinds; `held` gives those that a pod has, by its uid."""
+
+    def __init__(
+        self,
+        held: Callable[[str], Iterable[Holding]],
+        kinds: Mapping[str, object],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._held = held
+        self._kinds = kinds
+        self._clock = clock
+        self._open: set[str] = set()
+        """Paths about which a thread still asks."""
+
+    async def of_pod(self, pod: Pod) -> dict[str, Usage]:
+        """Give the usage of a pod's volumes, by name, as far as it can be had; raises nothing."""
+        held = [h for h in self._held(pod.uid) if h.wanted.kind not in {*OWN_KINDS, *UNMEASURED}]
+        knowing = {
+            name: kind
+            for name in sorted({holding.wanted.kind for holding in held})
+            if isinstance(kind := self._kinds.get(name), Measuring)
+        }
+        plain = {
+            holding.wanted.volume.name: holding.mounted
+            for holding in held
+            if holding.mounted is not None and holding.wanted.kind not in knowing
+        }
+        parts = await asyncio.gather(
+            *(_asked(kind, pod) for kind in knowing.values()),
+            *(self._one(pod, name, mounted) for name, mounted in plain.items()),
+        )
+        return {name: usage for part in parts for name, usage in part.items()}
+
+    async def _one(self, pod: Pod, name: str, mounted: MountedVolume) -> dict[str, Usage]:
+        place = mounted.device or mounted.path
+        if not place or place in self._open:
+            return {}
+        self._open.add(place)
+
+        def ask() -> FileSystem:
+            try:
+                return _device(place) if mounted.device else file_system(Path(place))
+            finally:
+                self._open.discard(place)  # only now: whoever asked may long have given up
+
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                found = await in_own_thread(ask, name=f"usage-{name}", patience=0)
+        except (OSError, TimeoutError) as err:
+            log.v(4).info(
+                "Could not measure a volume",
+                pod=pod.full_name,
+                podUID=pod.uid,
+                volumeName=name,
+                err=err if str(err) else "its file system does not answer",
+            )
+            return {}
+        return {name: Usage.of_file_system(found, self._clock())}
+
+
+async def _asked(kind: Measuring, pod: Pod) -> Mapping[str, Usage]:
+    try:
+        return await kind.usage(pod)
+    except Exception as err:  # anything may go wrong in others' kinds, and the agent has to go on
+        log.error(err, "A kind of volumes cannot tell how full they are", pod=pod.full_name, podUID=pod.uid)
+        return {}
+
+
+def _device(path: str) -> FileSystem:
+    """Give the size of a block device; raises OSError."""
+    device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.lseek(device, 0, os.SEEK_END)
+    finally:
+        os.close(device)
+    return FileSystem(capacity=size, available=0, used=0, inodes=0, inodes_free=0)

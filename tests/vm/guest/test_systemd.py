@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.config.gates import FeatureGates
+from pykubelet.cm.cgroups import node_cgroups
+from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupError
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cm.cgroups.values import CgroupValues
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.host.cgroup_tree import members
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.host.dbus_wire import Variant
-from pykubelet.host.systemd import Systemd, SystemdError, is_running
-from pykubelet.resources import node_cgroups
-from pykubelet.resources.cgroup_driver import CgroupDriver
-from pykubelet.resources.cgroup_files import CgroupError
-from pykubelet.resources.cgroup_values import CgroupValues
-from pykubelet.resources.pod_cgroups import PodCgroups
+from pykubelet.linux.cgroupfs import detect_cgroups, members
+from pykubelet.linux.dbus import Variant
+from pykubelet.linux.systemd import Systemd, SystemdError, is_running
 from tests.resources.making import amounts, pod_of
 from tests.vm.guest.node import ROOT, value
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.host.cgroups import detect_cgroups
-from pykubelet.host.systemd import is_running
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.linux.systemd import is_running
 from tests.conftest import runtime_process
 from tests.engine.conftest import short_dir
 from tests.engine.making import container, pod

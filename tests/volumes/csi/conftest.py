@@ -12,20 +12,19 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.event import ObjectReference
+from pykubelet.api.core import ObjectReference
 from pykubelet.api.meta import from_document, to_document
-from pykubelet.api.persistent import PersistentVolume, PersistentVolumeClaim
 from pykubelet.api.pod import Pod
-from pykubelet.host.mounts import plan_unmounts, read_mounts, unmount
-from pykubelet.host.plugin_registration import PluginRegistration
-from pykubelet.kube.client import PatchKind
-from pykubelet.kube.errors import AlreadyExists, Conflict, NotFound
-from pykubelet.kube.resources import Resource, T
-from pykubelet.pods.defaults import apply_defaults
-from pykubelet.volumes.csi.kind import CsiKind
+from pykubelet.api.storage import PersistentVolume, PersistentVolumeClaim
+from pykubelet.apiserver.client import PatchKind, Resource, T
+from pykubelet.apiserver.errors import AlreadyExists, Conflict, NotFound
+from pykubelet.linux.mounts import plan_unmounts, read_mounts, unmount
+from pykubelet.pluginmanager.registration import PluginRegistration
+from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.volumes.csi.names import attachment_name
-from pykubelet.volumes.kind import Surroundings, Wanted
+from pykubelet.volumes.csi.plugin import CsiKind
 from pykubelet.volumes.metrics import VolumeMetrics
+from pykubelet.volumes.plugin import Surroundings, Wanted
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
 from tests.pods.object_api import ObjectApi
 from tests.sync import strategic

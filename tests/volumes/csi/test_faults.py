@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.meta import from_document
-from pykubelet.api.volume_sources import CsiPersistent
-from pykubelet.server.exposition import text_format
-from pykubelet.volumes.csi import kind as csi_kind
-from pykubelet.volumes.csi import volume_data
-from pykubelet.volumes.csi.kind import CsiKind
+from pykubelet.api.volume import CsiPersistent
+from pykubelet.server.metrics import text_format
+from pykubelet.volumes.csi import paths as volume_data
+from pykubelet.volumes.csi import plugin as csi_kind
 from pykubelet.volumes.csi.names import FOLDER
-from pykubelet.volumes.csi.volume_data import VolumeData, read_data, write_data
+from pykubelet.volumes.csi.paths import VolumeData, read_data, write_data
+from pykubelet.volumes.csi.plugin import CsiKind
 from pykubelet.volumes.errors import KindError, NotYet
-from pykubelet.volumes.take_down import TakeDown
+from pykubelet.volumes.unmounter import TakeDown
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
 from tests.metrics_page import Page

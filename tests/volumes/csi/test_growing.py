@@ -10,12 +10,10 @@ import pytest
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.storage import CsiDriver
-from pykubelet.host.plugin_calls import PluginError
-from pykubelet.volumes.csi.driver_objects import DriverObjects
-from pykubelet.volumes.csi.drivers import DriverNode, Drivers
-from pykubelet.volumes.csi.limits import Limits
-from pykubelet.volumes.csi.node_info import NodeInfo
-from pykubelet.volumes.csi.volume_use import NodeFacts
+from pykubelet.pluginmanager.client import PluginError
+from pykubelet.volumes.csi.csinode import Limits, NodeInfo
+from pykubelet.volumes.csi.drivers import DriverNode, DriverObjects, Drivers
+from pykubelet.volumes.csi.node_client import NodeFacts
 from pykubelet.volumes.errors import KindError, NoRoomOnNode
 from tests.csi_driver.process import DriverProcess
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, api_of, make_pod, needs_root, persistent

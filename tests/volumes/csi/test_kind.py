@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.loops import loops_of
-from pykubelet.volumes.csi import files
+from pykubelet.linux.loop_devices import loops_of
+from pykubelet.volumes.csi import mounter as files
 from pykubelet.volumes.csi.names import attachment_name, inline_handle, staged_folder, unique_name
 from pykubelet.volumes.errors import KindError, NotYet
 from tests.csi_driver.backend import is_mounted

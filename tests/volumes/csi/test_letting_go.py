@@ -11,18 +11,25 @@ from typing import Any
 
 import pytest
 
-from pykubelet.host.mounts import mount, read_mounts, unmount
-from pykubelet.host.plugin_registration import Plugin
-from pykubelet.volumes.csi import letting_go, patience
-from pykubelet.volumes.csi.debts import FOLDER, Debt, Debts
+from pykubelet.linux.mounts import mount, read_mounts, unmount
+from pykubelet.pluginmanager.registration import Plugin
+from pykubelet.volumes.csi import pending_unpublish as patience
+from pykubelet.volumes.csi import unpublish as letting_go
 from pykubelet.volumes.csi.drivers import DriverNode, Drivers
-from pykubelet.volumes.csi.kind import CsiKind
 from pykubelet.volumes.csi.names import unique_name
-from pykubelet.volumes.csi.patience import ABSENT_SECONDS, FAILING_SECONDS, Patience
-from pykubelet.volumes.csi.paying import Paying
+from pykubelet.volumes.csi.pending_unpublish import (
+    ABSENT_SECONDS,
+    FAILING_SECONDS,
+    FOLDER,
+    Debt,
+    Debts,
+    Patience,
+)
+from pykubelet.volumes.csi.plugin import CsiKind
+from pykubelet.volumes.csi.unpublish import Paying
 from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.kind import Wanted
 from pykubelet.volumes.operations import Locks
+from pykubelet.volumes.plugin import Wanted
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
 from tests.volumes.csi.conftest import Rig, inline, make_pod, needs_root, persistent

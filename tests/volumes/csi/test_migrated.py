@@ -12,15 +12,14 @@ from typing import Any, cast
 import pytest
 
 from pykubelet.api.meta import from_document, to_document
-from pykubelet.api.persistent import PersistentVolume
+from pykubelet.api.storage import PersistentVolume
 from pykubelet.api.volume import Volume
-from pykubelet.kube.client import ApiClient
-from pykubelet.volumes.claim_rules import AffinityError
-from pykubelet.volumes.claims import Claims
-from pykubelet.volumes.csi.migrated import MigrationError, migrated_volume, migrated_wanted
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.volumes.csi.csinode import MIGRATED_PLUGINS
 from pykubelet.volumes.csi.names import MIGRATED
-from pykubelet.volumes.csi.node_objects import MIGRATED_PLUGINS
+from pykubelet.volumes.csi.translation import MigrationError, migrated_volume, migrated_wanted
 from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.pvc import AffinityError, Claims
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DriverProcess
 from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at

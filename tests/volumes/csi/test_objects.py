@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from pykubelet.kube.errors import Unreachable
-from pykubelet.volumes.csi.attachments import Attachments
-from pykubelet.volumes.csi.driver_objects import PATIENCE_SECONDS, DriverObjects
+from pykubelet.apiserver.errors import Unreachable
+from pykubelet.volumes.csi.csinode import NodeInfo
+from pykubelet.volumes.csi.drivers import PATIENCE_SECONDS, DriverObjects, Waiting
 from pykubelet.volumes.csi.names import unique_name
-from pykubelet.volumes.csi.node_info import NodeInfo
-from pykubelet.volumes.csi.volume_use import NodeFacts
-from pykubelet.volumes.csi.waiting import Waiting
+from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.csi.volume_attachments import Attachments
 from pykubelet.volumes.errors import KindError, NotYet
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, make_pod
 

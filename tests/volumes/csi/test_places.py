@@ -6,8 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from pykubelet.volumes.csi.places import Places
-from pykubelet.volumes.csi.volume_data import VolumeData, write_data
+from pykubelet.volumes.csi.paths import Places, VolumeData, write_data
 
 
 def test_volumes_are_found_while_pods_leave(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
 
-from pykubelet.host import registration_pb2
+from pykubelet.pluginmanager import registration_pb2
 from pykubelet.volumes.csi import csi_pb2
 from tests.cri.test_proto import DATA, kind_of, read_table
 

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from pykubelet.api.meta import ObjectMeta, from_document, to_document
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.storage import CsiDriverSpec, CsiNode, VolumeAttachment
-from pykubelet.volumes.csi.attachments import NoRoom, refusal
-from pykubelet.volumes.csi.drivers import best_version
-from pykubelet.volumes.csi.growth import GrowingClaim, Growth, decide, failed, finished, marked
-from pykubelet.volumes.csi.names import attachment_name, inline_handle, unique_name
-from pykubelet.volumes.csi.node_objects import (
+from pykubelet.volumes.csi.csinode import (
     MIGRATED,
     MIGRATED_PLUGINS,
     NODE_IDS,
@@ -29,11 +25,15 @@ from pykubelet.volumes.csi.node_objects import (
     node_uninstalled,
     uninstalled,
 )
-from pykubelet.volumes.csi.places import Places
-from pykubelet.volumes.csi.selinux import mount_label
-from pykubelet.volumes.csi.telling_drivers import token_end
+from pykubelet.volumes.csi.drivers import best_version
+from pykubelet.volumes.csi.expansion import GrowingClaim, Growth, decide, failed, finished, marked
+from pykubelet.volumes.csi.mounter import mount_label
+from pykubelet.volumes.csi.names import attachment_name, inline_handle, unique_name
+from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.csi.paths import Places
+from pykubelet.volumes.csi.request_context import token_end
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
-from pykubelet.volumes.csi.volume_use import NodeFacts
+from pykubelet.volumes.csi.volume_attachments import NoRoom, refusal
 from pykubelet.volumes.errors import KindError, NotYet
 from tests.sync.strategic import apply_patch
 from tests.volumes.csi.conftest import inline, make_pod, persistent

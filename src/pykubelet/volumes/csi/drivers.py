@@ -3,34 +3,136 @@
 A driver may be replaced by one of the same name with a higher version, never by an equal or lower one:
 two that claim the same name must not take turns. Pods that need a driver which is not there wait, and
 are woken when it registers.
+
+The CSIDriver objects of the cluster: how drivers want to be used.
+
+They are watched from the first time that somebody needs one, because most nodes have no CSI volumes.
+
+Pods that wait for something by name, such as a driver to register: woken when it is there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from pykubelet.host.plugin_calls import PluginError
-from pykubelet.host.plugin_registration import Plugin, RegistrationRefused
+from pykubelet.api.storage import CsiDriver
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.apiserver.reflector import Reflector, Update
 from pykubelet.logs import get_logger
-from pykubelet.volumes.csi.names import KIND
-from pykubelet.volumes.csi.volume_use import NodeFacts
-from pykubelet.volumes.csi.waiting import Waiting
-from pykubelet.volumes.errors import NotYet
+from pykubelet.pluginmanager.client import PluginError
+from pykubelet.pluginmanager.registration import Plugin, RegistrationRefused
+from pykubelet.volumes.csi.names import CSI_DRIVERS, KIND
+from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.errors import KindError, NotYet
 from pykubelet.volumes.metrics import VolumeMetrics
 
 if TYPE_CHECKING:
     from pykubelet.volumes.csi.node_client import NodeClient
 
 log = get_logger(__name__)
+PATIENCE_SECONDS = 30.0
+
+
+class DriverObjects:
+    """Keeps a copy of the CSIDrivers while `run` runs; without an API server there are none."""
+
+    def __init__(self, api: ApiClient | None, patience: float = PATIENCE_SECONDS) -> None:
+        self._reflector = Reflector(api, CSI_DRIVERS, self._updated) if api is not None else None
+        self._patience = patience
+        self._wanted = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def standalone(self) -> bool:
+        """Whether there is no API server, so that nobody can say how a driver wants to be used."""
+        return self._reflector is None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this when some have changed."""
+        self._listeners.append(listener)
+
+    def want(self) -> None:
+        """Begin to watch, if that has not begun yet."""
+        self._wanted.set()
+
+    def known(self, name: str) -> CsiDriver | None:
+        """Give a driver's object as far as it is known now."""
+        return self._reflector.objects.get(("", name)) if self._reflector is not None else None
+
+    async def get(self, name: str) -> CsiDriver | None:
+        """Give a driver's object; None when there is none. Raises KindError while nobody can say."""
+        if self._reflector is None:
+            return None
+        self.want()
+        if not self._reflector.has_synced:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._reflector.synced()
+            except TimeoutError:
+                raise KindError(
+                    "the cluster's CSIDriver objects are not known: the API server has not answered yet"
+                ) from None
+        return self._reflector.objects.get(("", name))
+
+    async def run(self) -> NoReturn:
+        """Watch, once somebody has asked, until cancelled."""
+        await self._wanted.wait()
+        if self._reflector is None:
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError("nobody ends this future")
+        await self._reflector.run()
+
+    async def _updated(self, update: Update[CsiDriver]) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+class Waiting:
+    """Who waits for what; note that somebody waits first, and look then, or the news may be missed."""
+
+    def __init__(self, wake: Callable[[str], None]) -> None:
+        self._wake = wake
+        self._pods: dict[str, set[str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pods)
+
+    def note(self, what: str, uid: str) -> None:
+        """Take note that a pod waits."""
+        self._pods.setdefault(what, set()).add(uid)
+
+    def done(self, what: str, uid: str) -> None:
+        """Take note that a pod waits no more."""
+        pods = self._pods.get(what, set())
+        pods.discard(uid)
+        if not pods:
+            self._pods.pop(what, None)
+
+    def forget(self, uid: str) -> None:
+        """Take note that a pod does not wait for anything."""
+        for what in list(self._pods):
+            self.done(what, uid)
+
+    def keep(self, is_known: Callable[[str], bool]) -> None:
+        """Take note that pods which are not known any more do not wait for anything."""
+        for uid in set().union(*self._pods.values()):
+            if not is_known(uid):
+                self.forget(uid)
+
+    def there(self, names: Iterable[str]) -> None:
+        """Wake all pods that wait for one of these."""
+        for what in names:
+            for uid in sorted(self._pods.pop(what, ())):
+                self._wake(uid)
+
 
 PLUGIN_TYPE = "CSIPlugin"
-
 Version = tuple[int, ...]
-
 _VERSION = re.compile(r"v?((?:0|[1-9][0-9]*)(?:\.[0-9]+)+)", re.ASCII)
 
 

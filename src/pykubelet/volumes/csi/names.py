@@ -1,23 +1,26 @@
-"""Names that the agent, the controllers and drivers must make alike, each by itself."""
+"""Names that the agent, the controllers and drivers must make alike, each by itself.
+
+The kinds of API objects that CSI needs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 
+from pykubelet.api.storage import CsiDriver, CsiNode, VolumeAttachment
+from pykubelet.apiserver.client import Resource
+
 KIND = "kubernetes.io/csi"
 FOLDER = "kubernetes.io~csi"
 """The folder of this kind in a pod's `volumes`."""
-
 STAGE_UNSTAGE = "STAGE_UNSTAGE_VOLUME"
 GET_STATS = "GET_VOLUME_STATS"
 EXPAND = "EXPAND_VOLUME"
 CONDITION = "VOLUME_CONDITION"
 SINGLE_NODE_MULTI_WRITER = "SINGLE_NODE_MULTI_WRITER"
 MOUNT_GROUP = "VOLUME_MOUNT_GROUP"
-
 EPHEMERAL = "Ephemeral"
 PERSISTENT = "Persistent"
-
 MIGRATED = {
     "awsElasticBlockStore": "ebs.csi.aws.com",
     "azureDisk": "disk.csi.azure.com",
@@ -52,3 +55,9 @@ def staged_folder(handle: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+_GROUP = "storage.k8s.io"
+CSI_DRIVERS = Resource(CsiDriver, "CSIDriver", "csidrivers", _GROUP, namespaced=False)
+CSI_NODES = Resource(CsiNode, "CSINode", "csinodes", _GROUP, namespaced=False)
+ATTACHMENTS = Resource(VolumeAttachment, "VolumeAttachment", "volumeattachments", _GROUP, namespaced=False)

@@ -2,28 +2,76 @@
 
 This is the only module that knows protobuf; it is imported when the first driver registers, because the
 messages' classes take memory that most nodes need not spend.
+
+What is asked of a driver and what it answers, in plain types: protobuf stays in `node_client.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from pykubelet.host.plugin_calls import PluginError, call_plugin
+from pykubelet.pluginmanager.client import PluginError, call_plugin
 from pykubelet.volumes.csi import csi_pb2 as pb
 from pykubelet.volumes.csi.names import CONDITION, SINGLE_NODE_MULTI_WRITER
-from pykubelet.volumes.csi.volume_use import Context, DriverUsage, NodeFacts, VolumeUse
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeUse:
+    """How a volume shall be had."""
+
+    access_mode: str
+    """As the API writes it: `ReadWriteOnce`."""
+    block: bool = False
+    """As a device; then the following mean nothing."""
+    fs_type: str = ""
+    mount_options: tuple[str, ...] = ()
+    group: int | None = None
+    """The group that the driver shall let at the files, if it can (`VOLUME_MOUNT_GROUP`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What drivers are told about a volume besides; secrets are not shown in logs."""
+
+    published: Mapping[str, str] = field(default_factory=dict)
+    """What the controller said when it attached the volume."""
+    attributes: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a driver calls this node, and where the node is in the driver's eyes."""
+
+    node_id: str
+    most_volumes: int = 0
+    """How many volumes fit; 0 when the driver sets no limit."""
+    topology: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverUsage:
+    """How full a volume is in its driver's eyes, and whether it is well; None is unknown."""
+
+    capacity: int = 0
+    available: int = 0
+    used: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    inodes_used: int = 0
+    abnormal: bool | None = None
+    message: str = ""
+
 
 TIMEOUT_SECONDS = 120.0
-
 Called = Callable[[str, str, float], None]
 """Hears of a call: its full path, its outcome as `NotFound` is spelled, how long it took (seconds)."""
-
 Answer = TypeVar("Answer", bound=Message)
-
 _Mode = pb.VolumeCapability.AccessMode.Mode
 _MODES = {
     "ReadWriteOnce": _Mode.SINGLE_NODE_WRITER,
@@ -31,6 +79,7 @@ _MODES = {
     "ReadWriteMany": _Mode.MULTI_NODE_MULTI_WRITER,
     "ReadWriteOncePod": _Mode.SINGLE_NODE_WRITER,
 }
+
 # For drivers that can tell several pods on one node from a single pod.
 _EXACT_MODES = _MODES | {
     "ReadWriteOnce": _Mode.SINGLE_NODE_MULTI_WRITER,

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.storage import CsiDriverSpec
-from pykubelet.api.volume_sources import CsiInline, CsiPersistent, SecretReference
+from pykubelet.api.volume import CsiInline, CsiPersistent, SecretReference
 from pykubelet.volumes.csi.names import EPHEMERAL, KIND, PERSISTENT, inline_handle, unique_name
-from pykubelet.volumes.csi.volume_use import VolumeUse
+from pykubelet.volumes.csi.node_client import VolumeUse
 from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.kind import Wanted
+from pykubelet.volumes.plugin import Wanted
 
 READ_WRITE_ONCE = "ReadWriteOnce"
 _ONE_NODE = frozenset((READ_WRITE_ONCE, "ReadWriteOncePod"))
-
 NO_POLICY = "None"
 FILE_POLICY = "File"
 DEFAULT_POLICY = "ReadWriteOnceWithFSType"

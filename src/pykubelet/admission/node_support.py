@@ -1,0 +1,286 @@
+"""Pods that need more than this node can do.
+
+The scheduler sends such pods elsewhere, by what the node declares; one that was bound by hand, or by a
+scheduler that does not know, is refused here instead of being run as something else. A user namespace on
+the node's network is such a feature.
+
+AppArmor: a pod that asks to be confined does not run unconfined.
+
+Profiles of the machine are looked up by the runtime, when the container starts; whether the kernel
+enforces any is known here, and so is a profile without a name.
+
+Pods that want exactly the groups they name, on a node whose runtime always adds those of the image.
+
+Kernel parameters that pods may set: the safe ones, and what the operator allowed beside them.
+
+Safe is what belongs to a pod's own namespaces and touches nobody else. A parameter of a namespace that the
+pod shares with the machine would be the machine's, so it is refused whatever is allowed.
+
+Pods for other operating systems, by their label or by their `os` field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from pykubelet.admission.handler import Attempt, Refusal, Surroundings
+from pykubelet.api.meta import Resources
+from pykubelet.api.names import namespace_of, normal_name
+from pykubelet.api.pod import Pod, PodSpec, Profile, is_sidecar
+
+POD_LEVEL_REASON = "PodLevelResourcesNotSupported"
+DECLARED_REASON = "PodFeatureUnsupported"
+
+
+class PodLevelResources:
+    """Refuses amounts for a whole pod where the gate is off: nobody would enforce them."""
+
+    for_running = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._enabled = given.gates.enabled("PodLevelResources")
+
+    def admit(self, attempt: Attempt) -> Refusal | None:
+        """Look for amounts that are written for the whole pod."""
+        whole = attempt.pod.spec.resources
+        if self._enabled or whole is None or not (_counts(whole.requests) or _counts(whole.limits)):
+            return None
+        return Refusal(POD_LEVEL_REASON, "PodLevelResources feature gate is disabled")
+
+
+class DeclaredFeatures:
+    """Refuses pods that need a feature which the node does not declare."""
+
+    for_running = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._enabled = given.gates.enabled("NodeDeclaredFeatures")
+
+    def admit(self, attempt: Attempt) -> Refusal | None:
+        """Compare what the pod needs with what the node declares."""
+        if not self._enabled:
+            return None
+        missing = needed_features(attempt.pod) - set(attempt.node.status.declared_features)
+        if not missing:
+            return None
+        return Refusal(DECLARED_REASON, lacking(missing))
+
+
+def lacking(features: Iterable[str]) -> str:
+    """Say that a pod needs features that the node does not have."""
+    return f"Pod requires node features that are not available: {', '.join(sorted(features))}"
+
+
+def needed_features(pod: Pod) -> set[str]:
+    """Give the features without which the pod would be something else than what its author wrote."""
+    return {name for name, is_needed in _NEEDS.items() if is_needed(pod)}
+
+
+def features_of_update(before: Pod, after: Pod) -> set[str]:
+    """Give the features without which what has changed in a pod that runs would not be done."""
+    found = set()
+    if before.spec.resources != after.spec.resources:
+        found.add("InPlacePodLevelResourcesVerticalScaling")
+    old = {one.name: one.resources for one in before.spec.init_containers}
+    if any(
+        one.resources != old.get(one.name, one.resources)
+        for one in after.spec.init_containers
+        if not is_sidecar(one)
+    ):
+        found.add("InPlacePodVerticalScalingInitContainers")
+    return found
+
+
+def _restarts_all(pod: Pod) -> bool:
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    return any(
+        rule.action == "RestartAllContainers" for one in containers for rule in one.restart_policy_rules
+    )
+
+
+_NEEDS: Mapping[str, Callable[[Pod], bool]] = {
+    "RestartAllContainersOnContainerExits": _restarts_all,
+    "UserNamespacesHostNetworkSupport": lambda pod: pod.spec.host_network and pod.spec.host_users is False,
+}
+
+
+def _counts(amounts: Resources) -> bool:
+    """Whether any of these may be written for a whole pod."""
+    return any(name in ("cpu", "memory") or name.startswith("hugepages-") for name in amounts)
+
+
+APPARMOR_REASON = "AppArmor"
+ANNOTATION_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
+
+
+class AppArmor:
+    """Refuses profiles where there is no AppArmor, and profiles of the machine without a name."""
+
+    for_running = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._enabled = given.apparmor
+
+    def admit(self, attempt: Attempt) -> Refusal | None:
+        """Look at the profiles of a pod that has not begun."""
+        pod = attempt.pod
+        if pod.status.phase != "Pending" or not _wants_confinement(pod):
+            return None
+        if not self._enabled:
+            return _refusal("AppArmor is not enabled on the host")
+        for profile in _profiles(pod):
+            if profile.type == "Localhost" and not (profile.localhost_profile or "").strip():
+                # Written as the reference prints the object.
+                name = "nil" if profile.localhost_profile is None else f"*{profile.localhost_profile}"
+                written = f"&AppArmorProfile{{Type:Localhost,LocalhostProfile:{name},}}"
+                return _refusal(f'invalid empty AppArmor profile name: "{written}"')
+        return None
+
+
+def apparmor_is_enabled(sys: Path = Path("/sys")) -> bool:
+    """Whether the running kernel enforces AppArmor profiles."""
+    try:
+        return (sys / "kernel/security/apparmor").exists() and (
+            sys / "module/apparmor/parameters/enabled"
+        ).read_text().startswith("Y")
+    except OSError:
+        return False
+
+
+def _refusal(problem: str) -> Refusal:
+    return Refusal(APPARMOR_REASON, f"Cannot enforce AppArmor: {problem}")
+
+
+def _wants_confinement(pod: Pod) -> bool:
+    return any(profile.type != "Unconfined" for profile in _written(pod)) or any(
+        value != "unconfined"
+        for key, value in pod.metadata.annotations.items()
+        if key.startswith(ANNOTATION_PREFIX)
+    )
+
+
+def _written(pod: Pod) -> Iterator[Profile]:
+    """All profiles of the spec, in force or not."""
+    spec = pod.spec
+    if spec.security_context.app_armor_profile is not None:
+        yield spec.security_context.app_armor_profile
+    for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
+        if (
+            container.security_context is not None
+            and container.security_context.app_armor_profile is not None
+        ):
+            yield container.security_context.app_armor_profile
+
+
+def _profiles(pod: Pod) -> Iterator[Profile]:
+    """The profile in force for each container that has one: its own, the annotated, or the pod's."""
+    spec = pod.spec
+    for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
+        own = container.security_context.app_armor_profile if container.security_context is not None else None
+        text = pod.metadata.annotations.get(ANNOTATION_PREFIX + container.name)
+        profile = own or _annotated(text) or spec.security_context.app_armor_profile
+        if profile is not None:
+            yield profile
+
+
+def _annotated(text: str | None) -> Profile | None:
+    """Read the old way to name a profile; static pods may still use it."""
+    if text == "runtime/default":
+        return Profile(type="RuntimeDefault")
+    if text == "unconfined":
+        return Profile(type="Unconfined")
+    if text is not None and text.startswith("localhost/"):
+        return Profile(type="Localhost", localhost_profile=text.removeprefix("localhost/"))
+    return None
+
+
+class SupplementalGroups:
+    """Refuses `supplementalGroupsPolicy: Strict` where the runtime does not know it."""
+
+    for_running = False
+
+    def admit(self, attempt: Attempt) -> Refusal | None:
+        """Compare the pod's policy with what the node's status says of its runtime."""
+        features = attempt.node.status.features
+        known = features is not None and features.supplemental_groups_policy is True
+        if attempt.pod.spec.security_context.supplemental_groups_policy != "Strict" or known:
+            return None
+        return Refusal(
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        )
+
+
+SYSCTL_FORBIDDEN = "SysctlForbidden"
+_SAFE: dict[str, tuple[int, int]] = {
+    "kernel.shm_rmid_forced": (0, 0),
+    "net.ipv4.ip_local_port_range": (0, 0),
+    "net.ipv4.tcp_syncookies": (0, 0),
+    "net.ipv4.ping_group_range": (0, 0),
+    "net.ipv4.ip_unprivileged_port_start": (0, 0),
+    "net.ipv4.ip_local_reserved_ports": (3, 16),
+    "net.ipv4.tcp_keepalive_time": (4, 5),
+    "net.ipv4.tcp_fin_timeout": (4, 6),
+    "net.ipv4.tcp_keepalive_intvl": (4, 5),
+    "net.ipv4.tcp_keepalive_probes": (4, 5),
+    "net.ipv4.tcp_rmem": (4, 15),
+    "net.ipv4.tcp_wmem": (4, 15),
+}
+"""Each with the first kernel that has one per network namespace."""
+
+
+class Sysctls:
+    """Refuses pods with kernel parameters that are not theirs to set."""
+
+    for_running = False
+
+    def __init__(self, given: Surroundings) -> None:
+        patterns = [normal_name(one) for one in (*safe_sysctls(given.kernel), *given.allowed_sysctls)]
+        self._names = frozenset(one for one in patterns if not one.endswith("*"))
+        self._beginnings = tuple(one.removesuffix("*") for one in patterns if one.endswith("*"))
+
+    def admit(self, attempt: Attempt) -> Refusal | None:
+        """Refuse the first parameter that is not allowed."""
+        spec = attempt.pod.spec
+        problems = (self._problem(wish.name, spec) for wish in spec.security_context.sysctls)
+        first = next((problem for problem in problems if problem is not None), None)
+        return Refusal(SYSCTL_FORBIDDEN, f"forbidden sysctl: {first}") if first is not None else None
+
+    def _problem(self, written: str, spec: PodSpec) -> str | None:
+        name = normal_name(written)
+        if name not in self._names and not name.startswith(self._beginnings):
+            return f'"{name}" not allowlisted'
+        shared = {"IPC": spec.host_ipc, "Net": spec.host_network}
+        namespace = namespace_of(name) or ""
+        return f'"{name}" not allowed with host {namespace} enabled' if shared.get(namespace) else None
+
+
+def safe_sysctls(kernel: str) -> Iterable[str]:
+    """Give what every pod may set on this kernel, by its release; of an unknown one the least."""
+    numbers = re.match(r"(\d+)\.(\d+)", kernel)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    return [name for name, first in _SAFE.items() if version >= first]
+
+
+OS_LABEL = "kubernetes.io/os"
+OURS = "linux"
+
+
+class OperatingSystem:
+    """Refuses pods that are not for this operating system, whatever label the node got."""
+
+    for_running = False
+
+    def admit(self, attempt: Attempt) -> Refusal | None:
+        """Look at the pod's own label first, then at its field."""
+        if attempt.pod.metadata.labels.get(OS_LABEL, OURS) != OURS:
+            return Refusal(
+                "PodOSSelectorNodeLabelDoesNotMatch",
+                "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+            )
+        wanted = attempt.pod.spec.os
+        if wanted is not None and wanted.name != OURS:
+            return Refusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+        return None

@@ -1,0 +1,260 @@
+"""The machine, checked and made ready before anything of the node runs.
+
+What is wrong with the machine is said at once and in one line, with the remedy: an agent that went on would
+fail later, in the middle of a pod's start, where nobody looks for the cause. What is only less than wished
+(a limit that cannot be raised) is a warning.
+
+What a node's agent does to the machine as a whole (settings, chains, cgroups of daemons) and hears of it.
+
+With `protectKernelDefaults` the settings are only checked, and another value ends the start
+(`preparing.check_machine`); without it they are set, as by the reference. A setting that cannot be written
+(in a container, /proc/sys often is read-only) is a warning: pods run with it nevertheless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.api import cpuset
+from pykubelet.cm.capacity import read_capacity, read_page_sizes, storage_capacity
+from pykubelet.cm.cgroups.driver import CgroupError, CgroupMetrics
+from pykubelet.cm.cgroups.node_cgroups import Record, keep_daemons, no_record
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cm.resize import ResizeBooks, read_books
+from pykubelet.cm.topology.hints import PolicyError
+from pykubelet.config.errors import ConfigError
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.validate import validate_machine
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.runtime_pb2 import CGROUPFS, SYSTEMD, RuntimeConfigResponse
+from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.user_namespaces import UNIT, IdSpace, read_id_space
+from pykubelet.linux import cgroupfs as cgroups
+from pykubelet.linux import kernel
+from pykubelet.linux import kernel as swap
+from pykubelet.linux import mounts as propagation
+from pykubelet.linux import process_limits as oom
+from pykubelet.linux import process_limits as rlimits
+from pykubelet.linux.cgroupfs import detect_cgroups
+from pykubelet.linux.iptables import PROGRAMS, keep_chains
+from pykubelet.linux.kernel import can_refuse_swap
+from pykubelet.linux.oom_watcher import kills, open_log
+from pykubelet.logs import get_logger
+from pykubelet.transport.errors import CriError, Unimplemented
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+_DRIVERS = {SYSTEMD: "systemd", CGROUPFS: "cgroupfs"}
+_RUNTIME_TRIES = 3
+_RUNTIME_PAUSE = 2.0
+_ON_DISK = (
+    "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) "
+    "might be swapped to disk and should no longer be considered secure."
+)
+
+
+class StartError(Exception):
+    """The agent cannot start here; the text is one line with the cause and a remedy."""
+
+
+def check_machine(config: KubeletConfiguration) -> None:
+    """Raise ConfigError or StartError when the configuration is not one for this machine."""
+    try:
+        found = cgroups.detect_cgroups()
+        online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
+    except OSError as err:
+        raise StartError(
+            f"the machine does not show its cgroups and CPUs: {err}: mount /proc and /sys"
+        ) from err
+    log.info("Cgroups", mode=found.mode.value, driver=config.cgroup_driver)
+    if problems := validate_machine(config, cgroup_v2=found.unified, online_cpus=online):
+        raise ConfigError(problems)
+    if not found.unified:
+        log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
+    elif not (found.root / "cpu.stat").exists():
+        log.warning("cgroup v2 is not complete in this kernel: plan to move this node to 5.8 or later")
+    differing = kernel.kernel_default_differences()
+    if differing and config.protect_kernel_defaults:
+        wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
+        raise StartError(f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {wanted}`")
+    problem = swap.swap_problem(swap.swap_areas())
+    if problem and config.fail_swap_on:
+        raise StartError(problem)
+
+
+def adjust_process(config: KubeletConfiguration) -> None:
+    """Have the kernel spare this process, and let it open as many files as configured, if that can be."""
+    try:
+        oom.set_oom_score(config.oom_score_adj)
+    except OSError as err:
+        log.warning("Could not set the OOM score; going on without", score=config.oom_score_adj, err=err)
+    limit = rlimits.raise_open_files(config.max_open_files)
+    if not limit.reached:
+        log.warning(
+            "Could not raise the open files limit as far as asked", asked=limit.wanted, limit=limit.soft
+        )
+
+
+async def prepare_cgroups(
+    config: KubeletConfiguration,
+    gates: FeatureGates,
+    root: Path,
+    registry: CollectorRegistry,
+    record: Record = no_record,
+) -> PodCgroups:
+    """Have the tree of cgroups that holds all pods; raises StartError when it cannot be had.
+
+    `record` takes events about the node.
+    """
+    found = cgroups.detect_cgroups()
+    capacity = read_capacity()
+    if config.local_storage_capacity_isolation:
+        capacity |= storage_capacity(root)
+    metrics = CgroupMetrics(registry, unified=found.unified, memory_qos=gates.enabled("MemoryQoS"))
+    made = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record)
+    try:
+        await made.setup()
+    except CgroupError as err:
+        raise StartError(str(err)) from err
+    if not found.unified:
+        record("Warning", "CgroupV1", "cgroup v1 detected. It is deprecated: please migrate to cgroup v2")
+    await warn_of_swap(root, record)
+    return made
+
+
+async def warn_of_swap(root: Path, record: Record) -> None:
+    """Tell people when secrets may get to the disk: memory is swapped, and nothing can be kept from that."""
+    if swap.swap_areas() and not await asyncio.to_thread(can_refuse_swap, root):
+        record("Warning", "PossibleMemoryBackedVolumesOnDisk", _ON_DISK)
+
+
+async def take_cgroup_driver(cri: Cri, config: KubeletConfiguration, gates: FeatureGates) -> None:
+    """Use the runtime's cgroup driver where it tells: two opinions would strand pods.
+
+    Raises StartError when a runtime that could tell does not: a guess would be one of the two opinions.
+    """
+    if not gates.enabled("KubeletCgroupDriverFromCRI"):
+        return
+    try:
+        answer = await _runtime_config(cri)
+    except Unimplemented:
+        log.info("The runtime does not tell its cgroup driver; using the configured one")
+        return
+    except CriError as err:
+        raise StartError(f"cannot ask the container runtime for its cgroup driver: {err}") from err
+    if not answer.HasField("linux"):
+        # The first of the drivers is what a field that nobody has filled in would read as.
+        return
+    driver = _DRIVERS.get(answer.linux.cgroup_driver)
+    if driver is None:
+        raise StartError(
+            f"the container runtime has an unknown cgroup driver ({answer.linux.cgroup_driver}): "
+            "set it to systemd or cgroupfs"
+        )
+    if driver != config.cgroup_driver:
+        log.info("Using the runtime's cgroup driver", driver=driver, configured=config.cgroup_driver)
+        config.cgroup_driver = driver
+
+
+async def _runtime_config(cri: Cri) -> RuntimeConfigResponse:
+    """Ask a runtime for its settings; one that has just been started may need more than one try."""
+    for _ in range(_RUNTIME_TRIES - 1):
+        try:
+            return await cri.runtime.runtime_config()
+        except Unimplemented:
+            raise
+        except CriError as err:
+            log.error(err, "Could not ask the runtime for its cgroup driver; will be tried again")
+            await asyncio.sleep(_RUNTIME_PAUSE)
+    return await cri.runtime.runtime_config()
+
+
+def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
+    """Have the root directory, with mounts that containers can share; the stack takes them back."""
+    root.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+    def take_back() -> None:
+        # Containers that still run keep what they share.
+        if not PodDirs(root).uids():
+            propagation.unshare_mounts(root)
+
+    try:
+        if propagation.share_mounts(root):
+            log.v(2).info("Bind-mounted the root directory with shared mount propagation", path=root)
+            stack.callback(take_back)
+    except OSError as err:
+        log.warning("Volumes with mountPropagation cannot work here", path=root, err=err)
+
+
+def open_books(root: Path) -> ResizeBooks:
+    """Open what an earlier agent has written of pods' resources; raises StartError when it is not sound."""
+    try:
+        return read_books(root)
+    except PolicyError as err:
+        raise StartError(str(err)) from err
+
+
+def find_id_space(config: KubeletConfiguration) -> IdSpace:
+    """Give the ids that pods' user namespaces may use; raises StartError when they are too few."""
+    settings = config.user_namespaces
+    try:
+        space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
+    except ConfigProblem as err:
+        raise StartError(str(err)) from err
+    if problem := space.problem(config.max_pods):
+        raise StartError(f"{problem}: see /etc/subuid and /etc/subgid")
+    return space
+
+
+def set_kernel_defaults() -> None:
+    """Set those kernel settings that differ from what a node's should be; says what could not be set."""
+    for name, (value, found) in kernel.kernel_default_differences().items():
+        log.v(2).info("Updating kernel flag", flag=name, expectedValue=value, actualValue=found)
+        try:
+            kernel.write_sysctl(name, value)
+        except OSError as err:
+            log.warning("Could not set a kernel setting; going on without", flag=name, value=value, err=err)
+
+
+def start_daemon_cgroups(config: KubeletConfiguration, tasks: TaskScope) -> None:
+    """Keep the agent, and processes that are nowhere, in the cgroups that were named for them."""
+    agent, system = config.kubelet_cgroups, config.system_cgroups
+    if agent or system:
+        tasks.start(keep_daemons(detect_cgroups(), agent=agent, system=system), name="daemon-cgroups")
+
+
+def start_util_chains(config: KubeletConfiguration, tasks: TaskScope) -> None:
+    """Keep the chains in the packet filter that other components look for, unless told not to."""
+    if config.make_iptables_util_chains:
+        for program in PROGRAMS:
+            tasks.start(keep_chains(program), name=program)
+
+
+async def tell_kills(record: Record, open_log: Callable[[], int] = open_log) -> None:
+    """Tell, as events of the node, of processes that were killed because the machine was out of memory.
+
+    Kills within the limit of a cgroup are not the node's trouble: statuses of pods tell of those.
+    """
+    try:
+        fd = open_log()
+    except OSError as err:
+        log.info("The kernel's log cannot be read: nobody will be told of SystemOOM", why=str(err))
+        return
+    try:
+        async for kill in kills(fd):
+            if kill.of_the_machine:
+                log.v(1).info("Got sys oom event", process=kill.process, pid=kill.pid, cgroup=kill.cgroup)
+                victim = f"victim process: {kill.process}, pid: {kill.pid}"
+                record("Warning", "SystemOOM", f"System OOM encountered, {victim}")
+    except OSError as err:
+        log.error(err, "The kernel's log can no longer be read: nobody will be told of SystemOOM")
+    finally:
+        os.close(fd)

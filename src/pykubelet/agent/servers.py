@@ -1,0 +1,151 @@
+"""The agent's servers, put together: authenticated API, read-only port, control socket, health."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.apiserver.certificates.key_generation import MakingError
+from pykubelet.apiserver.certificates.serving import (
+    CertificateFiles,
+    ServingCertificate,
+    self_signed_certificate,
+)
+from pykubelet.apiserver.certificates.store import StoreError
+from pykubelet.cri.connect import Cri
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.local_objects import LOCAL_KINDS
+from pykubelet.podworkers.engine import PodEngine
+from pykubelet.server.api import ApiParts, api_server
+from pykubelet.server.auth import AccessProblem
+from pykubelet.server.debug import configz_document
+from pykubelet.server.listeners import http_server, unix_server
+from pykubelet.server.manifests import ManifestFolder, control_routes
+from pykubelet.server.metrics import ServerMetrics, metrics_routes
+from pykubelet.server.pipeline import counted
+from pykubelet.server.pods import SOCKET_NAME
+from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingParts:
+    """What the servers show and do."""
+
+    settings: AgentSettings
+    ips: Sequence[str]
+    flag_values: Mapping[str, str]
+    started: datetime
+    registry: CollectorRegistry
+    cri: Cri
+    engine: PodEngine
+    cluster: Cluster | None
+    checks: Mapping[str, Check]
+
+
+@contextlib.asynccontextmanager
+async def serving(parts: ServingParts) -> AsyncIterator[None]:
+    """Serve while inside; raises AccessProblem or PortError, whose texts are for people."""
+    config, health = parts.settings.config, health_routes(parts.checks)
+    metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
+    async with contextlib.AsyncExitStack() as stack:
+        if config.enable_server and not config.run_once and _somebody_may_ask(parts):
+            tasks = await stack.enter_async_context(TaskScope())
+            api = await _api_parts(parts, metrics, manifests, tasks)
+            await stack.enter_async_context(api_server(api))
+        if config.enable_server and config.read_only_port > 0:
+            standalone = parts.cluster is None
+            routes = [
+                *read_only_routes(parts.engine, omit_values=standalone),
+                *spec_routes(),
+                *metrics_routes(parts.registry),
+                *health,
+            ]
+            layers = [counted(metrics, "readonly")]
+            if standalone:
+                layers.append(own_hosts_only((parts.settings.node_name, socket.gethostname())))
+            server = http_server("read-only", config.address, config.read_only_port, routes, layers)
+            await stack.enter_async_context(server)
+        control = Path(parts.settings.flags.root_dir) / SOCKET_NAME
+        by_root = [*control_routes(parts.engine), *(manifests.routes() if manifests is not None else ())]
+        await stack.enter_async_context(unix_server(control, by_root))
+        if config.healthz_port > 0:
+            server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
+            await stack.enter_async_context(server)
+        yield
+
+
+def _somebody_may_ask(parts: ServingParts) -> bool:
+    """Whether anybody could use the API; a node without a cluster may well be asked only by its own CLI."""
+    ways = parts.settings.config.authentication
+    if (
+        parts.cluster is not None
+        or ways.anonymous.enabled
+        or ways.webhook.enabled
+        or ways.x509.client_ca_file
+    ):
+        return True
+    log.info("The API is not served: nobody could use it", remedy="set authentication.x509.clientCAFile")
+    return False
+
+
+def _manifests(parts: ServingParts) -> ManifestFolder | None:
+    path = Path(parts.settings.config.static_pod_path)
+    # A single file can be named, too; it is its owner's.
+    if not parts.settings.config.static_pod_path or path.is_file():
+        return None
+    served = LOCAL_KINDS if parts.cluster is None else frozenset()
+    return ManifestFolder(path, parts.settings.node_name, served=served, clock=time.time_ns)
+
+
+async def _api_parts(
+    parts: ServingParts, metrics: ServerMetrics, manifests: ManifestFolder | None, tasks: TaskScope
+) -> ApiParts:
+    settings, cluster = parts.settings, parts.cluster
+    try:
+        certificate = await serving_certificate(settings, parts.ips, cluster)
+    except (MakingError, StoreError, OSError) as err:
+        raise AccessProblem(f"there is no certificate to serve with: {err}") from err
+    tasks.start(certificate.run(), name="serving-certificate")
+    return ApiParts(
+        config=settings.config,
+        gates=settings.gates,
+        node_name=settings.node_name,
+        root_dir=Path(settings.flags.root_dir),
+        view=parts.engine,
+        resolve=parts.engine.store.resolve,
+        runtime=parts.cri.runtime,
+        checks=parts.checks,
+        configz=configz_document(settings.config),
+        flags=lambda: parts.flag_values,
+        registry=parts.registry,
+        metrics=metrics,
+        client=cluster.review_client() if cluster is not None else None,
+        certificate=certificate.current,
+        started=parts.started,
+        now=lambda: datetime.now(UTC),
+        manifests=manifests if cluster is None else None,
+    )
+
+
+async def serving_certificate(
+    settings: AgentSettings, ips: Iterable[str], cluster: Cluster | None
+) -> ServingCertificate:
+    """Give the certificate that the agent serves with; raises MakingError, StoreError, OSError."""
+    config, flags = settings.config, settings.flags
+    files = None
+    if config.tls_cert_file and config.tls_private_key_file:
+        files = CertificateFiles(Path(config.tls_cert_file), Path(config.tls_private_key_file))
+    if cluster is not None and config.server_tls_bootstrap:
+        return cluster.serving_certificate(files)
+    return files or await self_signed_certificate(Path(flags.cert_dir), settings.node_name, ips=tuple(ips))

@@ -1,0 +1,145 @@
+"""The node's volumes, put together: what they are made of, who serves them, and what runs for them.
+
+`make_volumes` before the engine, which mounts through them; `start_volumes` when it is there to be woken.
+
+Plugins of all kinds, put together: one folder where they make themselves known, one handler per type.
+
+Each room that plugins can serve offers its handlers, `{"CSIPlugin": ...}`, `{"DevicePlugin": ...}`,
+`{"DRAPlugin": ...}`; `start_plugins` is where they are collected. A node without a cluster has plugins, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.cm.cgroups.values import memory_limit
+from pykubelet.cri.connect import Cri
+from pykubelet.kuberuntime.options import NodeFacts, can_mount_images
+from pykubelet.linux.kernel import share_with_containers
+from pykubelet.logs import get_logger
+from pykubelet.pluginmanager.registration import PluginHandler, PluginRegistration
+from pykubelet.podconfig.local_objects import LocalObjects
+from pykubelet.podworkers.engine import PodEngine
+from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.csi.plugin import CsiKind
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.metrics import VolumeMetrics, VolumeNumbers
+from pykubelet.volumes.usage import OtherUsage, VolumeUsage
+
+log = get_logger(__name__)
+
+
+async def make_volumes(
+    settings: AgentSettings,
+    cri: Cri,
+    node: NodeFacts,
+    local_objects: LocalObjects,
+    cluster: Cluster | None,
+    tasks: TaskScope,
+    registry: CollectorRegistry,
+) -> PodVolumes:
+    """Give all that mounts volumes; configMaps and secrets are the cluster's where there is one."""
+    # A runtime that cannot mount images would show an empty folder, and say nothing.
+    runtime = await cri.runtime.version()
+    return PodVolumes(
+        Path(settings.flags.root_dir),
+        objects=cluster.objects if cluster is not None else local_objects,
+        node=node,
+        memory_limit=memory_limit,
+        allocatable_memory=int(node.allocatable["memory"]),
+        pod_level=node.pod_level,
+        api=cluster.clients.objects if cluster is not None else None,
+        node_name=settings.node_name,
+        node_labels=cluster.node_labels if cluster is not None else lambda: None,
+        image_volumes=can_mount_images(runtime.runtime_name, runtime.runtime_version),
+        flex_drivers=Path(settings.config.volume_plugin_dir),
+        attach_detach=settings.config.enable_controller_attach_detach,
+        tasks=tasks,
+        metrics=VolumeMetrics(registry),
+    )
+
+
+def start_volumes(
+    volumes: PodVolumes,
+    settings: AgentSettings,
+    engine: PodEngine,
+    cluster: Cluster | None,
+    tasks: TaskScope,
+    registry: CollectorRegistry,
+) -> VolumeUsage:
+    """Begin to sweep, and to keep up with drivers; gives what measures how full pods' volumes are."""
+    root = Path(settings.flags.root_dir)
+    volumes.listen(engine.workers.wake, engine.book.event, engine.workers.pod)
+    if cluster is not None:
+        cluster.use_volumes(volumes)
+    tasks.start(volumes.run(), name="volumes")
+    csi = volumes.kinds.get("csi")
+    if isinstance(csi, CsiKind):
+        tasks.start(csi.run(), name="csi")
+    usage = VolumeUsage(
+        root,
+        engine.store.pods,
+        settings.config.volume_stats_agg_period.seconds,
+        others=OtherUsage(volumes.held, volumes.kinds).of_pod,
+    )
+    tasks.start(usage.run(), name="volume-usage")
+    registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.of))
+    return usage
+
+
+def volume_plugins(volumes: PodVolumes) -> Mapping[str, PluginHandler]:
+    """Give who takes plugins that register as drivers of volumes."""
+    csi = volumes.kinds.get("csi")
+    return csi.handlers if isinstance(csi, CsiKind) else {}
+
+
+FOLDER = "plugins_registry"
+SOCKETS_FOLDER = "plugins"
+"""Where plugins have what they serve on: their manifests mount it, and may expect it to be there."""
+_FOLDER_MODE = 0o750
+
+
+def start_plugins(
+    root: Path, registry: CollectorRegistry, tasks: TaskScope, *rooms: Mapping[str, PluginHandler]
+) -> None:
+    """Attend to plugins in the folder below `root`; each room gives its handlers, by type of plugin."""
+    handlers = {kind: handler for room in rooms for kind, handler in room.items()}
+    for folder in (root / FOLDER, root / SOCKETS_FOLDER):
+        _share(folder)
+    plugins = PluginRegistration(root / FOLDER, handlers)
+    registry.register(_Plugins(plugins))
+    tasks.start(plugins.run(), name="plugins")
+
+
+def _share(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    except OSError as err:
+        log.error(err, "Cannot make a folder of plugins", path=folder)
+    else:
+        share_with_containers(folder)
+
+
+class _Plugins(Collector):
+    """Shows the plugins that there are, and those that are registered."""
+
+    def __init__(self, plugins: PluginRegistration) -> None:
+        self._plugins = plugins
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        found = GaugeMetricFamily(
+            "plugin_manager_total_plugins",
+            "Plugins by their sockets: those that are there, and those that are registered.",
+            labels=["socket_path", "state"],
+        )
+        for socket, registered in sorted(self._plugins.sockets().items()):
+            found.add_metric([socket, "desired_state_of_world"], 1)
+            if registered:
+                found.add_metric([socket, "actual_state_of_world"], 1)
+        yield found

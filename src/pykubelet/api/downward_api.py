@@ -1,0 +1,225 @@
+"""A pod's own fields and resources as text: what the downward API gives to containers.
+
+Environment variables and downward volumes show the same values, so both take them from here.
+Problems are ValueErrors whose text is for the pod's author.
+
+`$(VAR)` in commands, arguments, variables, sub-paths and probes.
+
+`$(NAME)` becomes the variable's value, `$$` a single `$` (so `$$(NAME)` is the text `$(NAME)`), and
+a name that is not known stays as it was written. Nothing else is special, and no input is an error
+but one that grows beyond reason: values that double each other could otherwise fill the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pykubelet.api.meta import Resources
+from pykubelet.api.names import qualified_name_problem
+from pykubelet.api.pod import Container, Pod
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.volume import ObjectFieldSelector, ResourceFieldSelector
+
+_DEFAULTED = ("cpu", "memory", "ephemeral-storage")
+_POD_LEVEL = ("cpu", "memory")
+_ESCAPES = {
+    "\a": r"\a",
+    "\b": r"\b",
+    "\f": r"\f",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+    "\v": r"\v",
+    "\\": r"\\",
+    '"': r"\"",
+}
+
+
+def field_value(
+    selector: ObjectFieldSelector,
+    pod: Pod,
+    *,
+    pod_ips: Sequence[str] = (),
+    host_ips: Sequence[str] = (),
+) -> str:
+    """Give the text of a field; addresses come from the node, the one to prefer first."""
+    if selector.api_version not in ("", "v1"):
+        raise ValueError(f"unsupported pod version: {selector.api_version}")
+    path = selector.field_path
+    # From the first bracket to the last, in linear time; a regular expression would try all of them.
+    begin, end = path.find("['", 1), len(path) - len("']")
+    if begin > 0 and begin + len("['") <= end and path.endswith("']"):
+        return _member(pod, path[:begin], path[begin + len("['") : end], path)
+    meta, spec = pod.metadata, pod.spec
+    match path:
+        case "metadata.name":
+            return meta.name
+        case "metadata.namespace":
+            return meta.namespace
+        case "metadata.uid":
+            return meta.uid
+        case "metadata.labels":
+            return format_map(meta.labels)
+        case "metadata.annotations":
+            return format_map(meta.annotations)
+        case "spec.nodeName" | "spec.host":
+            return spec.node_name
+        case "spec.serviceAccountName":
+            return spec.service_account_name
+        case "status.podIP":
+            return pod_ips[0] if pod_ips else ""
+        case "status.podIPs":
+            return ",".join(pod_ips)
+        case "status.hostIP" | "status.hostIPs" if not host_ips:
+            raise ValueError("host IP unknown: the node has found no address of its own yet")
+        case "status.hostIP":
+            return host_ips[0]
+        case "status.hostIPs":
+            return ",".join(host_ips)
+    raise ValueError(f"unsupported fieldPath: {path}")
+
+
+def resource_value(
+    selector: ResourceFieldSelector,
+    pod: Pod,
+    container: Container | None,
+    allocatable: Resources,
+    *,
+    pod_level: bool = True,
+) -> str:
+    """Give an amount in units of the divisor, rounded up.
+
+    A limit that is not set is the pod's, and if that is not set what the node has to give; not so
+    for an init container that the selector names. That name comes before the container that asks.
+    """
+    defaulted = True
+    if selector.container_name:
+        container = _container(pod, selector.container_name)
+        defaulted = container in pod.spec.containers
+    if container is None:
+        raise ValueError(f"no container is named for the resource {selector.resource}")
+    kind, _, name = selector.resource.partition(".")
+    if kind not in ("limits", "requests") or not (name in _DEFAULTED or name.startswith("hugepages-")):
+        raise ValueError(f"unsupported container resource : {selector.resource}")
+    amounts = container.resources.limits if kind == "limits" else container.resources.requests
+    amount = amounts.get(name, Quantity.of(0))
+    if defaulted and kind == "limits" and name in _DEFAULTED and amount.nanos == 0:
+        amount = _default_limit(name, pod, allocatable, pod_level)
+    divisor = Quantity.parse(str(selector.divisor) or "0")
+    if divisor.nanos == 0:
+        divisor = Quantity.of(1)
+    if name == "cpu":
+        return str(-(-amount.milli // divisor.milli))
+    return str(-(-int(amount) // int(divisor)))
+
+
+def format_map(values: Mapping[str, str]) -> str:
+    """Write labels or annotations one per line, sorted, as `key="value"`."""
+    return "\n".join(f"{key}={quote(values[key])}" for key in sorted(values))
+
+
+def quote(text: str) -> str:
+    """Put a text in double quotes, with what is not printable escaped as Go does it."""
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(char: str) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char.isprintable():
+        return char
+    code = ord(char)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _member(pod: Pod, path: str, key: str, whole: str) -> str:
+    match path:
+        case "metadata.labels":
+            values, problem = pod.metadata.labels, qualified_name_problem(key)
+        case "metadata.annotations":
+            values, problem = pod.metadata.annotations, qualified_name_problem(key.lower())
+        case _:
+            raise ValueError(f"field label does not support subscript: {whole}")
+    if problem:
+        raise ValueError(f"invalid key subscript in {whole}: {problem}")
+    return values.get(key, "")
+
+
+def _container(pod: Pod, name: str) -> Container:
+    for container in (*pod.spec.containers, *pod.spec.init_containers):
+        if container.name == name:
+            return container
+    raise ValueError(f"container {name} not found")
+
+
+def _default_limit(name: str, pod: Pod, allocatable: Resources, pod_level: bool) -> Quantity:
+    available = allocatable.get(name, Quantity.of(0))
+    if not (pod_level and name in _POD_LEVEL and pod.spec.resources is not None):
+        return available
+    whole = pod.spec.resources.limits.get(name)
+    return whole if whole is not None and whole.nanos else available
+
+
+LONGEST = 1 << 20
+"""Characters that an expansion may grow by. The kernel takes 128 KiB per string."""
+LARGEST = 16 << 20
+"""Characters of all arguments, or all variables, of a container: no runtime takes a larger request."""
+
+
+class TooLong(ValueError):
+    """A text grew beyond what any process can be given."""
+
+
+_ESCAPE_OR_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+
+
+def expand(text: str, *variables: Mapping[str, str]) -> str:
+    """Replace references; the first mapping that knows a name wins.
+
+    Raises TooLong when the result is absurd.
+    """
+
+    def value(name: str) -> str:
+        return next((known[name] for known in variables if name in known), f"$({name})")
+
+    return expand_with(text, value)
+
+
+def expand_all(texts: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """Replace references in a command; raises TooLong as `expand` does."""
+    expanded: list[str] = []
+    size = 0
+    for text in texts:
+        expanded.append(expand(text, variables))
+        size = checked_size(size + len(expanded[-1]))
+    return expanded
+
+
+def checked_size(size: int) -> int:
+    """Give the size back unless it is too large for a request; raises TooLong."""
+    if size > LARGEST:
+        raise TooLong(f"the arguments or variables have more than {LARGEST} characters together")
+    return size
+
+
+def expand_with(text: str, value: Callable[[str], str]) -> str:
+    """Replace references by what a function says; raises TooLong as `expand` does."""
+    # Behind the last ")" no reference can end: only escapes are left there. Searching it for one
+    # from every "$(" would take quadratic time.
+    end = text.rfind(")") + 1
+    growth = 0
+
+    def replacement(match: re.Match[str]) -> str:
+        nonlocal growth
+        if match[1] is None:
+            return "$"
+        result = value(match[1])
+        growth += len(result) - len(match[0])
+        if growth > LONGEST:
+            raise TooLong(f"the expansion of {text[:40]!r} has more than {LONGEST} characters")
+        return result
+
+    return _ESCAPE_OR_REFERENCE.sub(replacement, text[:end]) + text[end:].replace("$$", "$")

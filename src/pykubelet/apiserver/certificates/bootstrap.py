@@ -1,0 +1,352 @@
+"""A node's first certificate: from bootstrap credentials to a kubeconfig of its own.
+
+With `--bootstrap-kubeconfig`, a kubeconfig that does not exist, or whose certificate has expired, is
+replaced by one that refers to `kubelet-client-current.pem` in the certificate folder; the certificate
+is requested with the bootstrap credentials. A kubeconfig that is still good is left alone.
+
+Everything can be interrupted anywhere. The key is kept in `kubelet-client.key.tmp` while its request
+is pending, and the request's name is derived from it: the next start goes on waiting for the same one.
+
+Asking the cluster for a certificate: a request is made, someone approves it, a signer issues it.
+
+Approval may be a controller's within a second or a person's after lunch, so the request is watched.
+A request can be given a name that is derived from its key (`request_name`): then an agent that was
+stopped while it waited finds its own request again instead of making another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pykubelet.api.certificates import CLIENT_SIGNER, CertificateSigningRequest, CertificateSigningRequestSpec
+from pykubelet.api.meta import ObjectMeta
+from pykubelet.apiserver.certificates.key_generation import Draft, MakingError, draft_request
+from pykubelet.apiserver.certificates.store import (
+    CertificateStore,
+    StoredPair,
+    StoreError,
+    UnfitPair,
+    utc_now,
+    write_file,
+)
+from pykubelet.apiserver.certificates.x509 import Subject, certificates, lifetime, read_request
+from pykubelet.apiserver.client import CERTIFICATE_REQUESTS, ApiClient, Limits
+from pykubelet.apiserver.errors import AlreadyExists, KubeconfigError, KubeError
+from pykubelet.apiserver.reflector import Reflector, Update
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.tls import check_identity
+from pykubelet.apiserver.transport import Transport
+from pykubelet.logs import get_logger
+from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+REMIND_SECONDS = 600.0
+"""While nobody decides about a request, a line says so after half a minute and then this often."""
+_FIRST_REMINDER_SECONDS = 30.0
+
+
+class RequestRefused(KubeError):
+    """Nothing will come of this request: it was denied, failed, was deleted, or is another's."""
+
+
+class NotIssued(KubeError):
+    """Nobody decided about a request in time."""
+
+
+def usages(signer: str, rsa: bool) -> list[str]:
+    """Give what a certificate of this signer is used for."""
+    purpose = "client auth" if signer == CLIENT_SIGNER else "server auth"
+    return ["digital signature", purpose, *(["key encipherment"] if rsa else [])]
+
+
+def request_name(draft: Draft, uses: Sequence[str]) -> str:
+    """Give the name that the reference derives from a request's key, subject and usages."""
+    subject, public_key = read_request(draft.request.encode())
+    parts = [subject.common_name, *subject.organizations, *uses]
+    digest = hashlib.new("sha512_256")
+    for part in (public_key, *(text.encode() for text in parts)):
+        digest.update(_base64(part) + b"|")
+    return f"node-csr-{_base64(digest.digest()).decode()}"
+
+
+def outcome(request: CertificateSigningRequest, uid: str) -> bytes | None:
+    """Give the issued certificate; None while there is none yet. Raises RequestRefused."""
+    name = request.metadata.name
+    if request.metadata.uid != uid:
+        raise RequestRefused(f"certificate request {name} was replaced by another")
+    conditions = {condition.type: condition for condition in request.status.conditions}
+    for kind, what in (("Denied", "was denied"), ("Failed", "failed")):
+        if (condition := conditions.get(kind)) is not None:
+            why = ": ".join(filter(None, (condition.reason, condition.message))) or "no reason was given"
+            raise RequestRefused(f"certificate request {name} {what}: {why}")
+    return (request.status.certificate or None) if "Approved" in conditions else None
+
+
+async def request_certificate(
+    client: ApiClient, draft: Draft, signer: str, now: datetime, *, seconds: float, name: str = ""
+) -> bytes:
+    """Have a certificate issued and give it in PEM; raises KubeError, among them RequestRefused.
+
+    It is waited for at most so many `seconds`: then NotIssued. Without a `name` the server makes one
+    up; with one, a request of that name that is already there is taken when it is the same.
+    """
+    uses = usages(signer, draft.rsa)
+    wanted = CertificateSigningRequest(
+        metadata=ObjectMeta(name=name) if name else ObjectMeta(generate_name="csr-"),
+        spec=CertificateSigningRequestSpec(request=draft.request.encode(), signer_name=signer, usages=uses),
+    )
+    try:
+        made = await client.create(CERTIFICATE_REQUESTS, wanted)
+        log.v(2).info("Certificate signing request created", csr=made.metadata.name, signer=signer)
+    except AlreadyExists:
+        made = await client.get(CERTIFICATE_REQUESTS, name)
+        if not _is_same(made, wanted):
+            raise RequestRefused(f"certificate request {name} exists and asks for something else") from None
+        if made.status.certificate and _has_expired(made.status.certificate, now):
+            raise RequestRefused(
+                f"certificate request {name} exists and its certificate has expired"
+            ) from None
+        log.info("Certificate signing request exists already, waiting for it", csr=name)
+    issued = outcome(made, made.metadata.uid) or await _issued(client, made, seconds)
+    log.v(2).info("Certificate signing request is issued", csr=made.metadata.name)
+    if not certificates(issued):
+        raise RequestRefused(f"certificate request {made.metadata.name} was answered without a certificate")
+    return issued
+
+
+async def _issued(client: ApiClient, request: CertificateSigningRequest, seconds: float) -> bytes:
+    name, uid = request.metadata.name, request.metadata.uid
+    done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def follow(update: Update[CertificateSigningRequest]) -> None:
+        try:
+            if any(gone.metadata.uid == uid for gone in update.removed):
+                raise RequestRefused(f"certificate request {name} was deleted")
+            for found in update.changed:
+                if (issued := outcome(found, uid)) is not None and not done.done():
+                    done.set_result(issued)
+        except RequestRefused as err:
+            if not done.done():
+                done.set_exception(err)
+
+    log.v(2).info("Waiting for a certificate to be issued", csr=name)
+    reflector = Reflector(client, CERTIFICATE_REQUESTS, follow, field_selector=f"metadata.name={name}")
+    async with TaskScope() as scope:
+        scope.start(reflector.run(), name=f"certificate request {name}")
+        scope.start(_remind(name), name="reminder of a certificate request")
+        await asyncio.wait([done], timeout=seconds)
+    if not done.done():
+        raise NotIssued(
+            f"certificate request {name} was not issued within {seconds / 60:g} minutes: "
+            "have such requests approved, by hand with `kubectl certificate approve`"
+        )
+    return done.result()
+
+
+async def _remind(name: str) -> None:
+    await asyncio.sleep(_FIRST_REMINDER_SECONDS)
+    while True:
+        log.info(
+            "Still waiting for a certificate: if nothing approves requests here, do it by hand",
+            command=f"kubectl certificate approve {name}",
+        )
+        await asyncio.sleep(REMIND_SECONDS)
+
+
+def _is_same(found: CertificateSigningRequest, wanted: CertificateSigningRequest) -> bool:
+    """Whether a request asks for the same certificate for the same key."""
+    try:
+        same = read_request(found.spec.request) == read_request(wanted.spec.request)
+        return same and found.spec.signer_name == wanted.spec.signer_name
+    except ValueError:
+        return False
+
+
+def _has_expired(pem: bytes, now: datetime) -> bool:
+    try:
+        return any(now > lifetime(der).ends for der in certificates(pem))
+    except ValueError:
+        return True
+
+
+def _base64(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+CLIENT_PREFIX = "kubelet-client"
+WAIT_SECONDS = 3600.0
+_PENDING_KEY = "kubelet-client.key.tmp"
+Load = Callable[[Path], Access]
+Clock = Callable[[], datetime]
+
+
+def node_subject(node_name: str) -> Subject:
+    """Whom a node's client certificate is for."""
+    return Subject(f"system:node:{node_name}", ("system:nodes",))
+
+
+def kubeconfig_problem(path: Path, load: Load, now: datetime) -> str | None:
+    """Say why a kubeconfig's certificate cannot be used; None when it can, and a bootstrap is not needed.
+
+    A kubeconfig without a certificate counts as unusable, as with the reference: beside bootstrap
+    credentials it is the bootstrap's to write.
+    """
+    if not path.exists():
+        return "it does not exist"
+    try:
+        access = load(path)
+        if access.certificate is None or access.key is None:
+            return "it has no client certificate"
+        certificate = material(access.certificate)
+        check_identity(certificate + b"\n" + material(access.key))
+        lives = [lifetime(der) for der in certificates(certificate)]
+    except (KubeconfigError, ValueError) as err:
+        return str(err)
+    except OSError as err:
+        return f"{err.filename} cannot be read: {err.strerror}"
+    expired = [life.ends for life in lives if now > life.ends]
+    return f"its client certificate expired at {expired[0]:%Y-%m-%dT%H:%M:%SZ}" if expired else None
+
+
+async def ensure_client_config(
+    kubeconfig: Path,
+    bootstrap: Path | None,
+    cert_dir: Path,
+    node_name: str,
+    load: Load,
+    *,
+    clock: Clock = utc_now,
+) -> Access:
+    """Give the access to use, after a bootstrap if that is needed, however long it takes.
+
+    Raises KubeconfigError when a file that must be there cannot be used; everything else is tried
+    again, and said. This is for agents that do not renew their certificate; others start at once and
+    get their first one on the way (`rotation_client.py`).
+    """
+    if bootstrap is None:
+        return load(kubeconfig)
+    problem = kubeconfig_problem(kubeconfig, load, clock())
+    if problem is None:
+        log.v(2).info("Kubeconfig exists and is valid, skipping bootstrap", path=str(kubeconfig))
+        return load(kubeconfig)
+    log.info("Requesting a client certificate with the bootstrap credentials", kubeconfig=problem)
+    store = CertificateStore(cert_dir, CLIENT_PREFIX, clock)
+    load(bootstrap)
+    pauses = Pauses(first=1.0, limit=16.0)
+    complaints = Complaints(log, "Failed to get a client certificate", bootstrap=str(bootstrap))
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            store.recover()
+            if not is_good(store.current(), node_subject(node_name), clock()):
+                await first_certificate(load(bootstrap), store, cert_dir, node_name, clock=clock)
+            write_kubeconfig(kubeconfig, load(bootstrap), store.current_path)
+        except (KubeError, MakingError, StoreError, OSError) as err:
+            complaints.failed(err, loop.time())
+            await asyncio.sleep(pauses.next(loop.time()))
+        else:
+            complaints.succeeded(loop.time())
+            return load(kubeconfig)
+
+
+async def first_certificate(
+    access: Access, store: CertificateStore, cert_dir: Path, node_name: str, *, clock: Clock = utc_now
+) -> StoredPair:
+    """Request a client certificate in the name of `access` and store it.
+
+    Raises KubeError, MakingError, StoreError or OSError; what was begun is then gone on with by the
+    next call, or begun anew when the request was refused.
+    """
+    pending = cert_dir / _PENDING_KEY
+    try:
+        known = pending.read_text()
+    except (FileNotFoundError, UnicodeDecodeError):
+        known = ""
+    draft = await draft_request(node_subject(node_name), known)
+    if draft.key != known:
+        write_file(pending, draft.key.encode(), 0o600)
+    name = request_name(draft, usages(CLIENT_SIGNER, draft.rsa))
+    try:
+        async with Transport(access) as transport:
+            client = ApiClient(transport, Limits(0, 0).bucket())
+            certificate = await request_certificate(
+                client, draft, CLIENT_SIGNER, clock(), seconds=WAIT_SECONDS, name=name
+            )
+        pair = store.update(certificate, draft.key.encode())
+    except (RequestRefused, UnfitPair):
+        # Another key makes another request; this one leads nowhere.
+        pending.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):
+        pending.unlink(missing_ok=True)
+    log.info("Got a client certificate", path=str(store.current_path), expires=pair.life.ends.isoformat())
+    return pair
+
+
+def is_good(pair: StoredPair | None, subject: Subject, now: datetime) -> bool:
+    """Whether a stored pair is valid now and for the right name."""
+    return pair is not None and not pair.expired(now) and pair.subject.covers(subject)
+
+
+def write_kubeconfig(path: Path, access: Access, pair: Path) -> None:
+    """Write a kubeconfig for the server of `access` that refers to a file with certificate and key."""
+    cluster: dict[str, Any] = {"server": access.server}
+    if isinstance(access.ca, Path):
+        cluster["certificate-authority"] = str(access.ca.absolute())
+    elif access.ca:
+        cluster["certificate-authority-data"] = base64.b64encode(access.ca).decode()
+    # Beyond the reference, which forgets how the server is reached.
+    extra = {
+        "insecure-skip-tls-verify": access.insecure,
+        "tls-server-name": access.tls_server_name,
+        "proxy-url": access.proxy,
+        "disable-compression": not access.compression,
+    }
+    cluster |= {name: value for name, value in extra.items() if value}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "default-cluster", "cluster": cluster}],
+        "contexts": [
+            {
+                "name": "default-context",
+                "context": {"cluster": "default-cluster", "namespace": "default", "user": "default-auth"},
+            }
+        ],
+        "current-context": "default-context",
+        "users": [
+            {"name": "default-auth", "user": {"client-certificate": str(pair), "client-key": str(pair)}}
+        ],
+    }
+    write_file(path, yaml.safe_dump(document).encode(), 0o600)
+
+
+def with_certificate(access: Access, pair: Path) -> Access:
+    """Give the access to the same server with this certificate and nothing else to identify with."""
+    return dataclasses.replace(
+        access,
+        certificate=pair,
+        key=pair,
+        token="",
+        token_file=None,
+        username="",
+        password="",
+        impersonate=None,
+        plugin=None,
+    )
+
+
+def material(part: bytes | Path) -> bytes:
+    """Give what a kubeconfig holds or refers to; raises OSError."""
+    return part.read_bytes() if isinstance(part, Path) else part

@@ -1,0 +1,298 @@
+"""Keeping a certificate valid: a new one is had well before the old one ends.
+
+When seven to nine tenths of its life are over (by chance, so that a cluster's nodes do not all come at
+once), when it is missing or expired, or when it is no longer for the right names, a new certificate is
+obtained and stored. Until then the old one stays in use. What fails is tried again after growing
+pauses, for as long as it takes.
+
+The node's client certificate while the agent renews it itself (`rotateCertificates`).
+
+The agent does not wait for its first certificate: static pods run, and requests to the API server fail
+until the certificate is there. It is then renewed in its own name; once it has expired, or before there
+is one, in the name of the bootstrap credentials, else of whatever the kubeconfig holds by now.
+
+    rotation = ClientCertificateRotation(kubeconfig, bootstrap, cert_dir, node_name, load_kubeconfig)
+    transport = Transport(rotation.prepare())
+    scope.start(rotation.run(), name="client certificate")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+from pykubelet.api.certificates import CLIENT_SIGNER
+from pykubelet.apiserver.certificates.bootstrap import (
+    CLIENT_PREFIX,
+    Clock,
+    Load,
+    first_certificate,
+    kubeconfig_problem,
+    material,
+    node_subject,
+    request_certificate,
+    with_certificate,
+    write_kubeconfig,
+)
+from pykubelet.apiserver.certificates.key_generation import MakingError, draft_request
+from pykubelet.apiserver.certificates.store import (
+    CertificateMetrics,
+    CertificateStore,
+    StoredPair,
+    StoreError,
+    utc_now,
+)
+from pykubelet.apiserver.certificates.x509 import Subject
+from pykubelet.apiserver.client import ApiClient, Limits
+from pykubelet.apiserver.errors import KubeconfigError, KubeError
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.transport import Transport
+from pykubelet.logs import get_logger
+from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.tasks import TaskScope, wait_seconds
+
+log = get_logger(__name__)
+EARLIEST, LATEST = 0.7, 0.9
+"""The part of its life after which a certificate is replaced."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 16.0
+
+# Wall clocks are set and machines sleep: no wait for a date is longer than this.
+_LOOK_SECONDS = 10.0
+_WISH_SECONDS = 1.0
+
+
+def seconds_left(pair: StoredPair | None, wanted: Subject, now: datetime, fraction: float) -> float:
+    """Give how long until a certificate is to be replaced; 0 when it is time."""
+    if pair is None or not pair.subject.covers(wanted):
+        return 0.0
+    life = pair.life
+    due = life.begins + (life.ends - life.begins) * fraction
+    return max(0.0, (due - now).total_seconds())
+
+
+class Rotation:
+    """Keeps a stored pair valid.
+
+    `stored` gives the pair that is there now; `wanted` says for whom it must be, None while that is
+    not known; `obtain` has a certificate for that subject issued and stored, and raises KubeError,
+    MakingError, StoreError or OSError. When what is wanted changes meanwhile, obtaining is cancelled.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        stored: Callable[[], StoredPair | None],
+        wanted: Callable[[], Subject | None],
+        obtain: Callable[[Subject], Awaitable[StoredPair]],
+        *,
+        metrics: CertificateMetrics | None = None,
+        clock: Callable[[], datetime] = utc_now,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._what = what
+        self._stored = stored
+        self._wanted = wanted
+        self._obtain = obtain
+        self._metrics = metrics
+        self._clock = clock
+        self._chance = chance
+        self._pair: StoredPair | None = None
+        self._fraction = LATEST
+        self._listeners: list[Callable[[], None]] = []
+        self._pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE, chance=chance)
+        self._complaints = Complaints(log, "Failed to renew a certificate", certificate=what)
+        self._take(stored())
+        if metrics is not None:
+            metrics.show(self._seconds_valid)
+
+    def current(self) -> StoredPair | None:
+        """Give the pair in use; None when there is none or it has expired."""
+        return None if self._pair is None or self._pair.expired(self._clock()) else self._pair
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have the listener called after each change of the pair."""
+        self._listeners.append(listener)
+
+    async def run(self, *, at_once: bool = False) -> NoReturn:
+        """Renew until cancelled; `at_once` begins with replacing also a certificate that is still good."""
+        log.v(2).info("Certificate rotation is enabled", certificate=self._what)
+        while True:
+            wanted = self._wanted() if at_once else await self._until_due()
+            if wanted is None:
+                await asyncio.sleep(_WISH_SECONDS)
+                continue
+            if await self._renew(wanted):
+                at_once = False
+            if at_once or seconds_left(self._pair, wanted, self._clock(), self._fraction) == 0:
+                # Also after a success of no use, such as a signer that leaves names out.
+                await asyncio.sleep(self._pauses.next(asyncio.get_running_loop().time()))
+
+    async def _until_due(self) -> Subject:
+        while True:
+            wanted = self._wanted()
+            left = math.inf
+            if wanted is not None:
+                left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
+                if left == 0:
+                    # Perhaps somebody else put a newer one there.
+                    self._take(self._stored())
+                    left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
+                    if left == 0:
+                        return wanted
+            longest = _WISH_SECONDS if self._pair is None else _LOOK_SECONDS
+            await asyncio.sleep(wait_seconds(min(left, longest)))
+
+    async def _renew(self, wanted: Subject) -> bool:
+        log.v(2).info("Rotating certificates", certificate=self._what)
+        async with TaskScope() as scope:
+            attempt = scope.start(self._attempt(wanted), name=f"{self._what} certificate")
+            change = scope.start(self._until_other(wanted), name=f"names of the {self._what} certificate")
+            await asyncio.wait([attempt, change], return_when=asyncio.FIRST_COMPLETED)
+        return not attempt.cancelled() and attempt.result()
+
+    async def _attempt(self, wanted: Subject) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            pair = await self._obtain(wanted)
+        except (KubeError, MakingError, StoreError, OSError) as err:
+            if self._metrics is not None:
+                self._metrics.failed()
+            self._complaints.failed(err, loop.time())
+            return False
+        self._complaints.succeeded(loop.time())
+        log.info("Certificate renewed", certificate=self._what, expires=pair.life.ends.isoformat())
+        if self._pair is not None and self._metrics is not None:
+            self._metrics.replaced((self._clock() - self._pair.life.begins).total_seconds())
+        self._take(pair)
+        return True
+
+    async def _until_other(self, wanted: Subject) -> None:
+        while True:
+            await asyncio.sleep(_WISH_SECONDS)
+            if self._wanted() != wanted:
+                log.v(2).info("Certificate names changed, rotating", certificate=self._what)
+                return
+
+    def _take(self, pair: StoredPair | None) -> None:
+        if pair is None or pair == self._pair:
+            return
+        self._pair = pair
+        self._fraction = EARLIEST + (LATEST - EARLIEST) * self._chance()
+        for listener in self._listeners:
+            listener()
+
+    def _seconds_valid(self) -> float:
+        pair = self.current()
+        return math.inf if pair is None else math.trunc((pair.life.ends - self._clock()).total_seconds())
+
+
+WAIT_SECONDS = 900.0
+"""A request that nobody decides about is made anew after this time."""
+
+
+class ClientCertificateRotation:
+    """Gets and renews the certificate by which the node is known to the API server."""
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        bootstrap: Path | None,
+        cert_dir: Path,
+        node_name: str,
+        load: Load,
+        *,
+        metrics: CertificateMetrics | None = None,
+        clock: Clock = utc_now,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._kubeconfig = kubeconfig
+        self._bootstrap = bootstrap
+        self._cert_dir = cert_dir
+        self._node_name = node_name
+        self._load = load
+        self._metrics = metrics
+        self._clock = clock
+        self._chance = chance
+        self._store = CertificateStore(cert_dir, CLIENT_PREFIX, clock)
+        self._at_once = False
+
+    def prepare(self) -> Access:
+        """Bring kubeconfig and certificate folder in order and give the access to use from now on.
+
+        Raises KubeconfigError when a file that must be there cannot be used.
+        """
+        try:
+            self._store.recover()
+            if self._bootstrap is not None:
+                self._point_to_store(self._bootstrap)
+            access = self._load(self._kubeconfig)
+            self._adopt(access)
+        except OSError as err:
+            raise KubeconfigError(f"{err.filename} cannot be written: {err.strerror}") from None
+        return with_certificate(access, self._store.current_path)
+
+    async def run(self) -> NoReturn:
+        """Renew the certificate until cancelled."""
+        subject = node_subject(self._node_name)
+        rotation = Rotation(
+            "client",
+            self._store.current,
+            lambda: subject,
+            self._obtain,
+            metrics=self._metrics,
+            clock=self._clock,
+            chance=self._chance,
+        )
+        await rotation.run(at_once=self._at_once)
+
+    def _point_to_store(self, bootstrap: Path) -> None:
+        problem = kubeconfig_problem(self._kubeconfig, self._load, self._clock())
+        if problem is not None:
+            access = self._load(bootstrap)
+            write_kubeconfig(self._kubeconfig, access, self._store.current_path)
+            log.info("Bootstrapping in the background", kubeconfig=problem)
+
+    def _adopt(self, access: Access) -> None:
+        """Begin with the kubeconfig's own certificate when there is none of ours.
+
+        One that is written in the kubeconfig itself may have more rights than a node should: it is
+        replaced at once.
+        """
+        current = self._store.current()
+        if current is not None and not current.expired(self._clock()):
+            return
+        if access.certificate is None or access.key is None or access.certificate == self._store.current_path:
+            return
+        try:
+            pair = self._store.update(material(access.certificate), material(access.key))
+        except (OSError, StoreError) as err:
+            log.error(err, "Failed to use the kubeconfig's certificate", path=str(self._kubeconfig))
+            return
+        self._at_once = isinstance(access.certificate, bytes)
+        log.info("Using the kubeconfig's certificate", expires=pair.life.ends.isoformat())
+
+    async def _obtain(self, subject: Subject) -> StoredPair:
+        current = self._store.current()
+        if current is None or current.expired(self._clock()):
+            requester = self._requester()
+            return await first_certificate(
+                requester, self._store, self._cert_dir, self._node_name, clock=self._clock
+            )
+        draft = await draft_request(subject)
+        access = with_certificate(self._load(self._kubeconfig), self._store.current_path)
+        async with Transport(access) as transport:
+            client = ApiClient(transport, Limits(0, 0).bucket())
+            certificate = await request_certificate(
+                client, draft, CLIENT_SIGNER, self._clock(), seconds=WAIT_SECONDS
+            )
+        return self._store.update(certificate, draft.key.encode())
+
+    def _requester(self) -> Access:
+        if self._bootstrap is not None and self._bootstrap.exists():
+            return self._load(self._bootstrap)
+        return self._load(self._kubeconfig)

@@ -1,0 +1,211 @@
+"""The node's certificates on disk, laid out as the reference kubelet lays them out.
+
+    kubelet-client-current.pem -> /var/lib/kubelet/pki/kubelet-client-2026-07-24-08-30-00.pem
+
+Each file holds certificates and key; the link is switched at once, so that whoever reads it finds a
+pair that fits together, whenever the agent or the machine stops. A link that leads to nothing usable
+is led to the newest older pair that is. A node can be handed to the reference kubelet and back.
+
+How long the node's certificates are still valid, and how their renewal goes.
+
+Built on a registry that the caller gives, because two agents can live in one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+from pykubelet.apiserver.certificates.x509 import Lifetime, Subject, certificates, lifetime, subject
+from pykubelet.apiserver.tls import BadMaterial, check_identity
+from pykubelet.logs import get_logger
+from pykubelet.util.metrics import PlainCounter
+
+log = get_logger(__name__)
+
+
+class StoreError(Exception):
+    """A certificate cannot be read or kept: one line."""
+
+
+class UnfitPair(StoreError):
+    """What should be a certificate and its key is something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPair:
+    """A certificate and its key that fit together, and where they are."""
+
+    certificate: Path
+    key: Path
+    life: Lifetime
+    subject: Subject
+    digest: str
+    """Tells one certificate from another."""
+
+    def expired(self, now: datetime) -> bool:
+        """Whether its time is over; one that only seems to begin later tells of a clock that is late."""
+        return now > self.life.ends
+
+
+def utc_now() -> datetime:
+    """The time now; the clock where no other is given."""
+    return datetime.now(UTC)
+
+
+def read_pair(certificate: Path, key: Path) -> StoredPair:
+    """Read a certificate and its key, which may be in one file; raises StoreError."""
+    try:
+        parts = [path.read_bytes() for path in dict.fromkeys((certificate, key))]
+    except OSError as err:
+        raise StoreError(f"{err.filename} cannot be read: {err.strerror}") from None
+    return _examined(b"\n".join(parts), certificate, key)
+
+
+def write_file(path: Path, data: bytes, mode: int, aside: Path | None = None) -> None:
+    """Write a file so that it is there as a whole or not at all; raises OSError.
+
+    It is written under another name first, `aside`, which may be left over by who was stopped.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    aside = aside or path.with_name(f".{path.name}.tmp")
+    aside.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+class CertificateStore:
+    """The pairs of one purpose: `CertificateStore(folder, "kubelet-client")`."""
+
+    def __init__(self, folder: Path, prefix: str, clock: Callable[[], datetime] = utc_now) -> None:
+        self._folder = folder.absolute()
+        self._prefix = prefix
+        self._clock = clock
+        self.current_path = self._named("current")
+
+    def current(self) -> StoredPair | None:
+        """Give the pair in use, also an expired one; None when there is none that can be used."""
+        try:
+            return read_pair(self.current_path, self.current_path)
+        except StoreError as err:
+            log.v(4).info("No stored certificate", err=err)
+            return None
+
+    def recover(self) -> None:
+        """Finish what an agent that was stopped had begun; raises OSError."""
+        if self.current() is not None:
+            return
+        if self.current_path.is_symlink() or self.current_path.exists():
+            log.warning("The stored certificate cannot be used", path=str(self.current_path))
+        older = sorted(self._folder.glob(f"{self._prefix}-[0-9]*.pem"), reverse=True)
+        updated = self._named("updated")
+        for path in ([updated] if updated.is_symlink() else []) + older:
+            try:
+                pair = read_pair(path, path)
+            except StoreError:
+                continue
+            if not pair.expired(self._clock()):
+                target = path.resolve()
+                log.info("Recovered a certificate", path=str(target))
+                self._switch(target)
+                return
+
+    def update(self, certificate: bytes, key: bytes) -> StoredPair:
+        """Store a new pair and make it the current one; raises StoreError and changes nothing then."""
+        # As local time, which is what the reference does.
+        path = self._named(f"{self._clock().astimezone():%Y-%m-%d-%H-%M-%S}")
+        pem = certificate.rstrip() + b"\n" + key.rstrip() + b"\n"
+        pair = _examined(pem, self.current_path, self.current_path)
+        try:
+            write_file(path, pem, 0o600, self._folder / f".{self._prefix}.tmp")
+            self._switch(path)
+        except OSError as err:
+            raise StoreError(f"{err.filename or path} cannot be written: {err.strerror}") from None
+        return pair
+
+    def _switch(self, target: Path) -> None:
+        updated = self._named("updated")
+        updated.unlink(missing_ok=True)
+        updated.symlink_to(target)
+        updated.replace(self.current_path)
+        _sync(self._folder)
+
+    def _named(self, what: str) -> Path:
+        return self._folder / f"{self._prefix}-{what}.pem"
+
+
+def _examined(pem: bytes, certificate: Path, key: Path) -> StoredPair:
+    try:
+        check_identity(pem)
+        leaf = certificates(pem)[0]
+        digest = hashlib.sha256(leaf).hexdigest()
+        return StoredPair(certificate, key, lifetime(leaf), subject(leaf), digest)
+    except (BadMaterial, ValueError, IndexError) as err:
+        raise UnfitPair(f"{certificate}: {err}") from None
+
+
+def _sync(folder: Path) -> None:
+    """Make sure that a new name survives a power failure."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+_LIVES = [60, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000]
+_ERRORS = {
+    "client": "kubelet_certificate_manager_client_expiration_renew_errors",
+    "server": "kubelet_server_expiration_renew_errors",
+}
+
+
+class CertificateMetrics:
+    """The metrics of the client's or the server's certificate."""
+
+    def __init__(self, registry: CollectorRegistry, kind: Literal["client", "server"]) -> None:
+        self._left = Gauge(
+            f"kubelet_certificate_manager_{kind}_ttl_seconds",
+            f"Seconds until the {kind} certificate expires, negative when it has; +Inf without one.",
+            registry=registry,
+        )
+        self._errors = PlainCounter(
+            _ERRORS[kind], "Attempts to renew the certificate that failed.", registry=registry
+        )
+        self._ages: Histogram | None = None
+        if kind == "server":
+            self._ages = Histogram(
+                "kubelet_certificate_manager_server_rotation_seconds",
+                "Ages in seconds at which serving certificates were replaced.",
+                buckets=_LIVES,
+                registry=registry,
+            )
+
+    def show(self, seconds_left: Callable[[], float]) -> None:
+        """Show how long the certificate is still valid."""
+        self._left.set_function(seconds_left)
+
+    def failed(self) -> None:
+        """Count an attempt that failed."""
+        self._errors.inc()
+
+    def replaced(self, age_seconds: float) -> None:
+        """Count that a certificate of this age was replaced."""
+        if self._ages is not None:
+            self._ages.observe(age_seconds)

@@ -1,0 +1,420 @@
+"""Who the agent is to the API server, at this moment.
+
+Tokens and certificates are renewed by others while the agent runs: in files, or by a program. So
+every request asks here first, which is cheap while nothing changed. What was good before stays in use
+while its successor cannot be read or does not fit together, since a renewal may be half-way.
+
+Credentials from a program (`exec` in a kubeconfig): one run of it, and the answer.
+
+The program is told what is asked of it in KUBERNETES_EXEC_INFO and answers with an ExecCredential on
+its output. It gets a minute, a bounded answer and no terminal. What it answers is secret and appears
+in no message; its complaints do.
+
+A kubeconfig that somebody replaces while the agent runs, because what it holds has expired.
+
+Files that it names are looked at with every request; what is written in it (a token, certificates) would
+be in use until the agent ends. So the file itself is looked at now and then: who the agent is, and whom
+it trusts, follows it; where the API server is does not, since everything hangs on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import os
+import ssl
+import time
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import quote
+
+import msgspec
+
+from pykubelet.apiserver.certificates.x509 import Lifetime, certificates, lifetime
+from pykubelet.apiserver.errors import KubeconfigError, NoCredentials
+from pykubelet.apiserver.metrics import RestMetrics
+from pykubelet.apiserver.rest_config import Access, ExecPlugin, Impersonation
+from pykubelet.apiserver.tls import BadMaterial, WatchedFile, client_context
+from pykubelet.linux.processes import TooMuch, run_bounded
+from pykubelet.logs import get_logger
+from pykubelet.util.text import quoted
+
+log = get_logger(__name__)
+TIMEOUT_SECONDS = 60.0
+MAX_ANSWER_BYTES = 1024 * 1024
+
+
+class PluginError(Exception):
+    """The program gave no credentials that can be used: one line without secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginAnswer:
+    """What the program gave: a token, or a certificate with its key in PEM, or both."""
+
+    token: str = field(default="", repr=False)
+    identity: bytes = field(default=b"", repr=False)
+    expires: datetime | None = None
+    """None: until the API server refuses them."""
+
+
+async def ask_plugin(
+    plugin: ExecPlugin, access: Access, ca: bytes | None, *, environ: Mapping[str, str] = os.environ
+) -> PluginAnswer:
+    """Run the program; raises PluginError. `ca` is what the program may be told of the authority."""
+    environment = {
+        **environ,
+        **plugin.env,
+        "KUBERNETES_EXEC_INFO": exec_info(plugin, access, ca).decode(),
+    }
+    try:
+        finished = await run_bounded(
+            [plugin.command, *plugin.args], environment, seconds=TIMEOUT_SECONDS, max_bytes=MAX_ANSWER_BYTES
+        )
+    except FileNotFoundError:
+        hint = f": {_plain(plugin.install_hint)}" if plugin.install_hint else ": install it"
+        raise PluginError(f"exec plugin {plugin.command} was not found{hint}") from None
+    except (OSError, ValueError) as err:
+        if isinstance(err, TimeoutError):
+            raise PluginError(
+                f"exec plugin {plugin.command} did not answer within {TIMEOUT_SECONDS:g} s"
+            ) from None
+        why = err.strerror if isinstance(err, OSError) else str(err)
+        raise PluginError(f"exec plugin {plugin.command} could not be started: {why}") from None
+    except TooMuch:
+        raise PluginError(
+            f"exec plugin {plugin.command}: its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB"
+        ) from None
+    if finished.status:
+        words = _plain(finished.complaint) or "it gave no reason"
+        raise PluginError(f"exec plugin {plugin.command} failed with status {finished.status}: {words}")
+    try:
+        return read_answer(finished.output, plugin.api_version)
+    except PluginError as err:
+        raise PluginError(f"exec plugin {plugin.command}: {err}") from None
+
+
+def exec_info(plugin: ExecPlugin, access: Access, ca: bytes | None) -> bytes:
+    """Give what the program is told in KUBERNETES_EXEC_INFO."""
+    spec: dict[str, object] = {"interactive": False}
+    if plugin.provide_cluster_info:
+        cluster = {
+            "server": access.server,
+            "tls-server-name": access.tls_server_name,
+            "insecure-skip-tls-verify": access.insecure,
+            "certificate-authority-data": base64.b64encode(ca).decode() if ca else "",
+            "proxy-url": access.proxy,
+            "disable-compression": not access.compression,
+            "config": plugin.cluster_config,
+        }
+        spec["cluster"] = {name: value for name, value in cluster.items() if value}
+    return msgspec.json.encode({"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec})
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
+
+
+class _ExecCredential(msgspec.Struct, rename="camel"):
+    kind: str = ""
+    api_version: str = ""
+    status: _Status | None = None
+
+
+def read_answer(output: bytes, api_version: str) -> PluginAnswer:
+    """Read an ExecCredential; raises PluginError."""
+    try:
+        answer = msgspec.json.decode(output, type=_ExecCredential)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # The library's own words may quote what it read.
+        raise PluginError("its answer is not a valid ExecCredential") from None
+    if answer.kind != "ExecCredential":
+        raise PluginError(f"its answer is a {quoted(answer.kind)}, not an ExecCredential")
+    if answer.api_version != api_version:
+        raise PluginError(
+            f"its answer has apiVersion {quoted(answer.api_version)}, the kubeconfig wants {api_version}"
+        )
+    if answer.status is None:
+        raise PluginError("its answer has no status")
+    status = answer.status
+    if bool(status.client_certificate_data) != bool(status.client_key_data):
+        raise PluginError("its answer has a certificate or a key, but not both")
+    if not status.token and not status.client_certificate_data:
+        raise PluginError("its answer has neither a token nor a certificate with its key")
+    expires = status.expiration_timestamp
+    if expires is not None and expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    identity = f"{status.client_certificate_data}\n{status.client_key_data}".encode()
+    return PluginAnswer(status.token, identity if status.client_certificate_data else b"", expires)
+
+
+def _plain(text: str) -> str:
+    """Put a stranger's text on one line, without what could upset a terminal."""
+    shown = "".join(c if not unicodedata.category(c).startswith("C") else " " for c in text)
+    return " ".join(shown.split())
+
+
+PLUGIN_PAUSE_SECONDS = 5.0
+"""After a plugin failed, it is not run again for so long."""
+PLUGIN_LEAST_SECONDS = 30.0
+"""So long an answer is used that is over as soon as it comes. The clock may be hours ahead: then the API
+server knows better, and the plugin cannot be run for each request."""
+Headers = tuple[tuple[str, str], ...]
+
+# What may stand in the name of a header unescaped; letters are lowered by everyone on the way.
+_HEADER_NAME = "!#$&'*+-.^_`|~"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credentials:
+    """What goes with one request; the same object as long as nothing changed."""
+
+    headers: Headers = field(repr=False)
+    context: ssl.SSLContext | None = field(repr=False)
+    """None: the API server is asked without TLS."""
+
+
+class CredentialSource:
+    """Gives the credentials of an Access; `clock` is the wall clock, which expiry is about."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.time,
+        metrics: RestMetrics | None = None,
+    ) -> None:
+        self._access = access
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.plugin_certificate(self._plugin_seconds_left)
+        self._environ = environ
+        self._clock = clock
+        self._files = _files(access)
+        self._plugin_lock = asyncio.Lock()
+        self._answer: PluginAnswer | None = None
+        self._at_least_until = 0.0
+        self._stale = False
+        self._failure: tuple[float, PluginError] | None = None
+        self._material: tuple[bytes | None, bytes] | None = None
+        self._refused_material: tuple[bytes | None, bytes] | None = None
+        self._current: Credentials | None = None
+
+    async def current(self) -> Credentials:
+        """Give what is valid now; raises NoCredentials."""
+        if not self._access.uses_tls:
+            return self._remember((), None)
+        ca = self._read(self._access.ca, "certificate-authority")
+        answer = await self._ask_plugin(ca)
+        identity = self._identity() if answer is None else answer.identity
+        context = self._context(ca, identity)
+        return self._remember(self._headers(answer), context)
+
+    def use(self, access: Access) -> None:
+        """Be this user from now on; a certificate that cannot be used leaves the one before in use."""
+        self._access, self._files = access, _files(access)
+        self._answer = self._failure = None
+
+    async def renewed(self, refused: Credentials) -> bool:
+        """After the API server refused these: look for newer ones, and say whether there are any."""
+        if self._current is refused:
+            self._stale = True
+            for file in self._files.values():
+                file.forget()
+        return await self.current() is not refused
+
+    def problem(self) -> str:
+        """Say what is wrong with the client certificate in use; empty when it is valid or there is none."""
+        life = _lifetime(self._material[1]) if self._material else None
+        problem = life.problem(datetime.fromtimestamp(self._clock(), UTC)) if life else None
+        return f"the client certificate {problem}" if problem else ""
+
+    def _remember(self, headers: Headers, context: ssl.SSLContext | None) -> Credentials:
+        if self._current is None or self._current.headers != headers or self._current.context is not context:
+            self._current = Credentials(headers, context)
+        return self._current
+
+    def _headers(self, answer: PluginAnswer | None) -> Headers:
+        access = self._access
+        headers: list[tuple[str, str]] = []
+        token = self._token() if answer is None else answer.token
+        if token:
+            if not token.isascii() or not token.isprintable():
+                raise self._none("the token has characters that a token cannot have")
+            headers.append(("Authorization", f"Bearer {token}"))
+        elif access.username or access.password:
+            login = base64.b64encode(f"{access.username}:{access.password}".encode()).decode()
+            headers.append(("Authorization", f"Basic {login}"))
+        if access.impersonate is not None:
+            headers += impersonation_headers(access.impersonate)
+        return tuple(headers)
+
+    def _token(self) -> str:
+        if self._access.token_file is None:
+            return self._access.token
+        try:
+            data = self._files[self._access.token_file].contents(asyncio.get_running_loop().time())
+            token = data.decode().strip()
+        except (OSError, UnicodeDecodeError) as err:
+            if self._access.token:
+                return self._access.token
+            why = err.strerror if isinstance(err, OSError) else "it is not text"
+            raise self._none(f"tokenFile {self._access.token_file} cannot be read: {why}") from None
+        if not token:
+            raise self._none(f"tokenFile {self._access.token_file} is empty")
+        return token
+
+    def _identity(self) -> bytes:
+        certificate = self._read(self._access.certificate, "client-certificate")
+        key = self._read(self._access.key, "client-key")
+        return certificate + b"\n" + key if certificate and key else b""
+
+    def _read(self, material: bytes | Path | None, name: str) -> bytes | None:
+        if not isinstance(material, Path):
+            return material
+        try:
+            return self._files[material].contents(asyncio.get_running_loop().time())
+        except OSError as err:
+            raise self._none(f"{name} {material} cannot be read: {err.strerror}") from None
+
+    def _context(self, ca: bytes | None, identity: bytes) -> ssl.SSLContext:
+        material = (ca, identity)
+        known = self._current.context if self._current is not None else None
+        if known is not None and material in (self._material, self._refused_material):
+            return known
+        try:
+            context = client_context(ca=ca, insecure=self._access.insecure, identity=identity)
+        except BadMaterial as err:
+            if known is None:
+                raise self._none(str(err)) from None
+            log.error(err, "Failed to use a renewed certificate, keeping the one before")
+            self._refused_material = material
+            return known
+        if known is not None:
+            log.v(1).info("Certificates have changed, connecting anew", server=self._access.server)
+        self._material, self._refused_material = material, None
+        return context
+
+    async def _ask_plugin(self, ca: bytes | None) -> PluginAnswer | None:
+        access = self._access
+        plugin = access.plugin
+        if plugin is None or access.token or access.token_file or access.username or access.certificate:
+            return None
+        async with self._plugin_lock:
+            now = asyncio.get_running_loop().time()
+            known = None if self._stale else self._answer
+            if known is not None and (now < self._at_least_until or not self._expired(known)):
+                return known
+            if self._failure is not None and now < self._failure[0] + PLUGIN_PAUSE_SECONDS:
+                raise self._none(str(self._failure[1]))
+            before = self._answer
+            try:
+                self._answer = await ask_plugin(plugin, access, ca, environ=self._environ)
+            except PluginError as err:
+                self._failure = (asyncio.get_running_loop().time(), err)
+                raise self._none(str(err)) from None
+            self._failure, self._stale = None, False
+            late = self._expired(self._answer)
+            self._at_least_until = asyncio.get_running_loop().time() + PLUGIN_LEAST_SECONDS if late else 0.0
+            if before is not None and before.identity != self._answer.identity:
+                self._count_rotation(before)
+            return self._answer
+
+    def _count_rotation(self, before: PluginAnswer) -> None:
+        if self._metrics is not None and (life := _lifetime(before.identity)) is not None:
+            self._metrics.plugin_rotated(self._clock() - life.begins.timestamp())
+
+    def _plugin_seconds_left(self) -> float:
+        life = _lifetime(self._answer.identity) if self._answer is not None else None
+        return life.ends.timestamp() - self._clock() if life is not None else math.inf
+
+    def _expired(self, answer: PluginAnswer) -> bool:
+        return answer.expires is not None and answer.expires.timestamp() <= self._clock()
+
+    def _none(self, why: str) -> NoCredentials:
+        return NoCredentials(self._access.server, why)
+
+
+def _files(access: Access) -> dict[Path, WatchedFile]:
+    paths = (access.ca, access.certificate, access.key, access.token_file)
+    return {path: WatchedFile(path) for path in paths if isinstance(path, Path)}
+
+
+def impersonation_headers(who: Impersonation) -> Headers:
+    """Give the headers that ask for another user's rights."""
+    headers = [("Impersonate-User", who.user)]
+    if who.uid:
+        headers.append(("Impersonate-Uid", who.uid))
+    headers += [("Impersonate-Group", group) for group in who.groups]
+    for name, values in who.extra.items():
+        key = f"Impersonate-Extra-{quote(name, safe=_HEADER_NAME)}"
+        headers += [(key, value) for value in values]
+    return tuple(headers)
+
+
+def _lifetime(identity: bytes) -> Lifetime | None:
+    ders = certificates(identity)
+    try:
+        return lifetime(ders[0]) if ders else None
+    except ValueError:
+        return None
+
+
+LOOK_SECONDS = 10.0
+
+
+async def follow_kubeconfig(
+    path: Path, load: Callable[[Path], Access], access: Access, credentials: CredentialSource
+) -> NoReturn:
+    """Have the credentials follow the file until cancelled; `access` is what they were made of."""
+    seen: tuple[int, ...] | None = None
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        mark = _look(path)
+        if mark is not None and mark != seen:
+            seen = mark
+            access = _taken(path, load, access, credentials)
+
+
+def _taken(
+    path: Path, load: Callable[[Path], Access], access: Access, credentials: CredentialSource
+) -> Access:
+    try:
+        found = load(path)
+    except KubeconfigError as err:
+        log.error(err, "Failed to use the changed kubeconfig, keeping what was read before")
+        return access
+    if found == access:
+        return access
+    if _place(found) != _place(access):
+        log.warning(
+            "The kubeconfig names another way to the API server now: restart the agent to use it",
+            path=str(path),
+            server=found.server,
+        )
+        return access
+    log.info("The kubeconfig has changed, using its credentials", path=str(path))
+    credentials.use(found)
+    return found
+
+
+def _place(access: Access) -> tuple[object, ...]:
+    return access.server, access.tls_server_name, access.proxy, access.compression
+
+
+def _look(path: Path) -> tuple[int, ...] | None:
+    """Give what tells one version of the file from another; None while it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

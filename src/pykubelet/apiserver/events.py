@@ -1,0 +1,439 @@
+"""Telling the cluster what happens: events go out one after the other, and nobody waits for them.
+
+`record` only puts an event into a queue of bounded length; when it is full, events are dropped and
+counted. One task sends them in their order; ordinary ones wait for a while when the node has better
+to do, and go before the next warning. While the API server is away the one at hand is tried
+again for about two minutes, as by the reference, or for as long as it takes. One that the server
+refuses is given up, and so is, after a few tries, one at which only the server fails: what makes it
+fail (a webhook of one namespace) must not keep all others from being told.
+
+Which events reach the API server, and how: told, counted, combined or kept back.
+
+A node can have much to say about one pod that crashes for days. As everywhere in Kubernetes:
+
+- the same event again raises the count of the first instead of making another;
+- events that differ only in their message are combined after the tenth within ten minutes;
+- about one object, 25 events are sent at once and then one every five minutes.
+
+All of it is bookkeeping on arguments: no clock, no network, and bounded memory whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import msgspec
+
+from pykubelet.api.core import Event, EventSource, ObjectReference
+from pykubelet.api.meta import ObjectMeta, to_document
+from pykubelet.api.names import dns_subdomain_problem
+from pykubelet.api.pod import Pod
+from pykubelet.apiserver.client import EVENTS, PatchKind, Resource
+from pykubelet.apiserver.errors import (
+    AlreadyExists,
+    ApiError,
+    BadAnswer,
+    KubeError,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
+from pykubelet.logs import get_logger
+from pykubelet.util.backoff import Complaints, put_off
+from pykubelet.util.rate_limiter import TokenBucket
+from pykubelet.util.tasks import wait_seconds
+
+log = get_logger(__name__)
+REMEMBERED = 4096
+COMBINE_AFTER = 10
+COMBINE_SECONDS = 600.0
+SPAM_BURST = 25
+SPAM_QPS = 1 / 300
+COMBINED = "(combined from similar events): "
+_NANOS = 1_000_000_000
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def new_event(
+    about: ObjectReference, source: EventSource, kind: str, reason: str, message: str, now_ns: int
+) -> Event:
+    """Make an event; `now_ns` is in nanoseconds since 1970."""
+    moment = _moment(now_ns)
+    return Event(
+        metadata=ObjectMeta(
+            name=event_name(about.name, now_ns),
+            # Events about what has no namespace, such as the node, are kept in the default one.
+            namespace=about.namespace or "default",
+        ),
+        involved_object=about,
+        reason=reason,
+        message=message,
+        source=source,
+        first_timestamp=moment,
+        last_timestamp=moment,
+        count=1,
+        type=kind,
+        reporting_component=source.component,
+        reporting_instance=source.host,
+    )
+
+
+def event_name(about: str, now_ns: int) -> str:
+    """Give an event its name: the object's, and the time; a random one where that is no valid name."""
+    name = f"{about}.{now_ns:x}"
+    return name if dns_subdomain_problem(name) is None else str(uuid.uuid4())
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An event to be written: created, or when it `exists` already, only what changed of it."""
+
+    event: Event
+    exists: bool
+    key: Hashable = None
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """What changed: how often, when last, and the words."""
+        document = to_document(self.event)
+        return {name: document[name] for name in ("count", "lastTimestamp", "message")}
+
+
+class Correlator:
+    """Decides what becomes of each event, from those before it."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._groups: _Recent[Hashable, _Group] = _Recent(remembered)
+        self._known: _Recent[Hashable, _Known] = _Recent(remembered)
+        self._limits: _Recent[Hashable, TokenBucket] = _Recent(remembered)
+
+    def correlate(self, event: Event, now: float) -> Write | None:
+        """Give what to write for this event; None when it is kept back.
+
+        `now` is in seconds of a steady clock. An event that is kept back is still counted, and shows
+        in the count of the next that is not.
+        """
+        event, key = self._combine(event, now)
+        known = self._known.get(key)
+        if known is not None:
+            event = msgspec.structs.replace(
+                event,
+                metadata=ObjectMeta(name=known.name, namespace=event.metadata.namespace),
+                first_timestamp=known.first,
+                count=known.count + 1,
+            )
+        self._known.put(key, _Known(event.metadata.name, event.first_timestamp, event.count))
+        limit = self._limits.get(_object_key(event)) or TokenBucket(SPAM_QPS, SPAM_BURST)
+        self._limits.put(_object_key(event), limit)
+        return Write(event, known is not None, key) if limit.take_if_free(now) else None
+
+    def written(self, write: Write, answer: Event) -> None:
+        """Learn from the API server's answer how often it has the event now, and by which name."""
+        if answer.metadata.name and answer.count > 0:
+            known = _Known(answer.metadata.name, answer.first_timestamp, answer.count)
+            self._known.put(write.key, known)
+
+    def _combine(self, event: Event, now: float) -> tuple[Event, Hashable]:
+        key = _group_key(event)
+        group = self._groups.get(key)
+        if group is None or now - group.last > COMBINE_SECONDS:
+            group = _Group(set(), now)
+        group.last = now
+        self._groups.put(key, group)
+        words = _digest(event.message)
+        if words in group.messages or len(group.messages) + 1 < COMBINE_AFTER:
+            group.messages.add(words)
+            return event, _event_key(event)
+        return msgspec.structs.replace(event, message=COMBINED + event.message), ("combined", key)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Events that differ only in their message; the messages by digest."""
+
+    messages: set[bytes]
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An event that was seen before."""
+
+    name: str
+    first: datetime | None
+    count: int
+
+
+class _Recent(Generic[K, V]):
+    """A map that forgets what was not asked for longest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._most:
+            self._entries.popitem(last=False)
+
+
+def _object_key(event: Event) -> Hashable:
+    about, source = event.involved_object, event.source
+    who = (source.component, source.host)
+    return (*who, about.kind, about.namespace, about.name, about.uid, about.api_version, event.type)
+
+
+def _event_key(event: Event) -> Hashable:
+    return (_object_key(event), event.involved_object.field_path, event.reason, _digest(event.message))
+
+
+def _group_key(event: Event) -> Hashable:
+    return (_object_key(event), event.reason, event.reporting_component, event.reporting_instance)
+
+
+def _digest(message: str) -> bytes:
+    """Stand for a message that may be long."""
+    return hashlib.blake2b(message.encode(errors="replace"), digest_size=16).digest()
+
+
+def _moment(now_ns: int) -> datetime:
+    return datetime.fromtimestamp(now_ns // _NANOS, UTC)
+
+
+QUEUED = 2000
+TRIES = 12
+FAILED_TRIES = 3
+"""How often an event is tried at which the API server itself fails (500)."""
+TRY_AGAIN_SECONDS = 10.0
+HOLD_SECONDS = 30.0
+"""How long events may wait for a quiet moment."""
+LOOK_SECONDS = 0.25
+"""How soon a quiet moment is noticed."""
+_TRANSIENT = (Unreachable, BadAnswer, ServerError, TooManyRequests, Unauthorized)
+_SECOND = 1_000_000_000
+
+
+class Happening(Protocol):
+    """An event as the pods' journal has it; `where` is a field such as `spec.containers{main}`."""
+
+    @property
+    def kind(self) -> str:
+        """Normal or Warning."""
+
+    @property
+    def reason(self) -> str:
+        """One word."""
+
+    @property
+    def message(self) -> str:
+        """A sentence."""
+
+    @property
+    def where(self) -> str:
+        """The field of the pod that it is about."""
+
+
+class EventStore(Protocol):
+    """Where events are kept: an ApiClient."""
+
+    async def create(self, resource: Resource[Event], obj: Event, namespace: str = "") -> Event:
+        """Create an event."""
+
+    async def patch(
+        self,
+        resource: Resource[Event],
+        name: str,
+        patch: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        kind: PatchKind = PatchKind.STRATEGIC,
+    ) -> Event:
+        """Change an event."""
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next try, or until the server is back."""
+
+
+class EventRecorder:
+    """Records events of one component on one node.
+
+    `tries` is how often an event is tried while the API server cannot take it; None: until it can.
+    `clock` gives nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: EventStore,
+        host: str,
+        *,
+        component: str = "kubelet",
+        queued: int = QUEUED,
+        tries: int | None = TRIES,
+        clock: Callable[[], int] = time.time_ns,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._source = EventSource(component=component, host=host)
+        self._queue: asyncio.Queue[tuple[Event, float]] = asyncio.Queue(queued)
+        self._urgent = 0
+        """How many of those that wait must not."""
+        self._hurry = asyncio.Event()
+        self._tries = tries
+        self._clock = clock
+        self._chance = chance
+        self._correlator = Correlator()
+        self._last_ns = 0
+        self._sending = Complaints(log, "Failed to send an event")
+        self._refusing = Complaints(log, "The API server refused an event")
+        self._overflow = Complaints(log, "Dropped an event, too many are waiting to be sent")
+        self.dropped = 0
+        """How many events were never sent: the queue was full, or the server could not take them."""
+
+    def record(self, about: ObjectReference, kind: str, reason: str, message: str) -> None:
+        """Record an event about an object; never waits."""
+        event = new_event(about, self._source, kind, reason, message, self._now())
+        try:
+            self._queue.put_nowait((event, asyncio.get_running_loop().time()))
+        except asyncio.QueueFull as err:
+            self.dropped += 1
+            self._overflow.failed(err, asyncio.get_running_loop().time())
+            return
+        if _is_urgent(event):
+            self._urgent += 1
+            self._hurry.set()
+
+    def pod_event(self, pod: Pod, event: Happening) -> None:
+        """Record what the journal says of a pod: `journal.listen(recorder.pod_event)`."""
+        self.record(pod_reference(pod, event.where), event.kind, event.reason, event.message)
+
+    async def run(self, crowded: Callable[[], bool] = lambda: False) -> NoReturn:
+        """Send events until cancelled; while it is `crowded`, only what must be told soon."""
+        while True:
+            event, recorded = await self._queue.get()
+            try:
+                await self._wait_for_quiet(recorded, crowded)
+                self._urgent -= _is_urgent(event)
+                # As of when it happened: what waited for the server did not all happen when it was back.
+                if (write := self._correlator.correlate(event, recorded)) is not None:
+                    await self._deliver(write)
+            finally:
+                self._queue.task_done()
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until everything recorded so far is dealt with, at most so long; says whether it is."""
+        self._urgent += 1
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._queue.join()
+        except TimeoutError:
+            return False
+        finally:
+            self._urgent -= 1
+        return True
+
+    async def _wait_for_quiet(self, recorded: float, crowded: Callable[[], bool]) -> None:
+        loop, most = asyncio.get_running_loop(), self._queue.maxsize // 2
+        while crowded() and not self._urgent and self._queue.qsize() < most:
+            left = recorded + HOLD_SECONDS - loop.time()
+            if left <= 0:
+                return
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_seconds(min(left, LOOK_SECONDS))):
+                    await self._hurry.wait()
+
+    async def _deliver(self, write: Write) -> None:
+        tries = failed = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._correlator.written(write, await self._send(write))
+                self._sending.succeeded(loop.time())
+                return
+            except _TRANSIENT as err:
+                self._sending.failed(err, loop.time())
+                tries += 1
+                failed += isinstance(err, ServerError) and err.code == 500
+                if failed >= FAILED_TRIES or (self._tries is not None and tries >= self._tries):
+                    break
+                await self._wait(err, tries)
+            except AlreadyExists:
+                # An earlier try went through although its answer was lost.
+                return
+            except KubeError as err:
+                if not _is_ending(err):
+                    self._refusing.failed(err, loop.time())
+                break
+        self.dropped += 1
+
+    async def _send(self, write: Write) -> Event:
+        event = write.event
+        if write.exists:
+            try:
+                return await self._store.patch(
+                    EVENTS, event.metadata.name, write.patch, event.metadata.namespace
+                )
+            except NotFound:
+                # It is kept for an hour only; the count goes on in a new one.
+                pass
+        return await self._store.create(EVENTS, event, event.metadata.namespace)
+
+    async def _wait(self, err: KubeError, tries: int) -> None:
+        pause = TRY_AGAIN_SECONDS * (self._chance() if tries == 1 else 1.0)
+        await self._store.pause(put_off(pause, err.retry_after if isinstance(err, ApiError) else None))
+
+    def _now(self) -> int:
+        now = self._clock()
+        # Names are made of the time, so no two events may share it; a clock that was set back is followed.
+        if now <= self._last_ns < now + _SECOND:
+            now = self._last_ns + 1
+        self._last_ns = now
+        return now
+
+
+def _is_urgent(event: Event) -> bool:
+    return event.type != "Normal"
+
+
+def pod_reference(pod: Pod, where: str = "") -> ObjectReference:
+    """Refer to a pod, or to one of its containers (`spec.containers{main}`)."""
+    meta = pod.metadata
+    return ObjectReference(
+        kind="Pod",
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        api_version="v1",
+        resource_version=meta.resource_version,
+        field_path=where,
+    )
+
+
+def node_reference(name: str, uid: str = "") -> ObjectReference:
+    """Refer to the node; as the reference does, without a uid."""
+    return ObjectReference(kind="Node", name=name, uid=uid, api_version="v1")
+
+
+def _is_ending(err: KubeError) -> bool:
+    """Whether the namespace is being deleted and takes nothing new, which is as it should be."""
+    return isinstance(err, ApiError) and err.details.has_cause("NamespaceTerminating")

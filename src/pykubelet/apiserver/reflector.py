@@ -1,0 +1,472 @@
+"""A copy of some objects of the API server, kept up to date: list once, then watch.
+
+The copy is always a state that the server was in, or on its way to one: a list is taken as a whole or
+not at all, a watch continues from the last version that was seen, and when the server no longer knows
+that version the list is taken anew, with the differences told as if they had been watched. Nothing
+ends it but cancellation: an API server that is away, slow, silent or talks nonsense is asked again
+after growing pauses.
+
+    reflector = Reflector(client, PODS, on_update, field_selector="spec.nodeName=one")
+    scope.start(reflector.run(), name="pods of this node")
+
+Objects of the API server as the agent last saw them, and what changed between two looks.
+
+Pure bookkeeping for the reflector. An object that cannot be read keeps its last good form, so that a
+field nobody expected does not look like a deletion; `unreadable` tells which and why. An object
+without even a name cannot be kept apart from others: then the whole answer is refused.
+
+The bytes of a watch as events, whatever the pieces they arrive in.
+
+A watch is one JSON document per line, for hours. Lines are put together from the pieces, no more is
+held than one unfinished line of bounded length, and of each line only the envelope is read here: the
+object stays as it came for whoever knows its type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Protocol
+
+import msgspec
+
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, plan_reading
+from pykubelet.apiserver.client import Metadata, Params, RawPage, Resource, T, read_object
+from pykubelet.apiserver.errors import (
+    ApiError,
+    BadAnswer,
+    Gone,
+    KubeError,
+    Status,
+    Superseded,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+    read_status,
+    status_error,
+)
+from pykubelet.logs import get_logger
+from pykubelet.util.backoff import Complaints, Pauses, put_off
+
+log = get_logger(__name__)
+MAX_LINE_BYTES = 8 * 1024 * 1024
+
+
+class WatchEvent(msgspec.Struct):
+    """What happened (ADDED, MODIFIED, DELETED, BOOKMARK, ERROR), and the object as the server wrote it."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class WatchStream:
+    """Puts events together: `feed` what arrives, and `finish` when nothing more does."""
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._limit = max_line_bytes
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> list[WatchEvent]:
+        """Give the events that this piece completes; raises BadAnswer on what is no event."""
+        searched = len(self._buffer)
+        self._buffer += chunk
+        end = self._buffer.rfind(b"\n", searched)
+        if end < 0:
+            self._check(len(self._buffer))
+            return []
+        complete = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._check(len(self._buffer))
+        return [self._read(line) for line in complete.split(b"\n") if line.strip()]
+
+    def finish(self) -> bool:
+        """Say whether the stream ended cleanly: after a whole line. A rest is dropped."""
+        clean = not self._buffer.strip()
+        self._buffer.clear()
+        return clean
+
+    def _read(self, line: bytes) -> WatchEvent:
+        self._check(len(line))
+        try:
+            return msgspec.json.decode(line, type=WatchEvent)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+            raise BadAnswer(f"a line of a watch is not an event: {err}") from None
+
+    def _check(self, length: int) -> None:
+        if length > self._limit:
+            raise BadAnswer(f"an event of a watch is longer than {self._limit // 1024} KiB")
+
+
+Key = tuple[str, str]
+"""Namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Generic[T]):
+    """What changed at once; deal with `removed` first: a name may be in both, for two objects."""
+
+    changed: tuple[T, ...]
+    """New or changed objects, as they are now."""
+    removed: tuple[T, ...]
+    """Objects that are gone, in their last known form."""
+    listed: bool = False
+    """Whether this is after a complete listing: the copy is all there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An object that does not fit its type, as far as it could be read."""
+
+    metadata: ObjectMeta
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Generic[T]):
+    """What some events came to."""
+
+    update: Update[T]
+    version: str
+    """The version up to which the copy is now; empty when the events told none."""
+    error: KubeError | None = None
+    """What the server ended the watch with, or an event that cannot be understood."""
+
+
+def no_flaw(obj: object) -> str:
+    """Find nothing wrong with an object."""
+    return ""
+
+
+class _Envelope(ObjectStruct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+
+
+class ObjectCopy(Generic[T]):
+    """The objects by namespace and name."""
+
+    def __init__(self, resource: Resource[T], flaw: Callable[[T], str] = no_flaw) -> None:
+        """`flaw` says why an object cannot be used although it fits its type; empty when it can."""
+        self._resource = resource
+        self._flaw = flaw
+        self.objects: dict[Key, T] = {}
+        self.unreadable: dict[Key, str] = {}
+
+    def read(self, raw: bytes) -> T | Unreadable:
+        """Read an object; raises BadAnswer when not even its name can be read."""
+        try:
+            obj = read_object(self._resource.struct, raw)
+            why = self._flaw(obj) if obj.metadata.name else "it has no name"
+            if not why:
+                return obj
+        except ValueError as err:
+            why = str(err)
+        try:
+            metadata = read_object(_Envelope, raw).metadata
+        except ValueError:
+            metadata = ObjectMeta()
+        if not metadata.name:
+            raise BadAnswer(f"a {self._resource.kind} cannot be told apart from others: {why}")
+        return Unreadable(metadata, why)
+
+    def replace(self, found: Iterable[T | Unreadable]) -> Update[T]:
+        """Take these as all there is; objects of the version that is known do not count as changed."""
+        before, self.objects, self.unreadable = self.objects, {}, {}
+        for obj in found:
+            old = before.get(_key(obj.metadata))
+            same = old is not None and obj.metadata.resource_version == old.metadata.resource_version != ""
+            self._put(old if same and old is not None else obj, old)
+        update = self._compare({**{key: before.get(key) for key in self.objects}, **before}, {})
+        return Update(update.changed, update.removed, listed=True)
+
+    def apply(self, events: Iterable[WatchEvent]) -> Applied[T]:
+        """Follow some events of a watch, up to an error among them."""
+        # What was there before the first of the events, and the last form of what was deleted.
+        before: dict[Key, T | None] = {}
+        last: dict[Key, T] = {}
+        version, error = "", None
+        for event in events:
+            try:
+                version = self._follow(event, before, last) or version
+            except KubeError as err:
+                error = err
+                break
+        return Applied(self._compare(before, last), version, error)
+
+    def _follow(self, event: WatchEvent, before: dict[Key, T | None], last: dict[Key, T]) -> str:
+        if event.type == "ERROR":
+            raise status_error(read_status(event.object) or Status(message="no reason was given"))
+        if event.type == "BOOKMARK":
+            return self._bookmark(event)
+        if event.type not in ("ADDED", "MODIFIED", "DELETED"):
+            return ""
+        obj = self.read(event.object)
+        key = _key(obj.metadata)
+        old = self.objects.get(key)
+        before.setdefault(key, old)
+        if event.type == "DELETED":
+            self.objects.pop(key, None)
+            self.unreadable.pop(key, None)
+            if not isinstance(obj, Unreadable):
+                last[key] = obj
+        else:
+            self._put(obj, old)
+        return obj.metadata.resource_version
+
+    def _put(self, obj: T | Unreadable, old: T | None) -> None:
+        key = _key(obj.metadata)
+        if not isinstance(obj, Unreadable):
+            self.objects[key] = obj
+            self.unreadable.pop(key, None)
+            return
+        self.unreadable[key] = obj.why
+        if old is not None and _same(old, obj):
+            self.objects[key] = old
+        else:
+            self.objects.pop(key, None)
+
+    def _bookmark(self, event: WatchEvent) -> str:
+        try:
+            return read_object(_Envelope, event.object).metadata.resource_version
+        except ValueError as err:
+            raise BadAnswer(f"a bookmark of {self._resource.plural} cannot be read: {err}") from None
+
+    def _compare(self, before: Mapping[Key, T | None], last: Mapping[Key, T]) -> Update[T]:
+        changed, removed = [], []
+        for key, old in before.items():
+            new = self.objects.get(key)
+            if old is not None and (new is None or not _same(old, new)):
+                final = last.get(key)
+                removed.append(final if final is not None and _same(old, final) else old)
+            if new is not None and new is not old:
+                changed.append(new)
+        return Update(tuple(changed), tuple(removed))
+
+
+def _key(metadata: Metadata) -> Key:
+    return metadata.namespace, metadata.name
+
+
+def _same(one: T, other: T | Unreadable) -> bool:
+    """Whether both are the same object, not two of the same name."""
+    uid = other.metadata.uid
+    return one.metadata.uid == uid or (isinstance(other, Unreadable) and not uid)
+
+
+PAGE = 500
+WATCH_SECONDS = (300, 600)
+"""A watch is asked to last a random time between these, so that not all end at once."""
+GRACE_SECONDS = 30.0
+"""A watch that outlives its time by so much is dead."""
+BOOKMARKS = 2
+SILENT_SECONDS = 180.0
+"""API servers send a bookmark each minute. From a watch that had two of them, none for so long means that
+nobody is there any more: a server that hangs keeps its connections."""
+_SHORT_SECONDS = 1.0
+
+
+class Source(Protocol):
+    """Where objects come from: an ApiClient."""
+
+    async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
+        """List objects as the server wrote them."""
+
+    def watch(
+        self, resource: Resource[Any], namespace: str, params: Params, *, seconds: float
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Open a watch."""
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next try, or until the server is back."""
+
+
+class Reflector(Generic[T]):
+    """Mirrors the objects that the selectors choose, of one namespace or of all.
+
+    An object in which `flaw` finds something counts as one that cannot be read.
+    `on_update` is awaited after each change of `objects`: after every listing, and after each batch
+    of events that arrived together. While it takes its time, nothing more is read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        resource: Resource[T],
+        on_update: Callable[[Update[T]], Awaitable[None]],
+        *,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+        flaw: Callable[[T], str] = no_flaw,
+        pauses: Pauses | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._source = source
+        self._resource = resource
+        self._on_update = on_update
+        self._namespace = namespace
+        selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
+        self._selectors = [(name, text) for name, text in selectors.items() if text]
+        self._chance = chance
+        self._copy = ObjectCopy(resource, flaw)
+        self._version = ""
+        self._version_lost = False
+        self._must_list = True
+        self._synced = asyncio.Event()
+        self._pauses = pauses or Pauses(chance=chance)
+        which = {"namespace": namespace, "selector": field_selector or label_selector}
+        self._complaints = Complaints(
+            log,
+            "Failed to list or watch",
+            resource=resource.plural,
+            **{name: text for name, text in which.items() if text},
+        )
+        self._told_unreadable: dict[Key, str] = {}
+
+    @property
+    def objects(self) -> Mapping[Key, T]:
+        """All objects by namespace and name, as last seen."""
+        return self._copy.objects
+
+    @property
+    def unreadable(self) -> Mapping[Key, str]:
+        """Objects that could not be read, and why: they are missing from `objects`, or outdated there."""
+        return self._copy.unreadable
+
+    @property
+    def has_synced(self) -> bool:
+        """Whether a complete listing was had since the start."""
+        return self._synced.is_set()
+
+    async def synced(self) -> None:
+        """Wait for the first complete listing."""
+        await self._synced.wait()
+
+    async def run(self) -> NoReturn:
+        """Mirror until cancelled."""
+        # Now, and not when the first pod waits for it: a pod's takes a hundredth of a second.
+        plan_reading(self._resource.struct)
+        while True:
+            try:
+                if self._must_list:
+                    await self._list()
+                    self._must_list = False
+                await self._watch()
+            except Superseded:
+                continue
+            except KubeError as err:
+                await self._recover(err)
+
+    async def _recover(self, err: KubeError) -> None:
+        """Decide how to go on, and wait a little."""
+        # Whoever could not be reached, or has too much to do, still knows the version we have seen.
+        if not isinstance(err, Unreachable | TooManyRequests):
+            self._must_list = True
+        now = asyncio.get_running_loop().time()
+        if isinstance(err, Gone):
+            log.v(2).info("The version is too old, listing anew", resource=self._resource.plural, err=err)
+        else:
+            self._complaints.failed(err, now)
+        pause = self._pauses.next(now, isinstance(err, Unreachable))
+        if isinstance(err, ApiError) and not isinstance(err, Unauthorized):
+            await asyncio.sleep(put_off(pause, err.retry_after))
+        else:
+            await self._source.pause(pause)
+
+    async def _list(self) -> None:
+        try:
+            found, version = await self._pages("" if self._version_lost else self._version or "0", PAGE)
+        except ApiError as err:
+            if not _is_version_unknown(err):
+                raise
+            # The newest there is, in one piece: neither its version nor its pages can be too old.
+            self._version_lost = True
+            found, version = await self._pages("", 0)
+        self._version, self._version_lost = version, False
+        update = self._copy.replace(found)
+        self._synced.set()
+        self._succeeded()
+        await self._on_update(update)
+
+    async def _pages(self, version: str, limit: int) -> tuple[list[T | Unreadable], str]:
+        params = list(self._selectors)
+        if version:
+            params.append(("resourceVersion", version))
+        # With a version, only a list without limit can be served from the server's memory.
+        if limit and version in ("", "0"):
+            params.append(("limit", str(limit)))
+        page = await self._source.list_page(self._resource, self._namespace, params)
+        found = [self._copy.read(raw) for raw in page.items]
+        while page.continues:
+            more = [*self._selectors, ("limit", str(limit)), ("continue", page.continues)]
+            page = await self._source.list_page(self._resource, self._namespace, more)
+            found += [self._copy.read(raw) for raw in page.items]
+        if not page.resource_version:
+            raise BadAnswer(f"the list of {self._resource.plural} has no resourceVersion")
+        return found, page.resource_version
+
+    async def _watch(self) -> None:
+        """Watch until the server ends it in order; raises KubeError when it ends otherwise."""
+        shortest, longest = WATCH_SECONDS
+        seconds = int(shortest + (longest - shortest) * self._chance())
+        params = [
+            *self._selectors,
+            ("resourceVersion", self._version),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(seconds)),
+        ]
+        loop = asyncio.get_running_loop()
+        begin, silent = loop.time(), True
+        stream = WatchStream()
+        async with self._source.watch(
+            self._resource, self._namespace, params, seconds=seconds + GRACE_SECONDS
+        ) as chunks:
+            self._succeeded()
+            bookmarks = 0
+            while chunk := await self._next(chunks, SILENT_SECONDS if bookmarks >= BOOKMARKS else None):
+                if events := stream.feed(chunk):
+                    silent = False
+                    bookmarks += sum(event.type == "BOOKMARK" for event in events)
+                    applied = self._copy.apply(events)
+                    self._version = applied.version or self._version
+                    if applied.update.changed or applied.update.removed:
+                        await self._on_update(applied.update)
+                    self._tell_unreadable()
+                    if applied.error is not None:
+                        raise applied.error
+        if not stream.finish():
+            raise BadAnswer(f"the watch of {self._resource.plural} ended in the middle of an event")
+        if silent and loop.time() - begin < _SHORT_SECONDS:
+            raise BadAnswer(f"the watch of {self._resource.plural} ended as soon as it began")
+
+    async def _next(self, chunks: AsyncIterator[bytes], patience: float | None) -> bytes:
+        """Give what comes next; nothing at the end, or when the watch has gone silent."""
+        try:
+            async with asyncio.timeout(patience):
+                return await anext(chunks, b"")
+        except TimeoutError:
+            log.info("A watch has gone silent, asking again", resource=self._resource.plural)
+            return b""
+
+    def _succeeded(self) -> None:
+        self._complaints.succeeded(asyncio.get_running_loop().time())
+        self._tell_unreadable()
+
+    def _tell_unreadable(self) -> None:
+        if self._copy.unreadable != self._told_unreadable:
+            for (namespace, name), why in self._copy.unreadable.items():
+                if self._told_unreadable.get((namespace, name)) != why:
+                    log.error(
+                        why,
+                        "Failed to read an object",
+                        kind=self._resource.kind,
+                        object=f"{namespace}/{name}",
+                    )
+            self._told_unreadable = dict(self._copy.unreadable)
+
+
+def _is_version_unknown(err: ApiError) -> bool:
+    """Whether the server no longer knows the version, or does not know it yet."""
+    return isinstance(err, Gone) or err.details.has_cause("ResourceVersionTooLarge")

@@ -1,0 +1,514 @@
+"""The connections to one API server, shared by all clients of an agent.
+
+They are kept open between requests and watched by the kernel, so that a peer that vanished is noticed
+within a minute. When a certificate changes, new requests get new connections at once: requests under
+way still finish on the old ones, streams are ended so that their owners ask again as who they are now.
+`close_all` drops everything, for when requests hang on connections that lead nowhere.
+
+Whether this machine's clock agrees with the API server's.
+
+A clock that is off makes certificates invalid, tokens expired and ages absurd, and each of these looks
+like something else. Every answer of the API server carries its time, so the cause can be named before
+anybody looks for it; the agent goes on as well as it can.
+
+Why the API server could not be reached, in words for people.
+
+One pure function from what the HTTP library threw to our own tree of errors, so that the cause is
+named the same whatever the agent was about to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from pykubelet import KUBERNETES_VERSION
+from pykubelet.apiserver.connection_pool import (
+    KEPT_SECONDS,
+    Connections,
+    HungUp,
+    Interrupted,
+    NoConnectionInTime,
+    SharedResolver,
+)
+from pykubelet.apiserver.credentials import Credentials, CredentialSource
+from pykubelet.apiserver.errors import (
+    BadAnswer,
+    KubeconfigError,
+    KubeError,
+    Superseded,
+    TimedOut,
+    TlsError,
+    Unreachable,
+)
+from pykubelet.apiserver.metrics import RestMetrics
+from pykubelet.apiserver.proxy import SocksConnector, is_socks, proxy_from_environment, proxy_problem
+from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.tls import explain_tls
+from pykubelet.linux.host_info import architecture
+from pykubelet.logs import get_logger
+from pykubelet.transport.http1 import WireError
+from pykubelet.util.backoff import Complaints
+
+log = get_logger(__name__)
+TOLERANCE_SECONDS = 60.0
+"""What a slow answer may make of it, and what does no harm."""
+INTERVAL_SECONDS = 10.0
+"""How often to look at most."""
+
+
+class ClockOffError(Exception):
+    """The two clocks do not agree; `ahead` is in seconds, negative when ours is behind."""
+
+    def __init__(self, ahead: float) -> None:
+        super().__init__(ahead)
+        self.ahead = ahead
+
+    def __str__(self) -> str:
+        which = "ahead of" if self.ahead > 0 else "behind"
+        off = timedelta(seconds=round(abs(self.ahead)))
+        return f"it is {off} {which} the API server's clock: correct whichever is wrong, or run an NTP client"
+
+
+class ClockCheck:
+    """Compares the clocks; `clock` gives this machine's, in seconds since 1970."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = 0.0
+        self._complaints = Complaints(log, "This machine's clock may be wrong")
+
+    def heard(self, date: str, now: float) -> None:
+        """Take the `Date` of an answer that has just come; `now` is of any steady clock."""
+        if now < self._next or not date:
+            return
+        self._next = now + INTERVAL_SECONDS
+        try:
+            ahead = self._clock() - parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            return
+        if abs(ahead) > TOLERANCE_SECONDS:
+            self._complaints.failed(ClockOffError(ahead), now)
+        else:
+            self._complaints.succeeded(now)
+
+
+FAILURES = (aiohttp.ClientError, OSError, TimeoutError, WireError)
+"""What asking over the network can throw."""
+
+
+def explain(err: BaseException, access: Access, certificate_problem: str = "") -> KubeError:
+    """Make an error of our own of what the HTTP library threw.
+
+    `certificate_problem` is what is known to be wrong with our own certificate.
+    """
+    server = access.server
+    hint = f" ({certificate_problem})" if certificate_problem else ""
+    if (tls := _find_tls(err)) is not None:
+        name = access.tls_server_name or urlsplit(server).hostname or server
+        why = explain_tls(tls, name)
+        return TlsError(server, why + hint)
+    if isinstance(err, aiohttp.ClientHttpProxyError):
+        return Unreachable(server, f"the proxy refused with {err.status} {err.message}".rstrip())
+    if isinstance(err, aiohttp.ClientProxyConnectionError):
+        return Unreachable(server, f"the proxy cannot be reached: {_words(err.os_error)}")
+    if isinstance(err, aiohttp.ClientConnectorDNSError):
+        return Unreachable(server, f"the name {err.host} cannot be resolved: {_words(err.os_error)}")
+    if isinstance(err, socket.gaierror):
+        return Unreachable(server, f"the name {urlsplit(server).hostname} cannot be resolved: {_words(err)}")
+    if isinstance(err, aiohttp.ConnectionTimeoutError | NoConnectionInTime):
+        return TimedOut(server, "no connection could be made in time")
+    if isinstance(err, TimeoutError):
+        return TimedOut(server, "there was no answer in time")
+    if isinstance(err, aiohttp.ClientConnectorError):
+        return Unreachable(server, _words(err.os_error))
+    if isinstance(err, aiohttp.ClientPayloadError | Interrupted):
+        return Unreachable(server, "the connection broke in the middle of an answer")
+    if isinstance(err, aiohttp.ServerDisconnectedError | HungUp):
+        return Unreachable(server, f"the connection was closed without an answer{hint}")
+    if isinstance(err, aiohttp.ClientResponseError | WireError):
+        words = err.message if isinstance(err, aiohttp.ClientResponseError) else err
+        return BadAnswer(f"{server} does not answer as an API server does: {words}")
+    if isinstance(err, OSError):
+        # A server that does not want our certificate may hang up before its reason gets through.
+        return Unreachable(server, _words(err) + hint)
+    return Unreachable(server, str(err) or type(err).__name__)
+
+
+def _find_tls(err: BaseException | None) -> ssl.SSLError | None:
+    """Look for a failed handshake; servers tell theirs late, when the first answer is read."""
+    while err is not None:
+        # The HTTP library's own errors claim to be the TLS library's, without its words.
+        if isinstance(err, ssl.SSLError) and not isinstance(err, aiohttp.ClientError):
+            return err
+        err = err.__cause__
+    return None
+
+
+def _words(err: OSError) -> str:
+    return (err.strerror or str(err) or type(err).__name__).strip()
+
+
+USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{architecture()}) pykubelet"
+CONNECT_SECONDS = 30.0
+
+# Less than the API server's own 90 s and than what load balancers commonly allow, so that a
+# connection is rarely closed by the other side just when it is used.
+_KEEP_SECONDS = KEPT_SECONDS
+
+# A peer that is gone is noticed after 15 + 3 x 10 seconds without traffic.
+_SOCKET_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 45_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An answer with all of its body; `headers` are by their names in lower case."""
+
+    code: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Answer:
+    """The beginning of an answer; its body is read as a whole or as it comes.
+
+    Deadlines are of the loop's time.
+    """
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, failed: Callable[[BaseException], Exception]
+    ) -> None:
+        self.code = response.status
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self._response = response
+        self._failed = failed
+
+    async def read(self, max_bytes: int, deadline: float | None = None) -> bytes:
+        """Read the body; raises BadAnswer when it is longer, Unreachable when it breaks off."""
+        body = bytearray()
+        while chunk := await self.chunk(deadline):
+            body += chunk
+            if len(body) > max_bytes:
+                raise BadAnswer(f"{self._response.url.path}: the answer is longer than {max_bytes} bytes")
+        return bytes(body)
+
+    async def chunk(self, deadline: float | None = None) -> bytes:
+        """Wait for the next piece of the body; empty at its end. Raises Unreachable, TimedOut."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._response.content.readany()
+        except FAILURES as err:
+            raise self._failed(err) from err
+
+
+class Chunks:
+    """The pieces of an answer's body as they come, until a deadline: then TimedOut."""
+
+    def __init__(self, answer: Answer, deadline: float) -> None:
+        self._answer = answer
+        self._deadline = deadline
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if chunk := await self._answer.chunk(self._deadline):
+            return chunk
+        raise StopAsyncIteration
+
+
+class Transport:
+    """Asks one API server; use as an async context manager."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        metrics: RestMetrics | None = None,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.time,
+        user_agent: str = USER_AGENT,
+    ) -> None:
+        self.access = access
+        self.host = urlsplit(access.server).netloc
+        self.credentials = CredentialSource(access, environ=environ, clock=clock, metrics=metrics)
+        self._clock_check = ClockCheck(clock)
+        self._metrics = metrics
+        self._proxy = access.proxy or proxy_from_environment(access.server, environ)
+        if self._proxy and (problem := proxy_problem(self._proxy)):
+            raise KubeconfigError(f"the proxy for {access.server} in the environment {problem}")
+        self._socks = self._proxy if is_socks(self._proxy) else ""
+        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        if not access.compression:
+            self._headers["Accept-Encoding"] = "identity"
+        self._resolver = SharedResolver()
+        self._pools: list[_Pool] = []
+        self._reachable = True
+        self._recovery = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close_all()
+
+    async def fetch(
+        self,
+        credentials: Credentials,
+        method: str,
+        path: str,
+        *,
+        params: Sequence[tuple[str, str]] = (),
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        deadline: float,
+        max_bytes: int,
+    ) -> Whole:
+        """Send a request and give its whole answer; raises Unreachable, TimedOut and BadAnswer.
+
+        `deadline` is the loop's time at which all of it must be there.
+        """
+        if method == "GET" or self._proxy:
+            async with self.ask(
+                credentials,
+                method,
+                path,
+                params=params,
+                body=body,
+                content_type=content_type,
+                deadline=deadline,
+            ) as answer:
+                return Whole(answer.code, answer.headers, await answer.read(max_bytes, deadline))
+        headers = self._request_headers(credentials, body, content_type)
+        async with self._using(credentials) as pool:
+            begin = time.monotonic()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    got = await pool.kept.ask(method, path, params, headers, body, max_bytes)
+            except FAILURES as err:
+                self._failed(method, begin, body)
+                raise self._explain(err) from err
+            self._heard(method, got.status, got.headers.get("date", ""), begin, body)
+            return Whole(got.status, got.headers, bytes(got.body))
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        credentials: Credentials,
+        method: str,
+        path: str,
+        *,
+        params: Sequence[tuple[str, str]] = (),
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        deadline: float | None = None,
+        stream: bool = False,
+    ) -> AsyncIterator[Answer]:
+        """Send a request and give the beginning of its answer; raises Unreachable and BadAnswer.
+
+        `deadline` is the loop's time at which the answer must have begun. A stream is ended when the
+        certificates change.
+        """
+        headers = self._request_headers(credentials, body, content_type)
+        async with self._using(credentials) as pool:
+            begin = time.monotonic()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    response = await pool.session.request(
+                        method,
+                        self.access.server + path,
+                        params=params,
+                        headers=headers,
+                        data=body,
+                        proxy=None if self._socks else self._proxy or None,
+                        ssl=credentials.context if credentials.context is not None else True,
+                        server_hostname=self.access.tls_server_name or None,
+                        allow_redirects=False,
+                    )
+            except FAILURES as err:
+                self._failed(method, begin, body)
+                raise self._explain(err) from err
+            self._heard(method, response.status, response.headers.get("Date", ""), begin, body)
+            pool.open[response] = stream
+            try:
+                if stream and pool.retired:
+                    raise Superseded(self.access.server)
+                yield Answer(response, lambda err: self._broken(err, pool, stream))
+            finally:
+                del pool.open[response]
+                # An answer that was not read to its end takes its connection with it.
+                response.release() if response.content.at_eof() else response.close()
+
+    async def close_all(self) -> None:
+        """Close all connections; whoever waits on one of them gets Unreachable."""
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            await pool.close()
+
+    async def pause(self, seconds: float, least: float = 1.0) -> None:
+        """Wait; when the API server is found to be back meanwhile, not longer than `least` seconds."""
+        recovery = self._recovery
+        await asyncio.sleep(min(seconds, least))
+        if seconds > least:
+            try:
+                async with asyncio.timeout(seconds - least):
+                    await recovery.wait()
+            except TimeoutError:
+                return
+
+    def _request_headers(
+        self, credentials: Credentials, body: bytes | None, content_type: str
+    ) -> list[tuple[str, str]]:
+        headers = [*self._headers.items(), *credentials.headers]
+        if body is not None:
+            headers.append(("Content-Type", content_type))
+        return headers
+
+    @asynccontextmanager
+    async def _using(self, credentials: Credentials) -> AsyncIterator[_Pool]:
+        pool = self._pool(credentials.context)
+        async with pool.using():
+            await self._retire_outdated()
+            if pool.closed:
+                raise Unreachable(self.access.server, "all connections were closed meanwhile")
+            yield pool
+
+    def _pool(self, context: ssl.SSLContext | None) -> _Pool:
+        if not self._pools or self._pools[-1].context is not context:
+            kept = Connections(
+                self.access.server,
+                context,
+                self.access.tls_server_name,
+                resolve=self._resolver.addresses,
+                new_socket=_new_socket,
+                keep_seconds=_KEEP_SECONDS,
+                connect_seconds=CONNECT_SECONDS,
+            )
+            self._pools.append(_Pool(context, self._connector(), kept))
+        return self._pools[-1]
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        if self._socks:
+            return SocksConnector(self._socks, self._resolver, _new_socket, keepalive_timeout=_KEEP_SECONDS)
+        # Neither a limit nor a cache of names: both make the library cancel those who wait when it
+        # is closed, and a cancelled task that nobody cancelled ends silently.
+        return aiohttp.TCPConnector(
+            limit=0,
+            use_dns_cache=False,
+            resolver=self._resolver,
+            keepalive_timeout=_KEEP_SECONDS,
+            socket_factory=_new_socket,
+        )
+
+    async def _retire_outdated(self) -> None:
+        if len(self._pools) > 1:
+            for pool in self._pools[:-1]:
+                await pool.retire()
+            self._pools = [pool for pool in self._pools if not pool.closed]
+
+    def _failed(self, method: str, begin: float, body: bytes | None) -> None:
+        self._count(method, "<error>", begin, body)
+        self._reachable = False
+
+    def _heard(self, method: str, code: int, date: str, begin: float, body: bytes | None) -> None:
+        self._count(method, str(code), begin, body)
+        self._clock_check.heard(date, time.monotonic())
+        if code == 401:
+            # As good as away: what waits need not wait any longer once the agent is somebody again.
+            self._reachable = False
+        elif not self._reachable and code < 500:
+            self._reachable = True
+            self._recovery.set()
+            self._recovery = asyncio.Event()
+
+    def _count(self, method: str, code: str, begin: float, body: bytes | None) -> None:
+        if self._metrics is not None:
+            self._metrics.answered(method, self.host, code, time.monotonic() - begin, len(body or b""))
+
+    def _broken(self, err: BaseException, pool: _Pool, stream: bool) -> Exception:
+        return Superseded(self.access.server) if stream and pool.retired else self._explain(err)
+
+    def _explain(self, err: BaseException) -> Exception:
+        return explain(err, self.access, self.credentials.problem())
+
+
+class _Pool:
+    """Connections that were made with the same certificates."""
+
+    def __init__(
+        self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector, kept: Connections
+    ) -> None:
+        self.context = context
+        self.kept = kept
+        self.open: dict[aiohttp.ClientResponse, bool] = {}
+        """The answers being read, and whether they are streams."""
+        self._users = 0
+        self.retired = False
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self.session.closed
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self.retired and self._users == 0:
+                await self.close()
+
+    async def retire(self) -> None:
+        """Take no new requests, end the streams, and close when the last request is answered."""
+        self.retired = True
+        for response, stream in tuple(self.open.items()):
+            if stream:
+                response.close()
+        if self._users == 0:
+            await self.close()
+
+    async def close(self) -> None:
+        # The library wakes those who wait for an answer to begin, not those who read one.
+        for response in tuple(self.open):
+            response.close()
+        self.kept.close()
+        await self.session.close()
+
+
+def _new_socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    try:
+        for level, option, value in _SOCKET_OPTIONS:
+            made.setsockopt(level, option, value)
+    except OSError:
+        made.close()
+        raise
+    return made

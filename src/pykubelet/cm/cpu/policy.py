@@ -1,0 +1,497 @@
+"""The static policy: which containers get CPUs for themselves, and which ones. Pure functions of the state.
+
+A container gets CPUs of its own when its pod is Guaranteed and it asks for a whole number of them. All
+others run on what is left, the shared pool. CPUs reserved for the system are part of that pool but never
+given to one container; with strict-cpu-reservation they are not in the pool either.
+
+Init containers end before the others start, so what they had is given first to those that come after
+them; sidecars stay, so theirs is not. Pods with resources as a whole get no CPUs of their own (that is the
+reference's alpha gate PodLevelResourceManagers).
+
+Which CPUs to take for a container that gets some for itself: a pure function.
+
+The nearer CPUs are to each other, the better they work together, and the fewer pieces are broken, the
+more is left whole for others. So whole sockets and NUMA nodes are taken first, then whole cores, then
+single threads; and of several that would do, always from what has the least left free. Ties go to the
+lower number: the same machine in the same state always gives the same CPUs, the ones that the reference
+gives.
+
+Options bend this: `spread` (distribute-cpus-across-cores) takes threads of different cores, `by_cache`
+(prefer-align-cpus-by-uncorecache) fills caches before cores, and `across_nodes`
+(distribute-cpus-across-numa) takes equally from several NUMA nodes, see `cpu_distribute`.
+
+Taking CPUs equally from several NUMA nodes, for the option `distribute-cpus-across-numa`.
+
+A program that runs on two NUMA nodes is as slow as the one with fewer CPUs. So when a request does not
+fit into one node, it is split evenly among the fewest nodes that can give equal parts; what cannot be
+divided goes where it leaves the machine most balanced: where the numbers of CPUs left free on the nodes
+deviate least from each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from pykubelet.api import cpuset
+from pykubelet.api.pod import Container, Pod, is_sidecar
+from pykubelet.api.quantity import Quantity
+from pykubelet.cm.cpu.state import REMEDY, CpuState
+from pykubelet.cm.cpu.topology import CpuTopology, Level
+from pykubelet.cm.qos import has_pod_level_resources, qos_class
+from pykubelet.cm.topology.hints import AllocationError, Hint, Hints, PolicyError, node_sets
+from pykubelet.config.types import KubeletConfiguration
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuOptions:
+    """The options of the static policy (`cpuManagerPolicyOptions`), by what they do."""
+
+    whole_cores: bool = False
+    """full-pcpus-only: refuse what would share a core with others."""
+    across_nodes: bool = False
+    """distribute-cpus-across-numa."""
+    by_socket: bool = False
+    """align-by-socket: NUMA nodes of one socket count as near enough."""
+    spread: bool = False
+    """distribute-cpus-across-cores."""
+    strict_reservation: bool = False
+    """strict-cpu-reservation: reserved CPUs are not for pods at all."""
+    by_cache: bool = False
+    """prefer-align-cpus-by-uncorecache."""
+
+
+def take_packed(
+    topology: CpuTopology,
+    available: frozenset[int],
+    count: int,
+    *,
+    spread: bool = False,
+    by_cache: bool = False,
+) -> frozenset[int]:
+    """Take this many of the available CPUs, as close together as can be; raises AllocationError."""
+    search = _Search(topology, available, count)
+    search.take_whole(search.outer)
+    search.take_whole(search.inner)
+    if by_cache:
+        search.take_caches()
+    if not spread:
+        search.take_whole("core")
+    search.take_threads(spread=spread)
+    return frozenset(search.taken)
+
+
+def order_nodes(topology: CpuTopology, available: frozenset[int]) -> list[int]:
+    """Give the NUMA nodes that have CPUs available: those with the fewest first."""
+    return _Search(topology, available, 0).order("node")
+
+
+class _Search:
+    """What is still free and needed while CPUs are being taken."""
+
+    def __init__(self, topology: CpuTopology, available: frozenset[int], count: int) -> None:
+        self.topology = topology
+        self.free = set(available & topology.all)
+        self.needed = max(0, count)
+        self.taken: set[int] = set()
+        # Usually a socket has one or several NUMA nodes; on some machines it is the other way round.
+        nodes_contain_sockets = len(topology.sockets) >= len(topology.nodes)
+        self.outer: Level = "node" if nodes_contain_sockets else "socket"
+        self.inner: Level = "socket" if nodes_contain_sockets else "node"
+        if self.needed > len(self.free):
+            raise AllocationError(
+                f"not enough cpus available to satisfy request: requested={count}, available={len(available)}"
+            )
+
+    def take(self, cpus: frozenset[int]) -> None:
+        self.taken |= cpus
+        self.free -= cpus
+        self.needed -= len(cpus)
+
+    def take_whole(self, level: Level) -> None:
+        """Take all of a socket, node, cache or core, as long as that much is needed."""
+        whole, free = self.topology.groups(level), self.topology.groups(level, self.free)
+        for group in self.order(level):
+            if free[group] == whole[group] and self.needed >= len(whole[group]):
+                self.take(whole[group])
+
+    def take_caches(self) -> None:
+        """Take whole caches, and the rest from one cache if one has it."""
+        for cache in self.order("cache"):
+            if self.needed >= self.topology.cpus_per_cache:
+                self.take_whole("cache")
+            if self.needed:
+                self._take_from_cache(cache)
+
+    def take_threads(self, *, spread: bool) -> None:
+        """Take single CPUs: those of broken cores first, or one core after the other when they are spread."""
+        level: Level = "socket" if spread else "core"
+        groups = self.topology.groups(level, self.free)
+        threads = [cpu for group in self.order(level) for cpu in sorted(groups[group])]
+        self.take(frozenset(threads[: self.needed]))
+
+    def order(self, level: Level) -> list[int]:
+        """Give all groups of a level that have free CPUs: by what is free around them, then in them."""
+        match level:
+            case self.outer:
+                return self._fewest_first(level, self.free)
+            case "cache":
+                around: Level = "node"
+            case "core":
+                around = self.inner
+            case _:
+                around = self.outer
+        inside = self.topology.groups(around, self.free)
+        found = (group for part in self.order(around) for group in self._fewest_first(level, inside[part]))
+        return list(dict.fromkeys(found))
+
+    def _fewest_first(self, level: Level, cpus: frozenset[int] | set[int]) -> list[int]:
+        free = self.topology.groups(level, self.free)
+        return sorted(self.topology.groups(level, cpus), key=lambda group: (len(free[group]), group))
+
+    def _take_from_cache(self, cache: int) -> None:
+        free = self.topology.groups("cache", self.free).get(cache, frozenset())
+        cores = self.topology.groups("core", free)
+        threads = self.topology.cpus_per_core
+        chosen = sorted(cores)[: -(-self.needed // threads)]
+        cpus = sorted(cpu for core in chosen for cpu in cores[core])
+        if threads > 1 and self.needed % 2 and len(cpus) > self.needed:
+            # An odd number leaves one thread of the last core to others.
+            cpus.pop()
+        if len(cpus) == self.needed:
+            self.take(frozenset(cpus))
+
+
+def take(topology: CpuTopology, available: frozenset[int], count: int, options: CpuOptions) -> frozenset[int]:
+    """Take this many of the available CPUs, the way the options want it; raises AllocationError."""
+    if not options.across_nodes:
+        return take_packed(topology, available, count, spread=options.spread, by_cache=options.by_cache)
+    unit = topology.cpus_per_core if options.whole_cores else 1
+    split = None
+    if count > 0 and count % unit == 0:
+        split = _best_split(topology, available, count, unit)
+    if split is None:
+        return take_packed(topology, available, count, spread=options.spread)
+    taken: frozenset[int] = frozenset()
+    for node, part in split.parts:
+        free = topology.groups("node", available - taken)[node]
+        taken |= take_packed(topology, free, part, spread=options.spread)
+    return taken
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A way to divide a request, and how unbalanced it would leave the machine."""
+
+    parts: list[tuple[int, int]]
+    """NUMA nodes, each with the number of CPUs to take at once; nodes may repeat."""
+    imbalance: float
+
+
+def _best_split(topology: CpuTopology, available: frozenset[int], count: int, unit: int) -> _Split | None:
+    free = {node: len(cpus) for node, cpus in topology.groups("node", available).items()}
+    ordered = order_nodes(topology, available)
+    if sum(free.values()) < count:
+        return None
+    units = count // unit
+    units_per_node = _divided_up(_divided_up(len(topology.cpus), unit), len(topology.nodes))
+    for size in range(_divided_up(units, units_per_node), min(units, len(free)) + 1):
+        splits = (
+            split
+            for nodes in combinations(ordered, size)
+            if (split := _split_among(nodes, free, count, unit)) is not None
+        )
+        # The first of the best: the order of nodes decides between equals.
+        if (best := min(splits, key=lambda split: split.imbalance, default=None)) is not None:
+            return best
+    return None
+
+
+def _split_among(nodes: tuple[int, ...], free: dict[int, int], count: int, unit: int) -> _Split | None:
+    """Divide a request evenly among these nodes; None when they cannot give their parts."""
+    share = count // len(nodes) // unit * unit
+    whole_units = sum(free[node] // unit * unit for node in nodes)
+    if whole_units < count or any(free[node] < share for node in nodes):
+        return None
+    left = {node: amount - share if node in nodes else amount for node, amount in free.items()}
+    parts = [(node, share) for node in nodes]
+    rest = count - share * len(nodes)
+    if rest == 0:
+        return _Split(parts, _deviation(left))
+    givers = [node for node in nodes if left[node] >= unit]
+    splits = (
+        _Split(parts + extra, _deviation(after))
+        # As many nodes as possible share the rest, among equals.
+        for size in range(len(givers), 0, -1)
+        for subset in combinations(givers, size)
+        for extra, after in _deal(subset, left, rest, unit)
+    )
+    return min(splits, key=lambda split: split.imbalance, default=None)
+
+
+def _deal(
+    nodes: tuple[int, ...], left: dict[int, int], rest: int, unit: int
+) -> Iterator[tuple[list[tuple[int, int]], dict[int, int]]]:
+    """Take the rest from these nodes in turn, one unit at a time; nothing when they have not enough."""
+    if sum(left[node] // unit * unit for node in nodes) < rest:
+        return
+    after, extra = dict(left), []
+    while rest > 0:
+        for node in nodes:
+            if rest > 0 and after[node] >= unit:
+                after[node] -= unit
+                rest -= unit
+                extra.append((node, unit))
+    yield extra, after
+
+
+def _deviation(left: dict[int, int]) -> float:
+    """The standard deviation, rounded like the reference's so that the same splits are equally good."""
+    mean = _thousandths(sum(left.values()) / len(left))
+    return _thousandths(math.sqrt(sum((amount - mean) ** 2 for amount in left.values()) / len(left)))
+
+
+def _divided_up(amount: int, parts: int) -> int:
+    return -(-amount // parts)
+
+
+def _thousandths(number: float) -> float:
+    return math.floor(number * 1000 + 0.5) / 1000
+
+
+SMT_ALIGNMENT = "SMTAlignmentError"
+_NOTHING = Quantity.of(0)
+_TRUE = ("1", "t", "T", "true", "TRUE", "True")
+_OPTIONS = {
+    "full-pcpus-only": "whole_cores",
+    "distribute-cpus-across-numa": "across_nodes",
+    "align-by-socket": "by_socket",
+    "distribute-cpus-across-cores": "spread",
+    "strict-cpu-reservation": "strict_reservation",
+    "prefer-align-cpus-by-uncorecache": "by_cache",
+}
+
+
+def read_options(texts: Mapping[str, str]) -> CpuOptions:
+    """Read `cpuManagerPolicyOptions`, which `config` has checked: names, gates, values and conflicts."""
+    return CpuOptions(**{_OPTIONS[name]: text in _TRUE for name, text in texts.items()})
+
+
+@dataclass(frozen=True)
+class StaticPolicy:
+    """What the policy knows of the machine and the configuration; neither changes while the agent runs."""
+
+    topology: CpuTopology
+    reserved: frozenset[int]
+    options: CpuOptions = field(default_factory=CpuOptions)
+    pod_level: bool = True
+    """The gate PodLevelResources."""
+
+    @property
+    def allocatable(self) -> frozenset[int]:
+        """The CPUs that containers may get for themselves, when nobody has any."""
+        return self.topology.all - self.reserved
+
+    def start(self, found: CpuState | None) -> CpuState:
+        """Check what an earlier agent left behind, or begin anew; raises PolicyError (without the file)."""
+        pool = self.allocatable if self.options.strict_reservation else self.topology.all
+        if found is None or found == CpuState():
+            return CpuState(pool)
+        if problem := self._problem(found, pool):
+            raise PolicyError(f"{problem}: {REMEDY}")
+        return found
+
+    def wanted(self, pod: Pod, container: Container) -> int:
+        """Give how many CPUs a container is to have for itself; mostly none."""
+        if has_pod_level_resources(pod) or qos_class(pod, pod_level=self.pod_level) != "Guaranteed":
+            return 0
+        request = container.resources.requests.get("cpu", _NOTHING)
+        return int(request) if int(request) * 1000 == request.milli else 0
+
+    def wanted_by_pod(self, pod: Pod) -> int:
+        """Give how many CPUs the pod's containers need at the same time, at most."""
+        sidecars = most = 0
+        for container in pod.spec.init_containers:
+            count = self.wanted(pod, container)
+            if is_sidecar(container):
+                sidecars += count
+            else:
+                most = max(most, sidecars + count)
+        return max(most, sidecars + sum(self.wanted(pod, container) for container in pod.spec.containers))
+
+    def allocate(
+        self,
+        state: CpuState,
+        pod: Pod,
+        container: Container,
+        chosen: Hint,
+        offline: frozenset[int] = frozenset(),
+    ) -> CpuState:
+        """Give a container its CPUs, from the chosen NUMA nodes first; raises AllocationError."""
+        count = self.wanted(pod, container)
+        if not count:
+            return state
+        if self.options.whole_cores and count % self.topology.cpus_per_core:
+            raise AllocationError(
+                f"SMT Alignment Error: requested {count} cpus not multiple cpus per core "
+                f"= {self.topology.cpus_per_core}",
+                SMT_ALIGNMENT,
+            )
+        if state.of(pod.uid, container.name) is not None:
+            return state
+        free = self._available(state, offline) | reusable(state, pod, container)
+        whole = self._whole_cores(free, count) if self.options.whole_cores else free
+        taken = self._choose(free, count, chosen)
+        if self.options.whole_cores and self.topology.cores_of(taken) != taken:
+            # Single threads, such as those next to reserved ones, were in the way.
+            taken = self._choose(whole, count, chosen)
+        return state.with_assigned(pod.uid, container.name, taken)
+
+    def hints(
+        self, state: CpuState, pod: Pod, container: Container, offline: frozenset[int] = frozenset()
+    ) -> Hints:
+        """Say from which NUMA nodes a container's CPUs could come."""
+        count = self.wanted(pod, container)
+        if not count:
+            return {}
+        if (had := state.of(pod.uid, container.name)) is not None:
+            return {"cpu": self._hints(had, frozenset(), count) if len(had) == count else []}
+        again = reusable(state, pod, container)
+        return {"cpu": self._hints(self._available(state, offline), again, count)}
+
+    def pod_hints(self, state: CpuState, pod: Pod, offline: frozenset[int] = frozenset()) -> Hints:
+        """Say from which NUMA nodes the CPUs of all the pod's containers could come together."""
+        count = self.wanted_by_pod(pod)
+        if not count:
+            return {}
+        had: frozenset[int] = frozenset()
+        for container in (*pod.spec.init_containers, *pod.spec.containers):
+            if (cpus := state.of(pod.uid, container.name)) is not None:
+                if len(cpus) != self.wanted(pod, container):
+                    return {"cpu": []}
+                had |= cpus
+        if len(had) == count:
+            return {"cpu": self._hints(had, frozenset(), count)}
+        return {"cpu": self._hints(self._available(state, offline), had, count)}
+
+    def _available(self, state: CpuState, offline: frozenset[int]) -> frozenset[int]:
+        return state.shared - self.reserved - offline
+
+    def _near(self, nodes: frozenset[int]) -> frozenset[int]:
+        if self.options.by_socket:
+            sockets = self.topology.sockets_of(nodes)
+            return frozenset(number for number, cpu in self.topology.cpus.items() if cpu.socket in sockets)
+        return frozenset(number for number, cpu in self.topology.cpus.items() if cpu.node in nodes)
+
+    def _choose(self, free: frozenset[int], count: int, chosen: Hint) -> frozenset[int]:
+        taken: frozenset[int] = frozenset()
+        if chosen.nodes is not None:
+            near = free & self._near(chosen.nodes)
+            taken = take(self.topology, near, min(count, len(near)), self.options)
+        return taken | take(self.topology, free - taken, count - len(taken), self.options)
+
+    def _whole_cores(self, free: frozenset[int], count: int) -> frozenset[int]:
+        """Give the CPUs of cores that are free as a whole; raises AllocationError when there are too few."""
+        cores = self.topology.groups("core").values()
+        whole = frozenset(cpu for core in cores if core <= free for cpu in core)
+        if count > len(whole):
+            raise AllocationError(
+                "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = "
+                f"{len(whole)}, requested CPUs = {count}, CPUs per core = {self.topology.cpus_per_core}",
+                SMT_ALIGNMENT,
+            )
+        return whole
+
+    def _hints(self, available: frozenset[int], needed: frozenset[int], count: int) -> list[Hint]:
+        """Give all sets of nodes that have enough; those with CPUs that are `needed` must be in each."""
+        of_node = self.topology.groups("node")
+        must = frozenset(self.topology.groups("node", needed))
+        usable = self.topology.groups("node", available | needed)
+        fitting, fewest = [], len(self.topology.nodes)
+        for nodes in node_sets(self.topology.nodes):
+            if sum(len(of_node[node]) for node in nodes) >= count:
+                fewest = min(fewest, len(nodes))
+            if must <= nodes and sum(len(usable.get(node, ())) for node in nodes) >= count:
+                fitting.append(nodes)
+        return [Hint(nodes, preferred=self._is_preferred(nodes, fewest)) for nodes in fitting]
+
+    def _is_preferred(self, nodes: frozenset[int], fewest: int) -> bool:
+        if len(nodes) == fewest:
+            return True
+        per_socket = len(self.topology.nodes) // len(self.topology.sockets)
+        if not self.options.by_socket or not per_socket:
+            return False
+        return len(self.topology.sockets_of(nodes)) == -(-fewest // per_socket)
+
+    def _problem(self, found: CpuState, pool: frozenset[int]) -> str | None:
+        """Say what in a state does not fit this machine and configuration."""
+        kept, shared = cpuset.format(self.reserved), cpuset.format(found.shared)
+        if self.options.strict_reservation and self.reserved & found.shared:
+            return f"reserved CPUs {kept} are in the pool for pods ({shared}), against strict-cpu-reservation"
+        if not self.options.strict_reservation and not self.reserved <= found.shared:
+            return f"not all reserved CPUs {kept} are in the shared pool ({shared})"
+        taken = found.shared
+        for uid, containers in found.assigned.items():
+            mine: frozenset[int] = frozenset().union(*containers.values())
+            if twice := mine & taken:
+                return f"CPUs {cpuset.format(twice)} of the pod {uid} are also given to others"
+            taken |= mine
+        if taken != pool:
+            return f"it is about CPUs {cpuset.format(taken)}, but pods may have {cpuset.format(pool)} here"
+        return None
+
+
+def reusable(state: CpuState, pod: Pod, container: Container) -> frozenset[int]:
+    """Give the CPUs of init containers that will have ended when this container starts."""
+    left: frozenset[int] = frozenset()
+    for before in pod.spec.init_containers:
+        if before.name == container.name:
+            return left
+        cpus = state.of(pod.uid, before.name) or frozenset()
+        left = left - cpus if is_sidecar(before) else left | cpus
+    for before in pod.spec.containers:
+        if before.name == container.name:
+            break
+        left -= state.of(pod.uid, before.name) or frozenset()
+    return left
+
+
+def reserve(topology: CpuTopology, config: KubeletConfiguration, options: CpuOptions) -> frozenset[int]:
+    """Choose the CPUs that no container gets for itself: the named ones, or as many as are reserved.
+
+    Raises PolicyError when the machine does not have them, or when nothing is reserved.
+    """
+    if named := cpuset.parse(config.reserved_system_cpus):
+        if missing := named - topology.all:
+            raise PolicyError(
+                f"reservedSystemCPUs names CPUs {cpuset.format(missing)}, but this machine has "
+                f"{cpuset.format(topology.all)} online: name others"
+            )
+        return named
+    amounts = (
+        Quantity.parse(part.get("cpu", "0")) for part in (config.kube_reserved, config.system_reserved)
+    )
+    count = -(-sum(amount.milli for amount in amounts) // 1000)
+    if not count:
+        raise PolicyError(
+            "cpuManagerPolicy: static needs CPUs for the system, or none might be left for what has none of "
+            "its own: set reservedSystemCPUs, or cpu in kubeReserved or systemReserved"
+        )
+    try:
+        return take(topology, topology.all, count, options)
+    except AllocationError as err:
+        raise PolicyError(
+            f"{count} CPUs are reserved, but this machine has {len(topology.all)}: "
+            "lower cpu in kubeReserved and systemReserved"
+        ) from err
+
+
+def check_machine(topology: CpuTopology, options: CpuOptions) -> None:
+    """Raise PolicyError when an option is not one for this machine."""
+    if options.by_socket and len(topology.sockets) > len(topology.nodes):
+        raise PolicyError(
+            f"align-by-socket is not for this machine, with {len(topology.sockets)} sockets but only "
+            f"{len(topology.nodes)} NUMA nodes: remove it from cpuManagerPolicyOptions"
+        )

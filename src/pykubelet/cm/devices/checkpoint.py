@@ -1,0 +1,130 @@
+"""What outlives the agent: the file `kubelet_internal_checkpoint`, in the reference's own format.
+
+It says which container has which devices and what its plugin answered, so that a container that is started
+again by another agent gets the same. The checksum is a hash of how Go's debugging printer shows the data;
+a node can be handed over in both directions. A file that was damaged is never guessed about: a device that
+is in use would be given to a second container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.cm.devices.registry import DeviceTable, Holder, Holding
+from pykubelet.cm.topology.hints import PolicyError
+from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.text import fnv1a_32
+
+FILE_NAME = "kubelet_internal_checkpoint"
+_PRIVATE = 0o600
+_NIL = "<nil>"
+
+
+class _Entry(msgspec.Struct):
+    uid: str = msgspec.field(name="PodUID", default="")
+    container: str = msgspec.field(name="ContainerName", default="")
+    resource: str = msgspec.field(name="ResourceName", default="")
+    devices: dict[int, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
+    answer: bytes | None = msgspec.field(name="AllocResp", default=None)
+
+
+class _Data(msgspec.Struct):
+    entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+    registered: dict[str, list[str] | None] | None = msgspec.field(name="RegisteredDevices", default=None)
+
+
+class _File(msgspec.Struct):
+    data: _Data = msgspec.field(name="Data")
+    checksum: int = msgspec.field(name="Checksum", default=0)
+
+
+def read_checkpoint(path: Path) -> DeviceTable:
+    """Read the file; without one nobody has anything. Raises PolicyError when it is not sound."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return DeviceTable()
+    except OSError as err:
+        raise PolicyError(f"cannot read the device manager's checkpoint: {err}") from err
+    try:
+        return decode(content)
+    except ValueError as err:
+        raise PolicyError(
+            f"the device manager cannot go on from {path}: {err}. Drain this node and delete that file"
+        ) from err
+
+
+def write_checkpoint(path: Path, content: bytes) -> None:
+    """Replace the file, so that a crash leaves the old one or the new one; raises OSError."""
+    write_atomically(path, content, _PRIVATE)
+
+
+def decode(content: bytes) -> DeviceTable:
+    """Read a file's content; raises ValueError saying what is wrong."""
+    try:
+        found = msgspec.json.decode(content, type=_File)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        raise ValueError(f"it is not what the device manager writes ({err})") from err
+    if found.checksum != _checksum(found.data):
+        raise ValueError("it is damaged or was edited: its checksum does not match its content")
+    holdings = {
+        Holder(one.uid, one.container, one.resource): Holding(
+            {node: tuple(ids or ()) for node, ids in (one.devices or {}).items()}, one.answer or b""
+        )
+        for one in found.data.entries or ()
+    }
+    return DeviceTable(holdings, known=found.data.registered or ())
+
+
+def encode(table: DeviceTable) -> bytes:
+    """Give the file's content; the same table gives the same bytes."""
+    entries = [
+        _Entry(
+            holder.uid,
+            holder.container,
+            holder.resource,
+            {node: list(ids) for node, ids in sorted(holding.devices.items())},
+            holding.answer,
+        )
+        for holder, holding in sorted(
+            table.holdings.items(), key=lambda item: (item[0].uid, item[0].container, item[0].resource)
+        )
+    ]
+    registered = {name: sorted(one.usable) for name, one in sorted(table.resources.items())}
+    data = _Data(entries or None, dict[str, list[str] | None](registered))
+    return msgspec.json.encode(_File(data, _checksum(data)))
+
+
+def _checksum(data: _Data) -> int:
+    return fnv1a_32(_dump(data).encode(errors="surrogatepass"))
+
+
+def _dump(data: _Data) -> str:
+    return (
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
+        f"{_list(map(_dump_entry, data.entries)) if data.entries is not None else _NIL} "
+        f"RegisteredDevices:(map[string][]string){_lists(data.registered)}}}"
+    )
+
+
+def _dump_entry(entry: _Entry) -> str:
+    answer = _NIL if entry.answer is None else _list(map(str, entry.answer))
+    return (
+        f"{{PodUID:(string){entry.uid} ContainerName:(string){entry.container} "
+        f"ResourceName:(string){entry.resource} "
+        f"DeviceIDs:(checkpoint.DevicesPerNUMA){_lists(entry.devices)} AllocResp:([]uint8){answer}}}"
+    )
+
+
+def _lists(lists: Mapping[int, list[str] | None] | Mapping[str, list[str] | None] | None) -> str:
+    if lists is None:
+        return _NIL
+    shown = (f"{key}:{_NIL if ids is None else _list(ids)}" for key, ids in sorted(lists.items()))
+    return f"map{_list(shown)}"
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"[{' '.join(items)}]"

@@ -1,0 +1,288 @@
+"""Which resource claims a pod has, whether it may use them, and which of their devices a container gets.
+
+Pure. A pod names claims of its own namespace, or templates: the cluster then makes claims for the pod and
+writes their names into its status. The scheduler may make one more, for extended resources that drivers
+serve. Texts are the ones that people search for when they find them in events.
+
+What is known of the claims in use, and the file that outlives the agent: `dra_manager_state`.
+
+The file is in the reference's own format, so that a node can be handed over in both directions. It is
+written before a driver is called: whoever comes after a crash knows which claims may have been prepared,
+and for which pods, and has them unprepared when those are gone. Whether a driver has answered is not in
+it, because what a driver made may not outlive the machine's boot: an agent asks once for itself.
+
+A file that was damaged is never guessed about: devices would stay in use for ever.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.api.names import is_extended_resource
+from pykubelet.api.pod import Container, Pod, PodResourceClaim
+from pykubelet.api.resource_claim import ResourceClaim
+from pykubelet.cm.topology.hints import PolicyError
+from pykubelet.podconfig.static_pods import write_atomically
+
+DEVICE_CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
+"""An extended resource of this prefix stands for a device class by its name."""
+
+
+class ClaimError(Exception):
+    """A pod's claims cannot be made ready, or given back; the text is for the pod's events."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedClaim:
+    """A claim that a pod wants to use; `made` for it, and so not for anybody else."""
+
+    name: str
+    made: bool = False
+
+
+def wanted_claims(pod: Pod, *, extended: bool = True) -> list[WantedClaim]:
+    """Give the claims of a pod, each once; raises ClaimError while one of them does not exist yet.
+
+    `extended`: whether claims for extended resources count.
+    """
+    found = [claim for one in pod.spec.resource_claims if (claim := _named(pod, one)) is not None]
+    if extended and (status := pod.status.extended_resource_claim_status) is not None:
+        found.append(WantedClaim(status.resource_claim_name))
+    return list({claim.name: claim for claim in found}.values())
+
+
+def drivers_of(pod: Pod, wanted: WantedClaim, claim: ResourceClaim) -> list[str]:
+    """Give the drivers of a claim that the pod may use; raises ClaimError when it may not, or not yet."""
+    where, name = claim.metadata, claim.metadata.name
+    if wanted.made and not any(
+        owner.controller and owner.uid == pod.uid for owner in claim.metadata.owner_references
+    ):
+        raise ClaimError(
+            f"ResourceClaim {where.namespace}/{name} was not created for Pod {pod.full_name} "
+            "(Pod is not owner)"
+        )
+    if not any(consumer.uid == pod.uid for consumer in claim.status.reserved_for):
+        raise ClaimError(
+            f"pod {pod.metadata.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({where.uid})"
+        )
+    if claim.status.allocation is None:
+        raise ClaimError(f"ResourceClaim {name}: not allocated")
+    return sorted({result.driver for result in claim.status.allocation.devices.results})
+
+
+def requests_of(pod: Pod, container: Container, *, extended: bool = True) -> dict[str, list[str]]:
+    """Give the claims that a container uses, each with the requests of it; "" is all of them.
+
+    Raises ClaimError while one of them does not exist yet.
+    """
+    found: dict[str, list[str]] = {}
+    for one in pod.spec.resource_claims:
+        requests = [used.request for used in container.resources.claims if used.name == one.name]
+        if requests and (claim := _named(pod, one)) is not None:
+            found.setdefault(claim.name, []).extend(requests)
+    status = pod.status.extended_resource_claim_status
+    if extended and status is not None:
+        asked = {
+            name
+            for name, amount in container.resources.requests.items()
+            if amount.nanos and (is_extended_resource(name) or name.startswith(DEVICE_CLASS_PREFIX))
+        }
+        for mapping in status.request_mappings:
+            if mapping.container_name == container.name and mapping.resource_name in asked:
+                found.setdefault(status.resource_claim_name, []).append(mapping.request_name)
+    return found
+
+
+def serves(request: str, names: Collection[str]) -> bool:
+    """Whether a device that was given for the requests `names` is one for this request.
+
+    A device without names is for all. A name may be of a part of a request, `gpu/small`; drivers mostly
+    leave the part out.
+    """
+    return not request or not names or any(_same(request, name) for name in names)
+
+
+def claim_names(pod: Pod) -> Iterator[tuple[str, str]]:
+    """Give the pod's own name of each claim, and the claim's, as far as they are known."""
+    for one in pod.spec.resource_claims:
+        try:
+            claim = _named(pod, one)
+        except ClaimError:
+            continue
+        if claim is not None:
+            yield one.name, claim.name
+
+
+def _named(pod: Pod, wanted: PodResourceClaim) -> WantedClaim | None:
+    """Give the claim that stands behind one of the pod's; None when none is needed."""
+    if wanted.resource_claim_name is not None:
+        return WantedClaim(wanted.resource_claim_name)
+    if wanted.resource_claim_template_name is None:
+        raise ClaimError(
+            f'pod "{pod.full_name}", spec.resourceClaim "{wanted.name}": none of the supported fields are set'
+        )
+    for made in pod.status.resource_claim_statuses:
+        if made.name == wanted.name:
+            return WantedClaim(made.resource_claim_name, made=True) if made.resource_claim_name else None
+    raise ClaimError(f'pod "{pod.full_name}": ResourceClaim not created yet')
+
+
+def _same(request: str, name: str) -> bool:
+    shorter, longer = sorted((request, name), key=len)
+    return shorter == longer or longer.startswith(f"{shorter}/")
+
+
+FILE_NAME = "dra_manager_state"
+KIND, API_VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
+_PRIVATE = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """A device that a driver has made ready for a claim; for all requests where none is named."""
+
+    pool: str
+    device: str
+    requests: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    share_id: str | None = None
+
+
+@dataclass(slots=True)
+class ClaimRecord:
+    """A claim that pods on this node use; `devices` by driver, also of drivers that gave none."""
+
+    namespace: str
+    name: str
+    uid: str
+    pods: set[str] = field(default_factory=set)
+    devices: dict[str, tuple[PreparedDevice, ...]] = field(default_factory=dict)
+    prepared: bool = False
+    """Whether all drivers have answered to this agent."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the claim is found by: there is one of a name at a time."""
+        return self.namespace, self.name
+
+    def cdi_devices(self, request: str = "") -> Iterator[str]:
+        """Give the CDI names of the devices of a request, or of all."""
+        for _, devices in sorted(self.devices.items()):
+            for device in devices:
+                if serves(request, device.requests):
+                    yield from device.cdi_devices
+
+
+class _Device(msgspec.Struct):
+    pool: str = msgspec.field(name="PoolName", default="")
+    device: str = msgspec.field(name="DeviceName", default="")
+    share_id: str | None = msgspec.field(name="ShareID", default=None)
+    requests: list[str] | None = msgspec.field(name="RequestNames", default=None)
+    cdi_devices: list[str] | None = msgspec.field(name="CDIDeviceIDs", default=None)
+
+
+class _Driver(msgspec.Struct):
+    devices: list[_Device] | None = msgspec.field(name="Devices", default=None)
+
+
+class _Nothing(msgspec.Struct):
+    pass
+
+
+class _Claim(msgspec.Struct):
+    uid: str = msgspec.field(name="ClaimUID", default="")
+    name: str = msgspec.field(name="ClaimName", default="")
+    namespace: str = msgspec.field(name="Namespace", default="")
+    pods: dict[str, _Nothing] | None = msgspec.field(name="PodUIDs", default=None)
+    drivers: dict[str, _Driver] | None = msgspec.field(name="DriverState", default=None)
+
+
+class _Data(msgspec.Struct):
+    kind: str = ""
+    api_version: str = msgspec.field(name="apiVersion", default="")
+    claims: list[_Claim] | None = msgspec.field(name="ClaimInfoStateList", default=None)
+
+
+class _File(msgspec.Struct):
+    data: str = msgspec.field(name="Data")
+    checksum: int = msgspec.field(name="Checksum", default=0)
+
+
+def read_state(path: Path) -> list[ClaimRecord]:
+    """Read the file, or make one that says that no claim is in use.
+
+    Raises PolicyError when it is not sound, or nothing can be kept there.
+    """
+    try:
+        if not path.exists():
+            write_state(path, encode([]))
+        content = path.read_bytes()
+    except OSError as err:
+        raise PolicyError(
+            f"{path}: {err.strerror or err}: the state of resource claims must be kept there"
+        ) from err
+    try:
+        return decode(content)
+    except ValueError as err:
+        raise PolicyError(
+            f"resource claims cannot go on from {path}: {err}. Drain this node and delete that file"
+        ) from err
+
+
+def write_state(path: Path, content: bytes) -> None:
+    """Replace the file, so that a crash leaves the old one or the new one; raises OSError."""
+    write_atomically(path, content, _PRIVATE)
+
+
+def decode(content: bytes) -> list[ClaimRecord]:
+    """Read a file's content; raises ValueError saying what is wrong."""
+    try:
+        found = msgspec.json.decode(content, type=_File)
+        if found.checksum != zlib.crc32(found.data.encode(errors="surrogatepass")):
+            raise ValueError("it is damaged or was edited: its checksum does not match its content")
+        data = msgspec.json.decode(found.data, type=_Data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        raise ValueError(f"it is not what a kubelet writes ({err})") from err
+    if (data.kind, data.api_version) != (KIND, API_VERSION):
+        raise ValueError(f"it is a {data.kind or '?'} of {data.api_version or '?'}, not of {API_VERSION}")
+    return [_record(claim) for claim in data.claims or ()]
+
+
+def encode(records: Iterable[ClaimRecord]) -> bytes:
+    """Give the file's content; the same claims give the same bytes."""
+    claims = [_claim(record) for record in sorted(records, key=lambda one: one.key)]
+    data = msgspec.json.encode(_Data(KIND, API_VERSION, claims))
+    return msgspec.json.encode(_File(data.decode(), zlib.crc32(data)))
+
+
+def _record(claim: _Claim) -> ClaimRecord:
+    devices = {
+        driver: tuple(
+            PreparedDevice(
+                one.pool, one.device, tuple(one.requests or ()), tuple(one.cdi_devices or ()), one.share_id
+            )
+            for one in state.devices or ()
+        )
+        for driver, state in (claim.drivers or {}).items()
+    }
+    return ClaimRecord(claim.namespace, claim.name, claim.uid, set(claim.pods or ()), devices)
+
+
+def _claim(record: ClaimRecord) -> _Claim:
+    drivers = {
+        driver: _Driver(
+            [
+                _Device(one.pool, one.device, one.share_id, list(one.requests) or None, list(one.cdi_devices))
+                for one in devices
+            ]
+            or None
+        )
+        for driver, devices in sorted(record.devices.items())
+    }
+    pods = {uid: _Nothing() for uid in sorted(record.pods)}
+    return _Claim(record.uid, record.name, record.namespace, pods, drivers)

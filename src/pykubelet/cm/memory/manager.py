@@ -1,0 +1,300 @@
+"""Who gives memory of certain NUMA nodes to the containers of guaranteed pods.
+
+With the policy `Static` such a container gets all its memory, plain and in huge pages, from one NUMA node, or
+from the smallest group of nodes that has it; `memory_nodes` says which, for its `cpuset.mems`. The
+account is kept in a file, so that a restart of the agent changes nothing. With `None` nothing is given out,
+but the file says so: changing the policy under running containers is an error.
+
+An init container's memory is used again by what runs after it, and given back when that starts.
+
+How many containers were to get memory of certain NUMA nodes, and how often that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, Counter
+
+from pykubelet.api.meta import Resources
+from pykubelet.api.pod import Container, Pod
+from pykubelet.cm.memory.numa_memory import (
+    Block,
+    Machine,
+    Requests,
+    choose_nodes,
+    container_requests,
+    given_back,
+    hints_again,
+    hints_for,
+    pod_requests,
+    same,
+    taken,
+    untouched,
+)
+from pykubelet.cm.memory.numa_nodes import MemoryNode, reserved_by_node
+from pykubelet.cm.memory.state import MemoryState, corrupted, read_state, write_state
+from pykubelet.cm.qos import has_pod_level_resources, qos_class
+from pykubelet.cm.topology.hints import AllocationError, Hint, Hints, PolicyError
+from pykubelet.config.types import MemoryReservation
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class MemoryMetrics:
+    """The memory manager of one agent; without a registry nobody sees the numbers."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.requests = Counter(
+            "kubelet_memory_manager_pinning_requests_total",
+            "Containers that were to get memory of certain NUMA nodes.",
+            registry=registry,
+        )
+        self.errors = Counter(
+            "kubelet_memory_manager_pinning_errors_total",
+            "Containers that could not get memory of certain NUMA nodes.",
+            registry=registry,
+        )
+
+
+STATE_FILE = "memory_manager_state"
+
+
+class MemoryManager:
+    """The memory policy of one node; a `HintProvider`."""
+
+    def __init__(
+        self,
+        policy: Literal["None", "Static"],
+        state_file: Path,
+        nodes: Sequence[MemoryNode] = (),
+        reservations: Sequence[MemoryReservation] = (),
+        kept: Resources | None = None,
+        *,
+        pod_level: bool = True,
+        metrics: MemoryMetrics | None = None,
+    ) -> None:
+        """Carry on from the state file, or begin one.
+
+        `reservations` is `reservedMemory`; `kept` is what the whole machine keeps from pods. `pod_level` says
+        whether resources of whole pods count: the gate `PodLevelResources`. Raises PolicyError, and
+        OSError when the file cannot be written.
+        """
+        self.policy = policy
+        self._file = state_file
+        self._pod_level = pod_level
+        self._metrics = metrics or MemoryMetrics()
+        self._unsaved = False
+        machine: Machine = {}
+        if policy == "Static":
+            machine = untouched(nodes, reserved_by_node(nodes, reservations, kept or {}))
+        self._state = _restored(state_file, policy, machine)
+        write_state(state_file, self._state)
+
+    def hints(self, pod: Pod, container: Container) -> Hints:
+        """Say from which NUMA nodes a container's memory could come."""
+        if not self._manages(pod) or self._is_over(pod, container):
+            return {}
+        try:
+            requests = container_requests(container)
+        except AllocationError:
+            return {}
+        blocks = self._find(pod.uid, container.name)
+        if blocks is not None:
+            return hints_again(blocks, requests)
+        return hints_for(self._state.machine_state, requests, self._reusable(pod, container))
+
+    def pod_hints(self, pod: Pod) -> Hints:
+        """Say from which NUMA nodes the memory of all the pod's containers could come."""
+        if not self._manages(pod):
+            return {}
+        try:
+            requests = pod_requests(pod)
+        except AllocationError:
+            return {}
+        for container in (*pod.spec.init_containers, *pod.spec.containers):
+            if (blocks := self._find(pod.uid, container.name)) is not None:
+                return hints_again(blocks, requests)
+        return hints_for(self._state.machine_state, requests, {})
+
+    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> None:
+        """Give a container its memory, near to the chosen nodes; does nothing for one that has it.
+
+        Raises AllocationError.
+        """
+        if not self._manages(pod) or self._is_over(pod, container):
+            return
+        self._metrics.requests.inc()
+        if self._find(pod.uid, container.name) is not None:
+            return
+        try:
+            self._allocate(pod, container, chosen)
+        except AllocationError:
+            self._metrics.errors.inc()
+            raise
+
+    def _allocate(self, pod: Pod, container: Container, chosen: Hint) -> None:
+        requests = container_requests(container)
+        reusable = self._reusable(pod, container)
+        nodes = choose_nodes(self._state.machine_state, requests, reusable, chosen)
+        blocks = [Block(tuple(sorted(nodes)), name, size) for name, size in sorted(requests.items())]
+        there = reusable.get(nodes, {})
+        self._state.machine_state = taken(
+            self._state.machine_state,
+            (replace(block, size=max(0, block.size - there.get(block.type, 0))) for block in blocks),
+        )
+        for block in blocks:
+            self._take_over(pod, container, block)
+        self._state.entries.setdefault(pod.uid, {})[container.name] = blocks
+        log.v(2).info("Gave memory", pod=pod.full_name, container=container.name, nodes=sorted(nodes))
+        self._save()
+
+    def container_starts(self, pod: Pod, container: Container) -> None:
+        """Take back what init containers before this one still have: they are over."""
+        self._remove(
+            [
+                (pod.uid, init.name)
+                for init in _before(pod, container)
+                if self._find(pod.uid, init.name) is not None
+            ]
+        )
+
+    @property
+    def holders(self) -> AbstractSet[str]:
+        """The uids of pods whose containers have memory."""
+        return self._state.entries.keys()
+
+    def forget(self, uid: str) -> None:
+        """Take back the memory of a pod that has ended: none of its containers runs, none will again."""
+        self._remove([(uid, name) for name in self._state.entries.get(uid, {})])
+
+    def keep_only(self, uids: AbstractSet[str]) -> None:
+        """Take back the memory of all pods but these.
+
+        Only for one who knows all pods of the node: not before every source has told its own.
+        """
+        for uid in self.holders - uids:
+            self.forget(uid)
+
+    def catch_up(self) -> None:
+        """Write down what could not be when it was given: the next agent would give it to others."""
+        if self._unsaved:
+            self._save()
+
+    def memory_nodes(self, uid: str, container: str) -> frozenset[int]:
+        """Give the NUMA nodes that a container's memory is to come from; none: from any."""
+        return frozenset(node for block in self.blocks(uid, container) for node in block.numa_affinity)
+
+    def blocks(self, uid: str, container: str) -> tuple[Block, ...]:
+        """Give the memory that a container has."""
+        return tuple(self._find(uid, container) or ())
+
+    def allocatable(self) -> tuple[Block, ...]:
+        """Give the memory that containers may have from each NUMA node."""
+        return tuple(
+            Block((number,), resource, table.allocatable)
+            for number, node in sorted(self._state.machine_state.items())
+            for resource, table in sorted(node.memory_map.items())
+            if table.allocatable
+        )
+
+    def _manages(self, pod: Pod) -> bool:
+        return (
+            self.policy == "Static"
+            and qos_class(pod, pod_level=self._pod_level) == "Guaranteed"
+            and not has_pod_level_resources(pod)
+        )
+
+    def _is_over(self, pod: Pod, container: Container) -> bool:
+        """Whether this is an init container whose memory was given back to those that run now.
+
+        Without this question it would be given memory anew after each restart of the agent.
+        """
+        return (
+            any(init.name == container.name for init in pod.spec.init_containers)
+            and container.restart_policy != "Always"
+            and self._find(pod.uid, container.name) is None
+            and any(self._find(pod.uid, later.name) is not None for later in pod.spec.containers)
+        )
+
+    def _reusable(self, pod: Pod, container: Container) -> dict[frozenset[int], Requests]:
+        """Give what earlier init containers have, which are over when this container runs."""
+        found: dict[frozenset[int], Requests] = {}
+        for init in _before(pod, container):
+            for block in self._find(pod.uid, init.name) or ():
+                there = found.setdefault(frozenset(block.numa_affinity), {})
+                there[block.type] = there.get(block.type, 0) + block.size
+        return found
+
+    def _take_over(self, pod: Pod, container: Container, block: Block) -> None:
+        """Take what is used again from those that had it, so that each byte is somebody's once."""
+        left = block.size
+        for init in _before(pod, container):
+            had = self._find(pod.uid, init.name) or []
+            for index, old in enumerate(had):
+                if (old.type, old.numa_affinity) == (block.type, block.numa_affinity):
+                    part = min(left, old.size)
+                    had[index] = replace(old, size=old.size - part)
+                    left -= part
+
+    def _find(self, uid: str, container: str) -> list[Block] | None:
+        return self._state.entries.get(uid, {}).get(container)
+
+    def _remove(self, containers: Collection[tuple[str, str]]) -> None:
+        for uid, name in containers:
+            blocks = self._state.entries[uid].pop(name)
+            if not self._state.entries[uid]:
+                del self._state.entries[uid]
+            self._state.machine_state = given_back(self._state.machine_state, blocks)
+            log.v(2).info("Took back memory", podUID=uid, container=name)
+        if containers:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            write_state(self._file, self._state)
+        except OSError as err:
+            # The account is right as long as the agent lives, and is written whole the next time.
+            if not self._unsaved:
+                log.error(err, "Could not save which container has which memory", path=str(self._file))
+            self._unsaved = True
+        else:
+            self._unsaved = False
+
+
+def _before(pod: Pod, container: Container) -> Iterator[Container]:
+    """Give the init containers that are over before this one runs."""
+    for init in pod.spec.init_containers:
+        if init.name == container.name:
+            return
+        if init.restart_policy != "Always":
+            yield init
+
+
+def _restored(path: Path, policy: str, machine: Machine) -> MemoryState:
+    state = read_state(path, policy)
+    if state is None or policy != "Static":
+        return state or MemoryState(policy, machine, {})
+    if not state.machine_state:
+        if state.entries:
+            raise corrupted(path, "containers have memory but there are no NUMA nodes")
+        return MemoryState(policy, machine, {})
+    blocks = [
+        block for containers in state.entries.values() for some in containers.values() for block in some
+    ]
+    try:
+        expected = taken(machine, blocks)
+    except PolicyError as err:
+        raise corrupted(path, str(err)) from err
+    if not same(state.machine_state, expected):
+        raise corrupted(
+            path,
+            "its memory per NUMA node is not that of this machine "
+            "(was memory added or removed, or reservedMemory changed?)",
+        )
+    return state

@@ -1,0 +1,278 @@
+"""How much memory of each NUMA node is given out: the tables, and the two ways to change them.
+
+The shapes are those of the state file (`memory_state.py`). A container's memory comes from one node, or
+from a group of nodes that then gives only to containers of the same group: a node never serves both.
+Otherwise nobody could say which of a group's bytes lie on which of its nodes.
+
+From which NUMA nodes a request for memory could be served, and from which it is.
+
+Pure functions of the tables. `reusable` is memory that the pod's init containers had and that its later
+containers may have instead: it counts only for exactly the nodes where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from pykubelet.api.pod import Container, Pod
+from pykubelet.cm.memory.numa_nodes import MemoryNode, Reserved, is_memory
+from pykubelet.cm.topology.hints import AllocationError, Hint, Hints, PolicyError, breadth, node_sets
+
+
+class MemoryTable(msgspec.Struct, rename="camel"):
+    """Bytes of one resource on one NUMA node: allocatable is total without what the system keeps."""
+
+    total: int
+    system_reserved: int
+    allocatable: int
+    reserved: int
+    free: int
+
+
+class NodeMemory(msgspec.Struct, rename="camel"):
+    """A NUMA node: its tables by resource, and the group (`cells`) that it gives to, with itself.
+
+    A container that has memory of several resources counts as as many assignments.
+    """
+
+    number_of_assignments: int
+    memory_map: dict[str, MemoryTable]
+    cells: list[int]
+
+
+class Block(msgspec.Struct, rename="camel", frozen=True):
+    """Bytes of one resource that a container has from a NUMA node, or from a group of them."""
+
+    numa_affinity: tuple[int, ...]
+    type: str
+    size: int
+
+
+Machine = dict[int, NodeMemory]
+"""The NUMA nodes by number."""
+Assignments = dict[str, dict[str, list[Block]]]
+"""What containers have, by pod's uid and container's name."""
+
+
+def untouched(nodes: Iterable[MemoryNode], reserved: Reserved) -> Machine:
+    """Give the tables of a machine on which no container has any memory."""
+    machine = {}
+    for node in nodes:
+        kept = reserved.get(node.number, {})
+        tables = {
+            resource: _table(size, 0, kept.get(resource, 0)) for resource, size in node.huge_pages.items()
+        }
+        # Huge pages are memory that was set aside: nobody else can have it.
+        pages = sum(node.huge_pages.values())
+        tables["memory"] = _table(node.memory, pages, kept.get("memory", 0))
+        machine[node.number] = NodeMemory(0, tables, [node.number])
+    return machine
+
+
+def taken(machine: Machine, blocks: Iterable[Block]) -> Machine:
+    """Give the tables after containers got these blocks, from the lowest node of a group first.
+
+    Raises PolicyError when a block is of a node or a resource that the machine does not have.
+    """
+    changed = copied(machine)
+    for block in blocks:
+        left = block.size
+        for number in block.numa_affinity:
+            node = changed.get(number)
+            table = node.memory_map.get(block.type) if node is not None else None
+            if node is None or table is None:
+                raise PolicyError(f"a container has {block.type} of NUMA node {number}, which there is not")
+            node.number_of_assignments += 1
+            node.cells = list(block.numa_affinity)
+            part = min(left, table.free)
+            table.free, table.reserved, left = table.free - part, table.reserved + part, left - part
+    return changed
+
+
+def given_back(machine: Machine, blocks: Iterable[Block]) -> Machine:
+    """Give the tables after containers lost these blocks; a node that nobody uses leaves its group."""
+    changed = copied(machine)
+    for block in blocks:
+        left = block.size
+        for number in block.numa_affinity:
+            node, table = changed[number], changed[number].memory_map[block.type]
+            node.number_of_assignments -= 1
+            if node.number_of_assignments == 0:
+                node.cells = [number]
+            part = min(left, table.reserved)
+            table.free, table.reserved, left = table.free + part, table.reserved - part, left - part
+    return changed
+
+
+def same(one: Machine, other: Machine) -> bool:
+    """Whether two tables say the same; how a group's use is spread over its nodes does not matter."""
+    return _outline(one) == _outline(other)
+
+
+def copied(machine: Machine) -> Machine:
+    """Give tables that can be changed without changing these."""
+    return {
+        number: NodeMemory(
+            node.number_of_assignments,
+            {resource: msgspec.structs.replace(table) for resource, table in node.memory_map.items()},
+            list(node.cells),
+        )
+        for number, node in machine.items()
+    }
+
+
+def total(machine: Machine, numbers: Iterable[int], resource: str, column: str) -> int:
+    """Add up a column (`free`, `allocatable`, `reserved`) of a resource over NUMA nodes."""
+    tables = (machine[number].memory_map.get(resource) for number in numbers)
+    return sum(getattr(table, column) for table in tables if table is not None)
+
+
+def _table(size: int, elsewhere: int, kept: int) -> MemoryTable:
+    left = size - elsewhere - kept
+    return MemoryTable(size, kept, left, 0, left)
+
+
+def _outline(machine: Machine) -> Mapping[int, object]:
+    return {number: _node_outline(machine, node) for number, node in machine.items()}
+
+
+def _node_outline(machine: Machine, node: NodeMemory) -> Sequence[object]:
+    known = [cell for cell in node.cells if cell in machine]
+    tables = {
+        resource: (
+            (table.total, table.system_reserved, table.allocatable),
+            (total(machine, known, resource, "free"), total(machine, known, resource, "reserved")),
+        )
+        for resource, table in node.memory_map.items()
+    }
+    return node.number_of_assignments, sorted(node.cells), tables
+
+
+Requests = dict[str, int]
+"""Bytes by resource."""
+Reusable = Mapping[frozenset[int], Mapping[str, int]]
+"""Bytes by the NUMA nodes where they lie and by resource."""
+
+
+def container_requests(container: Container) -> Requests:
+    """Give the memory that a container asks for; raises AllocationError for parts of bytes."""
+    requests = {name: amount for name, amount in container.resources.requests.items() if is_memory(name)}
+    if not all(amount.is_whole for amount in requests.values()):
+        raise AllocationError("[memorymanager] failed to represent quantity as int64")
+    # Asking for none of something is not asking for it: the machine may not even have it.
+    return {name: int(amount) for name, amount in requests.items() if amount.nanos > 0}
+
+
+def pod_requests(pod: Pod) -> Requests:
+    """Give the most memory that a pod's containers ask for at one time.
+
+    Init containers run one by one, each next to the sidecars before it. Resources that no container but
+    an init container asks for do not count.
+    """
+    sidecars: Requests = {}
+    peak: Requests = {}
+    for container in pod.spec.init_containers:
+        for name, size in container_requests(container).items():
+            if container.restart_policy == "Always":
+                sidecars[name] = sidecars.get(name, 0) + size
+            else:
+                peak[name] = max(peak.get(name, 0), sidecars.get(name, 0) + size)
+    apps: Requests = {}
+    for container in pod.spec.containers:
+        for name, size in container_requests(container).items():
+            apps[name] = apps.get(name, 0) + size
+    return {name: max(size + sidecars.get(name, 0), peak.get(name, 0)) for name, size in apps.items()}
+
+
+def possible_nodes(machine: Machine, requests: Requests, reusable: Reusable) -> list[Hint]:
+    """Give every set of NUMA nodes that has room; the same for all resources of the request.
+
+    Preferred are those of as few nodes as would do if nobody else had any memory.
+    """
+    fewest = len(machine)
+    found = []
+    for nodes in node_sets(machine):
+        if not all(total(machine, nodes, name, "allocatable") >= size for name, size in requests.items()):
+            continue
+        fewest = min(fewest, len(nodes))
+        if joins_groups(machine, nodes) and _fits(machine, nodes, requests, reusable.get(nodes, {})):
+            found.append(nodes)
+    return [Hint(nodes, preferred=len(nodes) == fewest) for nodes in found]
+
+
+def hints_for(machine: Machine, requests: Requests, reusable: Reusable) -> Hints:
+    """Give the hints of a request. Where there is no room at all that is no hint, not an impossible one.
+
+    Such a pod is then refused by the allocation, which can say why.
+    """
+    found = possible_nodes(machine, requests, reusable)
+    return {name: list(found) for name in requests} if found else {}
+
+
+def hints_again(blocks: Sequence[Block], requests: Requests) -> Hints:
+    """Give the hints of a container that has memory already: that it wants what it has.
+
+    When it has something else than it asks for there is nothing to prefer.
+    """
+    if {block.type: block.size for block in blocks} != requests:
+        return {}
+    return {block.type: [Hint(frozenset(block.numa_affinity), preferred=True)] for block in blocks}
+
+
+def choose_nodes(machine: Machine, requests: Requests, reusable: Reusable, chosen: Hint) -> frozenset[int]:
+    """Decide which NUMA nodes serve a request, given what the topology manager chose.
+
+    Its choice may be too small for this request alone, being what all providers have in common: then it
+    is extended. Raises AllocationError.
+    """
+    nodes, preferred = chosen.nodes, chosen.preferred
+    if nodes is None:
+        found = possible_nodes(machine, requests, reusable) if requests else []
+        if not found:
+            raise AllocationError(
+                "[memorymanager] failed to get the default NUMA affinity, "
+                "no NUMA nodes with enough memory is available"
+            )
+        best = _best(found)
+        if preferred and not best.preferred:
+            raise AllocationError("[memorymanager] failed to find the default preferred hint")
+        nodes, preferred = best.nodes or frozenset(), best.preferred
+    # A single node of a group must not serve anybody alone, so it is extended to its group.
+    alone = len(nodes) == 1 and not joins_groups(machine, nodes)
+    if alone or not _fits(machine, nodes, requests, {}):
+        wider = [
+            hint for hint in possible_nodes(machine, requests, reusable) if hint.nodes and nodes <= hint.nodes
+        ]
+        if not wider:
+            raise AllocationError(
+                "[memorymanager] failed to find NUMA nodes to extend the current topology hint"
+            )
+        best = _best(wider)
+        if preferred and not best.preferred:
+            raise AllocationError("[memorymanager] failed to find the extended preferred hint")
+        nodes = best.nodes or frozenset()
+    if not joins_groups(machine, nodes):
+        raise AllocationError("[memorymanager] preferred hint violates NUMA node allocation")
+    return nodes
+
+
+def joins_groups(machine: Machine, nodes: frozenset[int]) -> bool:
+    """Whether nodes can serve together: each is unused, or was used together with exactly the others."""
+    if len(nodes) == 1:
+        return all(len(machine[number].cells) == 1 for number in nodes)
+    return all(
+        machine[number].number_of_assignments == 0 or frozenset(machine[number].cells) == nodes
+        for number in nodes
+    )
+
+
+def _fits(machine: Machine, nodes: frozenset[int], requests: Requests, reusable: Mapping[str, int]) -> bool:
+    return all(
+        total(machine, nodes, name, "free") + reusable.get(name, 0) >= size for name, size in requests.items()
+    )
+
+
+def _best(hints: Iterable[Hint]) -> Hint:
+    return min(hints, key=lambda hint: (not hint.preferred, breadth(hint.nodes or frozenset())))

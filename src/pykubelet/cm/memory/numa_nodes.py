@@ -1,0 +1,141 @@
+"""The machine's NUMA nodes: their memory, huge pages, and how far they are from each other.
+
+Read from a tree of the form of /sys, so that tests can have any machine. What one node has is what the
+memory manager gives out; the distances decide between sets of nodes that are otherwise alike.
+
+How much memory of each NUMA node the system keeps, and whether that adds up.
+
+It is said twice: per NUMA node (`reservedMemory`) for the memory manager, and in total (`kubeReserved`,
+`systemReserved`, `evictionHard`) for the scheduler. The static policy needs both to be the same, or
+pods would be promised memory that no node has left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pykubelet.api.meta import Resources
+from pykubelet.api.quantity import Quantity
+from pykubelet.cm.qos import HUGE_PAGES_PREFIX
+from pykubelet.cm.topology.hints import PolicyError
+from pykubelet.config.types import MemoryReservation
+
+_MEMORY = re.compile(r"MemTotal:\s*(\d+) kB")
+
+
+@dataclass(frozen=True)
+class MemoryNode:
+    """A NUMA node: bytes of all its memory and, by resource, of its huge pages; distances by node."""
+
+    number: int
+    memory: int
+    huge_pages: Mapping[str, int] = field(default_factory=dict)
+    distances: Mapping[int, int] = field(default_factory=dict)
+
+
+def read_memory_nodes(root: Path = Path("/")) -> list[MemoryNode]:
+    """Read the NUMA nodes of the machine, lowest number first.
+
+    A kernel without NUMA is one node with everything. Raises OSError when /sys or /proc cannot be read.
+    """
+    folder = root / "sys/devices/system/node"
+    numbers = sorted(
+        int(path.name.removeprefix("node"))
+        for path in folder.glob("node[0-9]*")
+        if path.name.removeprefix("node").isdigit()
+    )
+    if not numbers:
+        pages = _huge_pages(root / "sys/kernel/mm/hugepages")
+        return [MemoryNode(0, _memory((root / "proc/meminfo").read_text()), pages)]
+    return [_read(folder / f"node{number}", number, numbers) for number in numbers]
+
+
+def _read(folder: Path, number: int, numbers: list[int]) -> MemoryNode:
+    try:
+        words = (folder / "distance").read_text().split()
+    except FileNotFoundError:
+        words = []
+    # The kernel writes one column per node that is there, and numbers may have gaps.
+    distances = dict(zip(numbers, map(int, words), strict=True)) if len(words) == len(numbers) else {}
+    memory = _memory((folder / "meminfo").read_text())
+    return MemoryNode(number, memory, _huge_pages(folder / "hugepages"), distances)
+
+
+def _memory(meminfo: str) -> int:
+    found = _MEMORY.search(meminfo)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _huge_pages(folder: Path) -> dict[str, int]:
+    found = {}
+    for path in folder.glob("hugepages-*kB"):
+        size = int(path.name.removeprefix("hugepages-").removesuffix("kB")) * 1024
+        pages = int((path / "nr_hugepages").read_text())
+        found[f"{HUGE_PAGES_PREFIX}{Quantity.of(size, 'binary')}"] = size * pages
+    return found
+
+
+Reserved = Mapping[int, Mapping[str, int]]
+"""Bytes that pods do not get, by NUMA node and resource."""
+_NOTHING = Quantity.of(0)
+
+
+def is_memory(resource: str) -> bool:
+    """Whether a resource is memory of NUMA nodes: plain or in huge pages."""
+    return resource == "memory" or resource.startswith(HUGE_PAGES_PREFIX)
+
+
+def reserved_by_node(
+    nodes: Sequence[MemoryNode], reservations: Sequence[MemoryReservation], kept: Resources
+) -> Reserved:
+    """Give what is reserved of each NUMA node; `kept` is what the whole machine keeps from pods.
+
+    Raises PolicyError when the two do not agree, or the machine does not have that much.
+    """
+    reserved: dict[int, dict[str, int]] = {node.number: {} for node in nodes}
+    totals: dict[str, int] = {}
+    for reservation in reservations:
+        number = reservation.numa_node
+        if number not in reserved:
+            raise PolicyError(
+                f"reservedMemory names NUMA node {number}, which this machine does not have: "
+                f"its nodes are {', '.join(map(str, reserved))}"
+            )
+        for resource, text in reservation.limits.items():
+            amount = Quantity.parse(text)
+            if not amount.is_whole:
+                raise PolicyError(f"reservedMemory: {text} of {resource} is not a whole number of bytes")
+            totals[resource] = totals.get(resource, 0) + amount.nanos
+            reserved[number][resource] = int(amount)
+    for resource in sorted({*totals, *filter(is_memory, kept)}):
+        _check_total(resource, totals.get(resource, 0), kept.get(resource, _NOTHING).nanos)
+    if not totals.get("memory"):
+        raise PolicyError(
+            "memoryManagerPolicy: Static needs memory that is reserved for the system: set reservedMemory, "
+            "with a sum that equals kubeReserved + systemReserved + evictionHard"
+        )
+    for node in nodes:
+        _check_node(node, reserved[node.number])
+    return reserved
+
+
+def _check_total(resource: str, total: int, kept: int) -> None:
+    if total != kept:
+        raise PolicyError(
+            f"reservedMemory: the total amount {Quantity(total, 'binary')} of {resource} over all NUMA nodes "
+            f"is not equal to {Quantity(kept, 'binary')}, which kubeReserved, systemReserved, evictionHard "
+            "keep from pods: make them the same"
+        )
+
+
+def _check_node(node: MemoryNode, reserved: Mapping[str, int]) -> None:
+    has = dict(node.huge_pages) | {"memory": node.memory - sum(node.huge_pages.values())}
+    for resource, amount in reserved.items():
+        if amount > has.get(resource, 0):
+            raise PolicyError(
+                f"reservedMemory: {Quantity.of(amount, 'binary')} of {resource} is reserved but NUMA node "
+                f"{node.number} has only {Quantity.of(has.get(resource, 0), 'binary')}: reserve less there"
+            )

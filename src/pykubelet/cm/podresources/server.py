@@ -1,0 +1,250 @@
+"""The pod-resources API: which container has which devices, CPUs and memory, for programs on the node.
+
+Monitors of devices and topology-aware schedulers ask it on `pod-resources/kubelet.sock`. Nothing is known
+here: whoever gives something out tells what (`ResourceFacts`). As in the reference, all callers together
+may ask a hundred times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter
+
+from pykubelet.api.pod import Container, Pod, is_sidecar
+from pykubelet.cm.podresources import pod_resources_pb2 as pb
+from pykubelet.transport.grpc_server import GrpcError, Methods, Unary, serving
+from pykubelet.util.metrics import PlainCounter
+from pykubelet.util.rate_limiter import TokenBucket
+
+SOCKET_NAME = "kubelet.sock"
+QPS, BURST = 100.0, 10
+_FOLDER_MODE = 0o750
+_V1, _V1ALPHA1 = "v1", "v1alpha1"
+Devices = Mapping[str, Mapping[str, frozenset[int]]]
+"""NUMA nodes by resource and id of the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of memory, or of huge pages, on some NUMA nodes; `kind` as the API names the resource."""
+
+    kind: str
+    size: int
+    nodes: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device that a resource claim was given."""
+
+    driver: str
+    pool: str
+    device: str
+    cdi_devices: tuple[str, ...] = ()
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimUse:
+    """A resource claim that a container uses."""
+
+    namespace: str
+    name: str
+    devices: tuple[ClaimedDevice, ...] = ()
+
+
+class ResourceFacts(Protocol):
+    """What those who give out resources know; containers are named by their pod's uid and their name."""
+
+    def active_pods(self) -> Iterable[Pod]:
+        """Give the pods that run or may come to run."""
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """Give a pod of this node."""
+
+    def devices(self, uid: str, container: str) -> Devices:
+        """Give a container's devices."""
+
+    def cpus(self, uid: str, container: str) -> Iterable[int]:
+        """Give the CPUs that a container has for itself."""
+
+    def memory(self, uid: str, container: str) -> Iterable[MemoryUse]:
+        """Give the memory that is kept for a container."""
+
+    def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
+        """Give the resource claims of a container."""
+
+    def allocatable_devices(self) -> Devices:
+        """Give all devices that pods can have."""
+
+    def allocatable_cpus(self) -> Iterable[int]:
+        """Give all CPUs that pods can have for themselves."""
+
+    def allocatable_memory(self) -> Iterable[MemoryUse]:
+        """Give all memory that can be kept for pods."""
+
+
+class PodResourcesMetrics:
+    """How often the API is asked."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Without a registry nobody sees the numbers."""
+        prefix, labels = "kubelet_pod_resources_endpoint_", ["server_api_version"]
+        self.all = Counter(f"{prefix}requests_total", "Requests.", labels, registry=registry)
+        self.requests = {
+            name: PlainCounter(f"{prefix}requests_{name}", f"Requests to {name}.", labels, registry=registry)
+            for name in ("list", "get", "get_allocatable")
+        }
+        self.errors = {
+            name: PlainCounter(f"{prefix}errors_{name}", f"Failures of {name}.", labels, registry=registry)
+            for name in ("list", "get", "get_allocatable")
+        }
+
+
+@asynccontextmanager
+async def serving_pod_resources(
+    folder: Path, facts: ResourceFacts, metrics: PodResourcesMetrics | None = None
+) -> AsyncIterator[None]:
+    """Serve the API on a socket in this folder, which is made, until the block is left; raises OSError."""
+    folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    async with serving(folder / SOCKET_NAME, methods(facts, metrics or PodResourcesMetrics())):
+        yield
+
+
+def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
+    """Give the API's methods, of its version 1 and of the version before."""
+    bucket = TokenBucket(QPS, BURST)
+
+    def limited(version: str, kind: str, answer: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+        async def call(request: Any) -> Any:
+            if not bucket.take_if_free(asyncio.get_running_loop().time()):
+                raise GrpcError("RESOURCE_EXHAUSTED", "rejected by rate limit")
+            metrics.all.labels(version).inc()
+            if version == _V1:
+                metrics.requests[kind].labels(version).inc()
+            try:
+                return answer(request)
+            except GrpcError:
+                metrics.errors[kind].labels(version).inc()
+                raise
+
+        return call
+
+    service, old = "/v1.PodResourcesLister/", "/v1alpha1.PodResourcesLister/"
+    return {
+        f"{service}List": Unary(pb.ListPodResourcesRequest, limited(_V1, "list", lambda _: list_pods(facts))),
+        f"{service}Get": Unary(
+            pb.GetPodResourcesRequest, limited(_V1, "get", lambda request: get_pod(facts, request))
+        ),
+        f"{service}GetAllocatableResources": Unary(
+            pb.AllocatableResourcesRequest,
+            limited(_V1, "get_allocatable", lambda _: allocatable(facts)),
+        ),
+        f"{old}List": Unary(
+            pb.ListPodResourcesRequest, limited(_V1ALPHA1, "list", lambda _: list_devices(facts))
+        ),
+    }
+
+
+def list_pods(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
+    """Answer List."""
+    return pb.ListPodResourcesResponse(pod_resources=[_of_pod(facts, pod) for pod in facts.active_pods()])
+
+
+def list_devices(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
+    """Answer List of the version before: devices only, and only of containers that are no init containers.
+
+    What it says is a part of what version 1 says, in the same fields.
+    """
+    answer = pb.ListPodResourcesResponse()
+    for pod in facts.active_pods():
+        entry = answer.pod_resources.add(name=pod.metadata.name, namespace=pod.metadata.namespace)
+        for container in pod.spec.containers:
+            mine = entry.containers.add(name=container.name)
+            for resource, devices in facts.devices(pod.metadata.uid, container.name).items():
+                for one in devices:
+                    mine.devices.add(resource_name=resource, device_ids=[one])
+    return answer
+
+
+def get_pod(facts: ResourceFacts, request: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
+    """Answer Get; raises GrpcError."""
+    pod = facts.pod(request.pod_namespace, request.pod_name)
+    if pod is None:
+        text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        raise GrpcError("UNKNOWN", text)
+    return pb.GetPodResourcesResponse(pod_resources=_of_pod(facts, pod))
+
+
+def allocatable(facts: ResourceFacts) -> pb.AllocatableResourcesResponse:
+    """Answer GetAllocatableResources: what there is, whoever has it."""
+    return pb.AllocatableResourcesResponse(
+        devices=_devices(facts.allocatable_devices()),
+        cpu_ids=sorted(facts.allocatable_cpus()),
+        memory=map(_memory, facts.allocatable_memory()),
+    )
+
+
+def _of_pod(facts: ResourceFacts, pod: Pod) -> pb.PodResources:
+    # Other init containers have ended before anything is asked about.
+    containers = (*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers)
+    return pb.PodResources(
+        name=pod.metadata.name,
+        namespace=pod.metadata.namespace,
+        containers=[_of_container(facts, pod, one) for one in containers],
+    )
+
+
+def _of_container(facts: ResourceFacts, pod: Pod, container: Container) -> pb.ContainerResources:
+    uid = pod.metadata.uid
+    return pb.ContainerResources(
+        name=container.name,
+        devices=_devices(facts.devices(uid, container.name)),
+        cpu_ids=sorted(facts.cpus(uid, container.name)),
+        memory=map(_memory, facts.memory(uid, container.name)),
+        dynamic_resources=map(_claim, facts.claims(pod, container)),
+    )
+
+
+def _devices(devices: Devices) -> list[pb.ContainerDevices]:
+    """Name each device by itself, once per NUMA node, as the reference does."""
+    answer = []
+    for resource, ids in devices.items():
+        for one, nodes in ids.items():
+            places: list[pb.TopologyInfo | None] = [_topology([node]) for node in sorted(nodes)] or [None]
+            answer += [
+                pb.ContainerDevices(resource_name=resource, device_ids=[one], topology=place)
+                for place in places
+            ]
+    return answer
+
+
+def _memory(use: MemoryUse) -> pb.ContainerMemory:
+    return pb.ContainerMemory(memory_type=use.kind, size=use.size, topology=_topology(sorted(use.nodes)))
+
+
+def _claim(use: ClaimUse) -> pb.DynamicResource:
+    return pb.DynamicResource(
+        claim_name=use.name,
+        claim_namespace=use.namespace,
+        claim_resources=[
+            pb.ClaimResource(
+                cdi_devices=[pb.CDIDevice(name=name) for name in one.cdi_devices],
+                driver_name=one.driver,
+                pool_name=one.pool,
+                device_name=one.device,
+                share_id=one.share_id,
+            )
+            for one in use.devices
+        ],
+    )
+
+
+def _topology(nodes: Iterable[int]) -> pb.TopologyInfo:
+    return pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes])

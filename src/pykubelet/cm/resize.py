@@ -1,0 +1,557 @@
+"""What has to be done so that running containers have what their pod was promised. Pure.
+
+Containers that shrink come before those that grow, and the pod's own cgroup grows before its containers and
+shrinks after them: at no moment do the containers have more than their pod, and none is refused its new
+limit because another has not given back yet. Memory and cpu are two rounds, memory first.
+
+What pods have, apart from what their authors wish: two small books that outlive the agent.
+
+`allocated_pods_state` says what the node has promised to each pod, `actuated_pods_state` what its containers
+were last set to. While all is quiet both say what the pods' specs say; after a resize they tell how far it
+got, whoever was killed in between. The files are the reference's, checksum and all, so that a node can be
+handed over in either direction, and a damaged file is never guessed about.
+
+Starting pods must not wait for the disk: new entries are written some moments later, those of many pods
+together. If the agent is killed before that, a pod is taken as its spec says. What must not be forgotten (a
+new promise, a container set anew) is `put_for_good`.
+
+The pod as the node has promised it to be, and the sizes of its containers. Pure.
+
+An author may wish for other resources while the pod runs; until the node has promised them, everybody here
+works with a pod that has the old ones: the very object when there is no difference, so that what was
+computed for it stays known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from pykubelet.api.meta import Resources, from_document, to_document
+from pykubelet.api.pod import Container, Pod, ResourceRequirements, is_sidecar
+from pykubelet.api.quantity import Quantity
+from pykubelet.cm.topology.hints import PolicyError
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.tasks import finish_in_thread
+from pykubelet.util.text import fnv1a_32
+
+log = get_logger(__name__)
+ALLOCATED, ACTUATED = "allocated_pods_state", "actuated_pods_state"
+WRITE_SECONDS = 10.0
+"""How long new entries wait for others to be written with them."""
+AGAIN_SECONDS = 30.0
+"""When to try again to write what could not be written."""
+_PRIVATE = 0o600
+
+
+class PodResources(msgspec.Struct, frozen=True):
+    """Resources of a pod's containers by name, and of the pod as a whole where it has some."""
+
+    containers: Mapping[str, ResourceRequirements] = {}
+    whole: ResourceRequirements | None = None
+
+
+class ResourceBook:
+    """Pods' resources by uid, in memory and in a file; without a file in memory only."""
+
+    def __init__(self, file: Path | None = None, entries: Mapping[str, PodResources] | None = None) -> None:
+        self._file = file
+        self._entries = dict(entries or {})
+        self._number = 0
+        self._written = 0
+        self._lock = threading.Lock()
+        self.changed = asyncio.Event()
+        """Set while something is to be written."""
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod whose resources changed; it must not block."""
+        self._listeners.append(listener)
+
+    def of(self, uid: str) -> PodResources | None:
+        """Give a pod's resources, if they are known."""
+        return self._entries.get(uid)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, uid: str, resources: PodResources) -> None:
+        """Take a pod's resources; the file follows later."""
+        if self._entries.get(uid) != resources:
+            self._entries[uid] = resources
+            self.changed.set()
+            self._notify(uid)
+
+    def put_for_good(self, uid: str, resources: PodResources) -> None:
+        """Take a pod's resources and have them on the disk; raises OSError, and then nothing has changed."""
+        known = self._entries.get(uid)
+        self.put(uid, resources)
+        try:
+            self.write()
+        except OSError:
+            self._entries.pop(uid)
+            if known is not None:
+                self._entries[uid] = known
+            self._notify(uid)
+            self.changed.set()  # entries of others may have waited for this
+            raise
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone; the file forgets it with the next change."""
+        self._entries.pop(uid, None)
+        self._notify(uid)
+
+    def keep_only(self, uids: Collection[str]) -> None:
+        """Drop all pods but these."""
+        for uid in self._entries.keys() - uids:
+            self.forget(uid)
+
+    def _notify(self, uid: str) -> None:
+        for listener in self._listeners:
+            listener(uid)
+
+    def write(self) -> None:
+        """Have the file say what is known now; raises OSError."""
+        self._save(*self._version())
+
+    async def write_behind(self) -> None:
+        """Keep the file up to date, without haste and without holding others up."""
+        while True:
+            await self.changed.wait()
+            await asyncio.sleep(WRITE_SECONDS)
+            number, content = self._version()
+            try:
+                await finish_in_thread(functools.partial(self._save, number, content))
+            except OSError as err:
+                log.error(err, "Could not write what pods have, will be tried again", file=str(self._file))
+                self.changed.set()
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def close(self) -> None:
+        """Write what is still to be written; a failure is only told: nothing is lost but what is new."""
+        if not self.changed.is_set():
+            return
+        try:
+            self.write()
+        except OSError as err:
+            log.error(err, "Could not write what pods have", file=str(self._file))
+
+    def _version(self) -> tuple[int, bytes]:
+        self.changed.clear()
+        self._number += 1
+        return self._number, encode(self._entries) if self._file is not None else b""
+
+    def _save(self, number: int, content: bytes) -> None:
+        with self._lock:
+            if self._file is None or number < self._written:
+                return  # somebody else has written a newer one meanwhile
+            write_atomically(self._file, content, _PRIVATE)
+            self._written = number
+
+
+class ResizeBooks(msgspec.Struct, frozen=True):
+    """Both books of a node."""
+
+    allocated: ResourceBook
+    actuated: ResourceBook
+
+    async def write_behind(self) -> None:
+        """Keep both files up to date until cancelled; what is new is written at last."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.allocated.write_behind())
+                group.create_task(self.actuated.write_behind())
+        finally:
+            self.allocated.close()
+            self.actuated.close()
+
+
+def no_books() -> ResizeBooks:
+    """Give books that nobody writes down."""
+    return ResizeBooks(ResourceBook(), ResourceBook())
+
+
+def read_books(folder: Path) -> ResizeBooks:
+    """Open the books of a node; raises PolicyError when one is there and not sound."""
+    return ResizeBooks(_open(folder / ALLOCATED), _open(folder / ACTUATED))
+
+
+def _open(file: Path) -> ResourceBook:
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return ResourceBook(file)
+    except OSError as err:
+        raise PolicyError(f"cannot read what pods have: {err}") from err
+    try:
+        return ResourceBook(file, decode(content))
+    except ValueError as err:
+        raise PolicyError(
+            f"what pods have cannot be known from {file}: {err}. Drain this node and delete that file"
+        ) from err
+
+
+def encode(entries: Mapping[str, PodResources]) -> bytes:
+    """Give a file's content; the same entries give the same bytes."""
+    document = {
+        uid: {
+            "ContainerResources": _sorted({name: _document(one) for name, one in pod.containers.items()}),
+            "PodLevelResources": None if pod.whole is None else _document(pod.whole),
+        }
+        for uid, pod in sorted(entries.items())
+    }
+    data = msgspec.json.encode({"entries": document} if document else {}).decode()
+    return msgspec.json.encode({"data": data, "checksum": _checksum(data)})
+
+
+def decode(content: bytes) -> dict[str, PodResources]:
+    """Read a file's content; raises ValueError saying what is wrong."""
+    try:
+        found = msgspec.json.decode(content, type=_File)
+        data = msgspec.json.decode(found.data, type=_Data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        raise ValueError(f"it is not what an agent writes ({err})") from err
+    if found.checksum != _checksum(found.data):
+        raise ValueError("it is damaged or was edited: its checksum does not match its content")
+    return {
+        uid: PodResources(
+            {
+                name: from_document(ResourceRequirements, one or {})
+                for name, one in (pod.containers or {}).items()
+            },
+            None if pod.whole is None else from_document(ResourceRequirements, pod.whole),
+        )
+        for uid, pod in (data.entries or {}).items()
+    }
+
+
+class _File(msgspec.Struct):
+    data: str
+    checksum: int
+
+
+class _Entry(msgspec.Struct):
+    containers: dict[str, Any] | None = msgspec.field(name="ContainerResources", default=None)
+    whole: dict[str, Any] | None = msgspec.field(name="PodLevelResources", default=None)
+
+
+class _Data(msgspec.Struct):
+    entries: dict[str, _Entry] | None = None
+
+
+def _document(one: ResourceRequirements) -> dict[str, Any]:
+    document: dict[str, Any] = to_document(one)
+    return {
+        key: _sorted(value) if isinstance(value, dict) else value for key, value in document.items() if value
+    }
+
+
+def _sorted(document: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(sorted(document.items()))
+
+
+def _checksum(data: str) -> int:
+    # What the reference hashes is how Go's debugging printer shows the text.
+    return fnv1a_32(f"(string){data}".encode())
+
+
+RESIZABLE = ("cpu", "memory")
+_NOTHING = Quantity.of(0)
+_NANOS_PER_MILLI = 10**6
+
+
+class Scope(NamedTuple):
+    """What may be resized beside containers and sidecars: gates of the same meaning."""
+
+    whole: bool = True
+    """Resources of whole pods (`InPlacePodLevelResourcesVerticalScaling`)."""
+    init: bool = True
+    """Init containers that end (`InPlacePodVerticalScalingInitContainers`)."""
+
+
+class Sizes(NamedTuple):
+    """What the kernel is told of a container: bytes and thousandths of cpus, 0 for nothing said."""
+
+    memory_limit: int = 0
+    memory_request: int = 0
+    cpu_limit: int = 0
+    cpu_request: int = 0
+
+
+def resizable(pod: Pod, scope: Scope) -> Iterator[Container]:
+    """Give the containers that can be resized."""
+    for container in pod.spec.init_containers:
+        if scope.init or is_sidecar(container):
+            yield container
+    yield from pod.spec.containers
+
+
+def resources_of(pod: Pod, scope: Scope) -> PodResources:
+    """Give what a pod's spec says, as the books keep it."""
+    return PodResources(
+        {container.name: container.resources for container in resizable(pod, scope)},
+        pod.spec.resources if scope.whole else None,
+    )
+
+
+def with_resources(pod: Pod, resources: PodResources, scope: Scope) -> Pod:
+    """Give the pod with these resources; the pod itself when it has them already."""
+
+    def changed(containers: Iterable[Container]) -> list[Container] | None:
+        found = [_with(container, resources.containers.get(container.name)) for container in containers]
+        return found if any(new is not old for new, old in zip(found, containers, strict=True)) else None
+
+    spec = pod.spec
+    if (ordinary := changed(spec.containers)) is not None:
+        spec = msgspec.structs.replace(spec, containers=ordinary)
+    if (init := changed(spec.init_containers)) is not None:
+        spec = msgspec.structs.replace(spec, init_containers=init)
+    if scope.whole and spec.resources != resources.whole:
+        spec = msgspec.structs.replace(spec, resources=resources.whole)
+    return pod if spec is pod.spec else msgspec.structs.replace(pod, spec=spec)
+
+
+def sizes_of(resources: ResourceRequirements, whole: ResourceRequirements | None) -> Sizes:
+    """Give a container's sizes; the pod's own limits bound containers that have none."""
+    limits = effective_limits(resources, whole)
+    return Sizes(
+        memory_limit=int(limits.get("memory", _NOTHING)),
+        memory_request=int(resources.requests.get("memory", _NOTHING)),
+        cpu_limit=limits.get("cpu", _NOTHING).milli,
+        cpu_request=resources.requests.get("cpu", _NOTHING).milli,
+    )
+
+
+def with_sizes(container: Container, sizes: Sizes) -> Container:
+    """Give a container of these sizes."""
+    own = container.resources
+    limits, requests = dict(own.limits), dict(own.requests)
+    for amounts, name, size in (
+        (limits, "memory", Quantity.of(sizes.memory_limit, "binary")),
+        (limits, "cpu", Quantity(sizes.cpu_limit * _NANOS_PER_MILLI)),
+        (requests, "memory", Quantity.of(sizes.memory_request, "binary")),
+        (requests, "cpu", Quantity(sizes.cpu_request * _NANOS_PER_MILLI)),
+    ):
+        # A request of nothing stays: without it, the limit would count as one. An equal amount keeps the
+        # words of its author.
+        if (size.nanos or name in amounts) and amounts.get(name) != size:
+            amounts[name] = size
+    return msgspec.structs.replace(
+        container, resources=msgspec.structs.replace(own, limits=limits, requests=requests)
+    )
+
+
+def effective_limits(resources: ResourceRequirements, whole: ResourceRequirements | None) -> Resources:
+    """Give a container's limits as they are enforced."""
+    limits = dict(resources.limits)
+    for name in RESIZABLE:
+        bound = whole.limits.get(name, _NOTHING) if whole is not None else _NOTHING
+        if bound.nanos and not limits.get(name, _NOTHING).nanos:
+            limits[name] = bound
+    return limits
+
+
+def in_effect(container: Container, pod: Pod, scope: Scope) -> ResourceRequirements:
+    """Give what a container that is started now is set to, as the books keep it."""
+    whole = pod.spec.resources if scope.whole else None
+    if whole is None or not whole.limits:
+        return container.resources
+    return msgspec.structs.replace(container.resources, limits=effective_limits(container.resources, whole))
+
+
+def at_most(pod: Pod, actual: PodResources, scope: Scope) -> Pod:
+    """Give the pod with the larger of what it was promised and what it still has.
+
+    What a pod is to give back is not free before it has done so.
+    """
+
+    def larger(one: ResourceRequirements, other: ResourceRequirements | None) -> ResourceRequirements:
+        more = {
+            name: other.requests[name]
+            for name in RESIZABLE
+            if other is not None and other.requests.get(name, _NOTHING) > one.requests.get(name, _NOTHING)
+        }
+        return msgspec.structs.replace(one, requests={**one.requests, **more}) if more else one
+
+    had = PodResources(
+        {one.name: larger(one.resources, actual.containers.get(one.name)) for one in resizable(pod, scope)},
+        None if pod.spec.resources is None else larger(pod.spec.resources, actual.whole),
+    )
+    return with_resources(pod, had, scope)
+
+
+def _with(container: Container, resources: ResourceRequirements | None) -> Container:
+    if resources is None or resources == container.resources:
+        return container
+    return msgspec.structs.replace(container, resources=resources)
+
+
+Resource = Literal["memory", "cpu"]
+Part = Literal["memory", "quota", "shares"]
+"""A setting of a pod's cgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerResize:
+    """A running container that does not have what it was promised."""
+
+    name: str
+    wanted: Sizes
+    current: Sizes | None = None
+    """None when nobody knows: it is set anew, and never restarted for that."""
+    restart: bool = False
+    """Whether its author wants it restarted for this."""
+
+    def change(self, resource: Resource) -> int:
+        """Say whether it grows (positive) or shrinks (negative) in this resource; a limit counts first."""
+        now = self.current or Sizes()
+        if resource == "memory":
+            return self.wanted.memory_limit - now.memory_limit or (
+                self.wanted.memory_request - now.memory_request
+            )
+        return self.wanted.cpu_limit - now.cpu_limit or self.wanted.cpu_request - now.cpu_request
+
+    def after(self, resource: Resource) -> Sizes:
+        """Give its sizes after a round; that of memory leaves the cpus as they are."""
+        now, new = self.current, self.wanted
+        if now is None or resource == "cpu":
+            return new
+        return new._replace(cpu_limit=now.cpu_limit, cpu_request=now.cpu_request)
+
+
+@dataclass(frozen=True, slots=True)
+class ResizePlan:
+    """What differs between a pod's promise and what it was set to."""
+
+    containers: Mapping[str, ContainerResize] = field(default_factory=dict)
+    """By name; only those that run."""
+    whole: bool = False
+    """Whether what is written for the whole pod differs."""
+    pod: bool = False
+    """Whether the pod's own cgroup was last set to another promise: some of the containers may not run."""
+
+    def __bool__(self) -> bool:
+        return self.whole or self.pod or bool(self.containers)
+
+
+NOTHING = ResizePlan()
+
+
+class PodLimits(NamedTuple):
+    """What a pod's cgroup is set to; larger is more, but -1 of quota is no bound at all."""
+
+    memory: int
+    quota: int
+    shares: int
+
+
+def plan_resize(
+    pod: Pod, running: Collection[str], actuated: PodResources | None, scope: Scope
+) -> ResizePlan:
+    """Compare a pod, as it was promised, with what its running containers were set to."""
+    known = actuated or PodResources()
+    whole = pod.spec.resources if scope.whole else None
+    found = {}
+    for container in resizable(pod, scope):
+        if container.name in running:
+            has = known.containers.get(container.name)
+            if has is container.resources and whole is None and known.whole is None:
+                continue  # as of nearly all pods, and at every step
+            current = sizes_of(has, known.whole if scope.whole else None) if has is not None else None
+            wanted = sizes_of(container.resources, whole)
+            if wanted != current:
+                restart = current is not None and _restarts(container, current, wanted)
+                found[container.name] = ContainerResize(container.name, wanted, current, restart)
+    differs = _whole_sizes(whole) != _whole_sizes(known.whole) if scope.whole else False
+    return ResizePlan(found, differs) if found or differs else NOTHING
+
+
+def in_order(resizes: Sequence[ContainerResize], resource: Resource) -> list[ContainerResize]:
+    """Give those that are set in the round of a resource, the shrinking ones first.
+
+    Of one that was set to nobody knows what, all is set at once in the last round: the pod has room by then.
+    """
+    due = [one for one in resizes if (one.change(resource) if one.current is not None else resource == "cpu")]
+    return sorted(due, key=lambda one: one.change(resource) > 0)
+
+
+def pod_steps(current: PodLimits, wanted: PodLimits, resource: Resource) -> tuple[list[Part], list[Part]]:
+    """Say what to set of the pod's cgroup before its containers are resized, and what after.
+
+    Limits grow before requests and shrink after them: a request is never above its limit.
+    """
+    order: tuple[Part, ...] = ("memory",) if resource == "memory" else ("quota", "shares")
+    now, new = ({**limits._asdict(), "quota": _bound(limits.quota)} for limits in (current, wanted))
+    before = [part for part in order if new[part] > now[part]]
+    after = [part for part in reversed(order) if new[part] < now[part]]
+    return before, after
+
+
+def shrink_problem(
+    limit: int | None,
+    now: int,
+    usage: int | None,
+    resizes: Sequence[ContainerResize],
+    usages: Mapping[str, int],
+) -> str:
+    """Say why memory cannot shrink now; empty when it can.
+
+    `limit` is what the pod's cgroup shall have, None for no change, `now` what it has, `usage` what it uses;
+    `usages` are those of containers by name.
+    """
+    problems = []
+    if limit is not None and limit < now:
+        if usage is None:
+            problems.append("missing pod memory usage")
+        elif usage >= limit:
+            problems.append(f"attempting to set pod memory limit ({limit}) below current usage ({usage})")
+    for one in resizes:
+        bound = one.wanted.memory_limit
+        if not shrinks(one):
+            continue
+        if one.name not in usages:
+            problems.append(f'missing container "{one.name}" memory usage')
+        elif usages[one.name] >= bound:
+            problems.append(
+                f'attempting to set container "{one.name}" memory limit ({bound}) '
+                f"below current usage ({usages[one.name]})"
+            )
+    if not problems:
+        return ""
+    told = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+    return f"cannot decrease memory limits: {told}"
+
+
+def shrinks(one: ContainerResize) -> bool:
+    """Whether a container gets less memory than it could use until now."""
+    if one.current is None or not one.wanted.memory_limit:
+        return False
+    return not one.current.memory_limit or one.wanted.memory_limit < one.current.memory_limit
+
+
+def _restarts(container: Container, current: Sizes, wanted: Sizes) -> bool:
+    changed = {
+        "memory": (current.memory_limit, current.memory_request)
+        != (wanted.memory_limit, wanted.memory_request),
+        "cpu": (current.cpu_limit, current.cpu_request) != (wanted.cpu_limit, wanted.cpu_request),
+    }
+    policies = {policy.resource_name: policy.restart_policy for policy in reversed(container.resize_policy)}
+    return any(changed[name] and policies.get(name) == "RestartContainer" for name in changed)
+
+
+def _bound(quota: int) -> float:
+    """Give a quota as it compares: a first bound takes something away, so it comes after the containers'."""
+    return quota if quota >= 0 else math.inf
+
+
+def _whole_sizes(whole: ResourceRequirements | None) -> Sizes:
+    return sizes_of(whole, None) if whole is not None else Sizes()

@@ -1,0 +1,171 @@
+"""Feature gates: which optional behaviour is on, by the rules of the reference v1.36.
+
+The facts (every gate's stages, defaults, locks and what it needs) are in `feature_gates.tsv`; the
+entry in force is the newest that is not newer than v1.36. Gates of other components are known too,
+because one `featureGates` map is often shared by a whole cluster.
+
+A `FeatureGates` never changes. `with_overrides` gives a new one that also carries everything that
+was wrong with the request, so that the caller can report all of it together with the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.resources
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from pykubelet import KUBERNETES_VERSION
+from pykubelet.config.errors import Problem
+from pykubelet.util.text import quoted
+
+Stage = Literal["Alpha", "Beta", "GA", "Deprecated"]
+ALL_ALPHA = "AllAlpha"
+ALL_BETA = "AllBeta"
+ALIASES = {
+    "CPUCFSQuotaPeriod": "CustomCPUCFSQuotaPeriod",
+    "RuntimeClassInImageCriAPI": "RuntimeClassInImageCriApi",
+}
+"""Names by which lists of the reference's gates call two of them; its flag takes only the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One gate as it stands at the version that is served."""
+
+    name: str
+    stage: Stage
+    default: bool
+    locked: bool = False
+    """The default cannot be changed any more."""
+    needs: tuple[str, ...] = ()
+    """Gates that must be on whenever this one is."""
+
+
+def gate_path(name: str) -> str:
+    """Give the path of a gate in the configuration file, for a problem."""
+    return (
+        f"featureGates.{name}" if name.isidentifier() and len(name) < 80 else f"featureGates[{quoted(name)}]"
+    )
+
+
+@dataclass(frozen=True)
+class FeatureGates:
+    """The state of every gate; `FeatureGates()` has the defaults."""
+
+    overrides: Mapping[str, bool] = field(default_factory=dict)
+    """What was asked for, by name: valid requests only."""
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def enabled(self, name: str) -> bool:
+        """Whether a gate is on; asking for a gate that does not exist is a bug (KeyError)."""
+        gate = known_gates()[ALIASES.get(name, name)]
+        if gate.name in self.overrides:
+            return self.overrides[gate.name]
+        group = {"Alpha": ALL_ALPHA, "Beta": ALL_BETA}.get(gate.stage, "")
+        return self.overrides.get(group, gate.default)
+
+    def with_overrides(
+        self, wanted: Mapping[str, bool], where: Callable[[str], str] = gate_path
+    ) -> FeatureGates:
+        """Set gates, on top of what was set before.
+
+        `where` names the place a gate was set at, for the problems. A request that cannot be met
+        becomes a problem and is left out; the rest holds.
+        """
+        problems = list(self.problems)
+        warnings = list(self.warnings)
+        accepted = dict(self.overrides)
+        for name, value in wanted.items():
+            gate = known_gates().get(ALIASES.get(name, name))
+            if gate is None:
+                problems.append(Problem(where(name), _unknown(name)))
+            elif gate.locked and value != gate.default:
+                problems.append(Problem(where(name), _locked(gate, value)))
+            else:
+                accepted[gate.name] = value
+                if gate.stage in ("GA", "Deprecated"):
+                    warnings.append(
+                        f"feature gate {name} is {'deprecated' if gate.stage == 'Deprecated' else 'GA'}: "
+                        f"{name}={_word(value)} works now, and the gate will be removed in a future release"
+                    )
+        gates = FeatureGates(accepted, tuple(problems), tuple(warnings))
+        if len(problems) > len(self.problems):
+            # What a refused gate would have been is unknown, so needs cannot be judged.
+            return gates
+        return FeatureGates(accepted, (*problems, *gates._unmet(wanted, where)), gates.warnings)
+
+    def _unmet(self, wanted: Mapping[str, bool], where: Callable[[str], str]) -> list[Problem]:
+        problems = []
+        for gate in known_gates().values():
+            off = [need for need in gate.needs if not self.enabled(need)]
+            if off and self.enabled(gate.name):
+                culprit = (
+                    gate.name if gate.name in wanted else next((n for n in off if n in wanted), gate.name)
+                )
+                problems.append(
+                    Problem(
+                        where(culprit),
+                        f"{gate.name} is on but needs {' and '.join(off)}, which is off: "
+                        f"turn {gate.name} off, or what it needs on",
+                    )
+                )
+        return problems
+
+
+@functools.cache
+def known_gates() -> Mapping[str, Gate]:
+    """Every gate by name, as it stands at v1.36, `AllAlpha` and `AllBeta` included."""
+    gates = {
+        ALL_ALPHA: Gate(ALL_ALPHA, "Alpha", default=False),
+        ALL_BETA: Gate(ALL_BETA, "Beta", default=False),
+    }
+    table = importlib.resources.files("pykubelet.config").joinpath("feature_gates.tsv").read_text("utf-8")
+    for line in table.splitlines()[1:]:
+        name, history, *needs = line.split("\t")
+        stage, default, locked = _in_force(history)
+        gates[name] = Gate(name, stage, default, locked, tuple(needs[0].split()) if needs else ())
+    return gates
+
+
+def known_features() -> list[str]:
+    """What `--help` lists: the gates that are still a choice, `Name=true|false (STAGE - default=…)`."""
+    return [
+        f"{gate.name}=true|false ({gate.stage.upper()} - default={_word(gate.default)})"
+        for gate in sorted(known_gates().values(), key=lambda gate: gate.name)
+        if gate.stage in ("Alpha", "Beta")
+    ]
+
+
+def _in_force(history: str) -> tuple[Stage, bool, bool]:
+    """Give stage, default and lock of the newest entry that is not newer than the served version."""
+    chosen, best = "", (-1, -1)
+    for entry in history.split():
+        version, _, rest = entry.partition(":")
+        if best <= _version(version) <= _version(KUBERNETES_VERSION.removeprefix("v")):
+            chosen, best = rest, _version(version)
+    name, _, default = chosen.partition("=")
+    stage = next(stage for stage in get_args(Stage) if stage == name)
+    return stage, default.rstrip("!") == "true", default.endswith("!")
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor, *_ = text.split(".")
+    return int(major), int(minor)
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name[:80], known_gates(), n=1)
+    hint = f"did you mean {close[0]}?" if close else "remove it; it may be from another release"
+    return f"there is no feature gate {quoted(name)} in Kubernetes {KUBERNETES_VERSION}: {hint}"
+
+
+def _locked(gate: Gate, value: bool) -> str:
+    return f"{gate.name} cannot be set to {_word(value)}: it is locked to {_word(gate.default)}; remove it"
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,272 @@
+"""Where the control plane's programs come from.
+
+`$KUBEBUILDER_ASSETS` first, as everywhere in the Kubernetes world; what is not there is built from
+source once (`build.py`). etcd comes from the assets or from the machine (Debian: etcd-server).
+
+Building programs from a Go module of ours, once, into a cache.
+
+The control plane is one such module beside the tests: one program that acts as whichever of its
+names it is called by. The conformance suite is another. The cache's folder bears the hash of the
+module, so a changed version is built anew, and a folder appears only when it is complete: a build that
+is interrupted leaves nothing that could be mistaken for one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pykubelet.devcluster.layout import NotAvailable
+from pykubelet.linux.processes import search_path
+
+BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+GO_PLACES = "/usr/local/go/bin"
+"""Where Go's own installation puts it, which root's PATH often lacks."""
+_PROGRAM = "controlplane"
+_MAIN_SOURCES = ("go.mod", "go.sum", "main.go")
+_SAY_EVERY = 15.0
+_ENOUGH_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GoBuild:
+    """One program of a Go module: the package, the go subcommand and its flags."""
+
+    package: str = "."
+    subcommand: tuple[str, ...] = ("build",)
+    """`build`, or `test -c` for the binary of a package's tests."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    links: tuple[str, ...] = ()
+    """Further names of the program, as symbolic links."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoModule:
+    """A Go module in a checkout and the programs that are built from it, by file name."""
+
+    directory: Path
+    name: str
+    """The name of its directory in the cache."""
+    title: str
+    """What it is in messages: `the control plane`."""
+    remedy: str
+    """What else can be done where it cannot be built, appended to errors; may be empty."""
+    programs: Mapping[str, GoBuild]
+
+
+def built_programs(say: Callable[[str], None], module: Path | None = None) -> dict[str, Path]:
+    """Give the built programs by name, from the cache or by building them now.
+
+    Raises NotAvailable with the reason why there are none.
+    """
+    place = built_module(control_plane(module or source_module()), say)
+    return {name: place / name for name in BUILT}
+
+
+def control_plane(module: Path) -> GoModule:
+    """Return the build of the control plane from its Go module."""
+    return GoModule(
+        directory=module,
+        name=_PROGRAM,
+        title="the control plane",
+        remedy="set KUBEBUILDER_ASSETS",
+        programs={_PROGRAM: GoBuild(links=BUILT)},
+    )
+
+
+def built_module(module: GoModule, say: Callable[[str], None]) -> Path:
+    """Return the cache directory with the module's programs, building them if they are missing.
+
+    Raises NotAvailable with the reason why they cannot be built.
+    """
+    place = cache_place(module.directory, module.name)
+    if not place.is_dir():
+        go = shutil.which("go", path=f"{search_path()}{os.pathsep}{GO_PLACES}")
+        if go is None:
+            raise NotAvailable(
+                f"{module.title} is not built yet and Go is not installed: "
+                f"install Go (https://go.dev/dl){_or(module.remedy)}"
+            )
+        with _one_builder(place):
+            if not place.is_dir():
+                _build(Path(go), module, place, say)
+    return place
+
+
+def source_module() -> Path:
+    """Give the folder of the Go module in a checkout of this project."""
+    module = Path(__file__).parents[3] / "tests" / "controlplane" / "module"
+    if not all((module / name).is_file() for name in _MAIN_SOURCES):
+        raise NotAvailable(
+            "the control plane is built from a checkout of pykubelet, and this is an installed package: "
+            "set KUBEBUILDER_ASSETS to a folder with its programs"
+        )
+    return module
+
+
+def cache_place(module: Path, name: str = _PROGRAM) -> Path:
+    """Give where the programs built from this module belong."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    sources = [module / "go.mod", module / "go.sum", *sorted(module.rglob("*.go"))]
+    whole = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    return base / "pykubelet" / name / whole.hexdigest()[:16]
+
+
+def _build(go: Path, module: GoModule, place: Path, say: Callable[[str], None]) -> None:
+    version = _version(module.directory)
+    say(f"Building {module.title}, Kubernetes {version}: once, and it takes some minutes")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="build-", dir=place.parent) as folder:
+        made = Path(folder) / "made"
+        made.mkdir(mode=0o755)
+        major, minor = version.removeprefix("v").split(".")[:2]
+        stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+        flags = " ".join(
+            f"-X k8s.io/{package}/version.{name}={value}"
+            for package in ("component-base", "client-go/pkg")
+            for name, value in stamps.items()
+        )
+        for program, target in module.programs.items():
+            command = [str(go), *target.subcommand, "-v", "-trimpath", "-buildvcs=false"]
+            command += [f"-ldflags=-s -w {flags}", "-o", str(made / program), target.package]
+            _run(command, module, target.env, say)
+            for name in target.links:
+                (made / name).symlink_to(program)
+        made.rename(place)
+    say(f"Built {module.title} in {time.monotonic() - began:.0f} s")
+
+
+def _run(command: list[str], module: GoModule, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Run the compiler; it names each package that it has compiled, which is our progress."""
+    began = said = time.monotonic()
+    lines: list[str] = []
+    packages = 0
+    with subprocess.Popen(
+        command,
+        cwd=module.directory,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if re.fullmatch(r"[\w./~-]+", line.strip()):
+                packages += 1
+            else:
+                lines.append(line.strip())
+            if (now := time.monotonic()) - said > _SAY_EVERY:
+                said = now
+                say(f"  {packages} packages compiled in {now - began:.0f} s")
+    if process.returncode:
+        told = [line for line in lines if line and not line.startswith("go: downloading")]
+        why = " | ".join(told[-_ENOUGH_LINES:]) or f"it ended with {process.returncode}"
+        raise NotAvailable(
+            f"{module.title} could not be built: {why}; `go build` in {module.directory} tells more"
+            f"{_or(module.remedy)}"
+        )
+
+
+def _or(remedy: str) -> str:
+    return f", or {remedy}" if remedy else ""
+
+
+def _version(module: Path) -> str:
+    match = re.search(
+        r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)$", (module / "go.mod").read_text(), re.MULTILINE
+    )
+    if match is None:
+        raise NotAvailable(f"{module / 'go.mod'} does not require k8s.io/kubernetes: restore it")
+    return match[1]
+
+
+@contextmanager
+def _one_builder(place: Path) -> Iterator[None]:
+    """Have others wait who want to build the same."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as err:
+        raise NotAvailable(f"the cache {place.parent} cannot be written: {err.strerror}") from err
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+ASSETS = "KUBEBUILDER_ASSETS"
+_REQUIRED = ("etcd", "kube-apiserver")
+_WANTED = ("kube-controller-manager", "kube-scheduler", "kubectl")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs of a control plane, and two that go with it."""
+
+    etcd: Path
+    apiserver: Path
+    controller_manager: Path
+    scheduler: Path
+    kubectl: Path
+    kubelet: Path | None
+    """The reference kubelet, to compare ourselves with."""
+
+
+def find_programs(
+    say: Callable[[str], None], environ: Mapping[str, str] = os.environ, module: Path | None = None
+) -> Programs:
+    """Find the programs, building what is missing; `say` hears of a build's progress.
+
+    Raises NotAvailable with the reason. Only the reference kubelet may be missing.
+    """
+    found = _assets(environ)
+    if "etcd" not in found:
+        found["etcd"] = _etcd()
+    if any(name not in found for name in (*_REQUIRED, *_WANTED)):
+        found = {**built_programs(say, module), **found}
+    return Programs(
+        etcd=found["etcd"],
+        apiserver=found["kube-apiserver"],
+        controller_manager=found["kube-controller-manager"],
+        scheduler=found["kube-scheduler"],
+        kubectl=found["kubectl"],
+        kubelet=found.get("kubelet"),
+    )
+
+
+def version_of(programs: Programs) -> str:
+    """The control plane's version, such as v1.36.3; empty when it does not say."""
+    done = subprocess.run([programs.apiserver, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.split()[-1] if done.stdout.split() else ""
+
+
+def _assets(environ: Mapping[str, str]) -> dict[str, Path]:
+    folder = environ.get(ASSETS, "")
+    if not folder:
+        return {}
+    names = ("etcd", *BUILT)
+    found = {name: Path(folder, name) for name in names if os.access(Path(folder, name), os.X_OK)}
+    if missing := [name for name in _REQUIRED if name not in found]:
+        raise NotAvailable(
+            f"{ASSETS}={folder} has no {' and no '.join(missing)}: put it there, or unset the variable"
+        )
+    return found
+
+
+def _etcd() -> Path:
+    found = shutil.which("etcd", path=search_path())
+    if found is None:
+        raise NotAvailable(f"etcd is not installed: install it (Debian: etcd-server), or set {ASSETS}")
+    return Path(found)

@@ -1,0 +1,554 @@
+"""Credential providers: programs that know the logins of registries whose passwords change.
+
+Each program is asked only for images that match its configuration, once at a time for the same
+image, and not again while its last answer is good. A program that fails is as if it knew nothing:
+the pull is tried without it, and the failure is in the log and in the pod's timeline.
+
+The configuration of credential providers: which program is asked for which images.
+
+`--image-credential-provider-config` names a file, or a folder whose files are taken together; the
+programs lie in `--image-credential-provider-bin-dir`. Read strictly and completely before the agent
+starts: a typing error here would otherwise show itself weeks later as an image that cannot be
+pulled.
+
+The service account in whose name a credential provider is asked, where its configuration wants one.
+
+The provider gets a token that is good for the provider's audience only, and those annotations of the
+account that its configuration names. An account without a required annotation does not take part:
+the provider is not asked at all then.
+
+Asking one credential provider once: a request on its standard input, the answer on its output.
+
+The program gets a minute and a bounded answer, and is ended with everything it started when it
+takes longer, says more, or nobody waits any more. What it answers is secret and appears in no
+message; its complaints on standard error do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from pykubelet.api.core import ServiceAccount
+from pykubelet.api.duration import Duration
+from pykubelet.api.names import qualified_name_problem
+from pykubelet.api.pod import Pod
+from pykubelet.config.codec import decode
+from pykubelet.config.documents import read_document
+from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.config.types import ConfigStruct, Pointer
+from pykubelet.images.credentials import (
+    Credentials,
+    CredentialSource,
+    Keyring,
+    Registries,
+    ServiceAccountCoordinates,
+    registry_key,
+    registry_matches,
+)
+from pykubelet.images.metrics import ImageMetrics
+from pykubelet.linux.processes import TooMuch, run_bounded
+from pykubelet.logs import get_logger
+from pykubelet.objects.base import ObjectError
+from pykubelet.util.singleflight import SharedCalls, Stopped
+from pykubelet.util.tasks import TaskScope
+from pykubelet.util.text import quoted
+
+log = get_logger(__name__)
+KIND = "CredentialProviderConfig"
+API_VERSIONS = tuple(f"kubelet.config.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
+PROTOCOLS = tuple(f"credentialprovider.kubelet.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
+"""What the agent and a program can speak with each other."""
+_SUFFIXES = (".json", ".yaml", ".yml")
+_CACHE_TYPES = ("ServiceAccount", "Token")
+
+
+class ExecEnvVar(ConfigStruct):
+    """A variable that a program gets beside the agent's own."""
+
+    name: str = ""
+    value: str = ""
+
+
+class TokenAttributes(ConfigStruct):
+    """The token of the pod's service account that a provider wants."""
+
+    service_account_token_audience: str = ""
+    cache_type: str = ""
+    require_service_account: Pointer[bool | None] = None
+    required_service_account_annotation_keys: list[str] = []
+    optional_service_account_annotation_keys: list[str] = []
+
+
+class CredentialProvider(ConfigStruct):
+    """One program and the images that it is asked for."""
+
+    name: str = ""
+    match_images: list[str] = []
+    default_cache_duration: Pointer[Duration | None] = None
+    api_version: str = ""
+    args: list[str] = []
+    env: list[ExecEnvVar] = []
+    token_attributes: TokenAttributes | None = None
+
+
+class _Document(ConfigStruct):
+    api_version: str = ""
+    kind: str = ""
+    providers: list[CredentialProvider] = []
+
+
+def load_providers(config: Path, bin_dir: Path) -> list[CredentialProvider]:
+    """Read and check the configuration, the programs included; raises ConfigError with all problems."""
+    files = _files(config)
+    providers: list[CredentialProvider] = []
+    problems: list[Problem] = []
+    for path in files:
+        where = f"{path}: " if len(files) > 1 else ""
+        try:
+            found, wrong = _read(read_document(path))
+        except ConfigError as err:
+            problems += err.problems
+            continue
+        providers += found
+        problems += [Problem(where + problem.path, problem.message) for problem in wrong]
+    for name, count in Counter(provider.name for provider in providers).items():
+        if count > 1:
+            problems.append(Problem("providers", f"{quoted(name)} is there {count} times: keep one"))
+    if not problems:
+        problems += _missing_programs(providers, bin_dir)
+    if problems:
+        raise ConfigError(problems)
+    return providers
+
+
+def _files(config: Path) -> list[Path]:
+    if not config.is_dir():
+        return [config]
+    try:
+        found = sorted(path for path in config.iterdir() if path.suffix in _SUFFIXES and not path.is_dir())
+    except OSError as err:
+        raise ConfigError([Problem(str(config), f"cannot be listed, {err.strerror}")]) from None
+    if not found:
+        message = "has no .json, .yaml or .yml file: put the configuration into it"
+        raise ConfigError([Problem(str(config), message)])
+    return found
+
+
+def _read(document: dict[str, Any]) -> tuple[list[CredentialProvider], list[Problem]]:
+    """Read one file's document."""
+    version = document.get("apiVersion")
+    problems = []
+    if version not in API_VERSIONS:
+        problems.append(Problem("apiVersion", f"must be {API_VERSIONS[0]}"))
+    if document.get("kind") != KIND:
+        problems.append(Problem("kind", f"must be {KIND}"))
+    if problems:
+        return [], problems
+    read, problems = decode(_Document, document)
+    if not read.providers and not problems:
+        problems.append(Problem("providers", "must have at least one provider"))
+    for index, provider in enumerate(read.providers):
+        path = f"providers[{index}]"
+        problems += _wrong(provider, path)
+        if provider.token_attributes is not None:
+            if version != API_VERSIONS[0]:
+                message = f"there is no such field in {version}: write apiVersion: {API_VERSIONS[0]}"
+                problems.append(Problem(f"{path}.tokenAttributes", message))
+            problems += _wrong_token(provider, provider.token_attributes, f"{path}.tokenAttributes")
+    return read.providers, problems
+
+
+def _wrong(provider: CredentialProvider, path: str) -> Iterator[Problem]:
+    if not provider.name or provider.name in (".", "..") or "/" in provider.name or " " in provider.name:
+        yield Problem(f"{path}.name", "must be the name of a program in the providers' folder")
+    if provider.api_version not in PROTOCOLS:
+        yield Problem(f"{path}.apiVersion", f"must be one of {', '.join(PROTOCOLS)}")
+    if not provider.match_images:
+        yield Problem(f"{path}.matchImages", "must have at least one pattern, such as *.example.com")
+    for index, pattern in enumerate(provider.match_images):
+        if registry_key(pattern) is None:
+            message = f"{quoted(pattern)} must be a registry such as *.example.com:5000/team"
+            yield Problem(f"{path}.matchImages[{index}]", message)
+    if provider.default_cache_duration is None:
+        yield Problem(f"{path}.defaultCacheDuration", "is missing: write a duration such as 10m, or 0s")
+    elif provider.default_cache_duration < 0:
+        yield Problem(f"{path}.defaultCacheDuration", "must not be negative")
+    for index, variable in enumerate(provider.env):
+        if not variable.name or "=" in variable.name:
+            yield Problem(f"{path}.env[{index}].name", "must be the name of a variable")
+
+
+def _wrong_token(provider: CredentialProvider, token: TokenAttributes, path: str) -> Iterator[Problem]:
+    required = token.required_service_account_annotation_keys
+    optional = token.optional_service_account_annotation_keys
+    if provider.api_version != PROTOCOLS[0]:
+        yield Problem(path, f"needs a provider with apiVersion: {PROTOCOLS[0]}")
+    if not token.service_account_token_audience:
+        yield Problem(f"{path}.serviceAccountTokenAudience", "is missing: write who the token is for")
+    if token.require_service_account is None:
+        yield Problem(f"{path}.requireServiceAccount", "is missing: write true or false")
+    elif not token.require_service_account and required:
+        message = "must be empty when requireServiceAccount is false"
+        yield Problem(f"{path}.requiredServiceAccountAnnotationKeys", message)
+    if token.cache_type not in _CACHE_TYPES:
+        yield Problem(f"{path}.cacheType", f"must be one of {', '.join(_CACHE_TYPES)}")
+    for kind, keys in (("required", required), ("optional", optional)):
+        for key in keys:
+            if problem := qualified_name_problem(key.lower()):
+                yield Problem(f"{path}.{kind}ServiceAccountAnnotationKeys", f"{quoted(key)} {problem}")
+    for key, count in Counter([*required, *optional]).items():
+        if count > 1:
+            yield Problem(path, f"the annotation {quoted(key)} is there {count} times: keep one")
+
+
+def _missing_programs(providers: list[CredentialProvider], bin_dir: Path) -> Iterator[Problem]:
+    if not bin_dir.is_dir():
+        yield Problem(str(bin_dir), "is not a folder: give the one with the credential providers' programs")
+        return
+    for provider in providers:
+        program = bin_dir / provider.name
+        if not program.is_file():
+            yield Problem(str(program), "does not exist: install the program of this credential provider")
+        elif not os.access(program, os.X_OK):
+            yield Problem(str(program), f"is not executable: chmod +x {program}")
+
+
+TIMEOUT_SECONDS = 60.0
+MAX_ANSWER_BYTES = 1024 * 1024
+CacheKey = Literal["Image", "Registry", "Global"]
+"""The images that an answer is good for: this one, all of its registry, or all of the provider."""
+
+
+class ProviderError(Exception):
+    """A credential provider did not give an answer that can be used: one line without secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a provider said."""
+
+    registries: Registries
+    cache_key: CacheKey
+    cache_duration: Duration | None
+    """For how long; None when the provider leaves it to the configuration."""
+
+
+async def ask_provider(
+    provider: CredentialProvider,
+    program: Path,
+    repository: str,
+    token: str = "",
+    annotations: Mapping[str, str] = MappingProxyType({}),
+) -> Answer:
+    """Ask for the credentials of a repository, perhaps in a service account's name; raises ProviderError."""
+    request: dict[str, Any] = {
+        "kind": "CredentialProviderRequest",
+        "apiVersion": provider.api_version,
+        "image": repository,
+    }
+    if token:
+        request["serviceAccountToken"] = token
+    if annotations:
+        request["serviceAccountAnnotations"] = dict(annotations)
+    environment = {**os.environ, **{variable.name: variable.value for variable in provider.env}}
+    output = await _run(program, provider.args, environment, json.dumps(request).encode() + b"\n")
+    return _read_answer(output, provider.api_version)
+
+
+class _AuthConfig(msgspec.Struct, forbid_unknown_fields=True):
+    username: str = ""
+    password: str = ""
+
+
+class _Response(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    kind: str = ""
+    api_version: str = ""
+    cache_key_type: CacheKey | None = None
+    cache_duration: str | None = None
+    auth: dict[str, _AuthConfig] | None = None
+
+
+def _read_answer(output: bytes, api_version: str) -> Answer:
+    try:
+        response = msgspec.json.decode(output, type=_Response)
+        duration = Duration.parse(response.cache_duration) if response.cache_duration is not None else None
+    except (msgspec.MsgspecError, ValueError):
+        # The library's own words may quote what it read.
+        raise ProviderError("its answer is not a valid CredentialProviderResponse") from None
+    if response.kind != "CredentialProviderResponse":
+        raise ProviderError(f"its answer is a {quoted(response.kind)}, not a CredentialProviderResponse")
+    if response.api_version != api_version:
+        raise ProviderError(
+            f"its answer has apiVersion {quoted(response.api_version)}, the request had {api_version}"
+        )
+    if response.cache_key_type is None:
+        raise ProviderError("its answer has no cacheKeyType: one of Image, Registry and Global is needed")
+    registries = {
+        registry: Credentials(auth.username, auth.password)
+        for registry, auth in (response.auth or {}).items()
+    }
+    return Answer(registries, response.cache_key_type, duration)
+
+
+async def _run(program: Path, args: Sequence[str], environment: Mapping[str, str], request: bytes) -> bytes:
+    try:
+        finished = await run_bounded(
+            [str(program), *args],
+            environment,
+            seconds=TIMEOUT_SECONDS,
+            max_bytes=MAX_ANSWER_BYTES,
+            data=request,
+        )
+    except TimeoutError:
+        raise ProviderError(f"it did not answer within {TIMEOUT_SECONDS:g} s") from None
+    except TooMuch:
+        raise ProviderError(f"its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB") from None
+    except (OSError, ValueError) as err:
+        why = err.strerror if isinstance(err, OSError) else str(err)
+        raise ProviderError(f"{program} could not be started: {why}") from None
+    if finished.status:
+        words = finished.complaint or "it gave no reason"
+        raise ProviderError(f"it failed with status {finished.status}: {words}")
+    return finished.output
+
+
+TOKEN_SECONDS = 3600
+
+
+class PodAccounts(Protocol):
+    """The service accounts of pods, as an API server knows them: `pods.cluster_objects.ClusterObjects`."""
+
+    async def service_account(self, pod: Pod) -> ServiceAccount:
+        """Give the pod's service account; raises ObjectError."""
+
+    async def token(self, pod: Pod, *, audience: str, seconds: int, account_uid: str) -> str:
+        """Give a token of that very account, bound to the pod; raises ObjectError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks a provider."""
+
+    namespace: str
+    name: str
+    uid: str
+    token: str = field(repr=False)
+    annotations: Mapping[str, str]
+
+    def cache_key(self, wanted: TokenAttributes | None) -> str:
+        """Tell apart those who must not share an answer: accounts, or even tokens."""
+        parts = [self.namespace, self.name, self.uid, *self._annotations()]
+        if wanted is not None and wanted.cache_type == "Token":
+            parts.append(self.fingerprint)
+        return "\0".join(parts)
+
+    def call_key(self) -> str:
+        """Tell apart those for whom a provider must be run separately."""
+        return "\0".join([self.fingerprint, *self._annotations()])
+
+    @property
+    def source(self) -> ServiceAccountCoordinates | None:
+        """The service account, None when the provider received no token."""
+        return ServiceAccountCoordinates(self.uid, self.namespace, self.name) if self.name else None
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the token where it must not be shown."""
+        return hashlib.sha256(self.token.encode()).hexdigest()
+
+    def _annotations(self) -> list[str]:
+        return [part for pair in sorted(self.annotations.items()) for part in pair]
+
+
+NOBODY = Identity("", "", "", "", {})
+"""Who asks where no account is wanted, or the pod has none and need not."""
+
+
+async def identify(pod: Pod, wanted: TokenAttributes | None, accounts: PodAccounts | None) -> Identity | None:
+    """Give the identity to ask with; None when the provider is not to be asked. Raises ProviderError."""
+    if wanted is None:
+        return NOBODY
+    name = pod.spec.service_account_name
+    if not name:
+        return None if wanted.require_service_account else NOBODY
+    if accounts is None:
+        raise ProviderError(
+            f"it wants a token of service account {name}, "
+            "which only an API server can give, and this agent runs without one"
+        )
+    try:
+        account = await accounts.service_account(pod)
+    except ObjectError as err:
+        raise ProviderError(f"failed to get service account: {err}") from err
+    given = account.metadata.annotations
+    required = wanted.required_service_account_annotation_keys
+    if not all(key in given for key in required):
+        return None
+    keys = [*required, *wanted.optional_service_account_annotation_keys]
+    annotations = {key: given[key] for key in keys if key in given}
+    try:
+        token = await accounts.token(
+            pod,
+            audience=wanted.service_account_token_audience,
+            seconds=TOKEN_SECONDS,
+            account_uid=account.metadata.uid,
+        )
+    except ObjectError as err:
+        raise ProviderError(f"failed to get service account token: {err}") from err
+    return Identity(pod.metadata.namespace, name, account.metadata.uid, token, annotations)
+
+
+class Found(NamedTuple):
+    """What the providers had for an image."""
+
+    credentials: list[Credentials]
+    failures: list[str]
+    """One line for each provider that failed."""
+
+
+class ProviderPlugins:
+    """All credential providers of the node."""
+
+    def __init__(
+        self,
+        providers: Sequence[CredentialProvider],
+        bin_dir: Path,
+        tasks: TaskScope,
+        metrics: ImageMetrics,
+        accounts: PodAccounts | None = None,
+    ) -> None:
+        self._plugins = [_Plugin(provider, bin_dir, tasks, metrics, accounts) for provider in providers]
+
+    async def lookup(self, repository: str, pod: Pod) -> Found:
+        """Ask every provider that is for this repository, all at the same time."""
+        asked = [plugin for plugin in self._plugins if plugin.is_for(repository)]
+        async with asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(_try(plugin, repository, pod)) for plugin in asked]
+        keyring, failures = Keyring(), []
+        for answer in answers:
+            match answer.result():
+                case str() as failure:
+                    failures.append(failure)
+                case registries, source:
+                    keyring.add(registries, source)
+        return Found(keyring.lookup(repository), failures)
+
+
+_Tracked = tuple[Registries, CredentialSource | None]
+"""A provider's credentials, and the service account whose token it received."""
+
+
+async def _try(plugin: _Plugin, repository: str, pod: Pod) -> _Tracked | str:
+    try:
+        return await plugin.registries(repository, pod)
+    except (ProviderError, Stopped) as err:
+        log.error(
+            err,
+            "A credential provider failed; going on without it",
+            provider=plugin.name,
+            image=repository,
+            pod=pod.full_name,
+        )
+        return f"credential provider {plugin.name} failed: {err}"
+
+
+class _Kept(NamedTuple):
+    registries: Registries
+    until: float
+
+
+class _Plugin:
+    """One provider and what it said before."""
+
+    def __init__(
+        self,
+        provider: CredentialProvider,
+        bin_dir: Path,
+        tasks: TaskScope,
+        metrics: ImageMetrics,
+        accounts: PodAccounts | None,
+    ) -> None:
+        self.name = provider.name
+        self._provider = provider
+        self._program = bin_dir / provider.name
+        self._metrics = metrics
+        self._accounts = accounts
+        self._calls: SharedCalls[tuple[str, str], Registries] = SharedCalls(
+            tasks, f"credential-provider-{self.name}"
+        )
+        self._kept: dict[_Place, _Kept] = {}
+
+    def is_for(self, repository: str) -> bool:
+        """Whether this provider is for such an image."""
+        return any(registry_matches(pattern, repository) for pattern in self._provider.match_images)
+
+    async def registries(self, repository: str, pod: Pod) -> _Tracked:
+        """Give the provider's answer, a kept one if there is one; raises ProviderError."""
+        identity = await identify(pod, self._provider.token_attributes, self._accounts)
+        if identity is None:
+            log.v(5).info("Not asking a credential provider", provider=self.name, pod=pod.full_name)
+            return {}, None
+        now, owner = _now(), identity.cache_key(self._provider.token_attributes)
+        for scope in ("Image", "Registry", "Global"):
+            kept = self._kept.get(_place(scope, repository, owner))
+            if kept is not None and now < kept.until:
+                return kept.registries, identity.source
+        call = (repository, identity.call_key())
+        asked = await self._calls.run(call, lambda: self._ask(repository, identity, owner))
+        return asked, identity.source
+
+    async def _ask(self, repository: str, identity: Identity, owner: str) -> Registries:
+        log.v(5).info("Asking credential provider", provider=self.name, image=repository)
+        started = _now()
+        failed = True
+        try:
+            answer = await ask_provider(
+                self._provider, self._program, repository, identity.token, identity.annotations
+            )
+            failed = False
+        finally:
+            self._metrics.plugin_ran(self.name, _now() - started, failed=failed)
+        self._check_no_echo(answer, identity)
+        duration = answer.cache_duration
+        if duration is None:
+            duration = self._provider.default_cache_duration
+        now = _now()
+        self._kept = {key: kept for key, kept in self._kept.items() if now < kept.until}
+        if duration is not None and duration > 0:
+            until = now + duration.seconds
+            self._kept[_place(answer.cache_key, repository, owner)] = _Kept(answer.registries, until)
+        return answer.registries
+
+    def _check_no_echo(self, answer: Answer, identity: Identity) -> None:
+        """Refuse a pod's own token as a login where the answer is kept for others; raises ProviderError."""
+        wanted = self._provider.token_attributes
+        if wanted is None or not identity.token or wanted.cache_type == "Token":
+            return
+        if any(login.password == identity.token for login in answer.registries.values()):
+            raise ProviderError(
+                "it gave the service account's token as the password: write cacheType: Token for it"
+            )
+
+
+_Place = tuple[CacheKey, str, str]
+"""Where an answer is kept: for what, for which of these, and for whom."""
+
+
+def _place(scope: CacheKey, repository: str, owner: str) -> _Place:
+    name = {"Image": repository, "Registry": repository.partition("/")[0], "Global": ""}[scope]
+    return scope, name, owner
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,137 @@
+"""The request for a container.
+
+The request for a pod's sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pykubelet.api.downward_api import expand_all
+from pykubelet.api.names import normal_name
+from pykubelet.api.pod import Container, ContainerPort, Pod
+from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.kuberuntime.dns import pod_dns
+from pykubelet.kuberuntime.env import container_env
+from pykubelet.kuberuntime.errors import ConfigProblem, growth_is_a_problem
+from pykubelet.kuberuntime.labels import (
+    container_annotations,
+    container_labels,
+    sandbox_annotations,
+    sandbox_labels,
+)
+from pykubelet.kuberuntime.linux_resources import container_resources, overhead_resources, sandbox_resources
+from pykubelet.kuberuntime.mounts import container_devices, container_mounts, kernel_hostname
+from pykubelet.kuberuntime.options import ContainerFacts, SandboxFacts
+from pykubelet.kuberuntime.paths import container_log_path, pod_log_dir
+from pykubelet.kuberuntime.security import check_run_as_non_root, container_security, sandbox_security
+
+
+@growth_is_a_problem()
+def make_container_config(pod: Pod, container: Container, facts: ContainerFacts) -> cri.ContainerConfig:
+    """Make the request; the same pod, container and facts always give the same one.
+
+    `container` is an ordinary, init or ephemeral one of the pod. Raises ConfigProblem.
+    """
+    check_run_as_non_root(pod, container, facts)
+    env = container_env(pod, container, facts)
+    try:
+        return cri.ContainerConfig(
+            metadata=cri.ContainerMetadata(name=container.name, attempt=facts.attempt),
+            image=cri.ImageSpec(image=facts.image_id, user_specified_image=container.image),
+            command=expand_all(container.command, env),
+            args=expand_all(container.args, env),
+            working_dir=container.working_dir,
+            envs=[
+                cri.KeyValue(key=name, value=value.encode(errors="surrogateescape"))
+                for name, value in env.items()
+            ],
+            mounts=container_mounts(pod, container, env, facts),
+            devices=container_devices(container, facts),
+            CDI_devices=[cri.CDIDevice(name=name) for name in facts.grants.cdi_devices],
+            labels=container_labels(pod, container),
+            annotations=container_annotations(pod, container, facts.attempt, facts.grants.annotations),
+            log_path=container_log_path(container.name, facts.attempt),
+            stdin=container.stdin,
+            stdin_once=container.stdin_once,
+            tty=container.tty,
+            stop_signal=_stop_signal(container, facts),
+            linux=cri.LinuxContainerConfig(
+                resources=container_resources(pod, container, facts),
+                security_context=container_security(pod, container, facts),
+            ),
+        )
+    except UnicodeEncodeError as err:
+        raise ConfigProblem(
+            f"container {container.name} holds text that cannot be sent: {err.reason}"
+        ) from err
+
+
+def _stop_signal(container: Container, facts: ContainerFacts) -> str:
+    """Give the signal's name in the protocol; one that it does not know leaves the image's."""
+    wish = container.lifecycle.stop_signal if container.lifecycle is not None else None
+    if wish is None or not facts.node.gates.enabled("ContainerStopSignals"):
+        return "RUNTIME_DEFAULT"
+    name = wish.replace("+", "PLUS").replace("-", "MINUS")
+    return name if name in cri.Signal.DESCRIPTOR.values_by_name else "RUNTIME_DEFAULT"
+
+
+_PROTOCOLS = {"UDP": cri.UDP, "SCTP": cri.SCTP}
+
+
+def make_sandbox_config(pod: Pod, facts: SandboxFacts) -> cri.PodSandboxConfig:
+    """Make the request; the same pod and facts always give the same one.
+
+    What of the pod's DNS wishes was left out, `pod_dns` tells. Raises ConfigProblem.
+    """
+    meta, node = pod.metadata, facts.node
+    try:
+        return cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(
+                name=meta.name, namespace=meta.namespace, uid=meta.uid, attempt=facts.attempt
+            ),
+            hostname=_hostname(pod, facts),
+            log_directory=pod_log_dir(node.pod_logs_dir, meta.namespace, meta.name, meta.uid),
+            dns_config=pod_dns(pod, node, facts.resolv_conf).to_message(),
+            port_mappings=[
+                mapping for container in pod.spec.containers for mapping in port_mappings(container)
+            ],
+            labels=sandbox_labels(pod),
+            annotations=sandbox_annotations(pod),
+            linux=cri.LinuxPodSandboxConfig(
+                cgroup_parent=facts.cgroup_parent,
+                security_context=sandbox_security(pod, facts),
+                sysctls={normal_name(s.name): s.value for s in pod.spec.security_context.sysctls},
+                overhead=overhead_resources(pod, node),
+                resources=sandbox_resources(pod, facts),
+            ),
+        )
+    except UnicodeEncodeError as err:
+        raise ConfigProblem(f"the pod holds text that cannot be sent: {err.reason}") from err
+
+
+def port_mappings(container: Container) -> Iterator[cri.PortMapping]:
+    """Give a container's ports, each once."""
+    seen: set[str | tuple[str, str, int, int]] = set()
+    for port in container.ports:
+        key = port.name or _identity(port)
+        if key not in seen:
+            seen.add(key)
+            yield cri.PortMapping(
+                protocol=_PROTOCOLS.get(port.protocol, cri.TCP),
+                container_port=port.container_port,
+                host_port=port.host_port,
+                host_ip=port.host_ip,
+            )
+
+
+def _hostname(pod: Pod, facts: SandboxFacts) -> str:
+    if pod.spec.host_network:
+        return ""
+    node = facts.node
+    return kernel_hostname(pod, node.cluster_domain, override=node.gates.enabled("HostnameOverride"))
+
+
+def _identity(port: ContainerPort) -> tuple[str, str, int, int]:
+    """Tell ports without a name apart; the same port may be published once per address."""
+    return port.protocol, port.host_ip, port.container_port, port.host_port

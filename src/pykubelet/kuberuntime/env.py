@@ -1,0 +1,425 @@
+"""A container's environment: from all its sources, in the order in which they were written.
+
+Later sources win: what device plugins give, then `envFrom`, then `env`; the variables of services
+fill what is left. A variable may refer to those above it and to services as `$(NAME)`. Whatever
+cannot be resolved stops the container before it exists, with a sentence that says what is missing.
+
+Gathers what a container's variables come from: configMaps, secrets and files in the pod's volumes.
+
+A request for a container is made without asking anyone (`container_config.py`), so what it needs is
+had before, all at the same time. What cannot be had is a problem only when it is looked up: a
+variable that does not need it, or an optional one, goes on.
+
+Parser of environment files in volumes (`fileKeyRef`): a strict subset of the shell's assignments.
+
+    NAME='value'   # a comment
+
+A value is enclosed in single quotes, is taken literally and may span lines. `NAME= 'x'` assigns the empty
+string, as in a shell. Anything else is an error, so that no file means one thing here and another in a shell.
+
+Containers write these files. The parser reads each byte once, line by line, retains only the requested
+values and blocks its thread for less than a second for the largest file; it never runs on the event loop.
+
+Reads a text that a container has put into a volume: of any file, and of nothing outside of it.
+
+Whoever writes there is not to be trusted: the name may be a link to the host's files, a pipe that
+never says anything, or a file as large as the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pykubelet.api.downward_api import checked_size, expand, field_value, resource_value
+from pykubelet.api.ip import by_family
+from pykubelet.api.pod import (
+    Container,
+    EnvFromSource,
+    EnvVarSource,
+    FileKeySelector,
+    KeySelector,
+    NamedRef,
+    Pod,
+)
+from pykubelet.kuberuntime.errors import ConfigProblem, MissingSource, ServicesUnknown, growth_is_a_problem
+from pykubelet.kuberuntime.options import ContainerFacts
+from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
+from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.util.tasks import in_own_thread
+from pykubelet.volumes.plugin import MountedVolume
+from pykubelet.volumes.sub_path import opened_inside
+
+_Kind = Literal["ConfigMap", "Secret"]
+_Data = Mapping[str, str] | Mapping[str, bytes]
+
+
+@growth_is_a_problem()
+def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict[str, str]:
+    """Give a container's variables; raises ConfigProblem.
+
+    Bytes that are no text (of secrets) are in the values as `surrogateescape` writes them.
+    """
+    if facts.service_env is None and not is_static_pod(pod):
+        raise ServicesUnknown("services have not yet been read at least once, cannot construct envvars")
+    services = facts.service_env or {}
+    sources = _Sources(pod, facts)
+    own: dict[str, str] = {}
+    size = 0
+    for bulk in container.env_from:
+        own |= {bulk.prefix + key: value for key, value in sources.all_of(bulk).items()}
+    for variable in container.env:
+        value: str | None = variable.value
+        if value:
+            value = expand(value, own, services)
+        elif variable.value_from is not None:
+            value = sources.value(variable.value_from, container)
+        if value is not None:
+            own[variable.name] = value
+            # At each step, because a few lines that refer to a long value could fill the memory.
+            size = checked_size(size + len(value))
+    env = {**facts.grants.env, **own}
+    env |= {name: value for name, value in services.items() if name not in env}
+    return env
+
+
+class _Sources:
+    """Where values come from, each configMap and secret asked for once."""
+
+    def __init__(self, pod: Pod, facts: ContainerFacts) -> None:
+        self._pod = pod
+        self._facts = facts
+        self._objects: dict[_Kind, Callable[[str], _Data]] = {
+            "ConfigMap": cache(facts.config_map),
+            "Secret": cache(facts.secret),
+        }
+
+    def all_of(self, source: EnvFromSource) -> dict[str, str]:
+        """Give all values of a configMap or secret."""
+        if source.config_map_ref is not None:
+            return self._bulk("ConfigMap", source.config_map_ref)
+        if source.secret_ref is not None:
+            return self._bulk("Secret", source.secret_ref)
+        return {}
+
+    def value(self, source: EnvVarSource, container: Container) -> str | None:
+        """Give a variable's value; None when it is optional and there is none."""
+        if source.field_ref is not None or source.resource_field_ref is not None:
+            return self._own_value(source, container)
+        if source.config_map_key_ref is not None:
+            return self._one_of("ConfigMap", source.config_map_key_ref)
+        if source.secret_key_ref is not None:
+            return self._one_of("Secret", source.secret_key_ref)
+        if source.file_key_ref is not None and self._facts.node.gates.enabled("EnvFiles"):
+            return self._in_file(source.file_key_ref)
+        return ""
+
+    def _own_value(self, source: EnvVarSource, container: Container) -> str:
+        node = self._facts.node
+        try:
+            if source.field_ref is not None:
+                # In the host's network, the host's addresses are the pod's; the runtime tells none.
+                ips = by_family(self._facts.pod_ips, next(iter(node.host_ips), ""))
+                own = node.host_ips if self._pod.spec.host_network else ips
+                return field_value(source.field_ref, self._pod, pod_ips=own, host_ips=node.host_ips)
+            assert source.resource_field_ref is not None
+            return resource_value(
+                source.resource_field_ref, self._pod, container, node.allocatable, pod_level=node.pod_level
+            )
+        except ValueError as err:
+            raise ConfigProblem(str(err)) from err
+
+    def _bulk(self, kind: _Kind, ref: NamedRef) -> dict[str, str]:
+        data = self._data(kind, ref.name, ref.optional)
+        # Sorted, because the order of keys in an API object means nothing and may change.
+        return {key: _text(data[key]) for key in sorted(data)}
+
+    def _one_of(self, kind: _Kind, ref: KeySelector) -> str | None:
+        data = self._data(kind, ref.name, ref.optional)
+        if ref.key in data:
+            return _text(data[ref.key])
+        if ref.optional:
+            return None
+        raise ConfigProblem(
+            f"couldn't find key {ref.key} in {kind} {self._pod.metadata.namespace}/{ref.name}"
+        )
+
+    def _data(self, kind: _Kind, name: str, optional: bool | None) -> _Data:
+        try:
+            return self._objects[kind](name)
+        except MissingSource:
+            if optional:
+                return {}
+            raise
+
+    def _in_file(self, ref: FileKeySelector) -> str | None:
+        if ref.volume_name not in self._facts.volumes:
+            raise ConfigProblem(f'cannot find the volume "{ref.volume_name}" referenced by FileKeyRef')
+        try:
+            value = self._facts.env_file(ref.volume_name, ref.path, ref.key)
+        except (OSError, ValueError) as err:
+            raise ConfigProblem(f"couldn't parse env file: {err}") from err
+        if value:
+            return value
+        if ref.optional:
+            return None
+        raise ConfigProblem(f'environment variable key "{ref.key}" not found in file "{ref.path}"')
+
+
+def _text(value: str | bytes) -> str:
+    """Keep bytes that are no text as they are, through to the runtime."""
+    return value if isinstance(value, str) else value.decode(errors="surrogateescape")
+
+
+MAX_LINE_BYTES = (64 << 10) - 1
+"""Bytes of the longest line, without its line feed; upstream's scanner has a buffer of 64 KiB."""
+_BLANKS = b" \t"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFile:
+    """The requested values of an environment file, up to the first line that is not an assignment."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    error: ValueError | None = None
+
+    def value(self, key: str) -> str:
+        """Return the first value of a variable; "" when the file does not set it.
+
+        Raises ValueError, with the number of the line, when an invalid line precedes the variable.
+        """
+        if key not in self.values and self.error is not None:
+            raise self.error
+        return self.values.get(key, "")
+
+
+def parse_env_file(data: bytes, keys: Collection[str]) -> EnvFile:
+    """Parse the values of these variables, of each the first. Blocks for a time linear in `data`.
+
+    Bytes that are not UTF-8 are in the values as `surrogateescape` writes them.
+    """
+    missing = {key.encode(errors="surrogateescape"): key for key in keys}
+    values: dict[str, str] = {}
+    try:
+        for name, value in _assignments(data):
+            key = missing.pop(name, None)
+            if key is not None:
+                values[key] = value.decode(errors="surrogateescape")
+            if not missing:
+                break
+    except ValueError as err:
+        return EnvFile(values, err)
+    return EnvFile(values)
+
+
+def _assignments(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    lines = _lines(data)
+    for number, line in lines:
+        text = line.lstrip(_BLANKS)
+        if not text or text.startswith(b"#"):
+            continue
+        name, equals, value = text.partition(b"=")
+        if not equals or not name or name != name.rstrip(_BLANKS):
+            raise _invalid(number, "write NAME='value', with no space before the =")
+        if value[:1] in (b" ", b"\t"):
+            yield name, b""
+        elif value.startswith(b"'"):
+            yield name, _quoted(value[1:], number, lines)
+        else:
+            raise _invalid(number, "write the value in single quotes")
+
+
+def _quoted(rest: bytes, first: int, lines: Iterator[tuple[int, bytes]]) -> bytes:
+    """Return a value from behind its opening quote up to the closing one, which may be lines below."""
+    number = first
+    parts = []
+    while True:
+        part, quote, after = rest.partition(b"'")
+        parts.append(part)
+        if quote:
+            break
+        found = next(lines, None)
+        if found is None:
+            raise _invalid(first, "close the single quote")
+        number, rest = found
+    after = after.lstrip(_BLANKS)
+    if after and not after.startswith(b"#"):
+        raise _invalid(number, "write nothing but a # comment after the value")
+    return b"\n".join(parts)
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines with their numbers, without line ends. Raises ValueError for one that is too long."""
+    number, start = 0, 0
+    while start < len(data):
+        number += 1
+        end = data.find(b"\n", start)
+        if end < 0:
+            end = len(data)
+        if end - start > MAX_LINE_BYTES:
+            raise _invalid(number, f"write at most {MAX_LINE_BYTES} bytes per line")
+        yield number, data[start:end].removesuffix(b"\r")
+        start = end + 1
+
+
+def _invalid(line: int, remedy: str) -> ValueError:
+    return ValueError(f"line {line} of the environment file is no assignment: {remedy}")
+
+
+LARGEST = 1 << 20
+"""Bytes: more than all variables of a process may take."""
+
+
+def read_inside(volume: Path, path: str) -> bytes:
+    """Return the content of a file of a volume.
+
+    Raises OSError, and ValueError when it is no file or too large; neither tells of the host. Blocks.
+    """
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError("the path must be relative and without '..'")
+    try:
+        with opened_inside(volume, path, make=False) as found:
+            if not stat.S_ISREG(os.fstat(found).st_mode):
+                raise ValueError("it is not a file")
+            with Path(f"/proc/self/fd/{found}").open("rb") as file:
+                data = file.read(LARGEST + 1)
+    except OSError as err:
+        raise OSError(err.errno, err.strerror) from err
+    if len(data) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST} bytes")
+    return data
+
+
+V = TypeVar("V")
+MAX_FILES_BYTES = 16 << 20
+"""Bytes of all environment files of a container: as much as all its variables may have together."""
+_PARSING = threading.Lock()
+"""Held while a file is parsed: the event loop waits milliseconds for each thread that runs Python code."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSources:
+    """What was gathered: contents by name, or why there are none."""
+
+    config_maps: Mapping[str, Mapping[str, str] | ObjectError] = field(default_factory=dict)
+    secrets: Mapping[str, Mapping[str, bytes] | ObjectError] = field(default_factory=dict)
+    files: Mapping[tuple[str, str], EnvFile | OSError | ValueError] = field(default_factory=dict)
+    """Parsed environment files, by the volume's name and the path in it."""
+
+    def config_map(self, name: str) -> Mapping[str, str]:
+        """Look up a configMap; raises ConfigProblem, MissingSource when there is none."""
+        return _given(self.config_maps[name])
+
+    def secret(self, name: str) -> Mapping[str, bytes]:
+        """Look up a secret; raises ConfigProblem, MissingSource when there is none."""
+        return _given(self.secrets[name])
+
+    def file_value(self, volume: str, path: str, key: str) -> str:
+        """Return a variable of an environment file, "" when it is not set. Raises OSError and ValueError."""
+        found = self.files[volume, path]
+        if isinstance(found, EnvFile):
+            return found.value(key)
+        raise found
+
+
+async def gather_env_sources(
+    objects: PodObjects, pod: Pod, container: Container, volumes: Mapping[str, MountedVolume]
+) -> EnvSources:
+    """Have all that a container's `env` and `envFrom` refer to; failures are kept for whoever looks."""
+
+    async def config_map(name: str) -> Mapping[str, str]:
+        return (await objects.config_map(pod, name)).data
+
+    async def secret(name: str) -> Mapping[str, bytes]:
+        return (await objects.secret(pod, name)).data
+
+    config_maps, secrets = set(_config_maps(container)), set(_secrets(container))
+    wanted = _file_keys(container, volumes)
+    if not config_maps and not secrets and not wanted:
+        return EnvSources()
+    async with asyncio.TaskGroup() as tasks:
+        named = {name: tasks.create_task(_tried(config_map, name)) for name in sorted(config_maps)}
+        hidden = {name: tasks.create_task(_tried(secret, name)) for name in sorted(secrets)}
+        files = tasks.create_task(_parsed_files(wanted, volumes))
+    return EnvSources(
+        {name: task.result() for name, task in named.items()},
+        {name: task.result() for name, task in hidden.items()},
+        files.result(),
+    )
+
+
+def _config_maps(container: Container) -> Iterator[str]:
+    for bulk in container.env_from:
+        if bulk.config_map_ref is not None:
+            yield bulk.config_map_ref.name
+    for variable in container.env:
+        if variable.value_from is not None and variable.value_from.config_map_key_ref is not None:
+            yield variable.value_from.config_map_key_ref.name
+
+
+def _secrets(container: Container) -> Iterator[str]:
+    for bulk in container.env_from:
+        if bulk.secret_ref is not None:
+            yield bulk.secret_ref.name
+    for variable in container.env:
+        if variable.value_from is not None and variable.value_from.secret_key_ref is not None:
+            yield variable.value_from.secret_key_ref.name
+
+
+def _file_keys(container: Container, volumes: Mapping[str, MountedVolume]) -> dict[tuple[str, str], set[str]]:
+    """Return the variables that a container takes from each file, by the volume's name and the path in it."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for variable in container.env:
+        if variable.value_from is not None and variable.value_from.file_key_ref is not None:
+            ref = variable.value_from.file_key_ref
+            if ref.volume_name in volumes:
+                found.setdefault((ref.volume_name, ref.path), set()).add(ref.key)
+    return found
+
+
+async def _parsed_files(
+    wanted: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
+) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
+    # A thread of its own, because a volume's file server may never respond.
+    return await in_own_thread(lambda: _parse_files(wanted, volumes), name="env files") if wanted else {}
+
+
+def _parse_files(
+    wanted: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
+) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
+    """Parse each file once. Blocks; the files of one container together are bounded."""
+    found: dict[tuple[str, str], EnvFile | OSError | ValueError] = {}
+    left = MAX_FILES_BYTES
+    for (name, path), keys in wanted.items():
+        try:
+            if left <= 0:
+                raise ValueError(f"the container's environment files have {MAX_FILES_BYTES} bytes or more")
+            data = read_inside(Path(volumes[name].path), path)
+            left -= len(data)
+            with _PARSING:
+                found[name, path] = parse_env_file(data, keys)
+        except (OSError, ValueError) as err:
+            found[name, path] = err
+    return found
+
+
+async def _tried(ask: Callable[[str], Awaitable[V]], name: str) -> V | ObjectError:
+    try:
+        return await ask(name)
+    except ObjectError as err:
+        return err
+
+
+def _given(found: V | ObjectError) -> V:
+    if isinstance(found, ObjectMissing):
+        raise MissingSource(str(found)) from found
+    if isinstance(found, ObjectError):
+        raise ConfigProblem(str(found)) from found
+    return found

@@ -1,0 +1,419 @@
+"""Stopping containers and pods: preStop hooks, grace periods, and the termination order of sidecars.
+
+A container gets its preStop hook within its grace period, then StopContainer with the rest of it, at least
+two seconds. Sidecars stop last, in reverse order: each waits until all ordinary containers and the sidecars
+after it have ended, at most for the grace period. A pod whose spec is not known (an orphan) is stopped
+according to the labels of its containers.
+
+The `Killer` owns one task per container that is being stopped. A caller that is cancelled leaves the task
+running; a later request for the same container joins it and may shorten its grace period. So neither the hook
+nor the stop signal is sent twice, and a hook is not interrupted: it may run until its container has ended.
+A new kubelet process knows nothing of the tasks of the previous one and begins with the hook again.
+
+Pods that only the runtime still knows: enough of their spec to stop them well.
+
+Everything comes from the labels and annotations that their containers were made with, so it works
+for pods of an earlier agent, of the reference kubelet, or of a manifest that is long gone.
+
+Lifecycle hooks: what a container wants done after its start and before its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pykubelet.api.downward_api import quote
+from pykubelet.api.meta import ObjectMeta
+from pykubelet.api.pod import Container, HTTPGetAction, Lifecycle, LifecycleHandler, Pod, PodSpec, is_sidecar
+from pykubelet.cri.connect import Cri
+from pykubelet.kuberuntime.decide import KillReason
+from pykubelet.kuberuntime.labels import parse_container
+from pykubelet.kuberuntime.metrics import StartMetrics
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.pod_history import Journal, field_of
+from pykubelet.transport.errors import CriError, NotFound
+from pykubelet.util.tasks import TaskScope, wait_seconds
+
+log = get_logger(__name__)
+
+
+def restored_pod(observed: ObservedPod) -> Pod:
+    """Make a pod of what the runtime remembers of it."""
+    spec = PodSpec()
+    meta = ObjectMeta(
+        name=observed.name,
+        namespace=observed.namespace,
+        uid=observed.uid,
+        deletion_timestamp=datetime.now(UTC),
+    )
+    for container in observed.containers:
+        if any(known.name == container.name for known in spec.containers):
+            continue
+        info = parse_container(container.labels, container.annotations)
+        lifecycle = Lifecycle(pre_stop=info.pre_stop) if info.pre_stop is not None else None
+        spec.containers.append(Container(name=container.name, image=container.image, lifecycle=lifecycle))
+        if info.pod_grace is not None:
+            spec.termination_grace_period_seconds = info.pod_grace
+        if info.deletion_grace is not None:
+            meta.deletion_grace_period_seconds = info.deletion_grace
+    return Pod(metadata=meta, spec=spec)
+
+
+OUTPUT_BYTES = 1024
+"""How much of a hook's output its failure shows; a container can print 16 MiB."""
+
+
+class HookError(Exception):
+    """A hook failed; the text is for the log and the status, never for an event."""
+
+
+HTTPGet = Callable[[HTTPGetAction, Container, str], Awaitable[str | None]]
+"""Makes a hook's request to a pod's address and gives the reason of a failure, or None."""
+PodIP = Callable[[str], str]
+"""Gives a pod's address by its uid; empty when it has none."""
+
+
+class HookRunner:
+    """Runs hooks; the caller bounds the time."""
+
+    def __init__(
+        self, cri: Cri, http_get: HTTPGet, pod_ip: PodIP, metrics: StartMetrics | None = None
+    ) -> None:
+        self._metrics = metrics or StartMetrics()
+        self._cri = cri
+        self._http_get = http_get
+        self._pod_ip = pod_ip
+
+    async def run(self, pod: Pod, container: Container, container_id: str, hook: LifecycleHandler) -> None:
+        """Do what the hook says; raises HookError when it did not succeed."""
+        if hook.exec is not None:
+            await self._exec(pod, container, container_id, hook.exec.command)
+        elif hook.http_get is not None:
+            address = self._pod_ip(pod.uid)
+            problem: str | None = "failed to find networking container: the pod has no address"
+            if address or hook.http_get.host:
+                problem = await self._http_get(hook.http_get, container, address)
+            if problem:
+                who = _names(pod, container)
+                raise HookError(
+                    f"HTTP lifecycle hook ({hook.http_get.path}) for {who} failed - error: {problem}"
+                )
+        elif hook.sleep is not None:
+            try:
+                await asyncio.sleep(hook.sleep.seconds)
+            except asyncio.CancelledError:
+                self._metrics.sleep_cut_short()
+                raise
+        else:
+            raise HookError("the hook names no action that this agent knows (exec, httpGet, sleep)")
+
+    async def _exec(self, pod: Pod, container: Container, container_id: str, command: list[str]) -> None:
+        output = b""
+        try:
+            result = await self._cri.runtime.exec_sync(container_id, command, 0)
+            if result.exit_code == 0:
+                return
+            stderr = _shown(result.stderr)
+            problem = f"command '{' '.join(command)}' exited with {result.exit_code}: {stderr}"
+            output = result.stdout + result.stderr
+        except CriError as err:
+            problem = err.rpc_text
+        line = f"[{' '.join(command)}]"
+        raise HookError(
+            f"Exec lifecycle hook ({line}) for {_names(pod, container)} failed - "
+            f"error: {problem}, message: {quote(_shown(output))}"
+        )
+
+
+def _names(pod: Pod, container: Container) -> str:
+    meta = pod.metadata
+    return f'Container "{container.name}" in Pod "{meta.name}_{meta.namespace}({meta.uid})"'
+
+
+def _shown(output: bytes) -> str:
+    """Return the beginning of a command's output, for a message that goes into the pod's status."""
+    return output[:OUTPUT_BYTES].decode(errors="replace")
+
+
+MINIMUM_GRACE = 2
+"""Seconds that every container gets to end by itself."""
+HOOK_EXIT_SECONDS = 1.0
+"""Seconds for which an unfinished preStop hook may report its failure after its container has ended."""
+_SLACK_SECONDS = 0.001
+"""An expired part of a grace period that is shorter counts as zero."""
+
+
+class KillError(Exception):
+    """Some container or sandbox could not be stopped; it will be tried again. People look for its words."""
+
+
+def grace_of(pod: Pod, container: Container | None, reason: KillReason = "") -> int:
+    """Seconds that a container may take to end."""
+    if pod.metadata.deletion_grace_period_seconds is not None:
+        return pod.metadata.deletion_grace_period_seconds
+    probe = None
+    if container is not None and reason == "StartupProbe":
+        probe = container.startup_probe
+    elif container is not None and reason == "LivenessProbe":
+        probe = container.liveness_probe
+    if probe is not None and probe.termination_grace_period_seconds is not None:
+        return probe.termination_grace_period_seconds
+    grace = pod.spec.termination_grace_period_seconds
+    return MINIMUM_GRACE if grace is None else grace
+
+
+def goes_after(pod: Pod, running: Sequence[str]) -> dict[str, list[str]]:
+    """For each running sidecar, the running containers that must end before it."""
+    ordinary = [c.name for c in pod.spec.containers if c.name in running]
+    order: dict[str, list[str]] = {}
+    later: str | None = None
+    for container in reversed(pod.spec.init_containers):
+        if is_sidecar(container) and container.name in running:
+            order[container.name] = [*ordinary, *([later] if later else [])]
+            later = container.name
+    return order
+
+
+def _failure(action: str, target: str, err: CriError) -> str:
+    why = json.dumps(err.rpc_text, ensure_ascii=False)
+    return f'failed to "{action}" for "{target}" with {action}Error: {why}'
+
+
+class _Stop:
+    """The stop of one container, in progress."""
+
+    def __init__(self, grace: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.deadline = loop.time() + grace
+        """End of the grace period, in loop time."""
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done when StopContainer has returned; carries its CriError."""
+        self.shortened: asyncio.Future[None] = loop.create_future()
+        """Done when the deadline has changed; replaced by a new one then."""
+
+    @property
+    def remaining(self) -> int:
+        """Rest of the grace period in whole seconds, of which the current one counts in full."""
+        left = self.deadline - asyncio.get_running_loop().time()
+        return max(MINIMUM_GRACE, math.ceil(left - _SLACK_SECONDS))
+
+    def shorten(self, grace: float) -> None:
+        """End the grace period in `grace` seconds, unless it ends earlier."""
+        loop = asyncio.get_running_loop()
+        if (deadline := loop.time() + grace) >= self.deadline:
+            return
+        self.deadline = deadline
+        self.shortened.set_result(None)
+        self.shortened = loop.create_future()
+
+    async def wait(self, other: asyncio.Future[Any]) -> bool:
+        """Wait for a future until the grace period ends; return whether it is done."""
+        clock = asyncio.get_running_loop().time
+        while not other.done() and (left := self.deadline - clock()) > 0:
+            futures = (other, self.shortened)
+            await asyncio.wait(futures, timeout=wait_seconds(left), return_when=asyncio.FIRST_COMPLETED)
+        return other.done()
+
+
+class Killer:
+    """Stops containers and pods."""
+
+    def __init__(self, cri: Cri, hooks: HookRunner, journal: Journal, scope: TaskScope | None = None) -> None:
+        """Initialize with the scope that owns the tasks; without one they end with the event loop."""
+        self._cri = cri
+        self._hooks = hooks
+        self._journal = journal
+        self._scope = scope
+        self._stops: dict[str, _Stop] = {}
+        """Stops in progress, by container id."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def pod(self, pod: Pod | None, observed: ObservedPod, grace: int | None = None) -> None:
+        """Stop all running containers of a pod, then its sandboxes.
+
+        Raises KillError after having tried everything.
+        """
+        owner = pod or restored_pod(observed)
+        alive = [c for c in observed.containers if c.phase in ("running", "unknown")]
+        order = goes_after(owner, [container.name for container in alive])
+        turns = {name: turn for turn, name in enumerate(order, 1)}
+        by_name: dict[str, list[_Stop]] = {}
+        for container in sorted(alive, key=lambda one: turns.get(one.name, 0)):
+            after = [stop.ended for name in order.get(container.name, ()) for stop in by_name.get(name, ())]
+            stop = self._begin(owner, container, grace=grace, after=after)
+            by_name.setdefault(container.name, []).append(stop)
+        problems = []
+        for name, stops in by_name.items():
+            for stop in stops:
+                try:
+                    await asyncio.shield(stop.ended)
+                except CriError as err:
+                    problems.append(_failure("KillContainer", name, err))
+        for sandbox in observed.sandboxes:
+            try:
+                await self._cri.runtime.stop_pod_sandbox(sandbox.id)
+            except NotFound:
+                continue
+            except CriError as err:
+                problems.append(_failure("KillPodSandbox", observed.uid, err))
+        if problems:
+            raise KillError(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
+
+    async def container(
+        self,
+        pod: Pod,
+        target: ObservedContainer,
+        message: str = "",
+        reason: KillReason = "",
+        grace: int | None = None,
+    ) -> None:
+        """Stop one container within its grace period, or join the stop that is in progress.
+
+        Raises CriError when StopContainer fails.
+        """
+        await asyncio.shield(self._begin(pod, target, message, reason, grace).ended)
+
+    def _begin(
+        self,
+        pod: Pod,
+        target: ObservedContainer,
+        message: str = "",
+        reason: KillReason = "",
+        grace: int | None = None,
+        after: Sequence[asyncio.Future[None]] = (),
+    ) -> _Stop:
+        """Start to stop a container, or shorten the grace period of the stop in progress."""
+        spec = _spec_of(pod, target.name)
+        allowed = grace_of(pod, spec, reason) if grace is None else grace
+        if (stop := self._stops.get(target.id)) is not None:
+            stop.shorten(allowed)
+            return stop
+        where = field_of(pod, target.name)
+        self._journal.event(pod, "Normal", "Killing", message or f"Stopping container {target.name}", where)
+        self._journal.note(pod.uid, "kill", f"{target.name}: {message or 'stopping'} (grace {allowed} s)")
+        stop = self._stops[target.id] = _Stop(allowed)
+        has_hook = spec is not None and spec.lifecycle is not None and spec.lifecycle.pre_stop is not None
+        self._start(self._run(stop, pod, target, spec if has_hook and allowed > 0 else None, after))
+        return stop
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._scope is not None:
+            self._scope.start(work, name="stop-container")
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(
+        self,
+        stop: _Stop,
+        pod: Pod,
+        target: ObservedContainer,
+        hooked: Container | None,
+        after: Sequence[asyncio.Future[None]],
+    ) -> None:
+        """Stop a container; `hooked` is its spec when its preStop hook has to run."""
+        hook: asyncio.Task[None] | None = None
+        failure: BaseException | None = None
+        try:
+            if hooked is not None:
+                hook = asyncio.create_task(self._pre_stop(pod, hooked, target.id))
+                if not await stop.wait(hook):
+                    log.v(2).info(
+                        "PreStop hook not completed in grace period",
+                        pod=pod.full_name,
+                        podUID=pod.uid,
+                        containerName=target.name,
+                        containerID=target.id,
+                    )
+            for ended in after:
+                await stop.wait(ended)
+            await self._stop_container(stop, pod, target)
+            if hook is not None and hooked is not None:
+                await _finish(hook, hooked)
+        except asyncio.CancelledError:
+            stop.ended.cancel()
+            raise
+        except Exception as err:  # passed on to all callers, which may all have been cancelled
+            failure = err
+        finally:
+            if hook is not None:
+                hook.cancel()
+            del self._stops[target.id]
+        if failure is None:
+            stop.ended.set_result(None)
+        else:
+            stop.ended.set_exception(failure)
+            stop.ended.exception()  # retrieved, so that the loop does not log it
+
+    async def _stop_container(self, stop: _Stop, pod: Pod, target: ObservedContainer) -> None:
+        """Call StopContainer; call it again with less time when the grace period is shortened.
+
+        Runtimes send the stop signal with the first call only.
+        """
+        clock = asyncio.get_running_loop().time
+        while True:
+            remaining, deadline = stop.remaining, stop.deadline
+            end = clock() + remaining
+            log.v(2).info(
+                "Killing container with a grace period",
+                pod=pod.full_name,
+                podUID=pod.uid,
+                containerName=target.name,
+                containerID=target.id,
+                gracePeriod=remaining,
+            )
+            call = asyncio.ensure_future(self._cri.runtime.stop_container(target.id, remaining))
+            try:
+                while not call.done() and (stop.deadline == deadline or clock() + stop.remaining >= end):
+                    await asyncio.wait((call, stop.shortened), return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    call.result()
+                    return
+            except NotFound:
+                log.v(3).info("Container was gone already", containerID=target.id)
+                return
+            finally:
+                call.cancel()
+
+    async def _pre_stop(self, pod: Pod, spec: Container, container_id: str) -> None:
+        """Run the preStop hook; its failure is an event."""
+        assert spec.lifecycle is not None
+        assert spec.lifecycle.pre_stop is not None
+        try:
+            await self._hooks.run(pod, spec, container_id, spec.lifecycle.pre_stop)
+        except HookError as err:
+            log.error(err, "PreStop hook failed", pod=pod.full_name, podUID=pod.uid, containerName=spec.name)
+            # The hook's output stays out of the event: it may carry secrets.
+            self._journal.event(
+                pod, "Warning", "FailedPreStopHook", "PreStopHook failed", field_of(pod, spec.name)
+            )
+        except Exception as err:  # a bug in a hook must not keep its container from being stopped
+            log.exception(err, "Unexpected error in preStop hook", pod=pod.full_name, containerName=spec.name)
+
+
+async def _finish(hook: asyncio.Task[None], spec: Container) -> None:
+    """Wait shortly for the hook of a container that has ended: without the container it fails.
+
+    A sleep is not waited for: nothing ends it early.
+    """
+    assert spec.lifecycle is not None
+    assert spec.lifecycle.pre_stop is not None
+    if spec.lifecycle.pre_stop.sleep is None:
+        await asyncio.wait((hook,), timeout=HOOK_EXIT_SECONDS)
+
+
+def _spec_of(pod: Pod, name: str) -> Container | None:
+    return containers_by_name(pod).get(name)
+
+
+def containers_by_name(pod: Pod) -> Mapping[str, Container]:
+    """All containers of a pod, of every kind."""
+    spec = pod.spec
+    return {c.name: c for c in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers)}

@@ -1,0 +1,232 @@
+"""What sandboxes and containers carry so that they can be recognised later, by any agent.
+
+The runtime is the only memory that survives a restart of the agent: whose a container is, which
+spec made it, how often it was started and how it wants to be stopped all live in its labels and
+annotations. Written as the reference writes them; read with patience, because what is read may have
+been made by an older agent, by another program, or by nobody's good intent.
+
+The hash by which a running container is known to match its spec.
+
+It is the reference's own, bit for bit: a node can be handed over between the two agents without a
+single restart. Only what cannot change without a new container counts, the name and the image.
+
+JSON as Go writes it, byte for byte.
+
+Values that other agents compare or hash (annotations, the container hash) must not differ in a
+space or an escape.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pykubelet.api.meta import from_json
+from pykubelet.api.pod import Container, ContainerPort, HTTPGetAction, LifecycleHandler, Pod
+from pykubelet.util.text import fnv1a_32
+
+# Go keeps JSON safe to paste into HTML and JavaScript.
+_ESCAPED = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+
+
+def to_go_json(value: Any) -> str:
+    """Write a JSON-ready value; the keys keep their order."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPED)
+
+
+def container_hash(container: Container) -> str:
+    """Give the hash as it is written into annotations: hexadecimal, no leading zeros."""
+    document = to_go_json({"image": container.image, "name": container.name})
+    # What the reference feeds the hash is a dump of the bytes, not the bytes themselves.
+    dump = f"([]uint8)[{' '.join(map(str, document.encode(errors='replace')))}]"
+    return f"{fnv1a_32(dump.encode()):x}"
+
+
+T = TypeVar("T")
+POD_NAME = "io.kubernetes.pod.name"
+POD_NAMESPACE = "io.kubernetes.pod.namespace"
+POD_UID = "io.kubernetes.pod.uid"
+CONTAINER_NAME = "io.kubernetes.container.name"
+HASH = "io.kubernetes.container.hash"
+RESTART_COUNT = "io.kubernetes.container.restartCount"
+TERMINATION_MESSAGE_PATH = "io.kubernetes.container.terminationMessagePath"
+TERMINATION_MESSAGE_POLICY = "io.kubernetes.container.terminationMessagePolicy"
+PRE_STOP = "io.kubernetes.container.preStopHandler"
+PORTS = "io.kubernetes.container.ports"
+DELETION_GRACE_PERIOD = "io.kubernetes.pod.deletionGracePeriod"
+TERMINATION_GRACE_PERIOD = "io.kubernetes.pod.terminationGracePeriod"
+_HASH_FORM = re.compile(r"0*([0-9a-f]{1,16})", re.ASCII | re.IGNORECASE)
+_NUMBER_FORM = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxInfo:
+    """Whose a sandbox is."""
+
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str
+    labels: dict[str, str] = field(default_factory=dict)
+    """The pod's own labels."""
+    annotations: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> bool:
+        """Whether an agent made it for a pod."""
+        return all((self.pod_name, self.pod_namespace, self.pod_uid))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerInfo:
+    """Whose a container is, and what its spec said when it was made."""
+
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str
+    name: str
+    hash: str = ""
+    """Empty when absent or unreadable."""
+    restart_count: int = 0
+    termination_message_path: str = ""
+    termination_message_policy: str = ""
+    deletion_grace: int | None = None
+    """Seconds that whoever deleted the pod gave it."""
+    pod_grace: int | None = None
+    """Seconds that the pod's spec gave it."""
+    pre_stop: LifecycleHandler | None = None
+    ports: tuple[ContainerPort, ...] = ()
+
+    @property
+    def ours(self) -> bool:
+        """Whether an agent made it for a pod."""
+        return all((self.pod_name, self.pod_namespace, self.pod_uid, self.name))
+
+
+def sandbox_labels(pod: Pod) -> dict[str, str]:
+    """Give the labels of a pod's sandbox: the pod's own and its identity."""
+    return pod.metadata.labels | _identity(pod)
+
+
+def sandbox_annotations(pod: Pod) -> dict[str, str]:
+    """Give the annotations of a pod's sandbox."""
+    return dict(pod.metadata.annotations)
+
+
+def container_labels(pod: Pod, container: Container) -> dict[str, str]:
+    """Give the labels of a container."""
+    return _identity(pod) | {CONTAINER_NAME: container.name}
+
+
+def container_annotations(
+    pod: Pod, container: Container, restart_count: int, granted: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Give the annotations of a container; `granted` are a device plugin's, which ours override."""
+    annotations = dict(granted or {})
+    annotations |= {
+        HASH: container_hash(container),
+        RESTART_COUNT: str(restart_count),
+        TERMINATION_MESSAGE_PATH: container.termination_message_path,
+        TERMINATION_MESSAGE_POLICY: container.termination_message_policy,
+    }
+    if pod.metadata.deletion_grace_period_seconds is not None:
+        annotations[DELETION_GRACE_PERIOD] = str(pod.metadata.deletion_grace_period_seconds)
+    if pod.spec.termination_grace_period_seconds is not None:
+        annotations[TERMINATION_GRACE_PERIOD] = str(pod.spec.termination_grace_period_seconds)
+    if container.lifecycle is not None and container.lifecycle.pre_stop is not None:
+        annotations[PRE_STOP] = to_go_json(_handler_document(container.lifecycle.pre_stop))
+    if container.ports:
+        annotations[PORTS] = to_go_json([_port_document(port) for port in container.ports])
+    return annotations
+
+
+def parse_sandbox(labels: Mapping[str, str], annotations: Mapping[str, str]) -> SandboxInfo:
+    """Say whose a sandbox is; see `ours` for one that is no pod's."""
+    own = {key: value for key, value in labels.items() if key not in (POD_NAME, POD_NAMESPACE, POD_UID)}
+    return SandboxInfo(
+        pod_name=labels.get(POD_NAME, ""),
+        pod_namespace=labels.get(POD_NAMESPACE, ""),
+        pod_uid=labels.get(POD_UID, ""),
+        labels=own,
+        annotations=dict(annotations),
+    )
+
+
+def parse_container(labels: Mapping[str, str], annotations: Mapping[str, str]) -> ContainerInfo:
+    """Say whose a container is and how it was made; see `ours` for one that is no pod's.
+
+    What is missing or broken takes the default of its field.
+    """
+    hash_form = _HASH_FORM.fullmatch(annotations.get(HASH, ""))
+    return ContainerInfo(
+        pod_name=labels.get(POD_NAME, ""),
+        pod_namespace=labels.get(POD_NAMESPACE, ""),
+        pod_uid=labels.get(POD_UID, ""),
+        name=labels.get(CONTAINER_NAME, ""),
+        hash=hash_form[1].lower() if hash_form else "",
+        restart_count=max(0, _number(annotations, RESTART_COUNT) or 0),
+        termination_message_path=annotations.get(TERMINATION_MESSAGE_PATH, ""),
+        termination_message_policy=annotations.get(TERMINATION_MESSAGE_POLICY, ""),
+        deletion_grace=_number(annotations, DELETION_GRACE_PERIOD),
+        pod_grace=_number(annotations, TERMINATION_GRACE_PERIOD),
+        pre_stop=_parse(LifecycleHandler, annotations.get(PRE_STOP)),
+        ports=tuple(_parse(list[ContainerPort], annotations.get(PORTS)) or ()),
+    )
+
+
+def _identity(pod: Pod) -> dict[str, str]:
+    meta = pod.metadata
+    return {POD_NAME: meta.name, POD_NAMESPACE: meta.namespace, POD_UID: meta.uid}
+
+
+def _number(annotations: Mapping[str, str], key: str) -> int | None:
+    text = annotations.get(key, "")
+    return int(text) if _NUMBER_FORM.fullmatch(text) else None
+
+
+def _parse(kind: type[T], text: str | None) -> T | None:
+    if text is None:
+        return None
+    try:
+        return from_json(kind, text.encode())
+    except (ValueError, RecursionError):
+        return None
+
+
+def _port_document(port: ContainerPort) -> dict[str, Any]:
+    document = {
+        "name": port.name,
+        "hostPort": port.host_port,
+        "containerPort": port.container_port,
+        "protocol": port.protocol,
+        "hostIP": port.host_ip,
+    }
+    return {key: value for key, value in document.items() if value or key == "containerPort"}
+
+
+def _handler_document(handler: LifecycleHandler) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    if handler.exec is not None:
+        document["exec"] = {"command": handler.exec.command} if handler.exec.command else {}
+    if handler.http_get is not None:
+        document["httpGet"] = _http_document(handler.http_get)
+    if handler.tcp_socket is not None:
+        document["tcpSocket"] = {"port": handler.tcp_socket.port} | (
+            {"host": handler.tcp_socket.host} if handler.tcp_socket.host else {}
+        )
+    if handler.sleep is not None:
+        document["sleep"] = {"seconds": handler.sleep.seconds}
+    return document
+
+
+def _http_document(action: HTTPGetAction) -> dict[str, Any]:
+    document = {
+        "path": action.path,
+        "port": action.port,
+        "host": action.host,
+        "scheme": action.scheme,
+        "httpHeaders": [{"name": header.name, "value": header.value} for header in action.http_headers],
+    }
+    return {key: value for key, value in document.items() if value or key == "port"}

@@ -1,0 +1,270 @@
+"""What of the host a container sees: volumes, its hosts file, its termination log, devices.
+
+The volumes are mounted on the host already; here it is only decided how each appears in the
+container. Sub-paths are another matter: they are chosen by the pod's author inside of a volume that
+others may write to, so someone must open them safely before (`sub_path` says which path), and hands
+the result in with the facts.
+
+The /etc/hosts that every container of a pod sees.
+
+The first line tells other tools (and the next agent) that the file is managed; below it come the
+usual local names, the pod's own addresses and the author's aliases. A pod on the host's network
+gets a copy of the host's file instead.
+
+A pod's host name: what it calls itself, and what the kernel is told.
+
+The name is the pod's, or what the spec says instead; with a subdomain the pod also has a full name
+in the cluster's domain. A name that is too long for the kernel is cut, because pod names may be
+longer than host names; a full name that is too long is refused, because a cut one would be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pykubelet.api.downward_api import expand_with
+from pykubelet.api.names import dns_label_problem, dns_subdomain_problem
+from pykubelet.api.pod import Container, HostAlias, Pod, VolumeMount
+from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.kuberuntime.errors import ConfigProblem, InvalidHostname, growth_is_a_problem
+from pykubelet.kuberuntime.options import ContainerFacts, IdMappings
+from pykubelet.kuberuntime.security import id_messages
+from pykubelet.util.text import readable
+
+LONGEST_NAME = 63
+LONGEST_FULL_NAME = 64
+
+
+def pod_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> tuple[str, str]:
+    """Give a pod's host name and its domain ("" when it has none).
+
+    `override` is the gate `HostnameOverride`. Raises InvalidHostname.
+    """
+    spec = pod.spec
+    if override and spec.hostname_override is not None:
+        if problem := dns_subdomain_problem(spec.hostname_override):
+            raise InvalidHostname(
+                f'pod HostnameOverride "{spec.hostname_override}" is not a valid DNS subdomain: {problem}'
+            )
+        return _cut(pod, spec.hostname_override), ""
+    if spec.hostname and (problem := dns_label_problem(spec.hostname)):
+        raise InvalidHostname(f'pod Hostname "{spec.hostname}" is not a valid DNS label: {problem}')
+    hostname = _cut(pod, spec.hostname or pod.metadata.name)
+    if not spec.subdomain:
+        return hostname, ""
+    if problem := dns_label_problem(spec.subdomain):
+        raise InvalidHostname(f'pod Subdomain "{spec.subdomain}" is not a valid DNS label: {problem}')
+    return hostname, f"{spec.subdomain}.{pod.metadata.namespace}.svc.{cluster_domain}"
+
+
+def kernel_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> str:
+    """Give the name that the pod's kernel namespace gets: the full one if the spec says so.
+
+    Raises InvalidHostname.
+    """
+    hostname, domain = pod_hostname(pod, cluster_domain, override=override)
+    if not (domain and pod.spec.set_hostname_as_fqdn):
+        return hostname
+    full = f"{hostname}.{domain}"
+    if len(full) > LONGEST_FULL_NAME:
+        raise InvalidHostname(
+            f"failed to construct FQDN from pod hostname and cluster domain, FQDN {full} is too long "
+            f"({LONGEST_FULL_NAME} characters is the max, {len(full)} characters requested)"
+        )
+    return full
+
+
+def _cut(pod: Pod, hostname: str) -> str:
+    if len(hostname) <= LONGEST_NAME:
+        return hostname
+    cut = hostname[:LONGEST_NAME].rstrip("-.")
+    if not cut:
+        raise InvalidHostname(f'hostname for pod "{pod.metadata.name}" was invalid: "{hostname}"')
+    return cut
+
+
+HEADER = "# Kubernetes-managed hosts file.\n"
+HOST_NETWORK_HEADER = "# Kubernetes-managed hosts file (host network).\n"
+_LOCAL = (
+    "127.0.0.1\tlocalhost\n"
+    "::1\tlocalhost ip6-localhost ip6-loopback\n"
+    "fe00::0\tip6-localnet\n"
+    "fe00::0\tip6-mcastprefix\n"
+    "fe00::1\tip6-allnodes\n"
+    "fe00::2\tip6-allrouters\n"
+)
+
+
+def wants_hosts_file(pod: Pod, pod_ips: Sequence[str]) -> bool:
+    """Whether there is something to say: not before the pod has an address."""
+    return bool(pod_ips) or pod.spec.host_network
+
+
+def hosts_file(
+    pod: Pod, pod_ips: Sequence[str], cluster_domain: str, node_hosts: str, *, override: bool = True
+) -> str:
+    """Give the file's text; `node_hosts` is the host's own file, for pods on its network.
+
+    `override` is the gate `HostnameOverride`. Raises InvalidHostname.
+    """
+    aliases = _alias_lines(pod.spec.host_aliases)
+    if pod.spec.host_network:
+        return HOST_NETWORK_HEADER + node_hosts + aliases
+    hostname, domain = pod_hostname(pod, cluster_domain, override=override)
+    names = f"{hostname}.{domain}\t{hostname}" if domain else hostname
+    return HEADER + _LOCAL + "".join(f"{address}\t{names}\n" for address in pod_ips) + aliases
+
+
+def _alias_lines(aliases: Iterable[HostAlias]) -> str:
+    lines = ["\t".join((alias.ip, *alias.hostnames)) + "\n" for alias in aliases]
+    return "".join(["\n# Entries added by HostAliases.\n", *lines]) if lines else ""
+
+
+HOSTS_PATH = "/etc/hosts"
+_PROPAGATION = {
+    None: cri.PROPAGATION_PRIVATE,
+    "None": cri.PROPAGATION_PRIVATE,
+    "HostToContainer": cri.PROPAGATION_HOST_TO_CONTAINER,
+    "Bidirectional": cri.PROPAGATION_BIDIRECTIONAL,
+}
+
+
+def container_mounts(
+    pod: Pod, container: Container, env: Mapping[str, str], facts: ContainerFacts
+) -> list[cri.Mount]:
+    """Give a container's mounts, in the order of its spec; raises ConfigProblem."""
+    mounts = [
+        cri.Mount(host_path=grant.host_path, container_path=grant.container_path, readonly=grant.read_only)
+        for grant in facts.grants.mounts
+    ]
+    mounts += [
+        _volume_mount(container, index, mount, env, facts)
+        for index, mount in enumerate(container.volume_mounts)
+    ]
+    covered = any(mount.mount_path == HOSTS_PATH for mount in container.volume_mounts)
+    if facts.hosts_file and not covered and wants_hosts_file(pod, facts.pod_ips):
+        mounts.append(_own_file(facts.hosts_file, HOSTS_PATH, facts))
+    if facts.termination_log and container.termination_message_path:
+        mounts.append(_own_file(facts.termination_log, _absolute(container.termination_message_path), facts))
+    if facts.id_mappings is not None and pod.spec.host_users is False:
+        _map_ids(mounts, facts.id_mappings)
+    return mounts
+
+
+def container_devices(container: Container, facts: ContainerFacts) -> list[cri.Device]:
+    """Give a container's devices: those it was granted and its block volumes; raises ConfigProblem."""
+    devices = [
+        cri.Device(host_path=d.host_path, container_path=d.container_path, permissions=d.permissions)
+        for d in facts.grants.devices
+    ]
+    for wish in container.volume_devices:
+        if not wish.device_path.startswith("/"):
+            raise ConfigProblem(f"error DevicePath `{wish.device_path}` must be an absolute path")
+        volume = facts.block_volumes.get(wish.name)
+        if volume is None:
+            raise ConfigProblem(f'cannot find volume "{wish.name}" to pass into container "{container.name}"')
+        devices.append(
+            cri.Device(
+                host_path=volume.host_path, container_path=wish.device_path, permissions=volume.permissions
+            )
+        )
+    return devices
+
+
+def sub_path(mount: VolumeMount, env: Mapping[str, str]) -> str:
+    """Give the path inside of the volume that a mount shows, "" for the whole volume.
+
+    Raises ConfigProblem when a variable in it has no value or it leads out of the volume.
+    """
+    path = _expanded(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path
+    if path.startswith("/"):
+        raise ConfigProblem(f"error SubPath `{readable(path)}` must not be an absolute path")
+    if ".." in path.split("/"):
+        raise ConfigProblem(f"unable to provision SubPath `{readable(path)}`: must not contain '..'")
+    return path
+
+
+def _expanded(expression: str, env: Mapping[str, str]) -> str:
+    missing: set[str] = set()
+
+    def value(name: str) -> str:
+        if not env.get(name):
+            missing.add(name)
+        return env.get(name, "")
+
+    with growth_is_a_problem():
+        path = expand_with(expression, value)
+    if missing:
+        raise ConfigProblem(f"missing value for {', '.join(sorted(missing))}")
+    return path
+
+
+def _volume_mount(
+    container: Container, index: int, mount: VolumeMount, env: Mapping[str, str], facts: ContainerFacts
+) -> cri.Mount:
+    inside = sub_path(mount, env)
+    message = cri.Mount(
+        container_path=_absolute(mount.mount_path),
+        readonly=mount.read_only,
+        propagation=_propagation(mount),
+        recursive_read_only=_recursive_read_only(mount, facts.recursive_read_only),
+    )
+    if image := facts.image_volumes.get(mount.name):
+        message.image.CopyFrom(image)
+        message.image_sub_path = inside
+        message.readonly = True
+        return message
+    volume = facts.volumes.get(mount.name)
+    if volume is None:
+        raise ConfigProblem(f'cannot find volume "{mount.name}" to mount into container "{container.name}"')
+    host_path = facts.sub_paths.get(index) if inside else volume.path
+    if host_path is None:
+        raise ConfigProblem(
+            f'failed to prepare subPath for volumeMount "{mount.name}" of container "{container.name}"'
+        )
+    message.host_path = host_path
+    message.readonly = mount.read_only or volume.read_only
+    message.selinux_relabel = volume.relabel and facts.node.selinux
+    return message
+
+
+def _own_file(host_path: str, container_path: str, facts: ContainerFacts) -> cri.Mount:
+    return cri.Mount(host_path=host_path, container_path=container_path, selinux_relabel=facts.node.selinux)
+
+
+def _map_ids(mounts: list[cri.Mount], mappings: IdMappings) -> None:
+    """Let the files of each mount belong to the pod's users instead of the host's."""
+    for mount in mounts:
+        mount.uidMappings.extend(id_messages(mappings.uids))
+        mount.gidMappings.extend(id_messages(mappings.gids))
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"
+
+
+def _propagation(mount: VolumeMount) -> cri.MountPropagation:
+    if mount.mount_propagation not in _PROPAGATION:
+        raise ConfigProblem(f'invalid MountPropagation mode: "{mount.mount_propagation}"')
+    return _PROPAGATION[mount.mount_propagation]
+
+
+def _recursive_read_only(mount: VolumeMount, supported: bool) -> bool:
+    mode = mount.recursive_read_only
+    if mode in (None, "Disabled"):
+        return False
+    problem = ""
+    if not mount.read_only:
+        problem = "it is not read-only"
+    elif mount.mount_propagation not in (None, "None"):
+        problem = f'it is not compatible with propagation "{mount.mount_propagation}"'
+    elif mode not in ("IfPossible", "Enabled"):
+        problem = f'the mode "{mode}" is not known'
+    elif mode == "Enabled" and not supported:
+        problem = "it is not supported by the runtime"
+    if problem:
+        raise ConfigProblem(
+            "failed to resolve recursive read-only mode: "
+            f'volume "{mount.name}" requested recursive read-only mode, but {problem}'
+        )
+    return supported

@@ -1,0 +1,441 @@
+"""Looking at the runtime: from CRI's answers to the facts in `observed.py`.
+
+A list call is cheap, a status call per container is not; a container that has ended never changes
+again, so its facts are kept and asked for only once.
+
+What the runtime has of a pod, as facts that decisions are made from.
+
+Plain values, newest first, taken from CRI once and then shared: the decision, the status and the
+garbage collectors all read the same picture.
+
+The termination message of a container: the end of its message file, or the end of its log.
+
+The container writes the file, so its content and its type are hostile: it is read only if it is a regular
+file, without following symbolic links, and never more than the limit. The log belongs to the runtime; some
+runtimes make it a symbolic link, so links are followed there. Everything here blocks on the disk: call
+`termination_message` in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from pykubelet.cm.qos import milli_cpu_of_quota, milli_cpu_of_shares
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.kuberuntime.labels import (
+    CONTAINER_NAME,
+    HASH,
+    POD_NAME,
+    POD_NAMESPACE,
+    POD_UID,
+    RESTART_COUNT,
+    TERMINATION_MESSAGE_PATH,
+    TERMINATION_MESSAGE_POLICY,
+)
+from pykubelet.linux.untrusted_files import read_tail
+from pykubelet.transport.errors import NotFound
+
+ContainerPhase = Literal["created", "running", "exited", "unknown"]
+
+
+class ObservedSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod's sandbox: its network and namespaces."""
+
+    id: str
+    ready: bool
+    created_at: int
+    """Nanoseconds since the epoch, as all times here."""
+    attempt: int = 0
+    ips: tuple[str, ...] = ()
+    host_network: bool = False
+    runtime_handler: str = ""
+
+
+class ActualResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runtime says that a container has: thousandths of cpus and bytes, 0 where it says nothing."""
+
+    cpu_request: int = 0
+    cpu_limit: int = 0
+    memory_limit: int = 0
+
+
+class ObservedContainer(msgspec.Struct, frozen=True, kw_only=True):
+    """One container that exists or existed; `attempt` counts its restarts."""
+
+    id: str
+    name: str
+    phase: ContainerPhase
+    sandbox_id: str = ""
+    attempt: int = 0
+    created_at: int = 0
+    started_at: int = 0
+    finished_at: int = 0
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+    image: str = ""
+    image_id: str = ""
+    """The runtime's own reference of the image (`image_ref`)."""
+    hash: str = ""
+    """`io.kubernetes.container.hash`: differs when the spec that made it differs."""
+    restart_count: int = 0
+    annotations: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    log_path: str = ""
+    user: tuple[int, int, tuple[int, ...]] | None = None
+    """uid, gid and supplemental groups of the first process, where the runtime tells."""
+    resources: ActualResources | None = None
+    """What it is set to, where the runtime tells."""
+
+
+class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the runtime has of one pod."""
+
+    uid: str
+    name: str = ""
+    namespace: str = ""
+    sandboxes: tuple[ObservedSandbox, ...] = ()
+    """Newest first."""
+    containers: tuple[ObservedContainer, ...] = ()
+    """Newest first."""
+
+    @property
+    def full_name(self) -> str:
+        """`namespace/name`; empty when the runtime does not tell."""
+        return f"{self.namespace}/{self.name}" if self.name else ""
+
+    def latest(self, name: str) -> ObservedContainer | None:
+        """The newest container of this name."""
+        return next((container for container in self.containers if container.name == name), None)
+
+    def phase_of(self, id: str) -> ContainerPhase | None:
+        """What a container, or a sandbox, by its id is up to; None when it is not known."""
+        for sandbox in self.sandboxes:
+            if sandbox.id == id:
+                return "running" if sandbox.ready else "exited"
+        return next((container.phase for container in self.containers if container.id == id), None)
+
+    @property
+    def running(self) -> tuple[ObservedContainer, ...]:
+        """The containers that run now."""
+        return tuple(container for container in self.containers if container.phase == "running")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether anything of the pod runs, be it only its sandbox."""
+        return any(sandbox.ready for sandbox in self.sandboxes) or bool(self.running)
+
+    @property
+    def ips(self) -> tuple[str, ...]:
+        """Addresses of the newest sandbox, if it is ready."""
+        return self.sandboxes[0].ips if self.sandboxes and self.sandboxes[0].ready else ()
+
+
+MESSAGE_BYTES = 4096
+"""Upper bound of a termination message; of a longer one the last bytes are kept."""
+LOG_BYTES, LOG_LINES = 2048, 80
+_LINE_BYTES = 16 * 1024
+"""Bytes at which runtimes split the lines of a log by default."""
+
+
+def termination_message(status: pb.ContainerStatus) -> str:
+    """Return the message of an exited container, behind the runtime's own message if there is one."""
+    path = status.annotations.get(TERMINATION_MESSAGE_PATH, "")
+    # The mount is made at the absolute path, the annotation carries the path as it is in the spec.
+    absolute = path if path.startswith("/") else f"/{path}"
+    host_path = next(
+        (mount.host_path for mount in status.mounts if path and mount.container_path == absolute), ""
+    )
+    message = _read_message(host_path) if host_path else ""
+    policy = status.annotations.get(TERMINATION_MESSAGE_POLICY)
+    falls_back = policy == "FallbackToLogsOnError" and status.exit_code != 0
+    if not message and falls_back and status.reason != "ContainerCannotRun" and status.log_path:
+        message = log_tail(Path(status.log_path), LOG_LINES, LOG_BYTES)
+    if status.message and message:
+        return f"{status.message}: {message}"
+    return status.message or message
+
+
+def _read_message(path: str) -> str:
+    try:
+        return read_tail(path, MESSAGE_BYTES)[0].decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as err:
+        return f"Error on reading termination log {path}: {err.strerror}"
+
+
+def log_tail(path: Path, lines: int, limit: int) -> str:
+    """Return the last lines of a container log in CRI format, without the time stamps."""
+    try:
+        # A line's prefix has about forty bytes: reading this much covers the limit of text.
+        content, cut = read_tail(path, limit + lines * 64 + _LINE_BYTES, follow_symlink=True)
+    except OSError as err:
+        return f"Error on reading termination message from logs: {path}: {err.strerror}"
+    # Not splitlines(), which also ends lines at a carriage return.
+    raw = BytesIO(content).readlines()
+    # The first line lacks its start; of a long one, what is left has more text than is needed.
+    begun = raw.pop(0) if cut and raw else b""
+    text = b"".join(_text_of(line) for line in raw[-lines:])
+    if len(raw) < lines and len(text) < limit:
+        text = begun + text
+    return text[-limit:].decode(errors="replace")
+
+
+def _text_of(line: bytes) -> bytes:
+    """Strip `<time> <stream> <F|P> ` from one line; a partial line (P) has no line end of its own."""
+    parts = line.split(b" ", 3)
+    if len(parts) < 4:
+        return line
+    return parts[3].rstrip(b"\n") if parts[2] == b"P" else parts[3]
+
+
+Seen = TypeVar("Seen", ObservedSandbox, ObservedContainer)
+_PHASE: dict[int, ContainerPhase] = {
+    pb.CONTAINER_CREATED: "created",
+    pb.CONTAINER_RUNNING: "running",
+    pb.CONTAINER_EXITED: "exited",
+}
+_ABANDONED = ("context canceled", "context deadline exceeded")
+"""Texts in containerd's message about a start whose caller did not wait for it."""
+_SHIM_FAILED = "failed to start shim: "
+_SHIM_KILLED = "signal: killed"
+_START_ERROR = "StartError"
+
+
+class Observer:
+    """Reads pods from the runtime."""
+
+    def __init__(self, cri: Cri) -> None:
+        self._cri = cri
+        self._ended: dict[str, ObservedContainer] = {}
+        self._sandboxes: dict[str, ObservedSandbox] = {}
+
+    async def pod(self, uid: str) -> ObservedPod:
+        """All that the runtime has of one pod, in full detail."""
+        mine = {POD_UID: uid}
+        sandboxes, containers = await asyncio.gather(
+            self._cri.runtime.list_pod_sandbox(pb.PodSandboxFilter(label_selector=mine)),
+            self._cri.runtime.list_containers(pb.ContainerFilter(label_selector=mine)),
+        )
+        details = await asyncio.gather(
+            *(self._sandbox(sandbox) for sandbox in sandboxes), *(self._container(c) for c in containers)
+        )
+        seen_sandboxes = [found for found in details if isinstance(found, ObservedSandbox)]
+        seen_containers = [found for found in details if isinstance(found, ObservedContainer)]
+        every = [*(sandbox.labels for sandbox in sandboxes), *(container.labels for container in containers)]
+        labels = dict(every[0]) if every else {}
+        return ObservedPod(
+            uid=uid,
+            name=labels.get(POD_NAME, ""),
+            namespace=labels.get(POD_NAMESPACE, ""),
+            sandboxes=_newest_first(seen_sandboxes),
+            containers=_newest_first(seen_containers),
+        )
+
+    async def new_sandbox(self, sandbox_id: str) -> ObservedSandbox:
+        """Look at a sandbox that was just made; the next look at its pod need not ask again."""
+        found = observed_sandbox((await self._cri.runtime.pod_sandbox_status(sandbox_id)).status)
+        self._sandboxes[sandbox_id] = found
+        return found
+
+    def handler_of(self, sandbox_id: str) -> str:
+        """Give the handler of a sandbox that was looked at; empty for the runtime's default."""
+        known = self._sandboxes.get(sandbox_id)
+        return known.runtime_handler if known is not None else ""
+
+    async def all_pods(self) -> dict[str, ObservedPod]:
+        """Every pod that the runtime knows, as lists tell: states and identities, no details."""
+        sandboxes, containers = await asyncio.gather(
+            self._cri.runtime.list_pod_sandbox(), self._cri.runtime.list_containers()
+        )
+        self._forget_missing({c.id for c in containers}, {s.id for s in sandboxes})
+        by_uid: dict[str, tuple[list[ObservedSandbox], list[ObservedContainer], dict[str, str]]]
+        by_uid = defaultdict(lambda: ([], [], {}))
+        for sandbox in sandboxes:
+            if uid := sandbox.labels.get(POD_UID):
+                found = by_uid[uid]
+                found[0].append(_listed_sandbox(sandbox))
+                found[2].update(sandbox.labels)
+        for container in containers:
+            if uid := container.labels.get(POD_UID):
+                found = by_uid[uid]
+                found[1].append(_listed_container(container))
+                found[2].update(container.labels)
+        return {
+            uid: ObservedPod(
+                uid=uid,
+                name=labels.get(POD_NAME, ""),
+                namespace=labels.get(POD_NAMESPACE, ""),
+                sandboxes=_newest_first(boxes),
+                containers=_newest_first(seen),
+            )
+            for uid, (boxes, seen, labels) in by_uid.items()
+        }
+
+    def _forget_missing(self, containers: set[str], sandboxes: set[str]) -> None:
+        for gone in self._ended.keys() - containers:
+            del self._ended[gone]
+        for gone in self._sandboxes.keys() - sandboxes:
+            del self._sandboxes[gone]
+
+    async def _sandbox(self, listed: pb.PodSandbox) -> ObservedSandbox | None:
+        ready = listed.state == pb.SANDBOX_READY
+        known = self._sandboxes.get(listed.id)
+        if known is not None and known.ready == ready and (known.ips or known.host_network or not ready):
+            return known
+        try:
+            status = (await self._cri.runtime.pod_sandbox_status(listed.id)).status
+        except NotFound:
+            return None
+        found = observed_sandbox(status)
+        self._sandboxes[listed.id] = found
+        return found
+
+    async def _container(self, listed: pb.Container) -> ObservedContainer | None:
+        if listed.state == pb.CONTAINER_EXITED and (known := self._ended.get(listed.id)) is not None:
+            return known
+        try:
+            status = (await self._cri.runtime.container_status(listed.id)).status
+        except NotFound:
+            return None
+        message = status.message
+        if _phase(status) == "exited":
+            # The container wrote the file: reading it must not block the loop.
+            message = await asyncio.to_thread(termination_message, status)
+        found = observed_container(status, listed.pod_sandbox_id, message)
+        if found.phase == "exited":
+            self._ended[listed.id] = found
+        return found
+
+
+def _newest_first(found: Iterable[Seen]) -> tuple[Seen, ...]:
+    """Sort by attempt, which only grows; by time alone, a clock that was set back would raise the dead."""
+    return tuple(sorted(found, key=lambda one: (one.attempt, one.created_at), reverse=True))
+
+
+def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
+    """Give a sandbox's facts from its status."""
+    network = status.network
+    ips = (network.ip, *(extra.ip for extra in network.additional_ips)) if network.ip else ()
+    return ObservedSandbox(
+        id=status.id,
+        ready=status.state == pb.SANDBOX_READY,
+        created_at=status.created_at,
+        attempt=status.metadata.attempt,
+        ips=ips,
+        host_network=status.linux.namespaces.options.network == pb.NODE,
+        runtime_handler=status.runtime_handler,
+    )
+
+
+def observed_container(
+    status: pb.ContainerStatus, sandbox_id: str = "", message: str = ""
+) -> ObservedContainer:
+    """Return a container's facts from its status; `message` is the one that goes into its state."""
+    user = status.user.linux if status.HasField("user") and status.user.HasField("linux") else None
+    return ObservedContainer(
+        id=status.id,
+        name=status.labels.get(CONTAINER_NAME, status.metadata.name),
+        phase=_phase(status),
+        sandbox_id=sandbox_id,
+        attempt=status.metadata.attempt,
+        created_at=status.created_at,
+        started_at=status.started_at,
+        finished_at=status.finished_at,
+        exit_code=status.exit_code,
+        reason=_reason(status),
+        message=message,
+        image=status.image.image,
+        image_id=status.image_ref,
+        hash=status.annotations.get(HASH, ""),
+        restart_count=_number(status.annotations.get(RESTART_COUNT)),
+        annotations=dict(status.annotations),
+        labels=dict(status.labels),
+        log_path=status.log_path,
+        user=None if user is None else (user.uid, user.gid, tuple(user.supplemental_groups)),
+        resources=_resources(status),
+    )
+
+
+def _phase(status: pb.ContainerStatus) -> ContainerPhase:
+    """Say what a container is up to.
+
+    One that never ran counts as not started yet, unless its start really failed: whoever asked for
+    it was killed or lost patience, or the runtime was killed on the way. A pod that is not restarted
+    would otherwise have failed for nothing.
+    """
+    never_ran = status.state == pb.CONTAINER_EXITED and not status.started_at
+    if never_ran and (status.reason != _START_ERROR or _is_abandoned_start(status.message)):
+        return "created"
+    return _PHASE.get(status.state, "unknown")
+
+
+def _is_abandoned_start(message: str) -> bool:
+    """Return whether the runtime's message describes a start that its caller did not wait for.
+
+    Takes linear time: the message contains text of the pod, such as its command.
+    """
+    if any(text in message for text in _ABANDONED):
+        return True
+    failed = message.find(_SHIM_FAILED)
+    return failed >= 0 and message.find(_SHIM_KILLED, failed + len(_SHIM_FAILED)) >= 0
+
+
+def _resources(status: pb.ContainerStatus) -> ActualResources | None:
+    if not status.HasField("resources") or not status.resources.HasField("linux"):
+        return None
+    told = status.resources.linux
+    found = ActualResources(
+        cpu_request=milli_cpu_of_shares(told.cpu_shares),
+        cpu_limit=milli_cpu_of_quota(told.cpu_quota, told.cpu_period),
+        memory_limit=max(0, told.memory_limit_in_bytes),
+    )
+    return found if found != ActualResources() else None
+
+
+def _reason(status: pb.ContainerStatus) -> str:
+    if status.reason or status.state != pb.CONTAINER_EXITED:
+        return status.reason
+    return "Completed" if status.exit_code == 0 else "Error"
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+def _listed_sandbox(listed: pb.PodSandbox) -> ObservedSandbox:
+    return ObservedSandbox(
+        id=listed.id,
+        ready=listed.state == pb.SANDBOX_READY,
+        created_at=listed.created_at,
+        attempt=listed.metadata.attempt,
+    )
+
+
+def _listed_container(listed: pb.Container) -> ObservedContainer:
+    return ObservedContainer(
+        id=listed.id,
+        name=listed.labels.get(CONTAINER_NAME, listed.metadata.name),
+        phase=_PHASE.get(listed.state, "unknown"),
+        sandbox_id=listed.pod_sandbox_id,
+        attempt=listed.metadata.attempt,
+        created_at=listed.created_at,
+        image=listed.image.image,
+        image_id=listed.image_ref,
+        annotations=dict(listed.annotations),
+        labels=dict(listed.labels),
+    )
+
+
+def running_ids(pods: Iterable[ObservedPod]) -> set[str]:
+    """Ids of all running containers."""
+    return {container.id for pod in pods for container in pod.running}

@@ -1,0 +1,256 @@
+"""Giving running containers other resources: the pod's cgroup and the containers, in the right order.
+
+What may not be taken away is found out first: memory that is in use. Then memory, then cpu; each container
+is noted as set the moment the runtime has taken it, so that whoever is interrupted here, or fails, goes on
+later where it stopped. A failure leaves a pod that has a part of what it shall have, never more than it may.
+
+Telling the runtime what a pod shall have as a whole, before its cgroup is set to it.
+
+A runtime that puts pods into virtual machines has to make room there, and may refuse; most others do not
+know the call and need not. What the runtime was told and then could not be set is taken back, so that it
+does not count on resources that the pod never got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from pykubelet.api.pod import Container, Pod, ResourceRequirements
+from pykubelet.api.quantity import Quantity
+from pykubelet.cm.cgroups.pod_cgroups import PodGroup
+from pykubelet.cm.qos import milli_cpu_of_shares, quota_of, shares_of
+from pykubelet.cm.resize import (
+    ContainerResize,
+    Part,
+    PodLimits,
+    Resource,
+    in_order,
+    pod_steps,
+    shrink_problem,
+    shrinks,
+    with_sizes,
+)
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.kuberuntime.decide import Resize
+from pykubelet.kuberuntime.linux_resources import container_resources, overhead_resources
+from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts
+from pykubelet.logs import get_logger
+from pykubelet.transport.errors import CriError, Unimplemented
+
+log = get_logger(__name__)
+_NO_BOUND = 2**63 - 1
+_NOTHING = Quantity.of(0)
+
+
+class SandboxRefusal(Exception):
+    """The runtime does not want the pod to have this; the text says why."""
+
+
+class SandboxUpdates:
+    """Tells the runtime about one pod's sandbox; without a sandbox it tells nobody."""
+
+    def __init__(self, cri: Cri, node: NodeFacts, pod: Pod, sandbox_id: str) -> None:
+        self._cri = cri
+        self._node = node
+        self._pod = pod
+        self._sandbox_id = sandbox_id
+
+    async def tell(self, limits: PodLimits, period: int) -> None:
+        """Say what the pod's cgroup will be set to next, `period` in microseconds; raises SandboxRefusal."""
+        if not self._sandbox_id:
+            return
+        try:
+            await self._cri.runtime.update_pod_sandbox_resources(
+                self._sandbox_id,
+                overhead=overhead_resources(self._pod, self._node),
+                resources=without_overhead(self._pod, limits, period),
+            )
+        except Unimplemented:
+            return
+        except CriError as err:
+            if "not implemented" not in err.rpc_text:  # as containerd 2.2 says it
+                raise SandboxRefusal(
+                    f'updatePodSandboxResources failed for sandboxID "{self._sandbox_id}": {err.rpc_text}'
+                ) from err
+
+    async def take_back(self, limits: PodLimits, period: int) -> None:
+        """Say what the pod's cgroup is set to after all; a failure is only told."""
+        try:
+            await self.tell(limits, period)
+        except SandboxRefusal as err:
+            pod = self._pod
+            log.error(err, "Runtime was not told that a resize failed", pod=pod.full_name, podUID=pod.uid)
+
+
+def without_overhead(pod: Pod, limits: PodLimits, period: int) -> pb.LinuxContainerResources:
+    """Give what the containers have together: the pod's limits without what the runtime itself may use."""
+    cpu, memory = pod.spec.overhead.get("cpu", _NOTHING).milli, int(pod.spec.overhead.get("memory", _NOTHING))
+    quota, shares = limits.quota, limits.shares
+    if cpu:
+        quota = quota - quota_of(cpu, period) if quota > 0 else quota
+        shares = shares_of(max(0, milli_cpu_of_shares(shares) - cpu))
+    return pb.LinuxContainerResources(
+        cpu_period=period,
+        cpu_quota=quota,
+        cpu_shares=shares,
+        memory_limit_in_bytes=limits.memory - memory if limits.memory < _NO_BOUND else 0,
+    )
+
+
+class ResizeError(Exception):
+    """A pod could not be resized now; the text says why."""
+
+
+class Actuated(Protocol):
+    """Who keeps what containers were set to."""
+
+    def resized(self, pod: Pod, container: Container, resources: ResourceRequirements) -> None:
+        """Take note that the runtime has set a container to this."""
+        ...
+
+    def resized_whole(self, pod: Pod, resource: Resource) -> None:
+        """Take note that the pod as a whole has what it was promised of a resource."""
+        ...
+
+
+class Resizer:
+    """Resizes pods."""
+
+    def __init__(
+        self,
+        cri: Cri,
+        node: NodeFacts,
+        group_of: Callable[[Pod], PodGroup | None],
+        actuated: Actuated,
+        is_exclusive: Callable[[Pod, Container], bool] = lambda pod, container: False,
+    ) -> None:
+        """Take the runtime, the node, where pods' cgroups are, and who has cpus of its own."""
+        self._cri = cri
+        self._node = node
+        self._group_of = group_of
+        self._actuated = actuated
+        self._is_exclusive = is_exclusive
+
+    async def apply(self, pod: Pod, sandbox_id: str, resize: Resize) -> None:
+        """Have a pod's containers set to what the pod says; raises ResizeError.
+
+        `sandbox_id` is empty while there is none: then only the pod's cgroup is set.
+        """
+        group = self._group_of(pod)
+        try:
+            now = group.now() if group is not None else None
+        except FileNotFoundError as err:
+            if resize.containers:
+                raise ResizeError(_unreadable(pod, err)) from err
+            group = now = None  # it will be made anew, as it shall be
+        except OSError as err:
+            raise ResizeError(_unreadable(pod, err)) from err
+        await self._check(pod, sandbox_id, resize, group, now)
+        whole = None
+        if group is not None and now is not None:
+            whole = _Whole(group, SandboxUpdates(self._cri, self._node, pod, sandbox_id), now)
+        for resource in ("memory", "cpu"):
+            await self._round(pod, resize, resource, whole)
+
+    async def _check(
+        self, pod: Pod, sandbox_id: str, resize: Resize, group: PodGroup | None, now: PodLimits | None
+    ) -> None:
+        """Raise ResizeError when memory that is in use would be taken away."""
+        updates = in_order([*resize.containers.values()], "memory")
+        if not (updates or resize.pod or resize.whole):
+            return
+        limit = group.memory_limit if group is not None else None
+        had = now.memory if now is not None else 0
+        if not any(map(shrinks, updates)) and (limit is None or limit >= had):
+            return
+        try:
+            usage = group.memory_usage() if group is not None else None
+            usages = await self._usages(sandbox_id) if any(map(shrinks, updates)) else {}
+        except (OSError, CriError, ValueError) as err:
+            raise ResizeError(f'unable to read memory usage for pod "{_told(pod)}"') from err
+        if problem := shrink_problem(limit, had, usage, updates, usages):
+            raise ResizeError(problem)
+
+    async def _usages(self, sandbox_id: str) -> Mapping[str, int]:
+        found = await self._cri.stats.list_container_stats(pb.ContainerStatsFilter(pod_sandbox_id=sandbox_id))
+        return {
+            one.attributes.metadata.name: one.memory.usage_bytes.value or one.memory.working_set_bytes.value
+            for one in found
+            if one.HasField("memory")
+        }
+
+    async def _round(self, pod: Pod, resize: Resize, resource: Resource, whole: _Whole | None) -> None:
+        """Resize a pod in one resource."""
+        updates = in_order([*resize.containers.values()], resource)
+        ids = {one.name: id for id, one in resize.containers.items()}
+        changes = any(one.change(resource) for one in resize.containers.values())
+        if not (updates or changes or resize.pod or resize.whole):
+            return
+        before, after = whole.steps(resource) if whole is not None else ([], [])
+        try:
+            if whole is not None:
+                await whole.set(before, resource)
+            await self._update(pod, updates, ids, resource)
+            if whole is not None:
+                await whole.set(after, resource)
+        except CriError as err:
+            raise ResizeError(err.rpc_text) from err
+        except OSError as err:
+            raise ResizeError(str(err)) from err
+        if resize.whole:
+            self._actuated.resized_whole(pod, resource)
+
+    async def _update(
+        self, pod: Pod, updates: Sequence[ContainerResize], ids: Mapping[str, str], resource: Resource
+    ) -> None:
+        containers = {one.name: one for one in (*pod.spec.init_containers, *pod.spec.containers)}
+        for update in updates:
+            container = containers[update.name]
+            sized = with_sizes(container, update.after(resource))
+            facts = ContainerFacts(node=self._node, exclusive_cpus=self._is_exclusive(pod, container))
+            await self._cri.runtime.update_container_resources(
+                ids[update.name], container_resources(pod, sized, facts)
+            )
+            self._actuated.resized(pod, container, sized.resources)
+
+
+class _Whole:
+    """A pod's own cgroup on its way from what it is set to now to what it shall be."""
+
+    def __init__(self, group: PodGroup, sandbox: SandboxUpdates, now: PodLimits) -> None:
+        self._group = group
+        self._sandbox = sandbox
+        self._now = now
+        self._wanted = group.wanted(now)
+
+    def steps(self, resource: Resource) -> tuple[list[Part], list[Part]]:
+        """Say what to set before the containers, and what after them."""
+        return pod_steps(self._now, self._wanted, resource)
+
+    async def set(self, parts: Sequence[Part], resource: Resource) -> None:
+        """Set some of it; raises OSError, and ResizeError when the runtime does not want it."""
+        for part in parts:
+            new = self._now._replace(**{part: getattr(self._wanted, part)})
+            try:
+                await self._sandbox.tell(new, self._group.period)
+            except SandboxRefusal as err:
+                raise ResizeError(
+                    "failed to notify runtime for UpdatePodSandboxResources "
+                    f"(resource={resource}); resize rejected: {err}"
+                ) from err
+            try:
+                await self._group.set(part)
+            except OSError:
+                await self._sandbox.take_back(self._now, self._group.period)
+                raise
+            self._now = new
+
+
+def _unreadable(pod: Pod, err: OSError) -> str:
+    return f'unable to get pod cgroup config for pod "{_told(pod)}": {err}'
+
+
+def _told(pod: Pod) -> str:
+    return f"{pod.metadata.name}_{pod.metadata.namespace}({pod.uid})"

@@ -1,0 +1,453 @@
+"""Starting things: a pod's sandbox, and one container from image to postStart hook.
+
+Each failure becomes a `StartError` with the reason that Kubernetes users know; the events are
+recorded here, where the words are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.api.pod import Container, Pod
+from pykubelet.cm.cgroups.node_cgroups import Record, no_record
+from pykubelet.cm.devices.run_options import NOTHING, DeviceGrants
+from pykubelet.cm.topology.hints import AllocationError
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.images.credentials import pull_secrets
+from pykubelet.images.image_manager import ImagePuller, PresentImage
+from pykubelet.images.puller import ImageError
+from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.dns import pod_dns
+from pykubelet.kuberuntime.env import container_env, gather_env_sources
+from pykubelet.kuberuntime.errors import ConfigProblem, ServicesUnknown
+from pykubelet.kuberuntime.kill import HookError, HookRunner, Killer
+from pykubelet.kuberuntime.mounts import hosts_file, sub_path, wants_hosts_file
+from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer, observed_container
+from pykubelet.kuberuntime.options import (
+    ContainerFacts,
+    Everything,
+    IdMappings,
+    NodeFacts,
+    SandboxFacts,
+    Shares,
+    block_volumes,
+    wanted_images,
+)
+from pykubelet.kuberuntime.paths import (
+    PodDirs,
+    attempts_in_logs,
+    container_log_path,
+    legacy_log_link,
+    pod_log_dir,
+)
+from pykubelet.kuberuntime.removal import is_starting, remove_container
+from pykubelet.linux.mounts import remove_tree
+from pykubelet.logs import get_logger
+from pykubelet.objects.base import NoObjects, PodObjects
+from pykubelet.objects.services import no_services
+from pykubelet.podconfig.pod_history import Journal, field_of
+from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.transport.errors import CriError
+from pykubelet.volumes.errors import VolumeError
+from pykubelet.volumes.plugin import MountedVolume
+
+log = get_logger(__name__)
+STARTING_SECONDS = 0.5
+"""When to look again whether a start of an earlier agent is over."""
+SERVICES_SECONDS = 1.0
+"""When to try again while the cluster's services are not known."""
+
+
+class StartError(Exception):
+    """A container could not be started: `reason` is what its status says it waits for."""
+
+    def __init__(self, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        """Seconds until it makes sense to try again, where that is known."""
+
+
+SubPaths = Callable[
+    [Pod, Container, Mapping[str, MountedVolume], Mapping[int, str]], Awaitable[dict[int, str]]
+]
+"""Has parts of volumes ready for a container, by the mount's index; raises VolumeError."""
+GrantsOf = Callable[[Pod, Container], Awaitable[DeviceGrants]]
+"""Gives what a container that is about to start gets with its devices; raises AllocationError."""
+
+
+class OnCreated(Protocol):
+    """Hears of every sandbox and container the moment it exists."""
+
+    def __call__(self, uid: str, *ids: str) -> None:
+        """Take note."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PodSetting:
+    """What a pod's containers share, gathered before the first of them starts."""
+
+    cgroup_parent: str
+    volumes: dict[str, MountedVolume]
+    id_mappings: IdMappings | None = None
+    extra_groups: tuple[int, ...] = ()
+
+
+class Starter:
+    """Starts sandboxes and containers."""
+
+    def __init__(
+        self,
+        cri: Cri,
+        observer: Observer,
+        node: NodeFacts,
+        dirs: PodDirs,
+        images: ImagePuller,
+        hooks: HookRunner,
+        killer: Killer,
+        journal: Journal,
+        on_created: OnCreated,
+        sub_paths: SubPaths,
+        read_resolv_conf: Callable[[], str | None],
+        legacy_logs: Path | None,
+        *,
+        objects: PodObjects | None = None,
+        services: Callable[[Pod], Mapping[str, str] | None] = no_services,
+        grants: GrantsOf | None = None,
+        shares: Shares | None = None,
+        node_event: Record = no_record,
+    ) -> None:
+        self._cri = cri
+        self._observer = observer
+        self._node = node
+        self._dirs = dirs
+        self._images = images
+        self._hooks = hooks
+        self._killer = killer
+        self._journal = journal
+        self._on_created = on_created
+        self._sub_paths = sub_paths
+        self._read_resolv_conf = read_resolv_conf
+        self._legacy_logs = legacy_logs
+        self._objects = objects or NoObjects()
+        self._services = services
+        self._grants = grants
+        self._shares = shares or Everything()
+        self._node_event = node_event
+
+    def sandbox_config(self, pod: Pod, attempt: int, setting: PodSetting) -> pb.PodSandboxConfig:
+        """Make the pod's sandbox request; raises ConfigProblem."""
+        facts = SandboxFacts(
+            node=self._node,
+            attempt=attempt,
+            cgroup_parent=setting.cgroup_parent,
+            resolv_conf=self._read_resolv_conf(),
+            id_mappings=setting.id_mappings,
+            extra_groups=setting.extra_groups,
+            exclusive_cpus=self._shares.has_exclusive(pod.uid),
+        )
+        return make_sandbox_config(pod, facts)
+
+    async def sandbox(
+        self, pod: Pod, config: pb.PodSandboxConfig, handler: str = ""
+    ) -> tuple[str, tuple[str, ...]]:
+        """Run the sandbox; gives its id and addresses. Raises CriError after the event."""
+        for warning in pod_dns(pod, self._node, self._read_resolv_conf()).warnings:
+            # A node without a cluster has no cluster DNS: its own pods need not hear of it.
+            if not (warning.reason == "MissingClusterDNS" and is_static_pod(pod)):
+                self._journal.event(pod, "Warning", warning.reason, warning.message)
+                if warning.node_message:
+                    self._node_event("Warning", warning.reason, warning.node_message)
+        logs = self._log_dir(pod)
+        logs.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            sandbox_id = await self._cri.runtime.run_pod_sandbox(config, handler)
+        except CriError as err:
+            message = f"Failed to create pod sandbox: {err.rpc_text}"
+            self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
+            raise
+        self._on_created(pod.uid, sandbox_id)
+        try:
+            return sandbox_id, (await self._observer.new_sandbox(sandbox_id)).ips
+        except CriError as err:
+            message = f"Unable to get pod sandbox status: {err.rpc_text}"
+            self._journal.event(pod, "Warning", "FailedPodSandBoxStatus", message)
+            raise
+
+    async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
+        """Have the container's image; raises StartError after the event."""
+        secrets = await pull_secrets(pod, self._objects, self._journal)
+        try:
+            return await self._images.ensure(pod, container, sandbox, secrets)
+        except ImageError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.reason}")
+            raise StartError(err.reason, err.message, err.retry_after) from err
+
+    async def grants(self, pod: Pod, container: Container) -> DeviceGrants:
+        """Have a container's devices made ready for its start; raises StartError after the event."""
+        if self._grants is None:
+            return NOTHING
+        try:
+            return await self._grants(pod, container)
+        except AllocationError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err}")
+            raise StartError("CreateContainerConfigError", str(err)) from err
+
+    async def container(
+        self,
+        pod: Pod,
+        container: Container,
+        image: PresentImage,
+        sandbox_id: str,
+        sandbox: pb.PodSandboxConfig,
+        setting: PodSetting,
+        ips: Sequence[str],
+        observed: ObservedPod,
+        grants: DeviceGrants = NOTHING,
+    ) -> str:
+        """Create and start one container; gives its id. Raises StartError."""
+        attempt = await self._attempt(pod, container, observed.latest(container.name))
+        handlers = self._node.recursive_handlers
+        recursive = bool(handlers) and self._observer.handler_of(sandbox_id) in handlers
+        config = await self._config(
+            pod, container, image, attempt, setting, ips, observed, sandbox, grants, recursive
+        )
+        try:
+            container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
+        except CriError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
+            raise StartError("CreateContainerError", err.rpc_text) from err
+        self._on_created(pod.uid, container_id)
+        self._shares.made(pod, container, container_id, config.linux.resources.cpuset_cpus)
+        self._event(pod, container, "Normal", "Created", "Container created")
+        try:
+            await self._cri.runtime.start_container(container_id)
+        except CriError as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
+            raise StartError("RunContainerError", err.rpc_text) from err
+        self._event(pod, container, "Normal", "Started", "Container started")
+        self._link_log(pod, container, container_id, config.log_path)
+        return container_id
+
+    async def _config(
+        self,
+        pod: Pod,
+        container: Container,
+        image: PresentImage,
+        attempt: int,
+        setting: PodSetting,
+        ips: Sequence[str],
+        observed: ObservedPod,
+        sandbox: pb.PodSandboxConfig,
+        grants: DeviceGrants,
+        recursive_read_only: bool,
+    ) -> pb.ContainerConfig:
+        hosts, termination = "", ""
+        try:
+            self._dirs.make(pod.uid)
+            if wants_hosts_file(pod, ips):
+                content = hosts_file(
+                    pod, ips, self._node.cluster_domain, _node_hosts() if pod.spec.host_network else ""
+                )
+                hosts = str(self._dirs.write_hosts(pod.uid, content))
+            if container.termination_message_path:
+                termination = str(self._dirs.new_termination_log(pod.uid, container.name))
+            sources = await gather_env_sources(self._objects, pod, container, setting.volumes)
+            facts = ContainerFacts(
+                node=self._node,
+                attempt=attempt,
+                image_id=image.id,
+                image_uid=image.uid,
+                image_username=image.username,
+                pod_ips=tuple(ips),
+                id_mappings=setting.id_mappings,
+                extra_groups=setting.extra_groups,
+                target_id=_target(container, observed),
+                hosts_file=hosts,
+                termination_log=termination,
+                volumes=setting.volumes,
+                recursive_read_only=recursive_read_only,
+                service_env=self._services(pod),
+                config_map=sources.config_map,
+                secret=sources.secret,
+                env_file=sources.file_value,
+            )
+            facts = replace(
+                facts,
+                block_volumes=block_volumes(setting.volumes),
+                image_volumes=await self._image_volumes(pod, container, setting, sandbox),
+                grants=grants,
+            )
+            facts = replace(facts, sub_paths=await self._parts_of_volumes(pod, container, facts))
+            share = self._shares.of(pod, container)
+            facts = replace(
+                facts,
+                cpuset_cpus=share.cpus,
+                cpuset_mems=share.memory_nodes,
+                exclusive_cpus=share.exclusive,
+            )
+            return make_container_config(pod, container, facts)
+        except (ConfigProblem, VolumeError, OSError) as err:
+            self._event(pod, container, "Warning", "Failed", f"Error: {err}")
+            wait = SERVICES_SECONDS if isinstance(err, ServicesUnknown) else None
+            raise StartError("CreateContainerConfigError", str(err), wait) from err
+
+    async def _parts_of_volumes(
+        self, pod: Pod, container: Container, facts: ContainerFacts
+    ) -> dict[int, str]:
+        partial = [
+            (index, mount)
+            for index, mount in enumerate(container.volume_mounts)
+            if (mount.sub_path or mount.sub_path_expr) and mount.name not in facts.image_volumes
+        ]
+        if not partial:
+            return {}
+        env = container_env(pod, container, facts)
+        paths = {index: sub_path(mount, env) for index, mount in partial}
+        return await self._sub_paths(
+            pod, container, facts.volumes, {i: path for i, path in paths.items() if path}
+        )
+
+    async def _image_volumes(
+        self, pod: Pod, container: Container, setting: PodSetting, sandbox: pb.PodSandboxConfig
+    ) -> dict[str, pb.ImageSpec]:
+        """Have the images of a container's volumes, by the volumes' names; raises StartError."""
+        images = wanted_images(pod, container, setting.volumes)
+        if not images:
+            return {}
+        secrets = await pull_secrets(pod, self._objects, self._journal)
+        found = {}
+        for name, (image, policy) in images.items():
+            try:
+                present = await self._images.ensure_image(
+                    pod, image, policy, sandbox, secrets, where=field_of(pod, container.name)
+                )
+            except ImageError as err:
+                message = f"volume {name}: {err.message}"
+                self._event(pod, container, "Warning", "Failed", f"Error: {message}")
+                raise StartError(err.reason, message, err.retry_after) from err
+            found[name] = pb.ImageSpec(image=present.id, user_specified_image=image)
+        return found
+
+    async def post_start(self, pod: Pod, container: Container, container_id: str) -> None:
+        """Run a container's postStart hook, if it has one; a failure kills it and raises StartError."""
+        if container.lifecycle is None or container.lifecycle.post_start is None:
+            return
+        try:
+            await self._hooks.run(pod, container, container_id, container.lifecycle.post_start)
+        except HookError as err:
+            log.error(
+                err, "PostStart hook failed", pod=pod.full_name, podUID=pod.uid, containerName=container.name
+            )
+            self._event(pod, container, "Warning", "FailedPostStartHook", "PostStartHook failed")
+            target = ObservedContainer(id=container_id, name=container.name, phase="running")
+            try:
+                await self._killer.container(pod, target, "FailedPostStartHook")
+            except CriError as kill_err:
+                log.error(kill_err, "Failed to kill container", pod=pod.full_name, containerID=container_id)
+            raise StartError("PostStartHookError", str(err)) from err
+
+    def remove_logs(self, pod: Pod) -> None:
+        """Remove a pod's logs and all links to them; of an orphan only its uid need be known. Blocks.
+
+        What fails is logged and left for the garbage collection of logs.
+        """
+        name, namespace = pod.metadata.name, pod.metadata.namespace
+        if not name or not namespace:
+            for folder in Path(self._node.pod_logs_dir).glob(f"*_{glob.escape(pod.uid)}"):
+                _remove_log_dir(folder)
+            return
+        folder = self._log_dir(pod)
+        _remove_log_dir(folder)
+        if self._legacy_logs is not None and self._legacy_logs.is_dir():
+            for link in self._legacy_logs.iterdir():
+                ours = link.name.startswith(f"{name}_{namespace}_") and link.is_symlink()
+                if ours and folder in link.readlink().parents:
+                    link.unlink(missing_ok=True)
+
+    async def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
+        """Give the number of this start; raises StartError while an earlier one is not over."""
+        if last is None:
+            folder = self._log_dir(pod) / container.name
+            return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
+        if last.phase != "created" and not await self._never_ran(last):
+            return last.restart_count + 1
+        # Made and never started: the agent was killed in between. It gives its number back.
+        try:
+            await remove_container(self._cri, last.id)
+        except CriError as err:
+            wait = STARTING_SECONDS if is_starting(err) else None
+            raise StartError("CreateContainerError", err.rpc_text, wait) from err
+        # Its empty log would count as a run, if the agent were killed again before the next start. Not
+        # before it is gone: a start that was not over might still succeed, and write there.
+        trace = self._log_dir(pod) / container_log_path(container.name, last.attempt)
+        with contextlib.suppress(OSError):
+            if not trace.stat().st_size:
+                trace.unlink()
+        return last.restart_count
+
+    async def _never_ran(self, last: ObservedContainer) -> bool:
+        """Whether one that was killed because nobody knew what it did turns out to have done nothing.
+
+        A runtime that was killed together with the agent in the middle of a start may not know that before.
+        """
+        if last.phase != "unknown":
+            return False
+        try:
+            status = (await self._cri.runtime.container_status(last.id)).status
+        except CriError:
+            return False
+        return observed_container(status).phase == "created"
+
+    def _log_dir(self, pod: Pod) -> Path:
+        meta = pod.metadata
+        return Path(pod_log_dir(self._node.pod_logs_dir, meta.namespace, meta.name, meta.uid))
+
+    def _link_log(self, pod: Pod, container: Container, container_id: str, log_path: str) -> None:
+        if self._legacy_logs is None:
+            return
+        target = self._log_dir(pod) / log_path
+        name = legacy_log_link(pod.metadata.name, pod.metadata.namespace, container.name, container_id)
+        try:
+            if target.exists():
+                self._legacy_logs.mkdir(parents=True, exist_ok=True)
+                (self._legacy_logs / name).symlink_to(target)
+        except OSError as err:
+            log.error(err, "Failed to create legacy symbolic link", path=name, containerID=container_id)
+
+    def _event(self, pod: Pod, container: Container, kind: str, reason: str, message: str) -> None:
+        self._journal.event(
+            pod, "Warning" if kind == "Warning" else "Normal", reason, message, field_of(pod, container.name)
+        )
+
+
+def _node_hosts() -> str:
+    try:
+        return Path("/etc/hosts").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _remove_log_dir(path: Path) -> None:
+    try:
+        remove_tree(path)
+    except OSError as err:
+        log.error(err, "Failed to remove pod logs directory", path=path)
+
+
+def _target(container: Container, observed: ObservedPod) -> str:
+    """The running container that an ephemeral one wants to see; raises ConfigProblem when it does not run."""
+    if not container.target_container_name:
+        return ""
+    target = observed.latest(container.target_container_name)
+    if target is None:
+        raise ConfigProblem(f"unable to find target container {container.target_container_name}")
+    return target.id

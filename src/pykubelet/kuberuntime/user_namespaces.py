@@ -1,0 +1,154 @@
+"""Which ids of the machine stand for a pod's own when it has a user namespace (`hostUsers: false`).
+
+Each pod gets a block of its own, so that root in one pod is nobody in another and outside. A pod's
+block is written to its folder before it is used, in the reference's form, because it must be the
+same for the pod's whole life, whoever runs the agent; the blocks in use are read from there.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.api.pod import Pod
+from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.options import IdMappings, IdRange
+from pykubelet.kuberuntime.paths import PodDirs
+
+UNIT = 65536
+FILE = "userns"
+USER = "kubelet"
+_ALL_IDS = 2**32
+
+
+class _Mapping(msgspec.Struct, rename="camel"):
+    host_id: int
+    container_id: int
+    length: int
+
+
+class _File(msgspec.Struct, kw_only=True):
+    uid_mappings: list[_Mapping] = msgspec.field(name="uidMappings")
+    gid_mappings: list[_Mapping] = msgspec.field(name="gidMappings")
+
+
+@dataclass(frozen=True, slots=True)
+class IdSpace:
+    """The ids that pods may be given: from `first`, `count` of them, in blocks of `block`."""
+
+    first: int
+    count: int
+    block: int
+
+    def problem(self, max_pods: int) -> str | None:
+        """Why this space can not be used, or None."""
+        if self.first % self.block or self.count % self.block:
+            return f"the ids of user {USER} must begin at and be a multiple of {self.block}"
+        if self.first < self.block:
+            return f"the ids of user {USER} must not begin below {self.block}: those are the machine's"
+        if self.count // self.block < max_pods:
+            return f"the ids of user {USER} are too few for {max_pods} pods of {self.block} ids each"
+        return None
+
+
+def read_id_space(block: int) -> IdSpace:
+    """Find the ids for pods: those given to the user `kubelet`, else all but the machine's first.
+
+    Raises ConfigProblem when that user exists and its ids can not be found out.
+    """
+    everything = IdSpace(block, _ALL_IDS - block, block)
+    program = shutil.which("getsubids")
+    try:
+        pwd.getpwnam(USER)
+    except KeyError:
+        return everything
+    if program is None:
+        return everything
+    answers = []
+    for argv in ([program, USER], [program, "-g", USER]):
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode != 0:
+            raise ConfigProblem(f"getsubids does not tell the ids of user {USER}: {done.stderr.strip()}")
+        answers.append(done.stdout)
+    if answers[0] != answers[1]:
+        raise ConfigProblem(
+            f"user {USER} has other subuids than subgids: make /etc/subuid and /etc/subgid agree"
+        )
+    return parse_getsubids(answers[0], block)
+
+
+def parse_getsubids(text: str, block: int) -> IdSpace:
+    """Read the one line that getsubids prints: `0: kubelet 65536 7208960`."""
+    lines = text.strip().splitlines()
+    fields = lines[0].split() if len(lines) == 1 else []
+    if len(fields) != 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
+        raise ConfigProblem(f"user {USER} must have exactly one range of subordinate ids, not {text!r}")
+    return IdSpace(int(fields[2]), int(fields[3]), block)
+
+
+class UserNamespaces:
+    """Hands out blocks of ids; the pods' folders are its memory."""
+
+    def __init__(self, dirs: PodDirs, space: IdSpace, *, supported: bool) -> None:
+        self._dirs = dirs
+        self._space = space
+        self._supported = supported
+
+    def of(self, pod: Pod) -> IdMappings | None:
+        """The pod's mappings, made at the first call; None for pods without a user namespace.
+
+        None also where the runtime has none: the maker of requests refuses such a pod. Raises
+        ConfigProblem when the ids are used up or a pod's file is damaged.
+        """
+        if pod.spec.host_users is not False or not self._supported:
+            return None
+        first = self._read(pod.uid)
+        if first is None:
+            first = self._free_block()
+            self._write(pod.uid, first)
+        ids = (IdRange(container_id=0, host_id=first, length=self._space.block),)
+        return IdMappings(uids=ids, gids=ids)
+
+    def _free_block(self) -> int:
+        used = {self._read(uid) for uid in self._dirs.uids()}
+        space = self._space
+        for first in range(space.first, space.first + space.count, space.block):
+            if first not in used:
+                return first
+        raise ConfigProblem("all ids for user namespaces are in use")
+
+    def _path(self, uid: str) -> Path:
+        return self._dirs.pod(uid) / FILE
+
+    def _read(self, uid: str) -> int | None:
+        try:
+            found = msgspec.json.decode(self._path(uid).read_bytes(), type=_File)
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, OSError) as err:
+            raise ConfigProblem(f"the user namespace of pod {uid} can not be read: {err}") from err
+        if len(found.uid_mappings) != 1 or found.uid_mappings != found.gid_mappings:
+            raise ConfigProblem(
+                f"the user namespace of pod {uid} is not one range for users and groups alike"
+            )
+        (mapping,) = found.uid_mappings
+        if mapping.container_id != 0 or mapping.length != self._space.block:
+            raise ConfigProblem(f"the user namespace of pod {uid} has another size than idsPerPod says")
+        return mapping.host_id
+
+    def _write(self, uid: str, first: int) -> None:
+        mapping = _Mapping(first, 0, self._space.block)
+        self._dirs.make(uid)
+        path = self._path(uid)
+        hidden = path.with_name(f".{FILE}")
+        with hidden.open("wb") as file:
+            file.write(msgspec.json.encode(_File(uid_mappings=[mapping], gid_mappings=[mapping])))
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.replace(path)

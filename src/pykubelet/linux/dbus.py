@@ -1,0 +1,639 @@
+"""One connection to a D-Bus bus, or to a program that speaks D-Bus by itself, such as systemd.
+
+It lives as long as the `async with` block it is opened in: calls are made, signals are heard, and then
+it is gone. There is nothing to keep alive or to mend between two tasks, and a program that restarts is
+simply found anew by the next one.
+
+Whoever is at the other end may hang, vanish or talk nonsense: every wait has an end, a connection that
+breaks ends all calls on it at once, and all of it is a `DBusError`.
+
+D-Bus' words as bytes: values by their signature, and whole messages.
+
+Everything here is a pure function of its arguments, and speaks to nobody. systemd is reached with a
+handful of calls, and a few pages of our own are less than a library's loop, threads and memory.
+What comes from a socket is not trusted: whatever is not a message raises `WireError`, and nothing
+else, and what it claims to contain is never believed beyond the bytes that are there.
+
+A value is Python's plain one: `str` for s, o and g, `int`, `bool`, `float`; a list for an array
+(`bytes` for one of bytes, a dict for one of pairs), a tuple for a struct, and `Variant` for v.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""The protocol allows eight times that; systemd's answers to us are a few hundred bytes."""
+HEAD_BYTES = 16
+"""What must be there to know how long a message is."""
+_MAX_DEPTH = 32
+_MAX_SIGNATURE = 255
+_FIELDS_SIGNATURE = "a(yv)"
+_FORMATS = {"y": "B", "n": "h", "q": "H", "i": "i", "u": "I", "x": "q", "t": "Q", "d": "d", "h": "I"}
+_ALIGNMENT = {
+    **{code: struct.calcsize("<" + fmt) for code, fmt in _FORMATS.items()},
+    **dict.fromkeys("bsoa", 4),
+    **dict.fromkeys("gv", 1),
+    **dict.fromkeys("({", 8),
+}
+_BASIC = frozenset("ynqiuxtdhbsog")
+_CLOSING = {"(": ")", "{": "}"}
+
+
+class WireError(ValueError):
+    """Bytes that are no D-Bus message, or a value that does not fit its signature."""
+
+
+class Variant(NamedTuple):
+    """A value that carries its own type, one complete one, such as `t`."""
+
+    signature: str
+    value: Any
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    CALL = 1
+    RETURN = 2
+    ERROR = 3
+    SIGNAL = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message, whole."""
+
+    kind: int
+    serial: int
+    """Numbers the sender's messages, from 1."""
+    flags: int = 0
+    path: str = ""
+    interface: str = ""
+    member: str = ""
+    error: str = ""
+    reply_to: int = 0
+    """The serial of the call that this answers."""
+    destination: str = ""
+    sender: str = ""
+    signature: str = ""
+    body: tuple[Any, ...] = ()
+
+
+# The header's fields by their number: the attribute, and the type on the wire.
+_FIELDS = {
+    1: ("path", "o"),
+    2: ("interface", "s"),
+    3: ("member", "s"),
+    4: ("error", "s"),
+    5: ("reply_to", "u"),
+    6: ("destination", "s"),
+    7: ("sender", "s"),
+    8: ("signature", "g"),
+}
+
+
+def encode_message(message: Message) -> bytes:
+    """Write a message, in the byte order of this protocol's most usual machines."""
+    body = encode(message.signature, message.body)
+    fields = [
+        (number, Variant(kind, value))
+        for number, (name, kind) in _FIELDS.items()
+        if (value := getattr(message, name))
+    ]
+    head = struct.pack("<4BII", ord("l"), message.kind, message.flags, 1, len(body), message.serial)
+    writer = _Writer(bytearray(head))
+    writer.write(_FIELDS_SIGNATURE, fields, 0)
+    writer.align(8)
+    if len(writer.data) + len(body) > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {len(writer.data) + len(body)} bytes is too long")
+    return bytes(writer.data) + body
+
+
+def message_size(head: bytes | bytearray) -> int:
+    """Give the size of the message that begins with these `HEAD_BYTES` bytes; raises WireError."""
+    order = _order(head)
+    version = head[3]
+    if version != 1:
+        raise WireError(f"version {version} of the protocol is not known")
+    body, _, fields = struct.unpack_from(f"{order}III", head, 4)
+    size = HEAD_BYTES + int(fields) + -int(fields) % 8 + int(body)
+    if size > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {size} bytes is too long")
+    return size
+
+
+def decode_message(data: bytes) -> Message:
+    """Read one whole message; raises WireError."""
+    if len(data) < HEAD_BYTES or len(data) != message_size(data):
+        raise WireError("a message of another size than it says")
+    order = _order(data)
+    body_size, serial = struct.unpack_from(f"{order}II", data, 4)
+    reader = _Reader(data, order, 12)
+    known: dict[str, Any] = {}
+    for number, variant in reader.read(_FIELDS_SIGNATURE, 0):
+        name, kind = _FIELDS.get(number, ("", ""))
+        if not name:
+            continue  # fields of later versions of the protocol are to be ignored
+        if variant.signature != kind:
+            raise WireError(f"header field {number} has the type {variant.signature!r}")
+        known[name] = variant.value
+    reader.align(8)
+    if reader.at != len(data) - body_size:
+        raise WireError("the header ends elsewhere than it says")
+    body = decode(known.get("signature", ""), data[reader.at :], big=order == ">")
+    return Message(kind=data[1], flags=data[2], serial=serial, body=body, **known)
+
+
+def encode(signature: str, values: tuple[Any, ...]) -> bytes:
+    """Write values one after the other; raises WireError for one that does not fit."""
+    types = split_signature(signature)
+    if len(types) != len(values):
+        raise WireError(f"{len(values)} values for the signature {signature!r}")
+    writer = _Writer(bytearray())
+    for kind, value in zip(types, values, strict=True):
+        writer.write(kind, value, 0)
+    return bytes(writer.data)
+
+
+def decode(signature: str, data: bytes, *, big: bool = False) -> tuple[Any, ...]:
+    """Read what `encode` wrote, all of it; raises WireError."""
+    reader = _Reader(data, ">" if big else "<", 0)
+    values = tuple([reader.read(kind, 0) for kind in split_signature(signature)])
+    if reader.at != len(data):
+        raise WireError(f"{len(data) - reader.at} bytes after the last value")
+    return values
+
+
+def split_signature(signature: str) -> list[str]:
+    """Give the complete types of a signature, `a{sv}u` as `a{sv}` and `u`; raises WireError."""
+    if len(signature) > _MAX_SIGNATURE:
+        raise WireError("the signature is too long")
+    found, at = [], 0
+    while at < len(signature):
+        end = _type_end(signature, at, 0)
+        found.append(signature[at:end])
+        at = end
+    return found
+
+
+def _type_end(signature: str, at: int, depth: int) -> int:
+    code = signature[at : at + 1]
+    if depth > _MAX_DEPTH:
+        raise WireError("the signature is too deep")
+    if code in _BASIC or code == "v":
+        return at + 1
+    if code == "a":
+        return _type_end(signature, at + 1, depth + 1)
+    if code in _CLOSING:
+        inner = []
+        end = at + 1
+        while signature[end : end + 1] not in ("", _CLOSING[code]):
+            inner.append(signature[end])
+            end = _type_end(signature, end, depth + 1)
+        if signature[end : end + 1] == _CLOSING[code] and _may_hold(code, inner, signature[at - 1 : at]):
+            return end + 1
+    raise WireError(f"{signature!r} is not a signature")
+
+
+def _may_hold(code: str, inner: list[str], before: str) -> bool:
+    if code == "(":
+        return bool(inner)
+    return len(inner) == 2 and inner[0] in _BASIC and before == "a"
+
+
+class _Writer:
+    """Appends values; alignment counts from the start of its data."""
+
+    def __init__(self, data: bytearray) -> None:
+        self.data = data
+
+    def align(self, size: int) -> None:
+        self.data += bytes(-len(self.data) % size)
+
+    def write(self, kind: str, value: Any, depth: int) -> None:
+        if depth > 2 * _MAX_DEPTH:
+            raise WireError("the value is too deep")
+        code = kind[0]
+        self.align(_ALIGNMENT[code])
+        try:
+            if code in _FORMATS:
+                self.data += struct.pack("<" + _FORMATS[code], value)
+            elif code == "b":
+                self.data += struct.pack("<I", bool(value))
+            elif code == "a":
+                self._write_array(kind[1:], value, depth)
+            elif code in _CLOSING:
+                self._write_parts(kind, value, depth)
+            elif code == "v":
+                self._write_variant(value, depth)
+            else:
+                self._write_text(code, value)
+        except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as err:
+            raise WireError(f"{value!r} is not of the type {kind!r}: {err}") from err
+
+    def _write_text(self, code: str, value: str) -> None:
+        raw = value.encode()
+        if b"\0" in raw:
+            raise WireError("a text must not contain a zero")
+        if code == "o" and not _is_path(value):
+            raise WireError(f"{value!r} is not an object path")
+        if code == "g":
+            split_signature(value)
+        self.data += struct.pack("<B" if code == "g" else "<I", len(raw)) + raw + b"\0"
+
+    def _write_array(self, kind: str, value: Any, depth: int) -> None:
+        start = len(self.data)
+        self.data += bytes(4)
+        self.align(_ALIGNMENT[kind[0]])
+        first = len(self.data)
+        if kind == "y":
+            self.data += bytes(value)
+        else:
+            for item in value.items() if kind[0] == "{" else value:
+                self.write(kind, item, depth + 1)
+        struct.pack_into("<I", self.data, start, len(self.data) - first)
+
+    def _write_parts(self, kind: str, value: Any, depth: int) -> None:
+        types = split_signature(kind[1:-1])
+        if len(types) != len(value):
+            raise WireError(f"{len(value)} values for the struct {kind!r}")
+        for part, item in zip(types, value, strict=True):
+            self.write(part, item, depth + 1)
+
+    def _write_variant(self, variant: Variant, depth: int) -> None:
+        if len(split_signature(variant.signature)) != 1:
+            raise WireError(f"a variant holds one value, not {variant.signature!r}")
+        self._write_text("g", variant.signature)
+        self.write(variant.signature, variant.value, depth + 1)
+
+
+class _Reader:
+    """Takes values off; alignment counts from the start of its data."""
+
+    def __init__(self, data: bytes, order: str, at: int) -> None:
+        self.data = data
+        self.at = at
+        self._order = order
+
+    def align(self, size: int) -> None:
+        padding = self._take(-self.at % size)
+        if padding.strip(b"\0"):
+            raise WireError("padding that is not zero")
+
+    def read(self, kind: str, depth: int) -> Any:
+        if depth > 2 * _MAX_DEPTH:
+            raise WireError("the value is too deep")
+        code = kind[0]
+        self.align(_ALIGNMENT[code])
+        if code in _FORMATS:
+            return self._number(_FORMATS[code])
+        if code == "b":
+            number = self._number("I")
+            if number not in (0, 1):
+                raise WireError(f"{number} is not a boolean")
+            return bool(number)
+        readers: dict[str, Callable[[str, int], Any]] = {
+            "a": self._read_array,
+            "(": self._read_parts,
+            "{": self._read_parts,
+            "v": self._read_variant,
+        }
+        return readers.get(code, self._read_text)(kind, depth)
+
+    def _read_text(self, kind: str, _depth: int) -> str:
+        raw = self._take(self._number("B" if kind == "g" else "I"))
+        if self._take(1) != b"\0" or b"\0" in raw:
+            raise WireError("a text that does not end where it says")
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as err:
+            raise WireError("a text that is not UTF-8") from err
+        if kind == "o" and not _is_path(text):
+            raise WireError(f"{text!r} is not an object path")
+        if kind == "g":
+            split_signature(text)
+        return text
+
+    def _read_array(self, kind: str, depth: int) -> Any:
+        item = kind[1:]
+        size = self._number("I")
+        self.align(_ALIGNMENT[item[0]])
+        end = self.at + size
+        if end > len(self.data):
+            raise WireError("an array that is longer than the message")
+        if item == "y":
+            return self._take(size)
+        items = []
+        while self.at < end:
+            items.append(self.read(item, depth + 1))
+        if self.at != end:
+            raise WireError("an array that does not end where it says")
+        return dict(items) if item[0] == "{" else items
+
+    def _read_parts(self, kind: str, depth: int) -> tuple[Any, ...]:
+        return tuple([self.read(part, depth + 1) for part in split_signature(kind[1:-1])])
+
+    def _read_variant(self, _kind: str, depth: int) -> Variant:
+        signature = self._read_text("g", depth)
+        if len(split_signature(signature)) != 1:
+            raise WireError(f"a variant of the type {signature!r}")
+        return Variant(signature, self.read(signature, depth + 1))
+
+    def _number(self, fmt: str) -> Any:
+        size = struct.calcsize("<" + fmt)
+        return struct.unpack(self._order + fmt, self._take(size))[0]
+
+    def _take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.data):
+            raise WireError("the message ends too early")
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+
+def _order(head: bytes | bytearray) -> str:
+    order = {ord("l"): "<", ord("B"): ">"}.get(head[0])
+    if order is None:
+        raise WireError(f"{head[0]:#04x} does not begin a message")
+    return order
+
+
+def _is_path(text: str) -> bool:
+    if text == "/":
+        return True
+    return text.startswith("/") and all(
+        part and part.isascii() and part.replace("_", "a").isalnum() for part in text[1:].split("/")
+    )
+
+
+CALL_SECONDS = 25.0
+"""How long an answer may take: the protocol's own usual time."""
+CONNECT_SECONDS = 10.0
+_BUS = "org.freedesktop.DBus"
+_BUS_PATH = "/org/freedesktop/DBus"
+_FULL_PAUSE = 0.1
+_NUDGE_SECONDS = 0.2
+_LONGEST_NUDGE = 2.0
+_NO_REPLY = 1
+_MAX_LINE = 16 * 1024
+
+
+class DBusError(OSError):
+    """A call was refused or not answered; `name` is the error's D-Bus name, if the other end gave one."""
+
+    def __init__(self, number: int, text: str, name: str = "") -> None:
+        super().__init__(number, text)
+        self.name = name
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    path: Path, *, bus: bool, seconds: float = CONNECT_SECONDS
+) -> AsyncIterator[DBusConnection]:
+    """Open a connection to a socket; `bus` says whether a bus listens there or a single program.
+
+    Raises DBusError when nobody lets us in within so many `seconds`.
+    """
+    connection = DBusConnection(path)
+    try:
+        try:
+            async with asyncio.timeout(seconds):
+                await connection.open()
+                if bus:
+                    await connection.call(_BUS, _BUS_PATH, _BUS, "Hello")
+        except TimeoutError:
+            raise DBusError(errno.ETIMEDOUT, f"{path} does not answer") from None
+        yield connection
+    finally:
+        connection.close()
+
+
+class DBusConnection(asyncio.Protocol):
+    """An open connection; made by `connect`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._transport: asyncio.Transport | None = None
+        self._data = bytearray()
+        self._welcome: asyncio.Future[None] | None = None
+        self._authenticated = False
+        self._serials = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[Message]] = {}
+        self._heard: list[asyncio.Queue[Message | None]] = []
+        self._over: DBusError | None = None
+        self._nudge: asyncio.TimerHandle | None = None
+        self._was_heard = False
+
+    async def call(
+        self,
+        destination: str,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        *args: Any,
+        seconds: float = CALL_SECONDS,
+    ) -> tuple[Any, ...]:
+        """Call a method and give what it returns; raises DBusError."""
+        serial = next(self._serials)
+        message = Message(
+            kind=Kind.CALL,
+            serial=serial,
+            destination=destination,
+            path=path,
+            interface=interface,
+            member=member,
+            signature=signature,
+            body=args,
+        )
+        data = encode_message(message)
+        if self._over is not None or self._transport is None:
+            raise self._over or DBusError(errno.ENOTCONN, f"{self._path} is not connected")
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._calls[serial] = answer
+        try:
+            self._transport.write(data)
+            self._nudge_later(_NUDGE_SECONDS)
+            async with asyncio.timeout(seconds):
+                reply = await answer
+        except TimeoutError:
+            raise DBusError(errno.ETIMEDOUT, f"{member} is not answered after {seconds:g}s") from None
+        finally:
+            del self._calls[serial]
+        if reply.kind == Kind.ERROR:
+            told = reply.body[0] if reply.body and isinstance(reply.body[0], str) else reply.error
+            raise DBusError(errno.EREMOTEIO, f"{member}: {told}", reply.error)
+        return reply.body
+
+    async def subscribe(self, rule: str) -> None:
+        """Have a bus pass signals on that match the rule."""
+        await self.call(_BUS, _BUS_PATH, _BUS, "AddMatch", "s", rule)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[asyncio.Queue[Message | None]]:
+        """Collect the signals that arrive within the block, in order; None when nothing more will come."""
+        heard: asyncio.Queue[Message | None] = asyncio.Queue()
+        if self._over is not None:
+            heard.put_nowait(None)
+        self._heard.append(heard)
+        try:
+            yield heard
+        finally:
+            self._heard.remove(heard)
+
+    @property
+    def over(self) -> DBusError | None:
+        """Why nothing more will come; None as long as the connection stands."""
+        return self._over
+
+    async def open(self) -> None:
+        """Connect, and say who we are: the kernel tells the other end our user, and we only confirm it."""
+        loop = asyncio.get_running_loop()
+        try:
+            sock = await _reach(self._path)
+            try:
+                await loop.create_unix_connection(lambda: self, sock=sock)
+            except BaseException:
+                sock.close()
+                raise
+        except OSError as err:
+            why = err.strerror or str(err)
+            raise DBusError(err.errno or errno.EIO, f"{self._path} cannot be reached: {why}") from err
+        assert self._transport is not None
+        self._welcome = loop.create_future()
+        self._transport.write(b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n")
+        await self._welcome
+
+    def close(self) -> None:
+        """End the connection, and the calls on it."""
+        self._end(DBusError(errno.ENOTCONN, f"the connection to {self._path} is closed"))
+
+    # What the event loop says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        # uvloop's have the methods, but not the class.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; nonsense ends the connection."""
+        self._data += data
+        try:
+            if not self._authenticated:
+                self._take_welcome()
+            if self._authenticated:
+                self._take_messages()
+        except WireError as err:
+            self._end(DBusError(errno.EBADMSG, f"{self._path} talks nonsense: {err}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End all calls."""
+        why = f": {exc}" if exc is not None else ""
+        self._end(DBusError(errno.ECONNRESET, f"{self._path} closed the connection{why}"))
+
+    def _take_welcome(self) -> None:
+        line, found, rest = self._data.partition(b"\r\n")
+        if not found:
+            if len(self._data) > _MAX_LINE:
+                raise WireError("the greeting has no end")
+            return
+        self._data = rest
+        if not line.startswith(b"OK"):
+            told = bytes(line[:200]).decode(errors="replace")
+            self._end(DBusError(errno.EACCES, f"{self._path} does not let us in: {told}"))
+            return
+        assert self._transport is not None
+        self._transport.write(b"BEGIN\r\n")
+        self._authenticated = True
+        if self._welcome is not None and not self._welcome.done():
+            self._welcome.set_result(None)
+
+    def _take_messages(self) -> None:
+        while len(self._data) >= HEAD_BYTES:
+            size = message_size(self._data[:HEAD_BYTES])
+            if len(self._data) < size:
+                return
+            self._was_heard = True
+            message = decode_message(bytes(self._data[:size]))
+            del self._data[:size]
+            if message.kind == Kind.SIGNAL:
+                for heard in self._heard:
+                    heard.put_nowait(message)
+            elif message.kind in (Kind.RETURN, Kind.ERROR):
+                answer = self._calls.get(message.reply_to)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+
+    def _nudge_later(self, seconds: float) -> None:
+        """Have the other end look again if it says nothing at all.
+
+        systemd, when it is busy, reads the end of the greeting and the first call at once, and then waits
+        for more to arrive before it looks at the call.
+        """
+        if self._nudge is None and not self._was_heard:
+            loop = asyncio.get_running_loop()
+            self._nudge = loop.call_later(seconds, self._send_nudge, seconds)
+
+    def _send_nudge(self, seconds: float) -> None:
+        self._nudge = None
+        if self._over is None and self._transport is not None and not self._was_heard:
+            ping = Message(
+                kind=Kind.CALL,
+                serial=next(self._serials),
+                flags=_NO_REPLY,
+                path="/",
+                interface=f"{_BUS}.Peer",
+                member="Ping",
+            )
+            self._transport.write(encode_message(ping))
+            self._nudge_later(min(2 * seconds, _LONGEST_NUDGE))
+
+    def _end(self, why: DBusError) -> None:
+        if self._over is not None:
+            return
+        self._over = why
+        if self._nudge is not None:
+            self._nudge.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        waiting: list[asyncio.Future[Any]] = [*self._calls.values()]
+        if self._welcome is not None:
+            waiting.append(self._welcome)
+        for future in waiting:
+            if not future.done():
+                future.set_exception(why)
+                future.exception()  # seen: its caller may have been cancelled just now
+        for heard in self._heard:
+            heard.put_nowait(None)
+
+
+async def _reach(path: Path) -> socket.socket:
+    """Connect to a socket; waits while its queue is full."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        while True:
+            try:
+                sock.connect(str(path))
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_PAUSE)
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise

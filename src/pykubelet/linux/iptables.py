@@ -1,0 +1,279 @@
+"""Taking one CNI network's rules out of the machine's packet filter.
+
+The CNI plugins `bridge` and `portmap` label what they add with the network's name, so a network's
+rules can be found and removed even when the plugins themselves can no longer be asked. What to
+remove is decided from the text of `iptables-save`; it is removed in one transaction, so that no
+chain is ever left without the jump that says whose it is.
+
+Chains in the machine's packet filter that others rely on a node's agent for (`makeIPTablesUtilChains`).
+
+The agent needs none of them itself. Components in containers look for `KUBE-IPTABLES-HINT` to learn which
+of the two iptables this machine uses; `KUBE-FIREWALL` keeps packets for 127.0.0.0/8 out that did not come
+from there, which a kernel that routes loopback would let in; and when somebody flushes the packet filter,
+the canary is gone, by which the rest is noticed and made again. What is missing is decided from the text of
+`iptables-save`, and added in one transaction per family; what is there is never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import re
+import shutil
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from pykubelet.linux.processes import CommandError, run, search_path
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+SHARED_CHAINS = frozenset({"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"})
+"""Chains that `portmap` makes once and that all networks of a machine share."""
+_OWN_CHAIN = re.compile(r"CNI-(DN-)?[0-9a-f]+")
+_WHOLE_NAME = re.compile(r"CNI-(?:[0-9a-f]{24}|DN-[0-9a-f]{21})")
+_CHAIN_LENGTH = 28
+"""As long as the plugins make a chain's name; the kernel's limit."""
+_PROGRAMS = ("iptables", "ip6tables")
+
+
+@dataclass(slots=True)
+class Table:
+    """One table of the packet filter."""
+
+    name: str
+    chains: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    """Each as `iptables-save` writes it: `-A CHAIN …`."""
+
+
+def parse_save(text: str) -> list[Table]:
+    """Read what `iptables-save` prints."""
+    tables: list[Table] = []
+    for line in text.splitlines():
+        if line.startswith("*"):
+            tables.append(Table(line[1:].strip()))
+        elif line.startswith(":") and tables:
+            tables[-1].chains.append(line[1:].split(" ", 1)[0])
+        elif line.startswith("-A ") and tables:
+            tables[-1].rules.append(line)
+    return tables
+
+
+def rules_of(text: str, network: str) -> list[str]:
+    """Give the rules that are labelled with this network's name."""
+    return [rule for table in parse_save(text) for rule in table.rules if _is_labelled(rule, network)]
+
+
+def chains_of(network: str, sandboxes: Iterable[str]) -> set[str]:
+    """Give the names that the plugins derive for the chains of these sandboxes.
+
+    A plugin that is killed half-way can leave an empty chain, and that bears no label.
+    """
+    digests = [hashlib.sha512(f"{network}{sandbox}".encode()).hexdigest() for sandbox in sandboxes]
+    return {f"{prefix}{digest}"[:_CHAIN_LENGTH] for digest in digests for prefix in ("CNI-", "CNI-DN-")}
+
+
+def plan_removal(
+    text: str,
+    network: str,
+    *,
+    sandboxes: Iterable[str] = (),
+    keep_chains: Collection[str] = SHARED_CHAINS,
+    sweep: bool = False,
+) -> str:
+    """Decide how to remove a network from the packet filter whose `iptables-save` is `text`.
+
+    Returns what `iptables-restore --noflush` shall read; empty when there is nothing to do. The
+    shared chains that are not in `keep_chains` go, too, once no other network uses them. With
+    `sweep` so do the plugins' chains that are empty and that nobody jumps to: when a plugin is
+    killed, the `iptables` that it had started still makes the chain, after all else was cleaned up.
+    """
+    blocks = []
+    for table in parse_save(text):
+        known = chains_of(network, sandboxes) | (_abandoned(table) if sweep else set())
+        blocks.append(_plan_table(table, network, known, frozenset(keep_chains)))
+    return "".join(block for block in blocks if block)
+
+
+async def save(program: str = "iptables") -> str:
+    """Give the packet filter's text; empty where the program or the kernel's part is missing."""
+    try:
+        return await run(f"{program}-save")
+    except CommandError:
+        return ""
+
+
+async def shared_chains_present() -> set[str]:
+    """Give those shared chains that exist now."""
+    found: set[str] = set()
+    for program in _PROGRAMS:
+        for table in parse_save(await save(program)):
+            found.update(SHARED_CHAINS.intersection(table.chains))
+    return found
+
+
+async def network_traces(network: str, sandboxes: Iterable[str] = ()) -> list[str]:
+    """Give the rules of a network, and the chains of its sandboxes, that are there now."""
+    known, found = chains_of(network, sandboxes), []
+    for program in _PROGRAMS:
+        text = await save(program)
+        found += rules_of(text, network)
+        found += [f"chain {name}" for table in parse_save(text) for name in table.chains if name in known]
+    return found
+
+
+async def remove_network(
+    network: str,
+    *,
+    sandboxes: Collection[str] = (),
+    keep_chains: Collection[str] = SHARED_CHAINS,
+    sweep: bool = False,
+) -> None:
+    """Remove a network's rules and chains, IPv4 and IPv6; see `plan_removal`.
+
+    Raises CommandError when someone else keeps changing the same rules under our hands.
+    """
+    for program in _PROGRAMS:
+        for attempt in range(5):
+            text = await save(program)
+            plan = plan_removal(text, network, sandboxes=sandboxes, keep_chains=keep_chains, sweep=sweep)
+            if not plan:
+                break
+            try:
+                await run(f"{program}-restore", "--noflush", "--wait", "5", input=plan.encode())
+            except CommandError:
+                # Between reading and writing a plugin may have removed what we wanted to remove.
+                if attempt == 4:
+                    raise
+
+
+def _abandoned(table: Table) -> set[str]:
+    used = {_chain(rule) for rule in table.rules} | {_target(rule) for rule in table.rules}
+    return {name for name in table.chains if _WHOLE_NAME.fullmatch(name) and name not in used}
+
+
+def _is_labelled(rule: str, network: str) -> bool:
+    return rf"name: \"{network}\" id: \"" in rule
+
+
+def _chain(rule: str) -> str:
+    return rule.split(" ", 2)[1]
+
+
+def _target(rule: str) -> str:
+    words = rule.rsplit(" -j ", 1)
+    return words[1].split(" ", 1)[0] if len(words) == 2 else ""
+
+
+def _plan_table(table: Table, network: str, known: set[str], keep: frozenset[str]) -> str:
+    labelled = [rule for rule in table.rules if _is_labelled(rule, network)]
+    candidates = {_chain(rule) for rule in labelled} | {_target(rule) for rule in labelled}
+    doomed = {name for name in candidates if _OWN_CHAIN.fullmatch(name)} | known
+    doomed &= set(table.chains)
+    deletions = [rule for rule in table.rules if rule in labelled or _target(rule) in doomed]
+    deletions = [rule for rule in deletions if _chain(rule) not in doomed]
+    remaining = [rule for rule in table.rules if _chain(rule) not in doomed and rule not in deletions]
+    unused = _unused_shared(table, remaining, keep)
+    deletions += [rule for rule in remaining if _target(rule) in unused and _chain(rule) not in unused]
+    doomed |= unused
+    if not doomed and not deletions:
+        return ""
+    lines = [f"*{table.name}"]
+    lines += ["-D " + rule.removeprefix("-A ") for rule in deletions]
+    # All are emptied before any is deleted: a chain that is jumped to cannot be deleted.
+    lines += [f"-F {name}" for name in sorted(doomed)]
+    lines += [f"-X {name}" for name in sorted(doomed)]
+    return "\n".join([*lines, "COMMIT", ""])
+
+
+def _unused_shared(table: Table, remaining: list[str], keep: frozenset[str]) -> set[str]:
+    """Give the shared chains that serve nobody: no host port is left, and no stranger jumps there."""
+    present = SHARED_CHAINS.intersection(table.chains)
+    if any(_chain(rule) == "CNI-HOSTPORT-DNAT" for rule in remaining):
+        return set()
+    builtin = {"PREROUTING", "OUTPUT", "POSTROUTING"}
+    strangers = {_target(rule) for rule in remaining if _chain(rule) not in builtin | SHARED_CHAINS}
+    return {name for name in present if name not in keep and name not in strangers}
+
+
+HINT, FIREWALL, CANARY = "KUBE-IPTABLES-HINT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY"
+CHECK_SECONDS = 60.0
+PROGRAMS = ("iptables", "ip6tables")
+_FIRST_TRIES = 3
+_COMMENT = "block incoming localnet connections"
+_MARTIANS = (
+    f"-A {FIREWALL} ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "
+    f'"{_COMMENT}" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP'
+)
+
+
+def plan_chains(text: str, *, ipv6: bool = False) -> str:
+    """Say what `iptables-restore --noflush` shall add to the packet filter whose `iptables-save` is `text`.
+
+    Empty when nothing is missing. Only IPv4 has martian packets to keep out.
+    """
+    tables = {table.name: table for table in parse_save(text)}
+    wanted = {"mangle": [HINT, CANARY], "nat": [CANARY], "filter": [CANARY] if ipv6 else [CANARY, FIREWALL]}
+    blocks = []
+    for name, chains in wanted.items():
+        table = tables.get(name, Table(name))
+        # A chain that is named here anew would be emptied.
+        lines = [f":{chain} - [0:0]" for chain in chains if chain not in table.chains]
+        if FIREWALL in chains:
+            lines += _missing_rules(table.rules)
+        if lines:
+            blocks.append("\n".join([f"*{name}", *lines, "COMMIT", ""]))
+    return "".join(blocks)
+
+
+async def ensure_chains(program: str = "iptables") -> None:
+    """Have the chains of one family; raises CommandError."""
+    if plan := plan_chains(await run(f"{program}-save"), ipv6=program == "ip6tables"):
+        await run(f"{program}-restore", "--noflush", "--wait", "5", input=plan.encode())
+
+
+async def keep_chains(program: str, every: float = CHECK_SECONDS) -> None:
+    """Have the chains of one family, and have them again when they were flushed; for ever.
+
+    Returns where there is no such packet filter: then there is nobody who would need them. One that only
+    fails is tried a few times: while a machine boots others hold its lock for long.
+    """
+    for tries in itertools.count(1):
+        try:
+            await ensure_chains(program)
+            break
+        except CommandError as err:
+            missing = shutil.which(f"{program}-save", path=search_path()) is None
+            if missing or tries == _FIRST_TRIES:
+                log.info(
+                    "No iptables chains for other components on this machine", program=program, why=str(err)
+                )
+                return
+            log.v(2).info("Could not have iptables chains yet", program=program, why=str(err))
+            await asyncio.sleep(every)
+    log.info("Initialized iptables rules", program=program)
+    while True:
+        await asyncio.sleep(every)
+        try:
+            if not await _canary_lives(program):
+                log.v(2).info("Reloading after iptables flush", program=program)
+                await ensure_chains(program)
+        except CommandError as err:
+            log.error(err, "Could not have iptables chains again; will be tried again", program=program)
+
+
+async def _canary_lives(program: str) -> bool:
+    try:
+        await run(program, "--wait", "5", "-t", "mangle", "-S", CANARY)
+    except CommandError:
+        return False
+    return True
+
+
+def _missing_rules(rules: list[str]) -> list[str]:
+    jumps = [f"{chain} -j {FIREWALL}" for chain in ("OUTPUT", "INPUT")]
+    missing = [f"-I {jump}" for jump in jumps if f"-A {jump}" not in rules]
+    if not any(rule.startswith(f"-A {FIREWALL} ") and _COMMENT in rule for rule in rules):
+        missing.append(_MARTIANS)
+    return missing

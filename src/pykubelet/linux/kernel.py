@@ -1,0 +1,299 @@
+"""What the running kernel can do, and how it is tuned.
+
+A missing feature shows itself late and oddly (a sandbox that does not start, a network without
+answers), so the doctor asks first. `KERNEL_DEFAULTS` are the values that the kubelet expects:
+with `protectKernelDefaults` it refuses to start on others, without it sets them.
+
+Whether memory of this machine can be swapped out, and to where.
+
+`failSwapOn` hangs on it. Any area that /proc/swaps lists counts, zram as much as a disk: pods
+were promised memory, and none of these is memory.
+
+Whether files that are meant to be in memory only can be kept from the disk.
+
+Secrets are on tmpfs, and a kernel that swaps writes tmpfs to disk unless the mount says `noswap`, which
+kernels before 6.4 do not know (some distributions' do) and user namespaces may not say.
+
+SELinux, where the machine has it: whether it does, and folders that plugins in containers may use.
+
+A container may touch only files with a label for containers. Plugins put their sockets into folders of the
+agent, so these folders must have it; a plugin without privileges would not come to be heard otherwise.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykubelet.linux.mounts import mount, unmount
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+KERNEL_DEFAULTS: Mapping[str, int] = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000,
+    "kernel/keys/root_maxbytes": 25_000_000,
+}
+NAMESPACES = frozenset({"ipc", "mnt", "net", "pid", "user", "uts"})
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A part of the kernel that may be built in, a module, or left out."""
+
+    name: str
+    module: str
+    option: str
+    """Its name in the kernel's configuration."""
+    purpose: str
+
+
+FEATURES = (
+    Feature("overlayfs", "overlay", "CONFIG_OVERLAY_FS", "image layers"),
+    Feature("bridge", "bridge", "CONFIG_BRIDGE", "the pod network"),
+    Feature("veth", "veth", "CONFIG_VETH", "the pod network"),
+    Feature("br_netfilter", "br_netfilter", "CONFIG_BRIDGE_NETFILTER", "services reached over the bridge"),
+    Feature("seccomp", "", "CONFIG_SECCOMP_FILTER", "seccomp profiles"),
+    Feature("user namespaces", "", "CONFIG_USER_NS", "pods with hostUsers: false"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """Everything that was read of the kernel."""
+
+    release: str
+    present: frozenset[str] = frozenset()
+    """Modules that are loaded, built in or loadable, and filesystems, by name."""
+    config: Mapping[str, str] | None = None
+    """The kernel's configuration, None when it is not published."""
+    namespaces: frozenset[str] = frozenset()
+    max_user_namespaces: int = 0
+    seccomp: bool = False
+    bridge_netfilter_active: bool = False
+    modules_known: bool = False
+    """Whether the list of built-in and loadable modules was there."""
+
+
+def feature_state(feature: Feature, facts: KernelFacts) -> bool | None:
+    """Whether a kernel has a feature; None when it does not tell."""
+    if feature.name == "seccomp" and facts.seccomp:
+        return True
+    if feature.name == "user namespaces":
+        return "user" in facts.namespaces and facts.max_user_namespaces > 0
+    if feature.name == "br_netfilter" and facts.bridge_netfilter_active:
+        return True
+    if feature.module and feature.module in facts.present:
+        return True
+    if facts.config is not None:
+        return facts.config.get(feature.option) in ("y", "m")
+    return False if facts.modules_known and feature.module else None
+
+
+def kernel_default_differences(
+    proc: Path = Path("/proc"), defaults: Mapping[str, int] = KERNEL_DEFAULTS
+) -> dict[str, tuple[int, int | None]]:
+    """Compare the kernel's settings with the expected: name to (expected, actual or None if unreadable)."""
+    actual = {name: read_sysctl(name, proc) for name in defaults}
+    return {name: (want, actual[name]) for name, want in defaults.items() if actual[name] != want}
+
+
+def read_sysctl(name: str, proc: Path = Path("/proc")) -> int | None:
+    """Read a numeric setting such as `vm/overcommit_memory`; None when it is not there or no number."""
+    try:
+        return int((proc / "sys" / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write_sysctl(name: str, value: int, proc: Path = Path("/proc")) -> None:
+    """Change a numeric setting; raises OSError where the kernel or its owner does not let us."""
+    (proc / "sys" / name).write_text(str(value))
+
+
+def read_kernel(proc: Path = Path("/proc"), root: Path = Path("/")) -> KernelFacts:
+    """Read what this machine's kernel says of itself; what cannot be read counts as not said."""
+    release = os.uname().release
+    folder = root / "lib/modules" / release
+    listed = [_read(folder / "modules.builtin"), _read(folder / "modules.dep")]
+    return KernelFacts(
+        release=release,
+        present=parse_filesystems(_read(proc / "filesystems") or "")
+        | _names(root / "sys/module")
+        | parse_module_list(text for text in listed if text),
+        config=_config(proc, root, release),
+        namespaces=_names(proc / "self/ns"),
+        max_user_namespaces=read_sysctl("user/max_user_namespaces", proc) or 0,
+        seccomp=(proc / "sys/kernel/seccomp").is_dir(),
+        bridge_netfilter_active=(proc / "sys/net/bridge/bridge-nf-call-iptables").exists(),
+        modules_known=any(text is not None for text in listed),
+    )
+
+
+def parse_release(release: str) -> tuple[int, ...]:
+    """Take the numbers out of `6.1.0-18-amd64`, for comparing: (6, 1, 0).
+
+    Raises ValueError when it does not begin with a number.
+    """
+    match = re.match(r"\d+(\.\d+)*", release)
+    if match is None:
+        raise ValueError(f"{release!r} is not a kernel release")
+    return tuple(int(part) for part in match[0].split("."))
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Read a kernel configuration; options that are not set are left out."""
+    pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
+    return {name: value.strip().strip('"') for name, _, value in pairs}
+
+
+def parse_filesystems(text: str) -> frozenset[str]:
+    """Read /proc/filesystems: the last word of each line."""
+    return frozenset(line.split()[-1] for line in text.splitlines() if line.split())
+
+
+def parse_module_list(texts: Iterable[str]) -> frozenset[str]:
+    """Take the names out of modules.builtin and modules.dep (`kernel/fs/overlayfs/overlay.ko.xz: ...`)."""
+    found = set()
+    for text in texts:
+        for line in text.splitlines():
+            file = line.partition(":")[0].rpartition("/")[2]
+            if name := file.partition(".ko")[0]:
+                found.add(name.replace("-", "_"))
+    return frozenset(found)
+
+
+def _config(proc: Path, root: Path, release: str) -> dict[str, str] | None:
+    try:
+        with gzip.open(proc / "config.gz", "rt", errors="replace") as file:
+            return parse_config(file.read())
+    except OSError:
+        text = _read(root / f"boot/config-{release}") or _read(root / f"lib/modules/{release}/config")
+        return parse_config(text) if text else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def _names(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(entry.name for entry in folder.iterdir())
+    except OSError:
+        return frozenset()
+
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class SwapArea:
+    """One line of /proc/swaps; sizes in KiB."""
+
+    path: str
+    kind: str
+    size_kib: int
+    used_kib: int
+    priority: int
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.kind}, {_size(self.size_kib)}, {_size(self.used_kib)} used)"
+
+
+def swap_areas(path: Path = Path("/proc/swaps")) -> list[SwapArea]:
+    """List the areas in use; none when the kernel knows no swap.
+
+    Raises OSError when the file is there and cannot be read.
+    """
+    try:
+        return parse_swaps(path.read_text())
+    except FileNotFoundError:
+        return []
+
+
+def parse_swaps(text: str) -> list[SwapArea]:
+    """Read the text of /proc/swaps: a line of headings, then one area a line.
+
+    A line of an unknown shape still is an area: better to refuse once too often than to swap.
+    """
+    return [_parse_line(line) for line in text.strip().splitlines()[1:] if line.strip()]
+
+
+def swap_problem(areas: list[SwapArea]) -> str | None:
+    """Say in one line why `failSwapOn` refuses to start, or give None when nothing is swapped."""
+    if not areas:
+        return None
+    listed = "; ".join(str(area) for area in areas)
+    return (
+        f"running with swap on is not supported, and /proc/swaps lists {listed}: "
+        "turn it off (swapoff -a, and /etc/fstab) or set --fail-swap-on=false (failSwapOn: false)"
+    )
+
+
+def _parse_line(line: str) -> SwapArea:
+    # The name may hold blanks of its own where an old kernel does not escape them.
+    fields = line.rsplit(maxsplit=4)
+    try:
+        name, kind, size, used, priority = fields
+        return SwapArea(_unescape(name), kind, int(size), int(used), int(priority))
+    except ValueError:
+        return SwapArea(line.strip(), "unknown", 0, 0, 0)
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _size(kib: int) -> str:
+    value, unit = float(kib), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.4g} {_UNITS[unit]}"
+
+
+def can_refuse_swap(folder: Path) -> bool:
+    """Find out by a mount below `folder`, which is taken away again. Blocks."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="tmpfs-noswap-", dir=folder) as place:
+            mount("tmpfs", Path(place), "tmpfs", "noswap")
+            unmount(Path(place), detach=True)
+    except OSError:
+        return False
+    return True
+
+
+FS = Path("/sys/fs/selinux")
+CONTAINER_FILES = "system_u:object_r:container_file_t:s0"
+_ATTRIBUTE = "security.selinux"
+Write = Callable[[Path, str, bytes], None]
+"""Sets an extended attribute of a file; raises OSError."""
+
+
+def has_selinux(fs: Path = FS) -> bool:
+    """Whether the machine has SELinux."""
+    return (fs / "enforce").exists()
+
+
+def share_with_containers(folder: Path, fs: Path = FS, write: Write = os.setxattr) -> None:
+    """Label a folder so that containers may use it; does nothing where there is no SELinux."""
+    if not has_selinux(fs):
+        return
+    try:
+        write(folder, _ATTRIBUTE, CONTAINER_FILES.encode())
+    except OSError as err:
+        log.warning(
+            "Could not set the SELinux label of a folder: plugins in plain containers may not work",
+            path=folder,
+            err=err,
+        )

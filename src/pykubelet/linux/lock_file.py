@@ -1,0 +1,139 @@
+"""`--lock-file`: at most one agent on a machine, and a polite way to replace it.
+
+The lock is an exclusive flock, held as long as the object is. A second agent waits for it; with
+`--exit-on-lock-contention` the first notices that someone opened the file (inotify) and leaves,
+which is how a bootstrap agent hands the node over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from pykubelet.linux import HostError
+from pykubelet.linux.inotify import Inotify, Mask
+from pykubelet.logs import get_logger
+
+log = get_logger(__name__)
+
+# A flock that waits in a thread cannot be cancelled, so we ask again; asking costs a system call.
+_ASK_AGAIN = 0.2
+
+
+class LockFileError(HostError):
+    """The lock file cannot be used."""
+
+
+class LockFile:
+    """A lock on a file, from `acquire` to `release`; also an async context manager.
+
+    With `watched`, whoever opens the file from the moment of `acquire` on is noticed.
+    """
+
+    def __init__(self, path: str | Path, *, watched: bool = False) -> None:
+        self.path = Path(path)
+        self._watched = watched
+        self._resources = ExitStack()
+        self._fd = -1
+        self._changes: Inotify | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is ours now."""
+        return self._fd >= 0
+
+    async def acquire(self) -> None:
+        """Take the lock, waiting while another process has it.
+
+        Raises LockFileError when the file cannot be opened or watched.
+        """
+        if self.held:
+            return
+        with ExitStack() as until_failure:
+            fd = self._open()
+            until_failure.callback(os.close, fd)
+            await self._lock(fd)
+            if self._watched:
+                self._changes = until_failure.enter_context(self._watch())
+            self._resources = until_failure.pop_all()
+        self._fd = fd
+
+    async def wait_for_contention(self) -> str:
+        """Wait until someone else opens the file or takes it away: `opened`, `deleted`.
+
+        When the lock is given back meanwhile, it ends too: `released`.
+        Needs `watched` and an acquired lock.
+        """
+        if self._changes is None:
+            raise RuntimeError("wait_for_contention needs LockFile(..., watched=True) and acquire() first")
+        async for event in self._changes:
+            if Mask.OPEN in event.mask or event.overflowed:
+                return "opened"
+            # While we hold it open an unlinked file is only "changed"; its links tell the difference.
+            if Mask.DELETE_SELF in event.mask or not os.fstat(self._fd).st_nlink:
+                return "deleted"
+        return "released"
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, as others may wait on it."""
+        self._fd, self._changes = -1, None
+        self._resources.close()
+
+    async def __aenter__(self) -> LockFile:
+        await self.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as err:
+            raise LockFileError(_explain(self.path, err)) from err
+
+    async def _lock(self, fd: int) -> None:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not waiting:
+                    log.info("Waiting for the lock file, which another process holds", path=str(self.path))
+                    waiting = True
+                await asyncio.sleep(_ASK_AGAIN)
+            except OSError as err:
+                raise LockFileError(_explain(self.path, err)) from err
+
+    def _watch(self) -> Inotify:
+        changes = None
+        try:
+            changes = Inotify()
+            changes.watch(self.path, Mask.OPEN | Mask.DELETE_SELF | Mask.ATTRIB)
+        except OSError as err:
+            if changes is not None:
+                changes.close()
+            raise LockFileError(f"unable to watch the lock file {self.path}: {err.strerror}") from err
+        return changes
+
+
+def _explain(path: Path, err: OSError) -> str:
+    match err.errno:
+        case errno.ENOENT:
+            why = f"the folder {path.parent} does not exist: create it, or give another --lock-file"
+        case errno.EISDIR:
+            why = "it is a folder: give the path of a file"
+        case errno.ENOTDIR:
+            why = f"{path.parent} is not a folder: give another --lock-file"
+        case errno.EACCES | errno.EPERM:
+            why = "no permission: run as root, or give a --lock-file that you may write"
+        case errno.EROFS:
+            why = "the filesystem is read-only: give another --lock-file"
+        case _:
+            why = err.strerror or str(err)
+    return f"unable to acquire file lock on {str(path)!r}: {why}"

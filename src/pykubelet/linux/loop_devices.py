@@ -1,0 +1,97 @@
+"""Loop devices: files as block devices, by the kernel's own calls.
+
+A device is found again by the file behind it (`/sys/block/loop*/loop/backing_file`), so nothing has to
+be remembered. Attaching may be interrupted anywhere: a device that `until_closed` lives only as long
+as somebody has it open, and others are found by their file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+_CONTROL = "/dev/loop-control"
+_SYS = Path("/sys/block")
+_GET_FREE = 0x4C82
+_CLEAR_FD = 0x4C01
+_CONFIGURE = 0x4C0A
+_READ_ONLY = 1
+_AUTO_CLEAR = 4
+_TRIES = 16
+
+
+def attach_loop(path: Path, *, read_only: bool = False, until_closed: bool = False) -> tuple[str, int]:
+    """Make a block device of a file (or of another block device); gives its path and a descriptor of it.
+
+    The caller closes the descriptor. With `until_closed` the device vanishes when the last one who has
+    it open closes it. Raises OSError.
+    """
+    how = os.O_RDONLY if read_only else os.O_RDWR
+    flags = (_READ_ONLY if read_only else 0) | (_AUTO_CLEAR if until_closed else 0)
+    source = os.open(path, how | os.O_CLOEXEC)
+    try:
+        for _ in range(_TRIES):
+            name = f"/dev/loop{_free()}"
+            at = os.open(name, how | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(at, _CONFIGURE, _settings(source, path, flags))
+            except OSError as err:
+                os.close(at)
+                if err.errno != errno.EBUSY:  # somebody else was quicker
+                    raise
+            else:
+                return name, at
+        raise OSError(errno.EBUSY, "no loop device is free", str(path))
+    finally:
+        os.close(source)
+
+
+def detach_loop(device: str) -> None:
+    """Free a loop device; while others have it open, it goes when the last one closes it. Raises OSError."""
+    try:
+        at = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.ioctl(at, _CLEAR_FD)
+    except OSError as err:
+        if err.errno != errno.ENXIO:  # it is free already
+            raise
+    finally:
+        os.close(at)
+
+
+def loops_of(path: Path) -> list[str]:
+    """Give the loop devices that a file is behind."""
+    wanted = {str(path), os.path.realpath(path)}
+    return [device for device, file in attached_loops() if file in wanted]
+
+
+def attached_loops() -> list[tuple[str, str]]:
+    """Give all loop devices that are in use, each with the file behind it."""
+    found = []
+    for entry in _SYS.glob("loop*"):
+        try:
+            text = (entry / "loop/backing_file").read_text(errors="surrogateescape")
+        except OSError:  # it is free, or became so meanwhile
+            continue
+        found.append((f"/dev/{entry.name}", text.rstrip("\n").removesuffix(" (deleted)")))
+    return found
+
+
+def _free() -> int:
+    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return fcntl.ioctl(control, _GET_FREE)
+    finally:
+        os.close(control)
+
+
+def _settings(source: int, path: Path, flags: int) -> bytes:
+    """Give the kernel's `loop_config`, of which file, flags and name are ours; it takes all at once."""
+    name = os.fsencode(path)[:63]
+    info = struct.pack("<5Q4I64s64s32s2Q", 0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
+    return struct.pack("<2I", source, 0) + info + bytes(64)

@@ -1,0 +1,178 @@
+"""What this process may do, asked before it tries, so that a refusal can be explained.
+
+Being root is not the question: in a container root often lacks a capability (CAP_SYS_RESOURCE
+here and there), and then OOM scores and limits behave differently.
+
+How many files the agent may have open (`maxOpenFiles`).
+
+A node with a hundred pods watches and streams a lot. The reference sets both limits to the
+configured number and only logs a failure; here a failure also takes what can be had.
+
+How willingly the kernel kills a process when memory runs out.
+
+The agent lowers its own score so that it outlives the pods; without CAP_SYS_RESOURCE the kernel
+only lets a score rise. That is worth a line in the log and no more, so failures are plain
+OSErrors for the caller to log.
+"""
+
+import errno
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+# In the kernel's order: the position is the bit (include/uapi/linux/capability.h).
+NAMES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_BROADCAST",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_SYS_MODULE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_PACCT",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_BOOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_RESOURCE",
+    "CAP_SYS_TIME",
+    "CAP_SYS_TTY_CONFIG",
+    "CAP_MKNOD",
+    "CAP_LEASE",
+    "CAP_AUDIT_WRITE",
+    "CAP_AUDIT_CONTROL",
+    "CAP_SETFCAP",
+    "CAP_MAC_OVERRIDE",
+    "CAP_MAC_ADMIN",
+    "CAP_SYSLOG",
+    "CAP_WAKE_ALARM",
+    "CAP_BLOCK_SUSPEND",
+    "CAP_AUDIT_READ",
+    "CAP_PERFMON",
+    "CAP_BPF",
+    "CAP_CHECKPOINT_RESTORE",
+)
+
+
+def is_root() -> bool:
+    """Whether this process runs as user 0, which is what the reference asks for at start."""
+    return os.geteuid() == 0
+
+
+def has(name: str, proc: Path = Path("/proc")) -> bool:
+    """Whether a capability, such as `CAP_SYS_RESOURCE`, is in force for this process."""
+    return name in effective(proc)
+
+
+def effective(proc: Path = Path("/proc")) -> frozenset[str]:
+    """List the capabilities in force for this process.
+
+    Raises OSError when /proc is not mounted.
+    """
+    return parse_effective((proc / "self/status").read_text())
+
+
+def parse_effective(status: str) -> frozenset[str]:
+    """Take the names out of the text of /proc/PID/status; a bit newer than our list has its number."""
+    for line in status.splitlines():
+        key, _, value = line.partition(":")
+        if key == "CapEff":
+            return _names(int(value, 16))
+    return frozenset()
+
+
+def _names(mask: int) -> frozenset[str]:
+    return frozenset(
+        NAMES[bit] if bit < len(NAMES) else f"CAP_{bit}"
+        for bit in range(mask.bit_length())
+        if mask >> bit & 1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """The limits now in force (`resource.RLIM_INFINITY` for none), and what was asked for."""
+
+    soft: int
+    hard: int
+    wanted: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether the process may open as many files as was asked for."""
+        return self.soft == resource.RLIM_INFINITY or self.soft >= self.wanted
+
+
+def raise_open_files(wanted: int) -> OpenFiles:
+    """Set both limits to `wanted`, or the soft one as near to it as the kernel allows.
+
+    A hard limit above `wanted` is lowered, as in the reference: children get what was configured.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    except (ValueError, OSError):
+        # The hard limit cannot be raised: no CAP_SYS_RESOURCE, or more than fs.nr_open.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (attainable(wanted, hard), hard))
+    return OpenFiles(*resource.getrlimit(resource.RLIMIT_NOFILE), wanted)
+
+
+def attainable(wanted: int, hard: int) -> int:
+    """Give the highest soft limit up to `wanted` under a hard limit that stays."""
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+
+
+LOWEST, HIGHEST = -1000, 1000
+
+
+def set_oom_score(score: int, pid: int = 0, proc: Path = Path("/proc")) -> None:
+    """Set oom_score_adj of a process; pid 0 is this one.
+
+    Raises PermissionError when the kernel refuses (said with the reason), ProcessLookupError when
+    there is no such process, OSError for the rest, and ValueError for values that cannot be.
+    """
+    if not LOWEST <= score <= HIGHEST:
+        raise ValueError(f"OOM score {score} is out of range: it goes from {LOWEST} to {HIGHEST}")
+    path = _file(pid, proc)
+    try:
+        path.write_text(str(score))
+    except PermissionError as err:
+        why = "not allowed: a lower OOM score needs CAP_SYS_RESOURCE, another user's process needs root"
+        raise PermissionError(err.errno, why, str(path)) from None
+    except (FileNotFoundError, ProcessLookupError):
+        raise _no_process(pid, path) from None
+
+
+def oom_score(pid: int = 0, proc: Path = Path("/proc")) -> int:
+    """Read oom_score_adj of a process; pid 0 is this one.
+
+    Raises ProcessLookupError when there is no such process.
+    """
+    path = _file(pid, proc)
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        raise _no_process(pid, path) from None
+
+
+def _file(pid: int, proc: Path) -> Path:
+    if pid < 0:
+        raise ValueError(f"process id {pid} cannot be: it is 0 for this process, or positive")
+    return proc / (str(pid) if pid else "self") / "oom_score_adj"
+
+
+def _no_process(pid: int, path: Path) -> ProcessLookupError:
+    return ProcessLookupError(errno.ESRCH, f"no process {pid}", str(path))

@@ -1,0 +1,201 @@
+"""ConfigMaps or secrets, each watched for itself for as long as pods on this node refer to it.
+
+A node may watch only what its pods refer to, one object at a time, so there is one watch per object
+however many pods share it. An immutable object is watched no more once it is known, nor is one that
+nobody asked for in a long time: containers read their variables once, and only volumes keep asking.
+
+A copy of all objects of a kind that most nodes never need: mirrored from the first question on.
+
+A watch costs a connection and its memory at all times, on both sides; runtime classes and bundles
+of root certificates are used by few pods, or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from pykubelet.apiserver.client import ApiClient, Resource, T
+from pykubelet.apiserver.reflector import Key, Reflector, Update
+from pykubelet.logs import get_logger
+from pykubelet.objects.base import L, ObjectError, ObjectMissing, PatientSource, fetch
+from pykubelet.util.backoff import Pauses
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+SYNC_SECONDS = 1.0
+"""For how long whoever asks waits for the object to be known."""
+SHORTEST_IDLE_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 0.1
+"""Pods wait for the first look."""
+
+
+class WatchedObjects(Generic[L]):
+    """Objects of one kind; `on_change` hears of every change of one that was given out before.
+
+    A watch ends when nobody asked for its object in `idle_seconds`, and begins anew when somebody does.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        resource: Resource[L],
+        scope: TaskScope,
+        on_change: Callable[[Key], None],
+        *,
+        idle_seconds: float,
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._scope = scope
+        self._on_change = on_change
+        self._idle_seconds = max(idle_seconds, SHORTEST_IDLE_SECONDS)
+        self._watched: dict[Key, _Watched[L]] = {}
+
+    @property
+    def watches(self) -> int:
+        """How many watches are open, or about to be."""
+        return sum(watched.task is not None for watched in self._watched.values())
+
+    def hold(self, key: Key) -> None:
+        """Begin to watch an object, unless that has begun."""
+        if key not in self._watched:
+            self._watched[key] = self._start(key)
+
+    def drop(self, key: Key) -> None:
+        """End the watch of an object."""
+        if watched := self._watched.pop(key, None):
+            watched.stop()
+
+    async def get(self, key: Key) -> L:
+        """Give an object as it was last seen; raises ObjectError, ObjectMissing when there is none.
+
+        Nobody waits for a first look longer than a second. What is not watched is asked for.
+        """
+        watched = self._watched.get(key)
+        if watched is None:
+            return await fetch(self._client, self._resource, key)
+        if watched.final is not None:
+            return watched.final
+        if watched.task is None:
+            watched = self._watched[key] = self._start(key)
+        watched.asked = _now()
+        await self._synced(watched)
+        found = watched.reflector.objects.get(key)
+        if found is None:
+            found = await self._confirm(key, watched)
+        elif found.immutable:
+            watched.final = found
+            watched.stop()
+            log.v(4).info("Stopped watching an immutable object", kind=self._resource.kind, object=_ref(key))
+        return found
+
+    def stop_idle(self) -> None:
+        """End the watches of objects that nobody asked for in a long time."""
+        oldest = _now() - self._idle_seconds
+        for key, watched in self._watched.items():
+            # The first look is awaited in any case: giving up would only make the API server start over.
+            if watched.task is not None and watched.reflector.has_synced and watched.asked < oldest:
+                watched.stop()
+                log.v(4).info("Stopped watching an idle object", kind=self._resource.kind, object=_ref(key))
+
+    def _start(self, key: Key) -> _Watched[L]:
+        namespace, name = key
+        reflector = Reflector(
+            PatientSource(self._client),
+            self._resource,
+            lambda update: self._heard(key, watched, update),
+            namespace=namespace,
+            field_selector=f"metadata.name={name}",
+            pauses=Pauses(first=_FIRST_PAUSE_SECONDS),
+        )
+        task = self._scope.start(reflector.run(), name=f"{self._resource.kind} {_ref(key)}")
+        watched = _Watched(reflector, task, _now())
+        return watched
+
+    async def _heard(self, key: Key, watched: _Watched[L], update: Update[L]) -> None:
+        news = not watched.is_first_look or watched.left_waiting
+        watched.is_first_look = watched.left_waiting = False
+        watched.is_missing = not update.listed and not update.changed
+        if news and (update.changed or update.removed):
+            self._on_change(key)
+
+    async def _synced(self, watched: _Watched[L]) -> None:
+        try:
+            async with asyncio.timeout(SYNC_SECONDS):
+                await watched.reflector.synced()
+        except TimeoutError:
+            watched.left_waiting = True
+            kind = self._resource.kind.lower()
+            raise ObjectError(f"failed to sync {kind} cache: timed out waiting for the condition") from None
+
+    async def _confirm(self, key: Key, watched: _Watched[L]) -> L:
+        """Make sure that an object that is not seen does not exist: what was listed may be a moment old."""
+        if why := watched.reflector.unreadable.get(key):
+            raise ObjectError(f"{self._resource.kind.lower()} {_ref(key)} cannot be read: {why}")
+        if not watched.is_missing:
+            try:
+                return await fetch(self._client, self._resource, key)
+            except ObjectMissing:
+                watched.is_missing = True
+        raise ObjectMissing(f'{self._resource.kind.lower()} "{key[1]}" not found')
+
+
+@dataclass(slots=True, eq=False)
+class _Watched(Generic[L]):
+    reflector: Reflector[L]
+    task: asyncio.Task[Any] | None
+    asked: float
+    """When somebody asked last, in the loop's time."""
+    final: L | None = None
+    """What an immutable object is for good."""
+    is_first_look: bool = True
+    left_waiting: bool = False
+    """Whether somebody was told that the object is not known yet."""
+    is_missing: bool = False
+    """Whether an object that is not seen certainly does not exist."""
+
+    def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+
+
+def _ref(key: Key) -> str:
+    return "/".join(key)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class LazyCopy(Generic[T]):
+    """All objects of one kind."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        resource: Resource[T],
+        scope: TaskScope,
+        on_update: Callable[[Update[T]], Awaitable[None]] | None = None,
+    ) -> None:
+        self._scope = scope
+        self._name = f"copy of {resource.plural}"
+        self._reflector = Reflector(client, resource, on_update or _ignore)
+        self._started = False
+
+    async def objects(self, seconds: float) -> Mapping[Key, T]:
+        """Give the objects by namespace and name; raises TimeoutError when they are not known in time."""
+        if not self._started:
+            self._started = True
+            self._scope.start(self._reflector.run(), name=self._name)
+        if not self._reflector.has_synced:
+            async with asyncio.timeout(seconds):
+                await self._reflector.synced()
+        return self._reflector.objects
+
+
+async def _ignore(update: Update[T]) -> None:
+    pass

@@ -1,0 +1,493 @@
+"""Static pods from a file or a folder of manifests (`staticPodPath`).
+
+Changes are heard through inotify within a tenth of a second; the periodic check
+(`fileCheckFrequency`) finds what inotify cannot tell, such as a mount over the folder or a move of
+a folder far above it. What is emitted is always the full set: every pod of every readable file, in
+the order of the files' names.
+
+- A path that does not exist holds no pods, and is picked up when it appears.
+- A path that exists but cannot be listed says nothing: the last set stays.
+- A file that was removed and is back before anybody looked is a pod that ended and begins again.
+- A file that cannot be used keeps its last good pods for as long as it exists (see `folder.py`).
+- Of two pods with one name, or one uid, the first file's counts and the other is a problem.
+
+ConfigMaps and Secrets among the pods are handed on first, so that they are there when a pod starts; a
+file with a Secret that others than root can read is warned of. A node of a cluster gets its objects
+from the API server: there they are not used, which is said once.
+
+Every problem is emitted with the set and logged once.
+
+One look at a folder of manifests: which files are there, and what they hold.
+
+Looking again is cheap: a file that has not changed since the last look is neither opened nor parsed.
+All of this blocks, so it runs in a thread; it touches nothing but the files and returns what it saw.
+
+A file that exists but cannot be used (half-written, invalid, unreadable) keeps what it last held,
+together with the problem. The reference forgets such a pod at its next listing; but a
+slip of the pen should not stop what runs, and a file that is meant to go can be removed.
+
+Hearing that something at a path may have changed, soon and not too often.
+
+inotify speaks of folders and inodes, while people replace whole folders, move files over others and
+point symbolic links elsewhere. So the folder above a path is watched as well as the path itself,
+and the folders that links lead to; whatever is heard only means "look again". A burst of events, as
+every editor makes, is one wake-up: at most `LONGEST_BURST` seconds after its first event.
+
+Files that someone has begun to write and not closed yet are known too, so that nobody reads half a
+file: until it is closed, or `SETTLED_AFTER` seconds have passed without another write. Likewise those that
+were deleted or moved away, because a file of the same name and content may be back before anybody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from pykubelet.api.duration import Duration
+from pykubelet.api.pod import Pod
+from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.linux.inotify import Event, Inotify, Mask
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.local_objects import LOCAL_KINDS, LocalObject
+from pykubelet.podconfig.manifests import Contents, read_bytes
+from pykubelet.podconfig.static_pods import static_contents, without_duplicates
+
+log = get_logger(__name__)
+QUIET = 0.02
+"""Seconds without an event that end a burst."""
+LONGEST_BURST = 0.06
+SETTLED_AFTER = 1.0
+Names = frozenset[str]
+"""The files in a watched folder that matter; none means all of them."""
+_ALL: Names = frozenset()
+_REMOVED = Mask.DELETE | Mask.MOVED_FROM
+_CLOSED = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE
+_MASK = _CLOSED | Mask.CREATE | Mask.MODIFY | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
+_LONGEST_CHAIN = 10
+
+
+class PathWatch:
+    """A wake-up call for paths; use it as a context manager, from one task.
+
+    Where the kernel gives no inotify instance it says so and then only waits, so that its owner
+    looks again when the time is up.
+    """
+
+    def __init__(self) -> None:
+        self._inotify: Inotify | None = None
+        self._armed: dict[int, tuple[Path, Names]] = {}
+        self._writing: dict[Path, float] = {}
+        self._removed: set[Path] = set()
+        self._woken = False
+        """Whether an event that matters was read outside of `wait`."""
+        self._complaint = ""
+
+    def __enter__(self) -> Self:
+        try:
+            self._inotify = Inotify()
+        except OSError as err:
+            log.error(err, "Changes of files are only noticed by the periodic check")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def arm(self, folders: Mapping[Path, Names]) -> None:
+        """Listen to these folders and to no others. Arm first and look then, or a change may be missed."""
+        if self._inotify is None:
+            return
+        armed: dict[int, tuple[Path, Names]] = {}
+        for folder, names in folders.items():
+            try:
+                number = self._inotify.watch(folder, _MASK)
+            except OSError as err:
+                self._complain(err)
+                continue
+            # Two paths may lead to the same folder.
+            known = armed.get(number)
+            armed[number] = (folder, names if known is None else _both(names, known[1]))
+        for number in self._armed.keys() - armed.keys():
+            self._inotify.unwatch(number)
+        self._armed = armed
+
+    def being_written(self) -> frozenset[Path]:
+        """The files that are open for writing and have been written to, as far as was heard."""
+        now = asyncio.get_running_loop().time()
+        self._writing = {path: until for path, until in self._writing.items() if until > now}
+        return frozenset(self._writing)
+
+    def take_removed(self) -> set[Path]:
+        """Return the files that were deleted or moved away between the last call and this one.
+
+        They may exist again. The next `wait` returns soon if anything else happened up to now.
+        """
+        for event in self._inotify.read_queued() if self._inotify is not None else ():
+            self._woken = self._matters(event) or self._woken
+        removed, self._removed = self._removed, set()
+        return removed
+
+    async def wait(self, timeout: float) -> None:
+        """Return soon after something may have changed, or after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        woken, self._woken = self._woken, False
+        if woken or await self._heard(timeout):
+            end = loop.time() + LONGEST_BURST
+            while (left := end - loop.time()) > 0 and await self._heard(min(QUIET, left)):
+                pass
+
+    async def _heard(self, timeout: float) -> bool:
+        if self._inotify is None:
+            await asyncio.sleep(timeout)
+            return False
+        try:
+            async with asyncio.timeout(timeout):
+                async for event in self._inotify:
+                    if self._matters(event):
+                        return True
+                    # A neighbour's flood of events must not starve the loop.
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            pass
+        return False
+
+    def _matters(self, event: Event) -> bool:
+        if event.overflowed:
+            self._writing.clear()
+            return True
+        folder, names = self._armed.get(event.watch, (None, _ALL))
+        if folder is None or (event.name and names and event.name not in names):
+            return False
+        path = folder / event.name
+        if event.mask & _REMOVED:
+            self._removed.add(path)
+        if event.mask & Mask.MODIFY:
+            self._writing[path] = asyncio.get_running_loop().time() + SETTLED_AFTER
+        elif event.mask & _CLOSED:
+            self._writing.pop(path, None)
+        return True
+
+    def _complain(self, err: OSError) -> None:
+        # What is gone or no folder any more is seen by the look that follows.
+        if err.errno not in (errno.ENOENT, errno.ENOTDIR) and str(err) != self._complaint:
+            self._complaint = str(err)
+            log.error(err, "Changes of files are only noticed by the periodic check")
+
+
+def folders_around(path: Path) -> dict[Path, Names]:
+    """Give the folders to watch for a file or folder of files that may not exist yet, or be a link."""
+    folders: dict[Path, Names] = {}
+
+    def add(folder: Path, names: Names) -> None:
+        folders[folder] = _both(names, folders[folder]) if folder in folders else names
+
+    for link in links(path):
+        folder, name = link.parent, link.name
+        while not folder.is_dir() and folder != folder.parent:
+            folder, name = folder.parent, folder.name
+        add(folder, frozenset((name,)))
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            add(path, _ALL)
+            for file in path.iterdir():
+                if not file.name.startswith(".") and file.is_symlink():
+                    for link in list(links(file))[1:]:
+                        add(link.parent, frozenset((link.name,)))
+    except OSError as err:
+        log.v(4).info("Could not look into the folder to watch", path=path, err=err)
+    return folders
+
+
+def links(path: Path) -> Iterator[Path]:
+    """Give a path and, while it is a symbolic link, the paths that it leads to."""
+    for _ in range(_LONGEST_CHAIN):
+        yield path
+        try:
+            path = path.parent / path.readlink()
+        except OSError:
+            return
+
+
+def _both(one: Names, other: Names) -> Names:
+    return one | other if one and other else _ALL
+
+
+Load = Callable[[bytes, Path], Contents]
+"""Makes pods, and what they refer to, of a file's bytes; raises ConfigError."""
+_SECOND = 1_000_000_000
+
+# A file that changed so recently may change again without its time or size telling.
+_UNCERTAIN = _SECOND // 10
+_OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one file held at the last look."""
+
+    contents: Contents = field(default_factory=Contents)
+    problems: tuple[Problem, ...] = ()
+    stamp: tuple[int, ...] | None = None
+    """Tells a changed file from an unchanged one without reading it; None when nothing can tell."""
+    digest: bytes = b""
+    exposed: str = ""
+    """What to do so that nobody but root can read it; "" when nobody can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was there."""
+
+    manifests: dict[Path, Manifest]
+    """In the order of the files' names."""
+    exists: bool = True
+    unsettled: bool = False
+    """Whether a file is being written, so that looking again soon is worth it."""
+
+
+def look(
+    path: Path, known: Mapping[Path, Manifest], load: Load, being_written: Set[Path] = frozenset()
+) -> Look:
+    """Look at a file or a folder of files; hidden files and folders below it do not count.
+
+    `known` is what the look before saw. Raises OSError when the path is there but cannot be listed:
+    then nobody knows what it holds.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+        elif stat.S_ISREG(mode):
+            files = [path]
+        else:
+            raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return Look({}, exists=False)
+    manifests, unsettled = {}, False
+    for file in files:
+        if _is_being_written(file, being_written):
+            unsettled = True
+            manifests[file] = known.get(file, Manifest())
+        elif (manifest := _read(file, known.get(file, Manifest()), load)) is not None:
+            manifests[file] = manifest
+    return Look(manifests, unsettled=unsettled)
+
+
+def _is_being_written(file: Path, being_written: Set[Path]) -> bool:
+    if being_written and not being_written.isdisjoint(links(file)):
+        return True
+    try:
+        facts = file.stat()
+    except OSError:
+        return False
+    # A new file is empty until its author writes the first line.
+    empty = stat.S_ISREG(facts.st_mode) and facts.st_size == 0
+    return empty and 0 <= time.time_ns() - facts.st_mtime_ns < SETTLED_AFTER * _SECOND
+
+
+def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
+    """Read one file if it changed; None when it is not there any more."""
+    try:
+        facts = file.stat()
+        if stat.S_ISDIR(facts.st_mode):
+            return Manifest(problems=(Problem(str(file), "is a folder: only files beside it are read"),))
+        stamp = _stamp(facts)
+        if stamp is not None and stamp == known.stamp:
+            return known
+    except FileNotFoundError:
+        if not os.path.lexists(file):
+            return None
+        return Manifest(problems=(Problem(str(file), "is a link to a file that does not exist"),))
+    except OSError as err:
+        return _unreadable(file, known, err)
+    exposed = _exposed(file, facts)
+    digest = b""
+    try:
+        data = read_bytes(file)
+        digest = hashlib.blake2b(data).digest()
+        if digest == known.digest:
+            return replace(known, stamp=stamp, exposed=exposed)
+        return Manifest(load(data, file), (), stamp, digest, exposed)
+    except ConfigError as err:
+        return Manifest(known.contents, tuple(err.problems), stamp, digest, exposed)
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        return _unreadable(file, known, err)
+
+
+def _unreadable(file: Path, known: Manifest, err: OSError) -> Manifest:
+    # Without a stamp and a digest it is read again at every look: nothing else tells when that works.
+    return Manifest(known.contents, (Problem(str(file), f"cannot be read: {err.strerror}"),))
+
+
+def _exposed(file: Path, facts: os.stat_result) -> str:
+    remedies = []
+    if facts.st_uid not in (0, os.geteuid()):
+        remedies.append(f"chown root {file}")
+    if facts.st_mode & _OTHERS_READ:
+        remedies.append(f"chmod 600 {file}")
+    return " && ".join(remedies)
+
+
+def _stamp(facts: os.stat_result) -> tuple[int, ...] | None:
+    if abs(time.time_ns() - facts.st_ctime_ns) < _UNCERTAIN:
+        return None
+    return (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+Emit = Callable[[str, list[Pod], list[Problem]], None]
+"""Takes a source's name, its full set of pods, and what is wrong with it."""
+Serve = Callable[[Iterable[tuple[str, LocalObject]]], list[Problem]]
+"""Takes the full set of ConfigMaps and Secrets, each with its file; gives what is wrong with them."""
+_SHORTEST_PERIOD = 0.1
+_LOOK_AGAIN = 0.25
+
+
+class FileSource:
+    """Watches a path and emits its pods, at once and after every change.
+
+    `serve` makes ConfigMaps and Secrets of the manifests available to pods, where manifests have to do
+    for an API server; `clock` gives nanoseconds since the epoch.
+    """
+
+    name = "file"
+
+    def __init__(
+        self,
+        path: Path,
+        period: Duration,
+        node_name: str,
+        emit: Emit,
+        *,
+        serve: Serve | None = None,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._path = path
+        self._period = max(period.seconds, _SHORTEST_PERIOD)
+        self._node_name = node_name
+        self._emit = emit
+        self._serve = serve
+        self._clock = clock
+        self._known: dict[Path, Manifest] = {}
+        self._removed: set[Path] = set()
+        """Files that were removed since the last look that counted."""
+        self._discarded = False
+        """Whether the last look did not count."""
+        self._emitted: object = None
+        self._problems: frozenset[Problem] = frozenset()
+        self._complaint = ""
+        self._exposed: dict[Path, tuple[bytes, str]] = {}
+        self._unused_told = False
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        log.v(1).info("Watching path", path=self._path)
+        with PathWatch() as watch:
+            while True:
+                watch.arm(await asyncio.to_thread(folders_around, self._path))
+                unsettled = await self._look(watch)
+                await watch.wait(min(self._period, _LOOK_AGAIN) if unsettled else self._period)
+
+    async def _look(self, watch: PathWatch) -> bool:
+        """Look once and emit what is new; says whether looking again soon is worth it."""
+        self._removed |= watch.take_removed()
+        known = {file: manifest for file, manifest in self._known.items() if file not in self._removed}
+        try:
+            seen = await asyncio.to_thread(look, self._path, known, self._load, watch.being_written())
+        except OSError as err:
+            self._complain(f"cannot be read: {err.strerror}")
+            return False
+        late = watch.take_removed()
+        self._discarded = not self._discarded and bool(late & (self._known.keys() | seen.manifests.keys()))
+        if self._discarded:
+            # It is not known whether these files were read before or after their removal.
+            self._removed |= late
+            return True
+        self._complain("" if seen.exists else "does not exist; pods will start when it appears")
+        removed = self._removed & self._known.keys()
+        self._known, self._removed = seen.manifests, late
+        self._warn(seen)
+        if removed:
+            # As if the removal had been seen by itself: a pod that is back is another run of it.
+            self._report(
+                Look({file: _podless(m) if file in removed else m for file, m in self._known.items()})
+            )
+        self._report(seen)
+        return seen.unsettled
+
+    def _report(self, seen: Look) -> None:
+        content = [(manifest.contents, manifest.problems) for manifest in seen.manifests.values()]
+        if content == self._emitted:
+            return
+        self._emitted = content
+        problems = [problem for manifest in seen.manifests.values() for problem in manifest.problems]
+        if self._serve is not None:
+            problems += self._serve(
+                (str(file), found)
+                for file, manifest in seen.manifests.items()
+                for found in manifest.contents.objects
+            )
+        pods, duplicates = without_duplicates(
+            (str(file), pod) for file, manifest in seen.manifests.items() for pod in manifest.contents.pods
+        )
+        problems += duplicates
+        self._log(problems)
+        self._emit(self.name, pods, problems)
+
+    def _load(self, data: bytes, file: Path) -> Contents:
+        log.v(3).info("Reading manifest", path=file)
+        return static_contents(
+            data,
+            source="file",
+            origin=str(file),
+            node_name=self._node_name,
+            now=self._clock(),
+            served=LOCAL_KINDS if self._serve is not None else frozenset(),
+        )
+
+    def _warn(self, seen: Look) -> None:
+        """Tell of secrets that others can read, once for each file and change, and of unused objects."""
+        exposed = {}
+        for file, manifest in seen.manifests.items():
+            if manifest.exposed and manifest.contents.has_secret:
+                exposed[file] = manifest.digest, manifest.exposed
+                if self._exposed.get(file) != exposed[file]:
+                    log.warning(
+                        "A Secret's manifest can be read by others than root",
+                        path=file,
+                        remedy=manifest.exposed,
+                    )
+            if manifest.contents.unused and not self._unused_told:
+                self._unused_told = True
+                log.warning(
+                    "ConfigMaps and Secrets in manifests are not used on a node of a cluster: "
+                    "create them through the API server",
+                    path=file,
+                )
+        self._exposed = exposed
+
+    def _log(self, problems: Iterable[Problem]) -> None:
+        problems = frozenset(problems)
+        for problem in sorted(problems - self._problems):
+            log.error(problem.message, "Could not use manifest", path=problem.path)
+        self._problems = problems
+
+    def _complain(self, message: str) -> None:
+        if message and message != self._complaint:
+            log.warning(f"The path of static pods {message}", path=self._path)
+        elif self._complaint and not message:
+            log.info("The path of static pods can be read now", path=self._path)
+        self._complaint = message
+
+
+def _podless(manifest: Manifest) -> Manifest:
+    return replace(manifest, contents=replace(manifest.contents, pods=()))

@@ -1,0 +1,287 @@
+"""ConfigMaps and Secrets that people write into manifests: read and checked as an API server would.
+
+Whoever takes one from here has what the API would give: `stringData` and base64 are resolved, the
+namespace is filled in, keys are fit to be files. Nothing that is said about a bad one shows a value,
+because it may be secret; keys and places are enough to find it.
+
+The configMaps and secrets of a standalone node: those in its manifests folder, beside its pods.
+
+They serve environments, volumes and pulls as an API server's would, and pods that use one hear of its
+changes at once. `FileSource` offers the full set after every change.
+
+- Of two with one name the first file's counts, and the other is a problem.
+- One that is immutable stays as it is until its manifest is gone; a change of it is a problem. What was
+  before the agent started is not remembered.
+- Before the first look at the folder nothing is known, and nothing counts as missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from pykubelet.api.core import ConfigMap, Secret
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, from_document
+from pykubelet.api.names import dns_label_problem, dns_subdomain_problem
+from pykubelet.api.pod import Pod
+from pykubelet.config.errors import Problem, field_path
+from pykubelet.objects.base import NoObjects, ObjectError, ObjectMissing
+from pykubelet.objects.references import config_map_names, secret_names
+from pykubelet.podconfig.validate_container import Problems, key_problem, named, refused
+from pykubelet.util.text import quoted
+
+LocalObject = ConfigMap | Secret
+KINDS = ("ConfigMap", "Secret")
+"""The kinds of objects, beside pods, that a manifest may hold."""
+LOCAL_KINDS = frozenset({"configmaps", "secrets"})
+"""The same as resources: what pods may refer to on a node that serves its manifests' objects."""
+MOST_BYTES = 1024**2
+"""How much one object may hold, as in the API."""
+_CONTENTS = ("data", "binaryData", "stringData")
+_NEEDED_KEYS = {
+    "kubernetes.io/dockercfg": (".dockercfg",),
+    "kubernetes.io/dockerconfigjson": (".dockerconfigjson",),
+    "kubernetes.io/ssh-auth": ("ssh-privatekey",),
+    "kubernetes.io/tls": ("tls.crt", "tls.key"),
+}
+_BASIC_AUTH = "kubernetes.io/basic-auth"
+_LINE_BREAKS = str.maketrans("", "", "\r\n")
+
+
+class BadObject(Exception):
+    """A document cannot be an object; each problem has its place in the document."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
+def read_object(kind: str, document: Mapping[str, Any]) -> LocalObject:
+    """Make a ConfigMap or a Secret of a document; raises BadObject, or ValueError with the place in it."""
+    written = from_document(_Written, _with_texts(document))
+    meta = ObjectMeta(name=written.metadata.name, namespace=written.metadata.namespace or "default")
+    if kind == "ConfigMap":
+        found: LocalObject = ConfigMap(
+            metadata=meta,
+            data=written.data,
+            binary_data=_decoded("binaryData", written.binary_data),
+            immutable=written.immutable,
+        )
+    else:
+        plain = {key: value.encode() for key, value in written.string_data.items()}
+        found = Secret(
+            metadata=meta,
+            type=written.type or "Opaque",
+            data=_decoded("data", written.data) | plain,
+            immutable=written.immutable,
+        )
+    if problems := tuple(_problems(found)):
+        raise BadObject(*problems)
+    return found
+
+
+def title(found: LocalObject) -> str:
+    """Name an object in a message: `configMap default/page`."""
+    kind = "configMap" if isinstance(found, ConfigMap) else "secret"
+    return f"{kind} {found.metadata.namespace}/{found.metadata.name}"
+
+
+class _Written(ObjectStruct):
+    """A ConfigMap or a Secret as its author wrote it."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    type: str = ""
+    immutable: bool | None = None
+    data: dict[str, str] = {}
+    binary_data: dict[str, str] = {}
+    string_data: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"_Written({self.metadata.namespace}/{self.metadata.name})"
+
+
+def _with_texts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make sure that contents are texts: a bare `8080` or `yes` in YAML is none, and people forget it."""
+    checked = {name: value for name, value in document.items() if value is not None}
+    problems = []
+    for name in _CONTENTS:
+        values = checked.get(name)
+        if not isinstance(values, dict):
+            continue
+        # A key without a value holds nothing, and is there.
+        checked[name] = values = {key: "" if value is None else value for key, value in values.items()}
+        problems += [
+            Problem(field_path(name, key), problem)
+            for key, value in values.items()
+            if (problem := _text_problem(value))
+        ]
+    if problems:
+        raise BadObject(*problems)
+    return checked
+
+
+def _text_problem(value: object) -> str:
+    if not isinstance(value, str):
+        return "must be text: put it in quotes"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "holds half of a character: write whole ones"
+    return ""
+
+
+def _decoded(field: str, values: Mapping[str, str]) -> dict[str, bytes]:
+    decoded, problems = {}, []
+    for key, value in values.items():
+        try:
+            decoded[key] = base64.b64decode(value.translate(_LINE_BREAKS).encode("ascii"), validate=True)
+        except (binascii.Error, UnicodeEncodeError):
+            remedy = "stringData" if field == "data" else "data"
+            problems.append(
+                Problem(field_path(field, key), f"is not base64: plain text belongs under {remedy}")
+            )
+    if problems:
+        raise BadObject(*problems)
+    return decoded
+
+
+def _problems(found: LocalObject) -> Problems:
+    yield from named("metadata.name", found.metadata.name, dns_subdomain_problem)
+    yield from named("metadata.namespace", found.metadata.namespace, dns_label_problem)
+    for key in found.data:
+        yield from named(field_path("data", key), key, key_problem)
+    size = sum(map(len, found.data.values()))
+    if isinstance(found, ConfigMap):
+        for key in found.binary_data:
+            yield from named(field_path("binaryData", key), key, key_problem)
+            yield from refused(field_path("binaryData", key), "is in data, too", key in found.data)
+        size = sum(len(text.encode()) for text in found.data.values())
+        size += sum(map(len, found.binary_data.values()))
+    else:
+        yield from _type_problems(found)
+    yield from refused("data", f"holds more than {MOST_BYTES // 1024**2} MiB: split it", size > MOST_BYTES)
+
+
+def _type_problems(secret: Secret) -> Problems:
+    """A secret of a known type holds what its users look for."""
+    for key in _NEEDED_KEYS.get(secret.type, ()):
+        path = field_path("data", key)
+        yield from refused(path, f"must be set in a secret of type {secret.type}", key not in secret.data)
+        if key.startswith(".docker") and key in secret.data:
+            yield from refused(path, "must be a JSON object", not _is_json_object(secret.data[key]))
+    if secret.type == _BASIC_AUTH and not {"username", "password"} & secret.data.keys():
+        yield Problem("data", f"must have a username or a password in a secret of type {quoted(secret.type)}")
+
+
+def _is_json_object(data: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(data), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+Use = tuple[str, str, str]
+"""Kind (`ConfigMap`, `Secret`), namespace and name."""
+
+
+class LocalObjects(NoObjects):
+    """The `PodObjects` of a node without an API server; tokens and the like are refused."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Use, LocalObject] | None = None
+        self._uses: dict[str, frozenset[Use]] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def offer(self, given: Iterable[tuple[str, LocalObject]]) -> list[Problem]:
+        """Take the full set, each with its file, in order; gives the problems with some of them."""
+        before = self._objects or {}
+        wanted, problems = first_of_each(given)
+        after, changes = with_immutable(before, wanted)
+        self._objects = after
+        changed = {use for use in before.keys() | after.keys() if before.get(use) != after.get(use)}
+        self._tell(changed)
+        return [*problems, *changes]
+
+    def register(self, pod: Pod) -> None:
+        """Note what a pod refers to, to tell it of changes."""
+        namespace = pod.metadata.namespace
+        self._uses[pod.uid] = frozenset(
+            {("ConfigMap", namespace, name) for name in config_map_names(pod)}
+            | {("Secret", namespace, name) for name in secret_names(pod)}
+        )
+
+    def unregister(self, uid: str) -> None:
+        """Forget a pod."""
+        self._uses.pop(uid, None)
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        """Give a configMap of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        found = self._get("ConfigMap", pod, name)
+        assert isinstance(found, ConfigMap)
+        return found
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        """Give a secret of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        found = self._get("Secret", pod, name)
+        assert isinstance(found, Secret)
+        return found
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with a pod's uid when something that it uses has changed; it must not block."""
+        self._listeners.append(listener)
+
+    def _get(self, kind: str, pod: Pod, name: str) -> LocalObject:
+        if self._objects is None:
+            raise ObjectError(f'{kind.lower()} "{name}" is not known yet: no manifest has been read so far')
+        found = self._objects.get((kind, pod.metadata.namespace, name))
+        if found is None:
+            raise ObjectMissing(f'{kind.lower()} "{name}" not found')
+        return found
+
+    def _tell(self, changed: set[Use]) -> None:
+        for uid in sorted(uid for uid, uses in self._uses.items() if not changed.isdisjoint(uses)):
+            for listener in self._listeners:
+                listener(uid)
+
+
+Offered = dict[Use, tuple[str, LocalObject]]
+
+
+def first_of_each(given: Iterable[tuple[str, LocalObject]]) -> tuple[Offered, list[Problem]]:
+    """Keep the first of objects with one name; the others, named by their file, are problems."""
+    kept: Offered = {}
+    problems = []
+    for origin, found in given:
+        use = (type(found).__name__, found.metadata.namespace, found.metadata.name)
+        if use in kept:
+            where = "here" if kept[use][0] == origin else f"in {kept[use][0]}"
+            problems.append(Problem(origin, f"{title(found)} is already {where}: rename one, or remove it"))
+        else:
+            kept[use] = origin, found
+    return kept, problems
+
+
+def with_immutable(
+    before: Mapping[Use, LocalObject], wanted: Offered
+) -> tuple[dict[Use, LocalObject], list[Problem]]:
+    """Decide what each object is from now on: an immutable one stays, and its change is a problem."""
+    after: dict[Use, LocalObject] = {}
+    problems = []
+    for use, (origin, found) in wanted.items():
+        old = before.get(use)
+        if old is not None and old.immutable and old != found:
+            after[use] = old
+            problems.append(
+                Problem(
+                    origin,
+                    f"{title(found)} is immutable and has changed: the old one stays in use; "
+                    "give the new one another name, or remove the manifest first",
+                )
+            )
+        else:
+            after[use] = found
+    return after, problems

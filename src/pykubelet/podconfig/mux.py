@@ -1,0 +1,367 @@
+"""The mux: each source says what it has, and out comes what changed.
+
+A source (files, a URL, the API server) always gives its full set of pods. The mux compares it with
+the last one and gives the differences, so that nobody else needs to. Pure: no clock of its own, no
+I/O, and pods that go in are never written to.
+
+Guarantees, whatever sources do and in whichever order:
+
+- applying the changes in order, starting from nothing, gives exactly the pods that the sources
+  have last reported;
+- a source that has not reported yet removes nothing, and `all_reported` tells when none is
+  missing: until then nothing that runs may be taken for unwanted;
+- the same set again gives no changes;
+- a uid that two sources claim belongs to the one that had it first; when that one lets go of it,
+  the pod is updated to the other's, not removed;
+- a pod is new only once: `kubernetes.io/config.seen` stays what it was at first sight.
+
+A full set costs little however often it comes: an object that is the very one of last time is not
+looked at again. So whoever gives pods to the mux must not change them afterwards. A source that knows
+what changed (the API server's watch) reports only that (`update`), at a cost that does not depend on
+the number of its pods.
+
+The pods that are wanted on this node, where everyone looks them up.
+
+Only the sync loop writes here, one change at a time as the mux gives them; everyone else reads.
+Mirror pods, the pictures of static pods in the API server, are no wishes: they are kept apart and
+found through the static pod of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.static_pods import (
+    MIRROR_ANNOTATION,
+    SEEN_ANNOTATION,
+    SOURCE_ANNOTATION,
+    is_mirror_pod,
+    is_static_pod,
+    seen_time,
+)
+
+log = get_logger(__name__)
+Operation = Literal["REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE"]
+
+# In the order in which changes are given: what goes away first makes room for what comes.
+_ORDER: tuple[Operation, ...] = ("REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE")
+_OURS = frozenset((MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION))
+
+
+@dataclass(frozen=True, slots=True)
+class PodChange:
+    """One pod that is new, different or gone.
+
+    `UPDATE` is a changed wish, `DELETE` one that asks for a graceful end (its deletionTimestamp is
+    set), `RECONCILE` only a status that is not what the node reported, and `REMOVE` a pod that its
+    source no longer has: `pod` is then what it was last.
+    """
+
+    op: Operation
+    pod: Pod
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A pod as it is kept, and the object of the source that it was last made of."""
+
+    given: Pod
+    pod: Pod
+    name: str
+
+
+class PodMux:
+    """The last word of each source; `set` turns a new one into changes."""
+
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        on_duplicate: Callable[[Pod, str], None] = lambda pod, source: None,
+    ) -> None:
+        """Initialize with a clock in nanoseconds since the epoch.
+
+        `on_duplicate` receives each pod that is ignored because an earlier one of the same source has its
+        name, and the source.
+        """
+        self._clock = clock
+        self._on_duplicate = on_duplicate
+        self._expected: set[str] = set()
+        self._heard: set[str] = set()
+        self._reported: dict[str, dict[str, _Taken]] = {}
+        self._names: dict[str, dict[str, str]] = {}
+        """Per source: the uid of each pod in `_reported` by its full name."""
+        self._ambiguous: set[str] = set()
+        """Sources whose last full set had pods that were ignored because their name or uid was taken."""
+        self._owners: dict[str, str] = {}
+
+    def expect(self, source: str) -> None:
+        """Count on a source: until it reports, `all_reported` is False."""
+        self._expected.add(source)
+
+    @property
+    def all_reported(self) -> bool:
+        """Whether every expected source has said at least once what it has."""
+        return self._expected <= self._heard
+
+    def has_reported(self, source: str) -> bool:
+        """Whether this source has said at least once what it has."""
+        return source in self._heard
+
+    def pods(self) -> dict[str, Pod]:
+        """All pods that are wanted now, by uid."""
+        return {uid: self._reported[source][uid].pod for uid, source in self._owners.items()}
+
+    def get(self, uid: str) -> Pod | None:
+        """Return the pod with this uid if some source has it now."""
+        owner = self._owners.get(uid)
+        return self._reported[owner][uid].pod if owner is not None else None
+
+    def __contains__(self, uid: str) -> bool:
+        """Whether some source wants this pod now."""
+        return uid in self._owners
+
+    def set(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
+        """Take a source's full set; gives what changed, removals first."""
+        self._heard.add(source)
+        return self._take(source, pods)
+
+    def update(
+        self,
+        source: str,
+        changed: Sequence[Pod],
+        removed: Sequence[Pod],
+        everything: Callable[[], Iterable[Pod]],
+    ) -> list[PodChange]:
+        """Apply a difference to a source's set; return the same changes as `set` with the full set.
+
+        `everything` returns the full set. It is called where the difference alone does not determine the
+        result: before the source's first full set, and while two of its pods share a name or a uid.
+        """
+        if source not in self._heard or self._is_ambiguous(source, changed, removed):
+            return self.set(source, everything())
+        reported, names = self._reported[source], self._names[source]
+        before: dict[str, _Taken | None] = {}
+        for pod in removed:
+            taken = reported.pop(pod.uid, None)
+            if taken is not None:
+                before[pod.uid] = taken
+                del names[taken.name]
+        for pod in changed:
+            known = reported.get(pod.uid)
+            if known is None or known.given is not pod:
+                before[pod.uid] = known
+                taken = reported[pod.uid] = self._taken(source, known, pod)
+                names[taken.name] = pod.uid
+        return self._changes(source, before)
+
+    def offer(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
+        """Take what a source is said to have as long as it has not spoken itself; gives what changed.
+
+        It still counts as not heard, and its own word wins when it comes.
+        """
+        return [] if source in self._heard else self._take(source, pods)
+
+    def _take(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
+        before = self._reported.get(source, {})
+        after: dict[str, _Taken] = {}
+        names: dict[str, str] = {}
+        self._ambiguous.discard(source)
+        for pod in pods:
+            uid = pod.metadata.uid
+            taken = before.get(uid)
+            if taken is None or taken.given is not pod:
+                taken = self._taken(source, taken, pod)
+            if taken.name in names or uid in after:
+                log.warning(
+                    "Ignored a pod whose name or uid is taken", pod=taken.name, podUID=uid, source=source
+                )
+                self._ambiguous.add(source)
+                if taken.name in names:
+                    self._on_duplicate(pod, source)
+                continue
+            names[taken.name] = uid
+            after[uid] = taken
+        self._reported[source], self._names[source] = after, names
+        return self._changes(source, {uid: before.get(uid) for uid in (*before, *after)})
+
+    def _changes(self, source: str, before: Mapping[str, _Taken | None]) -> list[PodChange]:
+        """Return what became of some uids, now that `source` has reported; `before` is what it had."""
+        after = self._reported[source]
+        changes = [
+            change
+            for uid, taken in before.items()
+            if taken is not after.get(uid)
+            for change in self._settle(uid, source, taken)
+        ]
+        changes.sort(key=_turn)
+        return changes
+
+    def _is_ambiguous(self, source: str, changed: Sequence[Pod], removed: Sequence[Pod]) -> bool:
+        """Return whether two pods of a source share a name or a uid, before or after a difference."""
+        if source in self._ambiguous:
+            return True
+        reported, names = self._reported[source], self._names[source]
+        leaving, coming = {pod.uid for pod in removed}, {pod.uid for pod in changed}
+        if len(coming) < len(changed) or len({pod.full_name for pod in changed}) < len(changed):
+            return True
+        if not leaving.isdisjoint(coming):
+            return True
+        for pod in changed:
+            holder, known = names.get(pod.full_name), reported.get(pod.uid)
+            if holder is not None and holder != pod.uid and holder not in leaving:
+                return True
+            if known is not None and known.name != pod.full_name:
+                return True
+        return False
+
+    def _settle(self, uid: str, source: str, before: _Taken | None) -> list[PodChange]:
+        """Say what became of one uid, now that `source` has it or not."""
+        owner = self._owners.get(uid)
+        if owner is not None and owner != source:
+            return []
+        after = self._reported[source].get(uid)
+        if after is not None:
+            self._owners[uid] = source
+            op = "ADD" if owner is None or before is None else difference(before.pod, after.pod)
+            return [PodChange(op, after.pod, source)] if op is not None else []
+        if owner is None or before is None:
+            return []
+        heir = next((name for name in sorted(self._reported) if uid in self._reported[name]), None)
+        if heir is None:
+            del self._owners[uid]
+            return [PodChange("REMOVE", before.pod, source)]
+        self._owners[uid] = heir
+        return [PodChange("UPDATE", self._reported[heir][uid].pod, heir)]
+
+    def _taken(self, source: str, before: _Taken | None, pod: Pod) -> _Taken:
+        """Give the pod with the annotations that are ours, or the known one when nothing differs."""
+        given = pod.metadata.annotations
+        if before is not None:
+            seen = before.pod.metadata.annotations[SEEN_ANNOTATION]
+        elif source != "api" and SEEN_ANNOTATION in given:
+            seen = given[SEEN_ANNOTATION]
+        else:
+            seen = seen_time(self._clock())
+        annotations = {**given, SOURCE_ANNOTATION: source, SEEN_ANNOTATION: seen}
+        merged = msgspec.structs.replace(
+            pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations)
+        )
+        same = before is not None and difference(before.pod, merged) is None
+        return _Taken(pod, before.pod if same and before is not None else merged, pod.full_name)
+
+
+def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCILE"] | None:
+    """Say how two versions of a pod differ, as far as anyone must do something about it."""
+    if before is after:
+        return None
+    if _wish(before) != _wish(after):
+        return "DELETE" if after.metadata.deletion_timestamp is not None else "UPDATE"
+    return "RECONCILE" if before.status != after.status else None
+
+
+def _turn(change: PodChange) -> tuple[int, float]:
+    """Where a change comes: by what it is, and of pods that come the oldest first: it has the older right."""
+    created = change.pod.metadata.creation_timestamp
+    return _ORDER.index(change.op), created.timestamp() if created is not None else 0.0
+
+
+def _wish(pod: Pod) -> tuple[object, ...]:
+    meta = pod.metadata
+    annotations = {key: value for key, value in meta.annotations.items() if key not in _OURS}
+    # The generation counts too: it may stand for a field that is not known here, and is reported back.
+    life = meta.generation, meta.deletion_timestamp, meta.deletion_grace_period_seconds
+    return pod.spec, meta.labels, annotations, life
+
+
+class PodStore:
+    """Wanted pods by uid and by full name (`namespace/name`)."""
+
+    def __init__(self) -> None:
+        self._pods = _Index()
+        self._mirrors = _Index()
+        self._static: dict[str, Pod] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod that changed, after the change; it must not block."""
+        self._listeners.append(listener)
+
+    def apply(self, change: PodChange) -> None:
+        """Take one change of the mux."""
+        pod = change.pod
+        index = self._mirrors if is_mirror_pod(pod) else self._pods
+        if change.op == "REMOVE":
+            index.remove(pod)
+        else:
+            index.put(pod)
+        stored = self._pods.by_uid.get(pod.uid)
+        if stored is not None and is_static_pod(stored):
+            self._static[pod.uid] = stored
+        else:
+            self._static.pop(pod.uid, None)
+        for listener in self._listeners:
+            listener(pod.uid)
+
+    def get(self, uid: str) -> Pod | None:
+        """The wanted pod with this uid."""
+        return self._pods.by_uid.get(uid)
+
+    def by_name(self, full_name: str) -> Pod | None:
+        """The wanted pod with this `namespace/name`: of several the one that came last."""
+        return self._pods.named(full_name)
+
+    def pods(self) -> list[Pod]:
+        """All wanted pods, in the order in which they came."""
+        return list(self._pods.by_uid.values())
+
+    def static_pods(self) -> list[Pod]:
+        """Return all desired static pods."""
+        return list(self._static.values())
+
+    def mirror_of(self, pod: Pod) -> Pod | None:
+        """The mirror of a static pod, if the API server has one."""
+        return self._mirrors.named(pod.full_name)
+
+    def mirrors(self) -> list[Pod]:
+        """All mirror pods, also those whose static pod is gone."""
+        return list(self._mirrors.by_uid.values())
+
+    def resolve(self, uid: str) -> str:
+        """The uid of the pod that runs: a mirror's uid stands for its static pod, any other for itself."""
+        mirror = self._mirrors.by_uid.get(uid)
+        pod = self._pods.named(mirror.full_name) if mirror is not None else None
+        return pod.uid if pod is not None else uid
+
+
+class _Index:
+    """Pods by uid and by name; of several with one name the last one counts."""
+
+    def __init__(self) -> None:
+        self.by_uid: dict[str, Pod] = {}
+        self._by_name: dict[str, dict[str, Pod]] = {}
+
+    def named(self, full_name: str) -> Pod | None:
+        namesakes = self._by_name.get(full_name)
+        return namesakes[next(reversed(namesakes))] if namesakes else None
+
+    def put(self, pod: Pod) -> None:
+        known = self.by_uid.get(pod.uid)
+        if known is not None and known.full_name != pod.full_name:
+            self.remove(known)
+        self.by_uid[pod.uid] = pod
+        self._by_name.setdefault(pod.full_name, {})[pod.uid] = pod
+
+    def remove(self, pod: Pod) -> None:
+        known = self.by_uid.pop(pod.uid, None)
+        if known is not None:
+            namesakes = self._by_name[known.full_name]
+            del namesakes[known.uid]
+            if not namesakes:
+                del self._by_name[known.full_name]

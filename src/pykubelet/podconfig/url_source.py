@@ -1,0 +1,146 @@
+"""Static pods from a URL (`staticPodURL`), asked every `httpCheckFrequency`.
+
+The answer is a manifest as a file would hold it, and always the full set. When it cannot be had or
+used (no answer in time, a status other than 200, too large, invalid, empty), the last good set
+stays and the failure is told: at once, when its cause changes, and now and then while it lasts. A
+URL that has never given a usable answer has not reported, so nothing is removed on its account;
+only an empty first answer counts as "no pods", as for the reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import aiohttp
+
+from pykubelet.api.duration import Duration
+from pykubelet.api.pod import Pod
+from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.file_source import Emit
+from pykubelet.podconfig.manifests import MAX_BYTES
+from pykubelet.podconfig.static_pods import static_pods, without_duplicates
+
+log = get_logger(__name__)
+TIMEOUT = 10.0
+"""Seconds for a whole answer."""
+REMIND_AFTER = 600.0
+"""Seconds after which a failure that lasts is told again."""
+_CHUNK = 64 * 1024
+_LOGIN = re.compile(r"(?<=//)[^/?#]*@")
+_SHORTEST_PERIOD = 0.1
+
+
+class UrlSource:
+    """Asks a URL for pods and emits them, at once and whenever the answer changes.
+
+    `headers` are sent along, each perhaps several times; `served` are the kinds of API objects
+    that static pods may refer to on this node; `clock` gives nanoseconds since the epoch.
+    """
+
+    name = "http"
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, Iterable[str]],
+        period: Duration,
+        node_name: str,
+        emit: Emit,
+        *,
+        served: frozenset[str] = frozenset(),
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._url = url
+        self._headers = [(name, value) for name, values in headers.items() for value in values]
+        self._period = max(period.seconds, _SHORTEST_PERIOD)
+        self._node_name = node_name
+        self._emit = emit
+        self._served = served
+        self._clock = clock
+        # Passwords in a URL belong neither into logs nor into a pod's identity.
+        self._origin = _LOGIN.sub("", url)
+        self._pods: list[Pod] | None = None
+        self._digest = b""
+        self._flaws: list[Problem] = []
+        self._problems: list[Problem] = []
+        self._remind_at = 0.0
+        self._emitted: tuple[list[Pod], list[Problem]] | None = None
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        log.v(1).info("Watching URL", URL=self._origin)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+        # Like every other program here, it honours the proxy of the environment and keeps no cookies.
+        async with aiohttp.ClientSession(
+            timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
+            while True:
+                await self._check(session)
+                await asyncio.sleep(self._period)
+
+    async def _check(self, session: aiohttp.ClientSession) -> None:
+        try:
+            answer = await self._ask(session)
+            if not answer:
+                self._pods = [] if self._pods is None else self._pods
+                problems = [
+                    Problem(self._origin, "gave an empty answer: a PodList without items means no pods")
+                ]
+            else:
+                problems = await self._take(answer)
+        except TimeoutError:
+            problems = [Problem(self._origin, f"gave no answer within {TIMEOUT:g} seconds")]
+        except (aiohttp.ClientError, OSError, ValueError) as err:
+            cause = str(err).replace(self._url, self._origin) or type(err).__name__
+            problems = [Problem(self._origin, f"could not be read: {cause}")]
+        self._report(problems)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> bytes:
+        async with session.get(self._url, headers=self._headers) as response:
+            if response.status != 200:
+                raise ValueError(f"it answered {response.status} {response.reason or ''}".rstrip())
+            data = bytearray()
+            async for chunk in response.content.iter_chunked(_CHUNK):
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    raise ValueError(f"its answer is larger than {MAX_BYTES // 1024**2} MiB")
+        return bytes(data)
+
+    async def _take(self, answer: bytes) -> list[Problem]:
+        """Make pods of an answer unless it is the one from last time; gives what is wrong with it."""
+        digest = hashlib.blake2b(answer).digest()
+        if digest != self._digest:
+            try:
+                pods = await asyncio.to_thread(self._load, answer)
+                self._pods, self._flaws = without_duplicates((self._origin, pod) for pod in pods)
+            except ConfigError as err:
+                self._flaws = err.problems
+            self._digest = digest
+        return self._flaws
+
+    def _load(self, answer: bytes) -> list[Pod]:
+        return static_pods(
+            answer,
+            source="http",
+            origin=self._origin,
+            node_name=self._node_name,
+            now=self._clock(),
+            served=self._served,
+        )
+
+    def _report(self, problems: list[Problem]) -> None:
+        now = asyncio.get_running_loop().time()
+        if problems != self._problems or (problems and now >= self._remind_at):
+            for problem in problems:
+                log.error(problem.message, "Failed to read pods from URL", URL=problem.path)
+            if not problems:
+                log.info("Successfully read pods from URL", URL=self._origin)
+            self._problems, self._remind_at = problems, now + REMIND_AFTER
+        if self._pods is not None and (self._pods, problems) != self._emitted:
+            self._emitted = (self._pods, problems)
+            self._emit(self.name, list(self._pods), list(problems))

@@ -1,0 +1,238 @@
+"""What keeps a pod from being run, found before anything is started for it.
+
+An API server refuses bad pods; a pod from a file or a URL is refused here, by the same rules, as far
+as they concern a node. Above all nothing that becomes part of a path, a command or a name on this
+machine may break out of its place. A pod is checked after it got its defaults.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pykubelet.api.names import (
+    dns_label_problem,
+    dns_subdomain_problem,
+    label_value_problem,
+    qualified_name_problem,
+)
+from pykubelet.api.pod import Pod, PodDNSConfig, PodSpec, Toleration
+from pykubelet.api.volume import Volume
+from pykubelet.config.errors import Problem
+from pykubelet.objects.references import object_references
+from pykubelet.podconfig.validate_container import (
+    Problems,
+    address,
+    check_container,
+    check_pod_resources,
+    check_pod_security,
+    choice,
+    host_port_conflicts,
+    in_range,
+    named,
+    no_steps_back,
+    optional_choice,
+    refused,
+    required,
+    unique,
+)
+from pykubelet.util.text import quoted
+
+MAX_ANNOTATION_BYTES = 256 * 1024
+MAX_NAMESERVERS = 3
+MAX_SEARCHES = 32
+MAX_SEARCH_CHARACTERS = 2048
+_UID = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,126}[A-Za-z0-9])?", re.ASCII)
+_SEARCH_LABEL = r"_?[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?"
+_SEARCH = re.compile(rf"{_SEARCH_LABEL}(?:\.{_SEARCH_LABEL})*")
+_HOST_PATH_TYPES = (
+    "",
+    "DirectoryOrCreate",
+    "Directory",
+    "FileOrCreate",
+    "File",
+    "Socket",
+    "CharDevice",
+    "BlockDevice",
+)
+
+
+def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Problem]:
+    """Give everything that is wrong with a pod; the paths are fields such as `spec.containers[0].image`.
+
+    `served` are the kinds of API objects that this node can give to the pod (`configmaps`,
+    `secrets`, ...: see `references.py`). None means all of them; a static pod, which no API server
+    answers for, is checked with what the node itself can serve, by default nothing.
+    """
+    return [
+        *_check_metadata(pod),
+        *_check_spec(pod.spec),
+        *_check_volumes(pod.spec.volumes),
+        *_check_containers(pod.spec),
+        *_check_network(pod.spec),
+        *check_pod_security(pod.spec),
+        *check_pod_resources(pod.spec),
+        *_check_references(pod, served),
+    ]
+
+
+def is_uid(text: str) -> bool:
+    """Whether a pod may have this uid: it names folders and cgroups."""
+    return _UID.fullmatch(text) is not None
+
+
+def _check_metadata(pod: Pod) -> Problems:
+    meta = pod.metadata
+    yield from named("metadata.name", meta.name, dns_subdomain_problem)
+    yield from named("metadata.namespace", meta.namespace, dns_label_problem)
+    if not is_uid(meta.uid):
+        yield Problem("metadata.uid", "must be letters, digits, '-', '_' or '.', or left out")
+    for key, value in meta.labels.items():
+        yield from named(f"metadata.labels[{quoted(key)}]", key, qualified_name_problem)
+        if sentence := label_value_problem(value):
+            yield Problem(f"metadata.labels[{quoted(key)}]", f"{quoted(value)} {sentence}")
+    for key in meta.annotations:
+        yield from named(f"metadata.annotations[{quoted(key)}]", key.lower(), qualified_name_problem)
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in meta.annotations.items())
+    yield from refused(
+        "metadata.annotations",
+        f"are {size} bytes long, but at most {MAX_ANNOTATION_BYTES} are allowed",
+        size > MAX_ANNOTATION_BYTES,
+    )
+
+
+def _check_spec(spec: PodSpec) -> Problems:
+    for field, value, allowed in (
+        ("restartPolicy", spec.restart_policy, ("Always", "OnFailure", "Never")),
+        ("dnsPolicy", spec.dns_policy, ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")),
+        ("preemptionPolicy", spec.preemption_policy, ("PreemptLowerPriority", "Never")),
+        ("os.name", spec.os.name if spec.os else None, ("linux", "windows")),
+    ):
+        yield from optional_choice(f"spec.{field}", value, allowed)
+    for field, name, problem in (
+        ("hostname", spec.hostname, dns_label_problem),
+        ("subdomain", spec.subdomain, dns_label_problem),
+        ("hostnameOverride", spec.hostname_override, dns_subdomain_problem),
+        ("nodeName", spec.node_name, dns_subdomain_problem),
+        ("serviceAccountName", spec.service_account_name, dns_subdomain_problem),
+        ("priorityClassName", spec.priority_class_name, dns_subdomain_problem),
+        ("runtimeClassName", spec.runtime_class_name, dns_subdomain_problem),
+    ):
+        if name:
+            yield from named(f"spec.{field}", name, problem)
+    yield from in_range("spec.activeDeadlineSeconds", spec.active_deadline_seconds, 1)
+    yield from in_range(
+        "spec.terminationGracePeriodSeconds", spec.termination_grace_period_seconds, 0, 2**63 - 1
+    )
+    for index, gate in enumerate(spec.readiness_gates):
+        yield from named(
+            f"spec.readinessGates[{index}].conditionType", gate.condition_type, qualified_name_problem
+        )
+    for index, toleration in enumerate(spec.tolerations):
+        yield from _check_toleration(f"spec.tolerations[{index}]", toleration)
+
+
+def _check_toleration(path: str, toleration: Toleration) -> Problems:
+    if toleration.key:
+        yield from named(f"{path}.key", toleration.key, qualified_name_problem)
+    yield from choice(f"{path}.operator", toleration.operator, ("", "Equal", "Exists"))
+    yield from choice(
+        f"{path}.effect", toleration.effect, ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+    )
+    exists = toleration.operator == "Exists"
+    yield from refused(f"{path}.operator", "must be Exists without a key", not toleration.key and not exists)
+    yield from refused(f"{path}.value", "must be empty with operator Exists", exists and toleration.value)
+    yield from refused(
+        f"{path}.effect",
+        "must be NoExecute with tolerationSeconds",
+        toleration.toleration_seconds is not None and toleration.effect != "NoExecute",
+    )
+
+
+def _check_volumes(volumes: list[Volume]) -> Problems:
+    for index, volume in enumerate(volumes):
+        path = f"spec.volumes[{index}]"
+        yield from named(f"{path}.name", volume.name, dns_label_problem)
+        match volume.kinds:
+            case ():
+                yield Problem(path, "must have a kind, such as emptyDir")
+            case (_, _, *_):
+                yield Problem(path, f"has {' and '.join(volume.kinds)}, but must have only one kind")
+        if volume.empty_dir is not None and volume.empty_dir.size_limit is not None:
+            yield from refused(
+                f"{path}.emptyDir.sizeLimit", "must not be negative", volume.empty_dir.size_limit.nanos < 0
+            )
+        if volume.host_path is not None:
+            yield from required(f"{path}.hostPath.path", volume.host_path.path)
+            yield from no_steps_back(f"{path}.hostPath.path", volume.host_path.path)
+            yield from optional_choice(f"{path}.hostPath.type", volume.host_path.type, _HOST_PATH_TYPES)
+    yield from unique((f"spec.volumes[{index}].name", volume.name) for index, volume in enumerate(volumes))
+
+
+def _check_containers(spec: PodSpec) -> Problems:
+    yield from refused("spec.containers", "must have at least one container", not spec.containers)
+    yield from refused(
+        "spec.ephemeralContainers",
+        "cannot be in a manifest: add them to a running pod",
+        spec.ephemeral_containers,
+    )
+    every = [
+        *((f"spec.containers[{index}]", container, False) for index, container in enumerate(spec.containers)),
+        *(
+            (f"spec.initContainers[{index}]", container, True)
+            for index, container in enumerate(spec.init_containers)
+        ),
+    ]
+    yield from unique((f"{path}.name", container.name) for path, container, _ in every)
+    for path, container, is_init in every:
+        yield from check_container(path, container, spec, is_init=is_init)
+        if is_init:  # Init containers run one after the other and may share a port.
+            yield from host_port_conflicts([(path, container)])
+    yield from host_port_conflicts([(path, container) for path, container, is_init in every if not is_init])
+
+
+def _check_network(spec: PodSpec) -> Problems:
+    for index, alias in enumerate(spec.host_aliases):
+        yield from address(f"spec.hostAliases[{index}].ip", alias.ip)
+        for place, hostname in enumerate(alias.hostnames):
+            yield from named(f"spec.hostAliases[{index}].hostnames[{place}]", hostname, dns_subdomain_problem)
+    config = spec.dns_config or PodDNSConfig()
+    yield from refused(
+        "spec.dnsConfig.nameservers",
+        "must have at least one address with dnsPolicy None",
+        spec.dns_policy == "None" and not config.nameservers,
+    )
+    for field, values, most in (
+        ("nameservers", config.nameservers, MAX_NAMESERVERS),
+        ("searches", config.searches, MAX_SEARCHES),
+    ):
+        message = f"has {len(values)} entries, but at most {most} are allowed"
+        yield from refused(f"spec.dnsConfig.{field}", message, len(values) > most)
+    for index, server in enumerate(config.nameservers):
+        yield from address(f"spec.dnsConfig.nameservers[{index}]", server)
+    yield from refused(
+        "spec.dnsConfig.searches",
+        f"must not be longer than {MAX_SEARCH_CHARACTERS} characters in all",
+        len(" ".join(config.searches)) > MAX_SEARCH_CHARACTERS,
+    )
+    for index, search in enumerate(config.searches):
+        good = search == "." or (len(search) <= 254 and _SEARCH.fullmatch(search.removesuffix(".")))
+        message = f"{quoted(search)} must be a DNS name such as example.com"
+        yield from refused(f"spec.dnsConfig.searches[{index}]", message, not good)
+    for index, option in enumerate(config.options):
+        yield from required(f"spec.dnsConfig.options[{index}].name", option.name)
+    if spec.hostname_override is not None:
+        path = "spec.hostnameOverride"
+        yield from refused(path, "must not be set with setHostnameAsFQDN", spec.set_hostname_as_fqdn)
+        yield from refused(path, "must not be set with hostNetwork", spec.host_network)
+        yield from refused(path, "must not be longer than 64 characters", len(spec.hostname_override) > 64)
+        yield from required(path, spec.hostname_override)
+
+
+def _check_references(pod: Pod, served: frozenset[str] | None) -> Problems:
+    if served is None:
+        return
+    for path, kind in object_references(pod):
+        if kind not in served:
+            yield Problem(
+                path, f"refers to {kind}, which only an API server has: remove it from the manifest"
+            )

@@ -1,0 +1,99 @@
+"""Types that the pod workers and the pod syncer share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.kuberuntime.observe import ObservedPod
+
+Outcome = tuple[bool, float | None]
+"""Whether the pod is finished, and in how many seconds to look again."""
+PodStatusFunc = Callable[[PodStatus], PodStatus]
+"""Returns the status of a pod that the kubelet kills, from the status that its containers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillPodOptions:
+    """How a pod is terminated."""
+
+    grace: int | None = None
+    """Grace period in seconds; None for an orphan, whose containers' labels have it."""
+    pod_status: PodStatusFunc | None = None
+    """Sets phase, reason, message and conditions of a pod that the kubelet evicts, preempts or shuts down.
+
+    Ignored when the pod has reached a terminal phase before.
+    """
+
+
+@dataclass(slots=True)
+class Remnants:
+    """Containers, sandboxes, logs and directory of a finished pod that nothing refers to any more."""
+
+    uid: str
+    pod: Pod | None = None
+    observed: ObservedPod | None = None
+    """Its state in the runtime; None where that has to be queried."""
+    stopped: set[str] = field(default_factory=set)
+    """Ids of the sandboxes that have been stopped."""
+
+
+class StepError(Exception):
+    """A step could not be finished for a reason that is known and reported; it will be tried again.
+
+    `retry_after`: in how many seconds that makes sense, None when nobody knows.
+    """
+
+    def __init__(self, text: str, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+class PodRefused(StepError):
+    """A pod that was admitted cannot run here after all; it fails with this reason and message."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class PodLife(Protocol):
+    """What a worker can do to its pod; each step may be repeated and may be cancelled."""
+
+    async def sync(self, pod: Pod) -> Outcome:
+        """Bring the pod nearer to its desired state.
+
+        Gives whether the pod is finished for good, and in how many seconds to look again at the latest.
+        """
+        ...
+
+    async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
+        """Stop everything of the pod that runs."""
+        ...
+
+    async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
+        """Release volumes and cgroup, and complete the deletion of a pod that is being deleted.
+
+        Return what is left to remove of a deleted pod; None while the pod stays known.
+        """
+        ...
+
+    async def remove(self, remnants: Remnants) -> None:
+        """Remove what is left of a finished pod in the runtime and on disk."""
+        ...
+
+
+What = Literal["started", "ended", "oom", "unknown"]
+
+
+class Change(NamedTuple):
+    """Something of a pod changed in the runtime."""
+
+    uid: str
+    container_id: str = ""
+    """Which container or sandbox; empty when only the pod is known."""
+    what: What = "unknown"

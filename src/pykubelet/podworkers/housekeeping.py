@@ -1,0 +1,130 @@
+"""What has to be looked for, because nobody tells of it: pods that nobody wants, and what they left behind.
+
+An agent may have been away when a pod was deleted, or have been killed in the middle of its end. So the
+runtime, the disk and the cgroups are compared with the wanted pods every few seconds, and what belongs to
+no pod is ended in order. Nothing is done before every source of pods has been heard, and never to a pod that
+may be wanted but could not be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from pykubelet.api.pod import Pod
+from pykubelet.cm.cgroups.node_cgroups import Record, no_record
+from pykubelet.kuberuntime.gc import GarbageCollector
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.mux import PodMux, PodStore
+from pykubelet.podsync.executor import Cgroups
+from pykubelet.podsync.resource_allocator import Allotment
+from pykubelet.podworkers.pleg import Pleg
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.probes.prober import Prober
+from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.transport.errors import CriError
+from pykubelet.util.backoff import Complaints
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+GC_SECONDS = 60.0
+
+
+class Housekeeping:
+    """Ends what nobody wants; collects garbage at times."""
+
+    def __init__(
+        self,
+        *,
+        mux: PodMux,
+        store: PodStore,
+        workers: PodWorkers,
+        pleg: Pleg,
+        dirs: PodDirs,
+        cgroups: Cgroups,
+        prober: Prober,
+        allotment: Allotment,
+        resizing: Resizing,
+        collector: GarbageCollector,
+        scope: TaskScope,
+        unreadable: Callable[[], AbstractSet[str]],
+        node_event: Record = no_record,
+    ) -> None:
+        """Take where pods and their traces are; `unreadable` gives names of wanted pods that are unknown."""
+        self._mux = mux
+        self._store = store
+        self._workers = workers
+        self._pleg = pleg
+        self._dirs = dirs
+        self._cgroups = cgroups
+        self._prober = prober
+        self._allotment = allotment
+        self._resizing = resizing
+        self._collector = collector
+        self._scope = scope
+        self._unreadable = unreadable
+        self._node_event = node_event
+        self._next_gc = 0.0
+        self._class_complaints = Complaints(log, "Could not update the cgroups of the QoS classes")
+
+    def keep(self) -> None:
+        """Look once; what takes time goes on by itself."""
+        if not self._mux.all_reported or self._pleg.health() is not None:
+            return
+        known = self._workers.uids() | self._wanted()
+        for uid in sorted((set(self._pleg.pods) | self._dirs.uids() | self._cgroups.uids()) - known):
+            if not self._may_be_wanted(uid):
+                self._end_orphan(uid)
+        self._prober.cleanup(known)
+        self._allotment.keep_only(known | self._pleg.pods.keys())
+        self._resizing.tidy(known | self._pleg.pods.keys())
+        self._scope.start(self._weigh_classes(), name="weigh")
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_gc:
+            self._next_gc = now + GC_SECONDS
+            self._scope.start(self._collect(), name="gc")
+
+    def end_namesakes(self, pod: Pod) -> None:
+        """Stop what an earlier agent left of a pod of the same name, so that this one waits for its end."""
+        for uid in self._pleg.named(pod.full_name):
+            desired = uid in self._mux or self._store.get(uid) is not None
+            if not desired and not self._may_be_wanted(uid):
+                self._end_orphan(uid)
+
+    def _wanted(self) -> set[str]:
+        """Pods that some source wants; the loop may not have handed on all of them yet."""
+        return {*self._mux.pods(), *(pod.uid for pod in self._store.pods())}
+
+    def _may_be_wanted(self, uid: str) -> bool:
+        """Whether this may be a pod that the API server wants here and that could not be read."""
+        names, seen = self._unreadable(), self._pleg.pods.get(uid)
+        return bool(names) and (seen is None or not seen.full_name or seen.full_name in names)
+
+    def _end_orphan(self, uid: str) -> None:
+        seen = self._pleg.pods.get(uid)
+        name = seen.full_name if seen is not None else ""
+        log.info("Cleaning up a pod that is no longer wanted", pod=name, podUID=uid)
+        self._workers.terminate_orphan(uid, name, alive=seen is not None and seen.is_alive)
+
+    async def _weigh_classes(self) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            await self._cgroups.update_qos([self._resizing.allocated(pod) for pod in self._workers.pods()])
+        except OSError as err:
+            self._class_complaints.failed(err, now)
+        else:
+            self._class_complaints.succeeded(now)
+
+    async def _collect(self) -> None:
+        def is_deleted(uid: str) -> bool:
+            known = uid in self._mux or self._store.get(uid) is not None or self._may_be_wanted(uid)
+            return not known and self._workers.get(uid) is None
+
+        try:
+            await self._collector.collect(is_deleted=is_deleted, all_sources_ready=self._mux.all_reported)
+        except (CriError, OSError) as err:
+            log.error(err, "Container garbage collection failed")
+            message = err.rpc_text if isinstance(err, CriError) else str(err)
+            self._node_event("Warning", "ContainerGCFailed", message)

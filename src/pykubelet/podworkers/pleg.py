@@ -1,0 +1,237 @@
+"""The PLEG: says which pods changed in the runtime (pod lifecycle event generator).
+
+The same interface whatever the runtime offers: CRI's own container events, containerd's event
+service on older containerd, or listing everything each second. Events make the agent quick and
+idle; they can be lost, so in every mode a slow relist is the safety net. While nobody listens, and
+for some seconds after a broken stream was opened again, it is a quick one: no runtime says from when
+on it sends events, and what ended right before may be in no list yet.
+
+What is said is only "this happened to this container": the facts are read by the worker, from CRI,
+and an event that tells nothing new is ignored. CRI can lag behind the events (both hear of an exit
+at the same time), so the kind of event is passed on too: a worker that was told of an exit looks
+until CRI shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Literal
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.cri.containerd import TaskEvent, task_events
+from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskPaused, TaskResumed, TaskStart
+from pykubelet.kuberuntime.observe import ObservedPod, Observer
+from pykubelet.logs import get_logger
+from pykubelet.podsync.contract import Change, What
+from pykubelet.podworkers.metrics import PlegMetrics
+from pykubelet.transport.errors import CriError, Unimplemented
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+FAST_RELIST, SLOW_RELIST = 1.0, 60.0
+SHORTEST_RELIST = 0.2
+"""Strangers' events must not keep the agent listing."""
+SETTLING_SECONDS = 3.0
+"""For how long a stream of events that was opened again is not relied on."""
+UNHEALTHY_SECONDS = 180.0
+RECONNECT_SECONDS = (0.1, 5.0)
+Mode = Literal["cri-events", "containerd-events", "relist"]
+_CRI_EVENTS: dict[int, What] = {pb.CONTAINER_STARTED_EVENT: "started", pb.CONTAINER_STOPPED_EVENT: "ended"}
+OnChange = Callable[[Change], None]
+Fingerprint = tuple[tuple[str, str], ...]
+
+
+def fingerprint(pod: ObservedPod) -> Fingerprint:
+    """What a relist compares: the ids and states of a pod's sandboxes and containers."""
+    sandboxes = tuple((sandbox.id, "ready" if sandbox.ready else "stopped") for sandbox in pod.sandboxes)
+    return sandboxes + tuple((container.id, container.phase) for container in pod.containers)
+
+
+class Pleg:
+    """Watches the runtime and calls `on_change`."""
+
+    def __init__(
+        self, cri: Cri, observer: Observer, on_change: OnChange, metrics: PlegMetrics | None = None
+    ) -> None:
+        self._metrics = metrics or PlegMetrics()
+        self._cri = cri
+        self._observer = observer
+        self._on_change = on_change
+        self.mode: Mode = "relist"
+        self.pods: dict[str, ObservedPod] = {}
+        """The last relist's picture."""
+        self._named: dict[str, list[str]] = {}
+        """Uids of the pods in the last relist by their full name."""
+        self._seen: dict[str, Fingerprint] = {}
+        self._owner_of: dict[str, str] = {}
+        self._known: set[str] = set()
+        """Pods that were seen or that something was made for, and that are not known to be gone."""
+        self._last_relist: float | None = None
+        self._relist_now = asyncio.Event()
+        self._quick_until = math.inf
+        """Until when lists follow quickly; for ever while there is no stream of events."""
+
+    def health(self) -> str | None:
+        """Why the picture can not be trusted, or None."""
+        if self._last_relist is None:
+            return "pleg has yet to be successful"
+        age = asyncio.get_running_loop().time() - self._last_relist
+        if age > UNHEALTHY_SECONDS:
+            return f"pleg was last seen active {age:.0f}s ago; threshold is 3m0s"
+        return None
+
+    def learn(self, uid: str, *ids: str) -> None:
+        """Remember whose these sandboxes or containers are, so that their events find the pod."""
+        self._known.add(uid)
+        for one in ids:
+            self._owner_of[one] = uid
+
+    def never_saw(self, uid: str) -> bool:
+        """Whether it is certain that the runtime has nothing of this pod."""
+        return self._last_relist is not None and uid not in self._known
+
+    def named(self, full_name: str) -> list[str]:
+        """Return the uids of the pods with this `namespace/name` in the last relist."""
+        return [uid for uid in self._named.get(full_name, ()) if uid in self.pods]
+
+    def drop_snapshot(self, uid: str) -> None:
+        """Drop what the last relist found of a finished pod; the next one lists what is left of it."""
+        self.pods.pop(uid, None)
+        self._seen.pop(uid, None)
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that was removed: the last list still has it."""
+        self.drop_snapshot(uid)
+        self._known.discard(uid)
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        async with TaskScope() as scope:
+            scope.start(self._listen(), name="pleg-events")
+            await self._relist_forever()
+
+    async def relist(self) -> None:
+        """List everything and report the pods that differ from last time."""
+        clock, last = asyncio.get_running_loop().time, self._last_relist
+        began = clock()
+        self._metrics.listing(None if last is None else began - last)
+        try:
+            pods = await self._observer.all_pods()
+        finally:
+            self._metrics.listed(clock() - began)
+        seen = {uid: fingerprint(pod) for uid, pod in pods.items()}
+        self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
+        changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
+        self.pods, self._seen = pods, seen
+        self._named = {}
+        for uid, pod in pods.items():
+            self._named.setdefault(pod.full_name, []).append(uid)
+        self._known |= seen.keys()
+        self._last_relist = clock()
+        self._metrics.seen()
+        for uid in sorted(changed):
+            self._on_change(Change(uid))
+
+    async def _relist_forever(self) -> None:
+        pause = RECONNECT_SECONDS[0]
+        while True:
+            # Before the list and not after it: what is wanted meanwhile is not in it.
+            self._relist_now.clear()
+            try:
+                await self.relist()
+            except CriError as err:
+                log.v(2).info("Relisting failed", err=err)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, RECONNECT_SECONDS[1])
+                continue
+            pause = RECONNECT_SECONDS[0]
+            await asyncio.sleep(SHORTEST_RELIST)
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._relist_now.wait()
+            except TimeoutError:
+                continue
+
+    def _pause(self) -> float:
+        """How long to wait for the next list, if nothing asks for it before."""
+        if asyncio.get_running_loop().time() < self._quick_until:
+            return FAST_RELIST
+        return SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
+
+    async def _listen(self) -> None:
+        """Use the best event source that the runtime has; relisting alone when it has none."""
+        sources: list[tuple[Mode, Callable[[], AsyncGenerator[Change, None]]]] = [
+            ("cri-events", self._cri_events),
+            ("containerd-events", self._containerd_events),
+        ]
+        for mode, events in sources:
+            if not await self._follow(mode, events):
+                log.v(2).info("The runtime does not offer this event stream", mode=mode)
+        self.mode = "relist"
+        log.info("No event stream from the runtime: listing it each second")
+
+    async def _follow(self, mode: Mode, events: Callable[[], AsyncGenerator[Change, None]]) -> bool:
+        """Forward events until the runtime says that it has no such stream; reconnects otherwise."""
+        pause, settling = RECONNECT_SECONDS[0], 0.0
+        while True:
+            try:
+                async with aclosing(events()) as stream:
+                    if self.mode != mode:
+                        log.info("Listening to the runtime's events", mode=mode)
+                        self.mode = mode
+                    # Whatever happened before the stream was open is found by listing.
+                    self._quick_until = asyncio.get_running_loop().time() + settling
+                    self._relist_now.set()
+                    async for change in stream:
+                        pause = RECONNECT_SECONDS[0]
+                        self._on_change(change)
+            except Unimplemented:
+                return False
+            except CriError as err:
+                log.v(2).info("The runtime's event stream broke; reconnecting", mode=mode, err=err)
+            finally:
+                self._quick_until, settling = math.inf, SETTLING_SECONDS
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, RECONNECT_SECONDS[1])
+
+    async def _cri_events(self) -> AsyncGenerator[Change, None]:
+        async with aclosing(self._cri.runtime.container_events()) as events:
+            async for event in events:
+                uid = event.pod_sandbox_status.metadata.uid or self._owner_of.get(event.container_id, "")
+                if uid:
+                    yield Change(
+                        uid, event.container_id, _CRI_EVENTS.get(event.container_event_type, "unknown")
+                    )
+                else:
+                    self._relist_now.set()
+
+    async def _containerd_events(self) -> AsyncGenerator[Change, None]:
+        async with aclosing(task_events(self._cri.runtime_channel)) as events:
+            async for event in events:
+                what = _what_happened(event)
+                if what is None:
+                    continue
+                uid = self._owner_of.get(event.container_id)
+                if uid is not None:
+                    yield Change(uid, event.container_id, what)
+                elif what != "started":
+                    # Somebody else's, or one that was made before anybody listened. A start that is not
+                    # known yet is one of ours under way: its step looks at it in the end.
+                    self._relist_now.set()
+
+
+def _what_happened(event: TaskEvent) -> What | None:
+    """What an event says of the container itself; None for a process beside it, such as a probe."""
+    details = event.details
+    if isinstance(details, TaskExit):
+        return "ended" if details.id == event.container_id else None
+    if isinstance(details, TaskStart):
+        return "started"
+    if isinstance(details, TaskOOM):
+        return "oom"
+    return "unknown" if isinstance(details, TaskPaused | TaskResumed) else None

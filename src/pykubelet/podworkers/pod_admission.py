@@ -1,0 +1,598 @@
+"""Where pods come in: each new one is judged before anything of it starts, one after the other.
+
+Most are judged at once. Some have to wait: for those who make room for them, for whoever gives them
+devices, or for the node's newest labels when those that are known speak against them. Whoever comes
+meanwhile waits behind them, so that nobody takes the room that was made for another; only where others can
+make no difference a pod waits apart, with its room kept. The pods that count as there are those that were
+admitted and have not ended, and those that run since an earlier agent although their source has not been
+worked off yet: what runs is never refused for want of room, and never crowded out by what comes.
+
+A refused pod is Failed with the reason, and nothing of it is ever started. One of the API server stays
+refused after a restart of the agent, by its status there; a static one is judged anew.
+
+Resources of all admitted pods, summed up incrementally.
+
+Admission compares what a pod requests with what all admitted pods have. Summing them up for each new pod
+costs more the more pods there are, so the sum is kept: `mark` records that the share of a pod may have
+changed, and the next `usage_without` reads only the marked pods again. Whether a pod counts, and with which
+resources, is decided by `pods_of` alone; after a missed mark the sum would be wrong, so every component that
+`pods_of` reads reports its changes here. The state is in memory only and is built again by a restarted
+kubelet.
+
+How many pods were refused, and how many had to go for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+
+from pykubelet.admission.handler import (
+    Amounts,
+    Answer,
+    Attempt,
+    Later,
+    Link,
+    Preempt,
+    Refusal,
+    Surroundings,
+    Usage,
+)
+from pykubelet.admission.handler_chain import make_chain
+from pykubelet.admission.node_support import apparmor_is_enabled, features_of_update, lacking
+from pykubelet.admission.predicates import as_amounts, usage_of
+from pykubelet.api.meta import Resources
+from pykubelet.api.meta import now as api_now
+from pykubelet.api.node import Node
+from pykubelet.api.pod import Pod, PodSpec
+from pykubelet.api.pod_status import PodStatus
+from pykubelet.apiserver.errors import KubeError
+from pykubelet.cm.qos import pod_requests, qos_class
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.mux import PodStore
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.podworkers.worker import State
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.status.compute import (
+    PREEMPTED,
+    PREEMPTING,
+    TERMINAL,
+    StatusStore,
+    preempted_status,
+    refused_status,
+    was_refused,
+)
+from pykubelet.util.metrics import PlainCounter
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+_NOTHING = Usage(0, {})
+
+
+class AdmittedPods:
+    """Sum of the resources of all admitted pods, by pod uid."""
+
+    def __init__(
+        self, pods_of: Callable[[str], Sequence[Pod]], requests_of: Callable[[Pod], Amounts]
+    ) -> None:
+        """Initialize with the function that returns the pods that count under a uid: none, or one.
+
+        `requests_of` returns the resources of a pod.
+        """
+        self._pods_of = pods_of
+        self._requests_of = requests_of
+        self._shares: dict[str, Usage] = {}
+        self._count = 0
+        self._amounts: dict[str, int] = {}
+        self._marked: set[str] = set()
+
+    def mark(self, uid: str) -> None:
+        """Record that the share of a pod may have changed."""
+        self._marked.add(uid)
+
+    def mark_all(self, uids: Iterable[str]) -> None:
+        """Record that the shares of several pods may have changed."""
+        self._marked.update(uids)
+
+    def usage_without(self, uid: str) -> Usage:
+        """Return the resources of all admitted pods but one."""
+        marked, self._marked = self._marked, set()
+        for changed in marked:
+            self._replace(changed, usage_of(self._pods_of(changed), self._requests_of))
+        own = self._shares.get(uid, _NOTHING)
+        amounts = {name: amount - own.amounts.get(name, 0) for name, amount in self._amounts.items()}
+        return Usage(self._count - own.pods, amounts)
+
+    def _replace(self, uid: str, share: Usage) -> None:
+        before = self._shares.pop(uid, _NOTHING)
+        if share.pods:
+            self._shares[uid] = share
+        self._count += share.pods - before.pods
+        for name in before.amounts.keys() | share.amounts.keys():
+            amount = self._amounts.get(name, 0) + share.amounts.get(name, 0) - before.amounts.get(name, 0)
+            if amount:
+                self._amounts[name] = amount
+            else:
+                self._amounts.pop(name, None)
+
+
+class LazyPods(Sequence[Pod]):
+    """Pods that are listed when they are first read: most admission handlers need only their sum."""
+
+    def __init__(self, find: Callable[[], list[Pod]]) -> None:
+        self._find = find
+
+    @cached_property
+    def _pods(self) -> list[Pod]:
+        return self._find()
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._pods[index]
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+
+_KNOWN = frozenset(
+    {
+        "AppArmor",
+        "Evicted",
+        "InitContainerRestartPolicyForbidden",
+        "InvalidNodeInfo",
+        "NodeShutdown",
+        "OutOfcpu",
+        "OutOfephemeral-storage",
+        "OutOfmemory",
+        "OutOfpods",
+        "PodFeatureUnsupported",
+        "PodLevelResourcesNotSupported",
+        "PodOSNotSupported",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+        "SupplementalGroupsPolicyNotSupported",
+        "SysctlForbidden",
+        "TopologyAffinityError",
+        "UnexpectedAdmissionError",
+        "UnexpectedPredicateFailureType",
+        "UnknownReason",
+        "VolumeAttachmentLimitExceeded",
+    }
+)
+"""Reasons that are counted by name; others' may be any number."""
+
+
+class AdmissionMetrics:
+    """The admission of one agent; without a registry nobody sees the numbers."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._refused = Counter(
+            "kubelet_admission_rejections_total", "Pods that were refused.", ["reason"], registry=registry
+        )
+        self._preempted = PlainCounter(
+            "kubelet_preemptions",
+            "Pods that ended to make room for a critical one, by what there was too little of.",
+            ["preemption_signal"],
+            registry=registry,
+        )
+
+    def refused(self, reason: str) -> None:
+        """Count a pod that was refused."""
+        if reason not in _KNOWN:
+            reason = "OutOfExtendedResources" if reason.startswith("OutOf") else "Other"
+        self._refused.labels(reason).inc()
+
+    def preempted(self, resource: str) -> None:
+        """Count a pod that made room."""
+        self._preempted.labels(resource).inc()
+
+
+FETCH_SECONDS = 10.0
+"""How long the API server is waited for when the known labels of the node speak against a pod."""
+LEAST_PATIENCE_SECONDS = 10
+WAITING = "AdmissionWaiting"
+"""Reason of the event about a pod whose admission may take minutes; its message says what it waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionParts:
+    """What pods are judged by."""
+
+    own: Node
+    """This node as the agent knows it: name, labels, taints, what it has to give and can do."""
+    known: Callable[[], Node | None] = lambda: None
+    """The node as the API server was last seen to have it."""
+    fetch: Callable[[], Awaitable[Node]] | None = None
+    """Asks the API server for the node; raises KubeError. None on a standalone node."""
+    allowed_sysctls: Sequence[str] = ()
+    gates: FeatureGates
+    devices: Callable[[str], Resources] = lambda uid: {}
+    """How many devices there are for a pod, by its uid."""
+    pressure: Link | None = None
+    allocation: Link | None = None
+    released: Callable[[str], None] = lambda uid: None
+    """Takes back what `allocation` has given to a pod that may not run after all."""
+    shutdown: Link | None = None
+
+
+class Admitting:
+    """Judges new pods; `may_start` is asked before each is handed to its worker."""
+
+    def __init__(
+        self,
+        parts: AdmissionParts,
+        scope: TaskScope,
+        registry: CollectorRegistry | None,
+        *,
+        store: PodStore,
+        workers: PodWorkers,
+        statuses: StatusStore,
+        journal: Journal,
+        in_runtime: Callable[[], Mapping[str, ObservedPod]],
+        wanted: Callable[[str], Pod | None],
+        start: Callable[[Pod], None],
+        allocated: Callable[[Pod], Pod] = lambda pod: pod,
+        counted: Callable[[Pod], Pod] = lambda pod: pod,
+    ) -> None:
+        """Take where pods are; `wanted` also finds those that were not handed on yet, `start` begins one.
+
+        Resources are those that pods were promised by an earlier agent (`allocated`), and for the others
+        all that they hold (`counted`), whatever their authors wish by now.
+        """
+        self._parts = parts
+        self._scope = scope
+        self._store = store
+        self._workers = workers
+        self._statuses = statuses
+        self._journal = journal
+        self._in_runtime = in_runtime
+        self._wanted = wanted
+        self._start = start
+        self._allocated = allocated
+        self._counted = counted
+        self._metrics = AdmissionMetrics(registry)
+        self._requests = _Requests(pod_level=parts.gates.enabled("PodLevelResources"))
+        self.chain = make_chain(
+            Surroundings(
+                requests_of=self._requests,
+                class_of=qos_class,
+                gates=parts.gates,
+                allowed_sysctls=parts.allowed_sysctls,
+                kernel=os.uname().release,
+                apparmor=apparmor_is_enabled(),
+                pressure=parts.pressure,
+                allocation=parts.allocation,
+                shutdown=parts.shutdown,
+            )
+        )
+        self._queue: dict[str, Pod] = {}
+        """Pods that wait to be judged, the first of them until it has been."""
+        self._apart: dict[str, Pod] = {}
+        """Pods whose judgement takes long and holds up nobody; they count as there meanwhile."""
+        self._waited: set[str] = set()
+        """Pods in the queue that were apart before."""
+        self._admitted = AdmittedPods(self._counting, self._requests)
+        self._relisted: Mapping[str, ObservedPod] = {}
+        """The relist that `_admitted` was last marked for."""
+        store.add_listener(self._admitted.mark)
+        workers.add_listener(self._admitted.mark)
+
+    def may_start(self, pod: Pod) -> bool:
+        """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
+        worker = self._workers.get(pod.uid)
+        if worker is not None and worker.state is State.SYNCING:
+            if worker.pod is not None:
+                self._look_at_update(worker.pod, pod)
+            return True
+        if self._workers.is_reborn(pod.uid):
+            return True
+        if worker is None or not is_static_pod(pod):
+            status = self._statuses.get(pod.uid)
+            if status is not None and status.phase in TERMINAL:
+                return False
+        if worker is None and pod.status.phase in TERMINAL:
+            return not self._stays_refused(pod)
+        if pod.uid in self._apart:
+            self._apart[pod.uid] = pod
+            self.mark(pod.uid)
+            return False
+        waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
+        answer = self._ask(pod, self._node()) if not waits else None
+        if isinstance(answer, Later) and answer.apart:
+            self._set_apart(pod, answer)
+            return False
+        if waits or isinstance(answer, Preempt | Later) or self._may_be_stale(answer):
+            self._line_up(pod)
+            return False
+        return self._settle(pod, answer)
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone."""
+        self._requests.forget(uid)
+        self.mark(uid)
+
+    def mark(self, uid: str) -> None:
+        """Record that it may have changed whether a pod counts as admitted, or with which resources."""
+        self._admitted.mark(uid)
+
+    def _look_at_update(self, before: Pod, after: Pod) -> None:
+        """Say when a pod that runs shall now be something that this node cannot make of it."""
+        if before.spec is after.spec or not self._parts.gates.enabled("NodeDeclaredFeatures"):
+            return
+        missing = features_of_update(before, after) - set(self._parts.own.status.declared_features)
+        if missing:
+            self._journal.event(after, "Warning", "FailedNodeDeclaredFeaturesCheck", lacking(missing))
+
+    def _stays_refused(self, pod: Pod) -> bool:
+        """Whether an earlier agent refused this pod, and nothing of it is here to be cleaned up."""
+        if not was_refused(pod.status) or self._runs(pod.uid):
+            return False
+        self._statuses.set(pod, pod.status)
+        self._journal.note(pod.uid, "admission", f"was refused before: {pod.status.reason}")
+        return True
+
+    # Judging
+
+    def _ask(self, pod: Pod, node: Node) -> Answer | Later:
+        # What still runs of an earlier life of the pod is on its way out.
+        running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
+        return self._judge(self._allocated(pod), node, running=running)
+
+    def judge_resize(self, pod: Pod) -> Answer | Later:
+        """Judge a pod that is here already and wishes for other resources.
+
+        What its containers have of CPUs, memory nodes and devices stays theirs, and nothing is given anew:
+        wishes that would need that are infeasible before anybody is asked.
+        """
+        return self._judge(pod, self._node())
+
+    def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | Later:
+        return self.chain.admit(self._attempt(pod, node, running=running))
+
+    def _attempt(self, pod: Pod, node: Node, *, running: bool) -> Attempt:
+        return Attempt(
+            pod=pod,
+            node=node,
+            others=LazyPods(lambda: self._others(pod)),
+            used=self._used_by_others(pod),
+            running=running,
+            devices=lambda: self._parts.devices(pod.uid),
+            renew=lambda: self._attempt(pod, self._node(), running=running),
+        )
+
+    def _settle(self, pod: Pod, answer: Answer) -> bool:
+        if isinstance(answer, Refusal):
+            self.refuse(pod, answer)
+            return False
+        self._journal.note(pod.uid, "admission", "admitted")
+        return True
+
+    def refuse(self, pod: Pod, refusal: Refusal) -> None:
+        """Have a pod fail for good, one that was admitted before too."""
+        log.info(
+            "Pod admission denied",
+            pod=pod.full_name,
+            podUID=pod.uid,
+            reason=refusal.reason,
+            message=refusal.message,
+        )
+        self._journal.note(pod.uid, "admission", f"refused: {refusal.reason}")
+        self._journal.event(pod, "Warning", refusal.reason, refusal.message)
+        self._statuses.set(pod, refused_status(pod, refusal, api_now()))
+        self._metrics.refused(refusal.reason)
+        if self._runs(pod.uid):
+            self._workers.end(pod)
+        self._release(pod.uid)
+
+    def _release(self, uid: str) -> None:
+        """Have taken back what was given to a pod that may not run, unless something of it still does."""
+        if self._workers.get(uid) is None and not self._runs(uid):
+            self._parts.released(uid)
+
+    def _node(self) -> Node:
+        return present_node(self._parts.own, self._parts.known())
+
+    def _runs(self, uid: str) -> bool:
+        seen = self._in_runtime().get(uid)
+        return seen is not None and seen.is_alive
+
+    def _used_by_others(self, pod: Pod) -> Usage:
+        relisted = self._in_runtime()
+        if relisted is not self._relisted:
+            self._admitted.mark_all({*self._relisted, *relisted})
+            self._relisted = relisted
+        return self._admitted.usage_without(pod.uid)
+
+    def _others(self, pod: Pod) -> list[Pod]:
+        """Return all admitted pods but one; reads every pod."""
+        uids = {one.uid: None for one in self._store.pods()}
+        uids.update(dict.fromkeys((*self._in_runtime(), *self._apart)))
+        return [other for uid in uids if uid != pod.uid for other in self._counting(uid)]
+
+    def _counting(self, uid: str) -> list[Pod]:
+        """Return the pod with this uid, with the resources it counts with, if it counts as admitted.
+
+        What this reads has to be reported to `mark` when it changes.
+        """
+        found = []
+        pod, seen = self._store.get(uid), self._in_runtime().get(uid)
+        if pod is not None:
+            if self._is_there(uid):
+                found.append(pod)
+        elif (
+            # A previous kubelet process started it, and its source has not been worked off yet.
+            seen is not None
+            and seen.is_alive
+            and self._workers.get(uid) is None
+            and (coming := self._wanted(uid)) is not None
+        ):
+            found.append(coming)
+        if uid in self._apart and self._is_wanted(uid):
+            found.append(self._apart[uid])
+        return [self._counted(one) for one in found]
+
+    def _is_there(self, uid: str) -> bool:
+        worker = self._workers.get(uid)
+        if worker is None:
+            return self._workers.is_reborn(uid)
+        return worker.state in (State.SYNCING, State.TERMINATING)
+
+    # Waiting
+
+    def _may_be_stale(self, answer: Answer | Later) -> bool:
+        return isinstance(answer, Refusal) and answer.stale and self._parts.fetch is not None
+
+    def _line_up(self, pod: Pod) -> None:
+        if not self._queue:
+            self._scope.start(self._work_off(), name="admission")
+        self._queue[pod.uid] = pod
+
+    def _set_apart(self, pod: Pod, later: Later) -> None:
+        if later.why:
+            log.info("Pod admission waits", pod=pod.full_name, podUID=pod.uid, reason=later.why)
+            self._journal.note(pod.uid, "admission", later.why)
+            self._journal.event(pod, "Warning", WAITING, later.why)
+        self._apart[pod.uid] = pod
+        self.mark(pod.uid)
+        self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
+
+    async def _wait_apart(self, uid: str, later: Later) -> None:
+        answer = await later.answer()
+        pod = self._apart.pop(uid)
+        self.mark(uid)
+        if not self._is_wanted(uid):
+            self._release(uid)
+        elif isinstance(answer, Preempt) or self._may_be_stale(answer):
+            # What it waited for it has now: it is judged once more, in its turn.
+            self._waited.add(uid)
+            self._line_up(pod)
+        elif self._settle(pod, answer):
+            self._start(pod)
+
+    async def _work_off(self) -> None:
+        """Judge the pods that wait, in their order."""
+        while self._queue:
+            uid, pod = next(iter(self._queue.items()))
+            answer: Answer = None
+            if self._is_wanted(uid):
+                first = self._ask(pod, self._node())
+                if isinstance(first, Later) and first.apart and uid not in self._waited:
+                    self._set_apart(self._queue.pop(uid), first)
+                    continue
+                answer = await first.answer() if isinstance(first, Later) else first
+                if self._may_be_stale(answer):
+                    answer = await self._ask_patiently(pod, await self._newest_node())
+                if isinstance(answer, Preempt):
+                    await self.make_room(pod, answer)
+            pod = self._queue.pop(uid)
+            self._waited.discard(uid)
+            if not self._is_wanted(uid):
+                # It has gone meanwhile.
+                self._release(uid)
+            elif self._settle(pod, answer):
+                self._start(pod)
+
+    async def _ask_patiently(self, pod: Pod, node: Node) -> Answer:
+        answer = self._ask(pod, node)
+        return await answer.answer() if isinstance(answer, Later) else answer
+
+    def _is_wanted(self, uid: str) -> bool:
+        pod = self._store.get(uid)
+        return pod is not None and (pod.metadata.deletion_timestamp is None or is_static_pod(pod))
+
+    async def _newest_node(self) -> Node:
+        assert self._parts.fetch is not None
+        try:
+            async with asyncio.timeout(FETCH_SECONDS):
+                return present_node(self._parts.own, await self._parts.fetch())
+        except (KubeError, TimeoutError) as err:
+            log.error(err, "Failed to fetch the node; pods are judged by what is known of it")
+            return self._node()
+
+    async def make_room(self, pod: Pod, room: Preempt) -> None:
+        """End pods, and wait until they have ended, but not for ever."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        for victim in room.victims:
+            self._preempt(victim, pod, room.resource)
+        for victim in room.victims:
+            grace = victim.spec.termination_grace_period_seconds or 0
+            patience = max(grace + grace // 2, LEAST_PATIENCE_SECONDS)
+            worker = self._workers.get(victim.uid)
+            try:
+                async with asyncio.timeout_at(began + patience):
+                    if worker is not None:
+                        await worker.stopped.wait()
+            except TimeoutError:
+                self._journal.event(
+                    victim,
+                    "Warning",
+                    "ExceededGracePeriod",
+                    "Container runtime did not kill the pod within specified grace period.",
+                )
+                continue
+            self._metrics.preempted(room.resource)
+            log.info("Pod evicted successfully", pod=victim.full_name, podUID=victim.uid)
+
+    def _preempt(self, victim: Pod, pod: Pod, resource: str) -> None:
+        log.v(2).info(
+            "Preempting pod to free up resources",
+            pod=victim.full_name,
+            podUID=victim.uid,
+            insufficientResource=resource,
+            requestingPod=pod.full_name,
+        )
+        self._journal.note(victim.uid, "admission", f"makes room for {pod.full_name}: too little {resource}")
+        self._journal.event(victim, "Warning", PREEMPTING, PREEMPTED)
+
+        def preempted(status: PodStatus) -> PodStatus:
+            return preempted_status(victim, status, api_now())
+
+        if self._workers.get(victim.uid) is None and self._runs(victim.uid):
+            # An earlier agent started it, and its source's news has not come to it yet.
+            self._workers.end(victim, pod_status=preempted)
+            return
+        if self._workers.get(victim.uid) is None:
+            # It waits to be started: without a worker, only its status keeps it from that.
+            self._statuses.set(victim, preempted(self._statuses.get(victim.uid) or victim.status))
+        self._workers.terminate(victim.uid, pod_status=preempted)
+
+
+def present_node(own: Node, known: Node | None) -> Node:
+    """Give the node that pods are judged by: the cluster's word on its labels, taints and extra resources.
+
+    Of what the machine has, this agent knows more, and it knows it first.
+    """
+    if known is None:
+        return own
+    status = msgspec.structs.replace(
+        own.status,
+        allocatable={**known.status.allocatable, **own.status.allocatable},
+        features=known.status.features or own.status.features,
+    )
+    return Node(metadata=known.metadata, spec=known.spec, status=status)
+
+
+class _Requests:
+    """What pods are promised, computed once for each version of a pod: every newcomer adds up all others."""
+
+    def __init__(self, *, pod_level: bool) -> None:
+        self._pod_level = pod_level
+        self._known: dict[str, tuple[PodSpec, Amounts]] = {}
+
+    def __call__(self, pod: Pod) -> Amounts:
+        known = self._known.get(pod.uid)
+        if known is None or known[0] is not pod.spec:
+            known = pod.spec, as_amounts(pod_requests(pod, pod_level=self._pod_level))
+            self._known[pod.uid] = known
+        return known[1]
+
+    def forget(self, uid: str) -> None:
+        self._known.pop(uid, None)

@@ -1,0 +1,177 @@
+"""How many pods there are and what they are up to, counted when somebody asks for metrics.
+
+Counted from where each fact lives: the wanted pods in the store, the work on them in the workers, what
+runs in the newest pictures of the runtime.
+
+The engine's metrics, put together: what each part counts, and who is listened to for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pykubelet.api.pod import Pod
+from pykubelet.kuberuntime.metrics import StartMetrics
+from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.podconfig.mux import PodChange, PodStore
+from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.podsync.syncer import PodLifeOnNode
+from pykubelet.podworkers.metrics import PlegMetrics, StartedMetrics, WorkerMetrics
+from pykubelet.podworkers.pleg import Pleg
+from pykubelet.podworkers.startup_latency import PodStarts
+from pykubelet.podworkers.worker import PodWorker, State
+from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.probes.network_probes import lifecycle_get
+from pykubelet.status.compute import TERMINAL, StatusStore
+from pykubelet.status.manager import StatusMetrics
+
+_STATES = ("created", "running", "exited", "unknown")
+_LIVES = {State.SYNCING: "sync", State.TERMINATING: "terminating", State.TERMINATED: "terminated"}
+_UNKNOWN = ("runtime_only", "unknown")
+_CONFIGS = (("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true"), _UNKNOWN)
+_PLACES = [(life, *config) for config in _CONFIGS for life in _LIVES.values()]
+
+
+class PodCounts(Collector):
+    """The counts of one agent, for its registry."""
+
+    def __init__(
+        self,
+        store: PodStore,
+        workers: PodWorkers,
+        statuses: StatusStore,
+        life: PodLifeOnNode,
+        pleg: Pleg,
+    ) -> None:
+        self._store = store
+        self._workers = workers
+        self._statuses = statuses
+        self._life = life
+        self._pleg = pleg
+
+    def describe(self) -> Iterable[Metric]:
+        """Give no names in advance: they are the same as those that are collected."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Count."""
+        yield from self._running()
+        pods = self._store.pods()
+        yield _by_static("kubelet_desired_pods", "Pods that are wanted here.", pods)
+        active = [pod for pod in pods if self._is_active(pod)]
+        yield _by_static("kubelet_active_pods", "Pods that are wanted here and have not ended.", active)
+        yield _one(
+            "kubelet_mirror_pods",
+            "Pictures of static pods in the API server.",
+            len(self._store.mirrors()),
+        )
+        yield _one(
+            "kubelet_managed_ephemeral_containers",
+            "Ephemeral containers of the pods that are wanted here.",
+            sum(len(pod.spec.ephemeral_containers) for pod in pods),
+        )
+        yield self._working(pods)
+
+    def _pictures(self) -> Iterator[ObservedPod]:
+        """What the runtime has of each pod, as last seen by its worker or in the last list."""
+        listed = self._pleg.pods
+        for uid in {*listed, *self._workers.uids(), *(pod.uid for pod in self._store.pods())}:
+            picture = self._life.observed(uid) or listed.get(uid)
+            if picture is not None:
+                yield picture
+
+    def _running(self) -> Iterator[Metric]:
+        pods, states = 0, Counter[str]()
+        for picture in self._pictures():
+            pods += any(sandbox.ready for sandbox in picture.sandboxes)
+            states.update(container.phase for container in picture.containers)
+        yield _one("kubelet_running_pods", "Pods whose sandbox runs.", pods)
+        yield _family(
+            "kubelet_running_containers",
+            "Containers in the runtime, by state.",
+            ["container_state"],
+            {(state,): states[state] for state in _STATES},
+        )
+
+    def _is_active(self, pod: Pod) -> bool:
+        worker, status = self._workers.get(pod.uid), self._statuses.get(pod.uid)
+        ended = status is not None and status.phase in TERMINAL
+        if worker is None:
+            return not ended
+        return worker.state is State.TERMINATING or (worker.state is State.SYNCING and not ended)
+
+    def _working(self, pods: Iterable[Pod]) -> Metric:
+        wanted = {pod.uid for pod in pods}
+        counts = Counter(_place(worker, wanted) for worker in self._workers.all())
+        # A pod that has ended and is still wanted has no worker any more: nothing is left to do.
+        counts.update(
+            ("terminated", "desired", _static(pod))
+            for pod in pods
+            if self._workers.get(pod.uid) is None and not self._is_active(pod)
+        )
+        return _family(
+            "kubelet_working_pods",
+            "Pods that are worked on: what is done, whether they are wanted, and whether they are static.",
+            ["lifecycle", "config", "static"],
+            {place: counts[place] for place in _PLACES},
+        )
+
+
+def _place(worker: PodWorker, wanted: set[str]) -> tuple[str, str, str]:
+    life = _LIVES.get(worker.state, "terminated")
+    if worker.pod is None:
+        return (life, *_UNKNOWN)
+    return life, "desired" if worker.uid in wanted else "orphan", _static(worker.pod)
+
+
+def _static(pod: Pod) -> str:
+    return "true" if is_static_pod(pod) else ""
+
+
+def _by_static(name: str, text: str, pods: Iterable[Pod]) -> Metric:
+    counts = Counter(map(_static, pods))
+    return _family(name, text, ["static"], {(static,): counts[static] for static in ("", "true")})
+
+
+def _one(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _family(name: str, text: str, labels: list[str], values: dict[tuple[str, ...], int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+class EngineMetrics:
+    """Everything that is counted of one engine, on its agent's registry."""
+
+    def __init__(self, registry: CollectorRegistry, statuses: StatusStore, journal: Journal) -> None:
+        self._registry = registry
+        self.workers = WorkerMetrics(registry)
+        self.statuses = StatusMetrics(registry)
+        self.pleg = PlegMetrics(registry)
+        self.starts = StartMetrics(registry)
+        self.lifecycle_get = partial(lifecycle_get, fell_back=self.starts.fell_back)
+        self.pod_starts = PodStarts(StartedMetrics(registry))
+        statuses.listen(self.pod_starts.status_changed)
+        journal.listen(self.pod_starts.happened)
+
+    def shown(self, change: PodChange) -> None:
+        """Take note of what the API server shows of a pod."""
+        if change.source == "api" and change.op != "REMOVE":
+            self.pod_starts.shown(change.pod)
+
+    def count_pods(
+        self, store: PodStore, workers: PodWorkers, statuses: StatusStore, life: PodLifeOnNode, pleg: Pleg
+    ) -> None:
+        """Have pods counted whenever somebody asks."""
+        self._registry.register(PodCounts(store, workers, statuses, life, pleg))

@@ -1,0 +1,87 @@
+"""What is known of the runtime's health, refreshed by polling and read by the loop.
+
+The loop must never act on pods while the runtime cannot; this is the one place that knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from pykubelet.cri.runtime_pb2 import StatusResponse
+from pykubelet.logs import get_logger
+from pykubelet.transport.errors import CriError
+
+log = get_logger(__name__)
+POLL_SECONDS = 5.0
+AWAITED_SECONDS = 1.0
+"""The same while pods wait for the runtime or its network to become ready."""
+GRACE_SECONDS = 30.0
+"""How old the last good answer may be before the runtime counts as down."""
+StatusCall = Callable[[], Awaitable[StatusResponse]]
+
+
+def problems_in(response: StatusResponse) -> tuple[list[str], list[str]]:
+    """Split a runtime's conditions into what is wrong with the runtime and with the network."""
+    runtime: list[str] = []
+    network: list[str] = []
+    conditions = {condition.type: condition for condition in response.status.conditions}
+    for kind, found in (("RuntimeReady", runtime), ("NetworkReady", network)):
+        condition = conditions.get(kind)
+        if condition is None:
+            found.append(f"{kind} is missing from the runtime's status")
+        elif not condition.status:
+            found.append(f"{kind}=false reason:{condition.reason} message:{condition.message}")
+    return runtime, network
+
+
+@dataclass
+class RuntimeState:
+    """The runtime's health as last seen; `errors()` is empty when pods may be worked on."""
+
+    status: StatusCall
+    last_good: float | None = None
+    on_ready: Callable[[], None] = lambda: None
+    """Called when the runtime and its network have become ready: pods may wait for that."""
+    _runtime: list[str] = field(
+        default_factory=lambda: ["container runtime status check may not have completed yet"]
+    )
+    _network: list[str] = field(default_factory=list)
+
+    def errors(self) -> list[str]:
+        """Reasons why no pod can be worked on now."""
+        if self._runtime:
+            return self._runtime
+        now = asyncio.get_running_loop().time()
+        if self.last_good is None or now - self.last_good > GRACE_SECONDS:
+            return ["container runtime is down"]
+        return []
+
+    def network_errors(self) -> list[str]:
+        """Reasons why pods with their own network cannot start now."""
+        return self._network
+
+    async def run(self) -> None:
+        """Poll for ever."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(AWAITED_SECONDS if self._runtime or self._network else POLL_SECONDS)
+
+    async def refresh(self) -> None:
+        """Ask the runtime once; says what changed, not what stays."""
+        before = (self._runtime, self._network)
+        try:
+            response = await self.status()
+        except CriError as err:
+            self._runtime = [str(err)]
+        else:
+            self._runtime, self._network = problems_in(response)
+            if not self._runtime:
+                self.last_good = asyncio.get_running_loop().time()
+        if (self._runtime, self._network) != before:
+            if self._runtime or self._network:
+                log.error("; ".join([*self._runtime, *self._network]), "Container runtime is not ready")
+            else:
+                log.info("Container runtime is ready")
+                self.on_ready()

@@ -1,0 +1,154 @@
+"""How long pods take to start, and how their containers end, as the reference's metrics tell it.
+
+Told by whoever knows anyway: the status store of every new status, the journal of every event, the
+engine of every pod that the API server shows. Of a pod only what is needed until it has started is
+kept. Two times are measured:
+
+- from the first sight of a pod to its phase Running;
+- from its creation until the API server shows all its containers running: the total, and for pods
+  without state the SLI, which leaves out the time for images and init containers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from pykubelet.api.pod import Pod, is_sidecar
+from pykubelet.api.pod_status import ContainerStatus, PodStatus
+from pykubelet.podconfig.pod_history import Event
+from pykubelet.podconfig.static_pods import SEEN_ANNOTATION
+from pykubelet.podworkers.metrics import StartedMetrics
+from pykubelet.status.compute import TERMINAL
+
+_STATELESS = frozenset({"secret", "configMap", "downwardAPI", "emptyDir", "projected"})
+Span = tuple[float, float]
+
+
+@dataclass(slots=True)
+class _Start:
+    """A start that the API server's users wait for."""
+
+    pulling: dict[str, float] = field(default_factory=dict)
+    """When pulls began that are not over, by the container's field."""
+    pulls: list[Span] = field(default_factory=list)
+
+
+class PodStarts:
+    """Measures starts; nothing it does waits for anything."""
+
+    def __init__(self, metrics: StartedMetrics, clock: Callable[[], float] = time.time) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._pending: set[str] = set()
+        self._starts: dict[str, _Start] = {}
+        self._first = True
+
+    def status_changed(self, pod: Pod, status: PodStatus, before: PodStatus | None) -> None:
+        """Take a pod's new status, and the one before."""
+        self._count_ends(before or pod.status, status)
+        if status.phase == "Pending":
+            self._pending.add(pod.uid)
+        elif pod.uid in self._pending:
+            self._pending.remove(pod.uid)
+            seen = first_seen(pod)
+            if status.phase == "Running" and seen is not None:
+                self._metrics.runs(max(0.0, self._clock() - seen))
+
+    def shown(self, pod: Pod) -> None:
+        """Take a pod of the API server as it is there."""
+        status, start = pod.status, self._starts.get(pod.uid)
+        if status.phase in TERMINAL:
+            self._starts.pop(pod.uid, None)
+        elif start is None and status.start_time is None:
+            self._starts[pod.uid] = _Start()
+        elif start is not None and has_started(status) and pod.metadata.creation_timestamp is not None:
+            del self._starts[pod.uid]
+            self._measure(pod, start, self._clock() - pod.metadata.creation_timestamp.timestamp())
+
+    def happened(self, pod: Pod, event: Event) -> None:
+        """Take an event of the journal: it tells when images are pulled."""
+        start = self._starts.get(pod.uid)
+        if start is None:
+            return
+        if event.reason == "Pulling":
+            start.pulling[event.where] = self._clock()
+        elif event.where in start.pulling and event.reason in ("Pulled", "Failed"):
+            start.pulls.append((start.pulling.pop(event.where), self._clock()))
+
+    def gone(self, uid: str) -> None:
+        """Forget a pod of which nothing is left."""
+        self._pending.discard(uid)
+        self._starts.pop(uid, None)
+
+    def _measure(self, pod: Pod, start: _Start, seconds: float) -> None:
+        self._metrics.started(max(0.0, seconds))
+        if any(not _STATELESS.intersection(volume.kinds) for volume in pod.spec.volumes):
+            return
+        own = seconds - covered(start.pulls) - _initialization(pod)
+        first = self._first and not pod.spec.host_network
+        self._first &= not first
+        self._metrics.started_sli(max(0.0, own), first=first)
+
+    def _count_ends(self, before: PodStatus, after: PodStatus) -> None:
+        kinds = (
+            ("init_container", before.init_container_statuses, after.init_container_statuses),
+            ("container", before.container_statuses, after.container_statuses),
+            ("ephemeral_container", before.ephemeral_container_statuses, after.ephemeral_container_statuses),
+        )
+        for kind, old, new in kinds:
+            for status in newly_ended(old, new):
+                if (end := status.state.terminated) is not None:
+                    reason = "" if isinstance(end.reason, msgspec.UnsetType) else end.reason
+                    self._metrics.ended(kind, end.exit_code, reason)
+
+
+def first_seen(pod: Pod) -> float | None:
+    """When a pod was first seen here, in seconds since 1970; None when it does not say."""
+    try:
+        return datetime.fromisoformat(pod.metadata.annotations.get(SEEN_ANNOTATION, "")).timestamp()
+    except ValueError:
+        return None
+
+
+def has_started(status: PodStatus) -> bool:
+    """Whether all ordinary containers of a pod run."""
+    found = status.container_statuses
+    return bool(found) and all(one.state.running is not None for one in found)
+
+
+def newly_ended(old: Iterable[ContainerStatus], new: Iterable[ContainerStatus]) -> list[ContainerStatus]:
+    """Give the containers that have ended and had not before."""
+    ended = [status for status in new if status.state.terminated is not None]
+    if not ended:
+        return []
+    known = {status.name for status in old if status.state.terminated is not None}
+    return [status for status in ended if status.name not in known]
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """Give how many seconds lie in at least one of the spans."""
+    total, upto = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, upto))
+        upto = max(upto, end)
+    return total
+
+
+def _initialization(pod: Pod) -> float:
+    """How many seconds a pod's init containers ran."""
+    sidecars = {container.name for container in pod.spec.init_containers if is_sidecar(container)}
+    ends = [
+        status.state.terminated
+        for status in pod.status.init_container_statuses
+        if status.name not in sidecars and status.state.terminated is not None
+    ]
+    return sum(
+        max(0.0, (end.finished_at - end.started_at).total_seconds())
+        for end in ends
+        if end.started_at is not None and end.finished_at is not None
+    )

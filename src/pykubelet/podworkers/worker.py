@@ -1,0 +1,241 @@
+"""One pod's life as one task: syncing → terminating → terminated → removing.
+
+A worker is woken (a new spec, something in the runtime, a probe, a due retry) and takes one step of
+the state it is in; wake-ups that arrive during a step become one more step. States only go
+forward. A wish to terminate interrupts a sync under way: cancelling is safe, because the next
+step looks at the runtime afresh. A step that fails is taken again after a pause; a pod can not
+stop its worker, and a worker can not stop the agent.
+
+After the terminated step the pod is finished: its volumes are unmounted and the API server may have deleted
+it. Removing what is left of it in the runtime and on disk is retried until it succeeds, and only another pod
+with the same uid waits for it. A restarted kubelet finds such remnants during housekeeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from enum import Enum
+from typing import Any
+
+from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
+from pykubelet.podsync.contract import (
+    KillPodOptions,
+    Outcome,
+    PodLife,
+    PodStatusFunc,
+    Remnants,
+    StepError,
+)
+from pykubelet.podworkers.metrics import WorkerMetrics
+from pykubelet.util.tasks import wait_seconds
+
+log = get_logger(__name__)
+RETRY_SECONDS = (1.0, 10.0)
+"""The pause after a failed step: first, and at most."""
+
+
+class State(Enum):
+    """Where a pod is in its life."""
+
+    SYNCING = "syncing"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+    REMOVING = "removing"
+    GONE = "gone"
+
+
+def effective_grace(pod: Pod | None, current: int | None, requested: int | None) -> int | None:
+    """Return the grace period of a terminating pod: the shortest requested so far, else the pod's own.
+
+    At least 1 second, so that preStop hooks run. None for an orphan without a requested grace period.
+    """
+    deletion = pod.metadata.deletion_grace_period_seconds if pod is not None else None
+    known = [seconds for seconds in (current, deletion, requested) if seconds is not None]
+    if known:
+        return max(1, min(known))
+    return max(1, pod.spec.termination_grace_period_seconds or 0) if pod is not None else None
+
+
+class PodWorker:
+    """Drives one pod; `run` ends when the pod is gone."""
+
+    def __init__(
+        self,
+        uid: str,
+        life: PodLife,
+        pod: Pod | None,
+        resync_seconds: float,
+        name: str = "",
+        *,
+        ending: KillPodOptions | None = None,
+        metrics: WorkerMetrics | None = None,
+        on_state: Callable[[PodWorker], None] = lambda worker: None,
+        on_finished: Callable[[PodWorker], None] = lambda worker: None,
+        is_superseded: Callable[[str], bool] = lambda uid: False,
+    ) -> None:
+        """Take the pod, None for one that only the runtime knows; `ending` for one that shall only end.
+
+        `on_state` is called after each change of the state, `on_finished` after the terminated step;
+        `is_superseded` returns whether a new pod with this uid waits for the worker.
+        """
+        self.uid = uid
+        self.name = pod.full_name if pod is not None else name
+        """`namespace/name`; empty for a pod of which nobody knows it any more."""
+        self.pod = pod
+        self._state = State.TERMINATING if ending is not None or pod is None else State.SYNCING
+        self._on_state = on_state
+        self.stopped = asyncio.Event()
+        """Set as soon as nothing of the pod runs any more; what it leaves behind may still be there."""
+        self.gone = asyncio.Event()
+        self._life = life
+        self._resync = resync_seconds
+        self._grace: int | None = None
+        """Grace period in seconds, once termination has been requested."""
+        self._pod_status: PodStatusFunc | None = None
+        self._on_finished = on_finished
+        self._is_superseded = is_superseded
+        self._remnants: Remnants | None = None
+        if ending is not None:
+            self._grace = effective_grace(pod, None, ending.grace)
+            self._pod_status = ending.pod_status
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._step_scope: asyncio.Timeout | None = None
+        self._failures = 0
+        self._metrics = metrics or WorkerMetrics()
+        self._cause = "create"
+        """Why the next step of syncing is taken, as the metrics call it."""
+        self._log = log.bind(pod=self.name, podUID=uid)
+
+    @property
+    def state(self) -> State:
+        """Where the pod is in its life."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self._on_state(self)
+
+    def update(self, pod: Pod) -> None:
+        """Take a new version of the pod; ignored when the pod is on its way out."""
+        if self.state is State.SYNCING:
+            self.pod = pod
+            self._cause = "update" if self._cause != "create" else self._cause
+            self.wake()
+
+    def know(self, pod: Pod) -> None:
+        """Take a version of the pod that wishes nothing new, for whenever the next step is."""
+        if self.pod is not None:
+            self.pod = pod
+
+    def wake(self) -> None:
+        """Have another look soon."""
+        self._wake.set()
+
+    def terminate(self, grace: int | None = None, pod_status: PodStatusFunc | None = None) -> None:
+        """Terminate the pod; the shortest grace period and the last status function count."""
+        before = self._grace
+        self._grace = effective_grace(self.pod, before, grace)
+        self._pod_status = pod_status or self._pod_status
+        shortened = before is not None and self._grace is not None and self._grace < before
+        if self.state is State.SYNCING or (self.state is State.TERMINATING and shortened):
+            self.state = State.TERMINATING
+            self._cut_short()
+        self.wake()
+
+    async def run(self) -> None:
+        """Live until the pod is gone."""
+        pause: float | None = None
+        clock = asyncio.get_running_loop().time
+        while self.state is not State.GONE:
+            await self._sleep(pause)
+            operation, began = self._operation(), clock()
+            try:
+                pause = await self._step()
+                self._failures = 0
+            except StepError as err:
+                pause = self._after_failure()
+                pause = pause if err.retry_after is None else err.retry_after
+                self._log.error(err, "Error syncing pod, will be tried again", retrySeconds=pause)
+                if self.state is State.REMOVING and self._is_superseded(self.uid):
+                    # The next pod with this uid finds the remnants; it must not wait for them.
+                    self.state = State.GONE
+            except Exception as err:  # a bug in one pod's handling must not end the others
+                pause = self._after_failure()
+                self._log.exception(err, "Unexpected error while syncing pod", retrySeconds=pause)
+            if operation is not None:
+                self._metrics.worked(operation, clock() - began)
+        self.gone.set()
+
+    async def _sleep(self, seconds: float | None) -> None:
+        """Wait until woken, at most for so many seconds; 0 starts the next step immediately."""
+        try:
+            async with asyncio.timeout(wait_seconds(seconds) if seconds else seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    def _operation(self) -> str | None:
+        """What the next step is, as the metrics call it; None for a finished pod, which is not counted."""
+        if self.state is State.SYNCING:
+            cause, self._cause = self._cause, "sync"
+            return cause
+        if self.state is State.REMOVING:
+            return None
+        return "kill" if self.state is State.TERMINATING else "terminated"
+
+    def _after_failure(self) -> float:
+        first, most = RETRY_SECONDS
+        self._failures += 1
+        return min(most, first * 2.0 ** (self._failures - 1))
+
+    async def _step(self) -> float | None:
+        if self.state is State.SYNCING:
+            assert self.pod is not None
+            finished, again = await self._interruptible(self._life.sync(self.pod))
+            if finished and self.state is State.SYNCING:
+                self.state = State.TERMINATING
+                return 0
+            return self._resync if again is None else min(again, self._resync)
+        if self.state is State.TERMINATING:
+            await self._interruptible(self._ending())
+            return 0
+        if self._remnants is None:
+            self._remnants = await self._life.clean_up(self.uid, self.pod)
+            self.state = State.GONE if self._remnants is None else State.REMOVING
+            self._on_finished(self)
+            return 0
+        await self._life.remove(self._remnants)
+        self.state = State.GONE
+        return None
+
+    async def _ending(self) -> Outcome:
+        if self._grace is None:
+            self._grace = effective_grace(self.pod, None, None)
+        await self._life.terminate(self.uid, self.pod, KillPodOptions(self._grace, self._pod_status))
+        self.state = State.TERMINATED
+        self.stopped.set()
+        return True, None
+
+    async def _interruptible(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Run a step that `_cut_short` may end; a step that was cut leads to another at once."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._step_scope = scope
+                try:
+                    return await work
+                finally:
+                    self._step_scope = None
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return False, 0
+
+    def _cut_short(self) -> None:
+        if self._step_scope is not None:
+            self._step_scope.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,269 @@
+"""All the workers: one per pod, and a static pod waits for its predecessor of the same name.
+
+A static pod that is edited is a new pod (its uid is a hash of its content) with an old name. Two
+of one name must never run at once, so the new one's worker starts when the old one is finished; if it
+is edited again meanwhile, only the newest counts. An API server's pod of an old name starts at once:
+whoever deleted the old one by force did so in order not to wait for it.
+
+A finished pod whose remnants are being removed keeps its worker, so that nobody else removes them, but counts
+neither as a pod nor as the holder of its name.
+
+Whether so many pods begin or end at once that what can be told later should be told later.
+
+The API server often shares its machine with the pods: what it is asked to note meanwhile, they wait
+for. The moment after counts, too: the last pods of many are no less in a hurry than the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from pykubelet.api.pod import Pod
+from pykubelet.logs import get_logger
+from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.podsync.contract import KillPodOptions, PodLife, PodStatusFunc
+from pykubelet.podsync.start_limiter import StartGate
+from pykubelet.podworkers.metrics import WorkerMetrics
+from pykubelet.podworkers.startup_latency import first_seen
+from pykubelet.podworkers.worker import PodWorker, State
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+_FINISHED = (State.REMOVING, State.GONE)
+
+
+class PodWorkers:
+    """Starts, wakes and forgets workers; their tasks live in `scope`."""
+
+    def __init__(
+        self,
+        life: PodLife,
+        scope: TaskScope,
+        resync_seconds: float,
+        metrics: WorkerMetrics | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._metrics = metrics or WorkerMetrics()
+        self._clock = clock
+        self._life = life
+        self._scope = scope
+        self._resync = resync_seconds
+        self._workers: dict[str, PodWorker] = {}
+        self._successors: dict[str, Pod] = {}
+        """By full name: the pod that waits until the running one of that name is gone."""
+        self._named: dict[str, dict[str, PodWorker]] = {}
+        """Workers by full name and uid."""
+        self._ending: dict[str, float] = {}
+        """Loop time since when a pod is not in the state SYNCING any more, by uid, the latest last."""
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each pod whose worker or successor changed; it must not block."""
+        self._listeners.append(listener)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, uid: str) -> PodWorker | None:
+        """The worker of a pod."""
+        return self._workers.get(uid)
+
+    def pod(self, uid: str) -> Pod | None:
+        """The pod with this uid, as its worker knows it; also one that ends."""
+        worker = self._workers.get(uid)
+        return worker.pod if worker is not None and worker.state not in _FINISHED else None
+
+    def all(self) -> list[PodWorker]:
+        """Every worker."""
+        return list(self._workers.values())
+
+    def unfinished(self) -> list[PodWorker]:
+        """Return the workers of pods that are not finished."""
+        return [worker for worker in self._workers.values() if worker.state not in _FINISHED]
+
+    def pods(self) -> list[Pod]:
+        """The pods that have a worker and are not finished, as their workers know them."""
+        return [worker.pod for worker in self.unfinished() if worker.pod is not None]
+
+    def names(self) -> set[str]:
+        """The `namespace/name` of every pod that has a worker and is not finished."""
+        return {worker.name for worker in self.unfinished()}
+
+    def uids(self) -> set[str]:
+        """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
+        return {*self._workers, *(pod.uid for pod in self._successors.values())}
+
+    def ending(self) -> dict[str, float]:
+        """Return the loop time since when each ending pod has been ending, by uid, the latest last."""
+        return self._ending
+
+    def is_reborn(self, uid: str) -> bool:
+        """Whether a new life of this very pod waits for the end of the present one."""
+        return any(pod.uid == uid for pod in self._successors.values())
+
+    def sync(self, pod: Pod) -> None:
+        """Bring a pod to its desired state from now on."""
+        worker = self._workers.get(pod.uid)
+        if worker is not None and worker.state is State.SYNCING:
+            worker.update(pod)
+        elif worker is not None or (is_static_pod(pod) and self._of_name(pod.full_name) is not None):
+            log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
+            self._successors[pod.full_name] = pod
+            self._notify(pod.uid)
+            if worker is not None and worker.state is State.REMOVING:
+                worker.wake()
+        else:
+            self._start(pod.uid, pod)
+
+    def know(self, pod: Pod) -> None:
+        """Take a version of a pod that wishes nothing new."""
+        worker = self._workers.get(pod.uid)
+        if worker is not None:
+            worker.know(pod)
+        elif self.is_reborn(pod.uid):
+            self._successors[pod.full_name] = pod
+
+    def end(self, pod: Pod, grace: int | None = None, *, pod_status: PodStatusFunc | None = None) -> None:
+        """Stop a pod and see it through to its end, also one that never began or has ended already."""
+        self._drop_successor(pod.uid)
+        worker = self._workers.get(pod.uid)
+        if worker is None:
+            self._start(pod.uid, pod, ending=KillPodOptions(grace, pod_status))
+        else:
+            worker.know(pod)
+            worker.terminate(grace, pod_status)
+
+    def terminate(
+        self, uid: str, grace: int | None = None, *, pod_status: PodStatusFunc | None = None
+    ) -> None:
+        """Terminate a pod that has a worker; `PodWorker.stopped` is set when nothing of it runs any more.
+
+        A kubelet component that kills a pod for reasons of its own (eviction, preemption, node shutdown)
+        passes the function that sets the pod's last status.
+        """
+        self._drop_successor(uid)
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.terminate(grace, pod_status)
+
+    def terminate_orphan(self, uid: str, name: str = "", *, alive: bool = False) -> None:
+        """Stop a pod that only the runtime or the disk knows, perhaps with its `namespace/name`.
+
+        `alive`: whether something of it runs.
+        """
+        if uid not in self._workers:
+            self._start(uid, None, name)
+            if alive:
+                self._metrics.orphan()
+
+    def wake(self, uid: str) -> None:
+        """Something about this pod may have changed."""
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.wake()
+
+    def wake_all(self, uids: Iterable[str] | None = None) -> None:
+        """Have every worker, or these, look again."""
+        for uid in list(self._workers if uids is None else uids):
+            self.wake(uid)
+
+    def _of_name(self, full_name: str) -> PodWorker | None:
+        namesakes = self._named.get(full_name, {}).values()
+        return next((worker for worker in namesakes if worker.state not in _FINISHED), None)
+
+    def _state_changed(self, worker: PodWorker) -> None:
+        if worker.state is not State.SYNCING and self._workers.get(worker.uid) is worker:
+            self._ending.setdefault(worker.uid, asyncio.get_running_loop().time())
+        self._notify(worker.uid)
+
+    def _notify(self, uid: str) -> None:
+        for listener in self._listeners:
+            listener(uid)
+
+    def _drop_successor(self, uid: str) -> None:
+        for name, waiting in list(self._successors.items()):
+            if waiting.uid == uid:
+                del self._successors[name]
+                self._notify(uid)
+
+    def _start(
+        self, uid: str, pod: Pod | None, name: str = "", *, ending: KillPodOptions | None = None
+    ) -> None:
+        worker = PodWorker(
+            uid,
+            self._life,
+            pod,
+            self._resync,
+            name,
+            ending=ending,
+            metrics=self._metrics,
+            on_state=self._state_changed,
+            on_finished=self._start_successor,
+            is_superseded=self.is_reborn,
+        )
+        self._workers[uid] = worker
+        self._named.setdefault(worker.name, {})[uid] = worker
+        self._state_changed(worker)
+        if pod is not None and ending is None:
+            seen = first_seen(pod)
+            waited = None if seen is None else max(0.0, self._clock() - seen)
+            self._metrics.started(len(pod.spec.containers), waited)
+        self._scope.start(self._live(worker), name=f"pod-{uid}")
+
+    def _remove(self, worker: PodWorker) -> None:
+        del self._workers[worker.uid]
+        self._ending.pop(worker.uid, None)
+        namesakes = self._named[worker.name]
+        del namesakes[worker.uid]
+        if not namesakes:
+            del self._named[worker.name]
+        self._notify(worker.uid)
+
+    async def _live(self, worker: PodWorker) -> None:
+        await worker.run()
+        self._remove(worker)
+        self._start_successor(worker)
+
+    def _start_successor(self, worker: PodWorker) -> None:
+        """Start the pod that waits for this one, which is finished or gone."""
+        # An orphan's name may be unknown, but not its uid.
+        for name, successor in list(self._successors.items()):
+            same = worker.uid == successor.uid
+            if (worker.name == name and not same) or (same and worker.uid not in self._workers):
+                del self._successors[name]
+                if same:
+                    self._metrics.restarted(static=is_static_pod(successor))
+                self.sync(successor)
+
+
+MANY = 4
+"""More pods than this that end at once are a crowd; so many may start at once, too."""
+CALM_SECONDS = 1.5
+"""How long it must have been quiet."""
+PATIENCE_SECONDS = 10.0
+"""A pod that takes longer to end waits for something else than this machine."""
+
+
+class Crowd:
+    """Looks at those who start, and at those who end."""
+
+    def __init__(self, gate: StartGate, workers: PodWorkers) -> None:
+        self._gate = gate
+        self._workers = workers
+        self._last = -math.inf
+
+    def is_there(self) -> bool:
+        """Whether pods wait for each other, now or until a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if self._gate.is_full or self._many_end(now - PATIENCE_SECONDS):
+            self._last = now
+        return now - self._last < CALM_SECONDS
+
+    def _many_end(self, oldest: float) -> bool:
+        """Return whether more than `MANY` of the ending pods began to end after the loop time `oldest`."""
+        latest = itertools.islice(reversed(self._workers.ending().values()), MANY + 1)
+        return sum(since > oldest for since in latest) > MANY

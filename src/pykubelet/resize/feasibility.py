@@ -1,0 +1,241 @@
+"""What becomes of a wish for other resources, in rules and words. Pure.
+
+A wish that this node can never fulfil is Infeasible and left alone until it changes; one for which there is
+no room now is Deferred and tried again, in this order: those that ask for no more than they have, then by
+priority, by QoS class, and those that have waited longest.
+
+How often pods are resized in place, how long it takes, and how many wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pykubelet.api.meta import to_document
+from pykubelet.api.pod import Container, Pod
+from pykubelet.api.quantity import Quantity
+from pykubelet.cm.qos import pod_requests, qos_class
+from pykubelet.cm.resize import RESIZABLE, Scope, resizable
+from pykubelet.kuberuntime.labels import to_go_json
+
+PENDING, IN_PROGRESS = "PodResizePending", "PodResizeInProgress"
+"""Conditions of pods."""
+DEFERRED, INFEASIBLE, ERROR = "Deferred", "Infeasible", "Error"
+"""Their reasons."""
+_NOTHING = Quantity.of(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeRules:
+    """The node's settings that decide whether a pod can be resized at all."""
+
+    scope: Scope = field(default_factory=Scope)
+    pod_level: bool = True
+    """Whether resources of whole pods count (`PodLevelResources`)."""
+    static_cpus: bool = False
+    """Whether guaranteed pods may have cpus of their own, which nobody moves."""
+    static_memory: bool = False
+    """Whether guaranteed pods have memory of certain NUMA nodes."""
+    may_swap: Callable[[Pod, Container], bool] = lambda pod, container: False
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Why a wish cannot be fulfilled: a sentence, and a word for the metrics."""
+
+    message: str
+    detail: str
+
+
+def infeasible(wished: Pod, allocated: Pod, rules: ResizeRules) -> Infeasible | None:
+    """Say why this node can never give a pod what it wishes for; None when it might."""
+    if _would_swap(wished, allocated, rules):
+        return Infeasible("In-place resize of containers with swap is not supported.", "swap_limitation")
+    if not rules.scope.whole and wished.spec.resources != allocated.spec.resources:
+        return Infeasible("InPlacePodLevelResourcesVerticalScaling is disabled", "plr_feature_gate_off")
+    if qos_class(wished, pod_level=rules.pod_level) == "Guaranteed":
+        for static, resource, who, policy in (
+            (rules.static_cpus, "cpu", "CPU", "static"),
+            (rules.static_memory, "memory", "Memory", "Static"),
+        ):
+            if static and _requests_differ(wished, allocated, resource, rules.scope):
+                return Infeasible(
+                    f'Resize is infeasible for Guaranteed Pods alongside {who} Manager policy "{policy}"',
+                    f"guaranteed_pod_{who.lower()}_manager_static_policy",
+                )
+    return None
+
+
+def urgency(
+    wished: Pod, allocated: Pod, waiting_since: datetime | None, *, pod_level: bool = True
+) -> tuple[bool, int, bool, bool, float]:
+    """Give a key that sorts wishes by who is to be looked at first."""
+    return (
+        asks_for_more(wished, allocated, pod_level=pod_level),
+        -(wished.spec.priority or 0),
+        qos_class(wished, pod_level=pod_level) != "Guaranteed",
+        waiting_since is None,
+        waiting_since.timestamp() if waiting_since is not None else 0.0,
+    )
+
+
+def asks_for_more(wished: Pod, allocated: Pod, *, pod_level: bool = True) -> bool:
+    """Whether a pod wishes to be promised more cpu or memory than it was."""
+    new, old = pod_requests(wished, pod_level=pod_level), pod_requests(allocated, pod_level=pod_level)
+    return any(new.get(name, _NOTHING) > old.get(name, _NOTHING) for name in RESIZABLE)
+
+
+def wishes(before: Pod, after: Pod, scope: Scope) -> Iterator[tuple[str, str, str]]:
+    """Give what changes in the wishes for containers: resource, requirement and operation."""
+    old = {container.name: container.resources for container in resizable(before, scope)}
+    for container in resizable(after, scope):
+        if (known := old.get(container.name)) is None or known == container.resources:
+            continue
+        for resource in ("memory", "cpu"):
+            for requirement, had, has in (
+                ("requests", known.requests, container.resources.requests),
+                ("limits", known.limits, container.resources.limits),
+            ):
+                change = _operation(had.get(resource, _NOTHING), has.get(resource, _NOTHING))
+                if change:
+                    yield resource, requirement, change
+
+
+def summary(prefix: str, pod: Pod, generation: int, error: str = "") -> str:
+    """Say in an event what a pod's resources are, for people and for programs."""
+
+    def listed(containers: list[Container]) -> list[dict[str, Any]]:
+        return [{"name": one.name, "resources": _document(one)} for one in containers]
+
+    document: dict[str, Any] = {}
+    if pod.spec.init_containers:
+        document["initContainers"] = listed(pod.spec.init_containers)
+    if pod.spec.containers:
+        document["containers"] = listed(pod.spec.containers)
+    document["generation"] = generation
+    if error:
+        document["error"] = error
+    return f"{prefix}: {to_go_json(document)}"
+
+
+def _document(container: Container) -> dict[str, Any]:
+    document: dict[str, Any] = to_document(container.resources)
+    return {
+        key: dict(sorted(value.items())) if isinstance(value, dict) else value
+        for key, value in document.items()
+    }
+
+
+def _operation(old: Quantity, new: Quantity) -> str:
+    if old == new:
+        return ""
+    if not new.nanos:
+        return "remove"
+    if not old.nanos:
+        return "add"
+    return "increase" if new > old else "decrease"
+
+
+def _would_swap(wished: Pod, allocated: Pod, rules: ResizeRules) -> bool:
+    old = {one.name: one for one in (*allocated.spec.containers, *allocated.spec.init_containers)}
+    for new in (*wished.spec.containers, *wished.spec.init_containers):
+        had = old.get(new.name)
+        if had is None or _memory(new) == _memory(had) or _restarts_for_memory(had):
+            continue
+        if rules.may_swap(wished, new) or rules.may_swap(allocated, had):
+            return True
+    return False
+
+
+def _restarts_for_memory(container: Container) -> bool:
+    policy = next((one for one in container.resize_policy if one.resource_name == "memory"), None)
+    return policy is not None and policy.restart_policy == "RestartContainer"
+
+
+def _requests_differ(wished: Pod, allocated: Pod, resource: str, scope: Scope) -> bool:
+    old = {container.name: container for container in resizable(allocated, scope)}
+    return any(
+        container.resources.requests.get(resource, _NOTHING)
+        != old[container.name].resources.requests.get(resource, _NOTHING)
+        for container in resizable(wished, scope)
+        if container.name in old
+    )
+
+
+def _memory(container: Container) -> Quantity:
+    return container.resources.requests.get("memory", _NOTHING)
+
+
+_MILLISECONDS = (
+    *(10, 50, 100, 500, 1000, 2000, 5000, 10_000, 20_000, 30_000),
+    *(60_000, 120_000, 300_000, 600_000),
+)
+
+
+class ResizeMetrics:
+    """The resizes of one agent; without a registry nobody sees the numbers."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._requested = Counter(
+            "kubelet_container_requested_resizes_total",
+            "Changes of containers' resources that were wished for, each resource by itself.",
+            ["resource", "requirement", "operation"],
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "kubelet_pod_resize_duration_milliseconds",
+            "How long it took to resize a pod.",
+            ["success"],
+            buckets=_MILLISECONDS,
+            registry=registry,
+        )
+        self._pending = Gauge(
+            "kubelet_pod_pending_resizes",
+            "Pods that do not get what they wish for, or not yet.",
+            ["reason"],
+            registry=registry,
+        )
+        self._infeasible = Counter(
+            "kubelet_pod_infeasible_resizes_total",
+            "Wishes that this node cannot fulfil.",
+            ["reason_detail"],
+            registry=registry,
+        )
+        self._in_progress = Gauge(
+            "kubelet_pod_in_progress_resizes", "Pods that are being resized.", registry=registry
+        )
+        self._accepted = Counter(
+            "kubelet_pod_deferred_accepted_resizes_total",
+            "Wishes that were fulfilled after they had to wait, by what made room.",
+            ["retry_trigger"],
+            registry=registry,
+        )
+
+    def requested(self, resource: str, requirement: str, operation: str) -> None:
+        """Count a wish."""
+        self._requested.labels(resource, requirement, operation).inc()
+
+    def resized(self, seconds: float, *, success: bool) -> None:
+        """Count a resize that was tried."""
+        self._duration.labels("true" if success else "false").observe(seconds * 1000)
+
+    def infeasible(self, detail: str) -> None:
+        """Count a wish that cannot be fulfilled, each time that it was looked at."""
+        self._infeasible.labels(detail).inc()
+
+    def accepted(self, trigger: str) -> None:
+        """Count a wish that is fulfilled at last."""
+        self._accepted.labels(trigger).inc()
+
+    def now(self, pending: Iterable[str], in_progress: int) -> None:
+        """Say how many wait, by their reasons, and how many are being worked on."""
+        reasons = [reason.lower() for reason in pending]
+        self._pending.clear()
+        for reason in set(reasons):
+            self._pending.labels(reason).set(reasons.count(reason))
+        self._in_progress.set(in_progress)

@@ -1,0 +1,249 @@
+"""Authentication and authorization as the configuration wants them, put together.
+
+Who sends a request: by certificate, by bearer token, or nobody in particular.
+
+The ways are tried in this order and the first that succeeds counts, also when an earlier one failed: a
+certificate of a foreign authority does no harm beside a good token. But whoever shows something that
+does not hold, and nothing that does, is refused even where anonymous requests are allowed.
+
+Whether a user may do what a request asks for.
+
+Any one of the request's wishes that is allowed is enough; they are asked for in their order. When the
+API server cannot tell, the answer is an error, never yes.
+
+Users by the certificates that they show, verified against a file of authorities.
+
+Verified on each request and not once per connection: an authority that was taken out of the file, or a
+certificate that has expired since, counts from then on. The file is read again when it changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.apiserver.certificates.x509 import lifetime
+from pykubelet.apiserver.tls import WatchedFile
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.logs import get_logger
+from pykubelet.server.identity import (
+    ANONYMOUS,
+    AUTHENTICATED,
+    NOBODY,
+    UNAUTHENTICATED,
+    BadCredentials,
+    Refused,
+    Shown,
+    User,
+    Wish,
+    bearer_token,
+    certificate_user,
+    websocket_token,
+)
+from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.reviews import AccessReviews, Creator, NoAnswer, TokenReviews
+from pykubelet.server.tls import Authorities, NoAuthorities, OpensslMissing
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+
+
+class Judge(Protocol):
+    """Decides over one wish (`reviews.AccessReviews` is one)."""
+
+    async def allowed(self, user: User, wish: Wish) -> bool:
+        """Whether the user may; raises NoAnswer when that cannot be found out."""
+        ...
+
+
+class AlwaysAllow:
+    """Everybody may do everything."""
+
+    async def allowed(self, user: User, wish: Wish) -> bool:
+        """Yes."""
+        return True
+
+
+async def authorize(judge: Judge, user: User, wanted: Iterable[Wish]) -> None:
+    """Return when the user may have one of the wishes fulfilled; raises Refused otherwise."""
+    asked: list[Wish] = []
+    for wish in wanted:
+        asked.append(wish)
+        try:
+            if await judge.allowed(user, wish):
+                return
+        except NoAnswer as err:
+            log.v(2).info("Authorization error", user=user.name, subresource=wish.subresource, err=err)
+            raise Refused(
+                500,
+                f"Authorization error (user={user.name}, verb={wish.verb}, resource=nodes, "
+                f"subresource={wish.subresource})",
+            ) from None
+    names = " ".join(wish.subresource for wish in asked)
+    verb = asked[0].verb
+    log.v(2).info("Forbidden", user=user.name, verb=verb, resource="nodes", subresources=names)
+    raise Refused(
+        403, f"Forbidden (user={user.name}, verb={verb}, resource=nodes, subresource(s)=[{names}])\n"
+    )
+
+
+class BadAuthorities(Exception):
+    """The file of authorities cannot be used; one line with the cause."""
+
+
+class ClientCertificates:
+    """Judges certificates by the authorities in a file."""
+
+    def __init__(self, path: Path, metrics: ServerMetrics) -> None:
+        """Read the file; raises BadAuthorities, and OpensslMissing."""
+        self._file = WatchedFile(path)
+        self._metrics = metrics
+        try:
+            self._contents = self._file.contents(time.monotonic())
+            self._authorities = Authorities(self._contents)
+        except (OSError, NoAuthorities) as err:
+            raise BadAuthorities(
+                f"clientCAFile {path} cannot be used: {getattr(err, 'strerror', None) or err}"
+            ) from None
+
+    def user(self, shown: Shown) -> User | None:
+        """The user whose certificate is shown; None for nobody's. Raises BadCredentials."""
+        if not shown.chain:
+            return None
+        self._metrics.certificate_shown(_seconds_left(shown.chain[0]))
+        fingerprint = hashlib.sha256(shown.chain[0]).hexdigest()
+        if problem := self._current().problem(shown.chain):
+            raise BadCredentials(f"the client's certificate {fingerprint[:16]} is not accepted: {problem}")
+        return certificate_user(shown.subject, fingerprint)
+
+    def _current(self) -> Authorities:
+        contents = self._file.contents(time.monotonic())
+        if contents != self._contents:
+            # Not looked at again until it changes, also when it is no good.
+            self._contents = contents
+            try:
+                self._authorities = Authorities(contents)
+                log.info("Read the authorities of clients' certificates again", path=str(self._file.path))
+            except NoAuthorities as err:
+                log.error(
+                    err, "Keeping the former authorities of clients' certificates", path=str(self._file.path)
+                )
+        return self._authorities
+
+
+def _seconds_left(der: bytes) -> float:
+    try:
+        return lifetime(der).ends.timestamp() - time.time()
+    except ValueError:
+        return 0.0
+
+
+class Authenticator:
+    """Finds out who sends a request; ways that are not configured are None."""
+
+    def __init__(
+        self, certificates: ClientCertificates | None, tokens: TokenReviews | None, *, anonymous: bool
+    ) -> None:
+        self._certificates = certificates
+        self._tokens = tokens
+        self._anonymous = anonymous
+
+    @property
+    def wants_certificates(self) -> bool:
+        """Whether clients should be asked for a certificate."""
+        return self._certificates is not None
+
+    async def user(self, shown: Shown) -> User | None:
+        """The sender; None when the request must be refused. Why is for the log only."""
+        problems: list[Exception] = []
+        for way in (self._by_certificate, self._by_bearer, self._by_websocket):
+            try:
+                user = await way(shown)
+            except (BadCredentials, NoAnswer) as err:
+                problems.append(err)
+                continue
+            if user is not None:
+                return _with_standing(user)
+        if problems:
+            log.v(2).info("Unable to authenticate a request", errors=[str(problem) for problem in problems])
+            return None
+        return NOBODY if self._anonymous else None
+
+    async def _by_certificate(self, shown: Shown) -> User | None:
+        return self._certificates.user(shown) if self._certificates is not None else None
+
+    async def _by_bearer(self, shown: Shown) -> User | None:
+        token = bearer_token(shown.authorization)
+        return await self._tokens.user(token) if token and self._tokens is not None else None
+
+    async def _by_websocket(self, shown: Shown) -> User | None:
+        if shown.protocols is None or self._tokens is None:
+            return None
+        token = websocket_token(shown.protocols)
+        return await self._tokens.user(token) if token else None
+
+
+def _with_standing(user: User) -> User:
+    """Everybody who is somebody is in the group of the authenticated."""
+    if user.name == ANONYMOUS or AUTHENTICATED in user.groups or UNAUTHENTICATED in user.groups:
+        return user
+    return user.with_group(AUTHENTICATED)
+
+
+class AccessProblem(Exception):
+    """Who may use the API cannot be decided as configured; one line with cause and remedy."""
+
+
+def make_authenticator(
+    config: KubeletConfiguration, client: Creator | None, scope: TaskScope, metrics: ServerMetrics
+) -> Authenticator:
+    """Make the authenticator that the configuration asks for; raises AccessProblem."""
+    wanted = config.authentication
+    certificates, tokens = None, None
+    if wanted.x509.client_ca_file:
+        try:
+            certificates = ClientCertificates(Path(wanted.x509.client_ca_file), metrics)
+        except (BadAuthorities, OpensslMissing) as err:
+            raise AccessProblem(str(err)) from err
+    if wanted.webhook.enabled:
+        if client is None:
+            raise AccessProblem(
+                "authentication.webhook needs an API server: set authentication.webhook.enabled to false "
+                "to run standalone"
+            )
+        tokens = TokenReviews(client, scope, wanted.webhook.cache_ttl.seconds, metrics)
+    if certificates is None and tokens is None and not wanted.anonymous.enabled:
+        raise AccessProblem(
+            "nobody could use the API: enable authentication.x509 (clientCAFile), authentication.webhook or "
+            "authentication.anonymous, or set enableServer to false"
+        )
+    return Authenticator(certificates, tokens, anonymous=wanted.anonymous.enabled)
+
+
+def make_judge(
+    config: KubeletConfiguration,
+    client: Creator | None,
+    node_name: Callable[[], str],
+    scope: TaskScope,
+    metrics: ServerMetrics,
+) -> Judge:
+    """Make the judge that the configuration asks for; raises AccessProblem."""
+    wanted = config.authorization
+    if wanted.mode == "AlwaysAllow":
+        return AlwaysAllow()
+    if client is None:
+        raise AccessProblem(
+            "authorization.mode Webhook needs an API server: "
+            "set authorization.mode to AlwaysAllow to run standalone"
+        )
+    return AccessReviews(
+        client,
+        scope,
+        node_name,
+        metrics,
+        yes_seconds=wanted.webhook.cache_authorized_ttl.seconds,
+        no_seconds=wanted.webhook.cache_unauthorized_ttl.seconds,
+    )

@@ -1,0 +1,186 @@
+"""Listening sockets, with an error that says who holds the port.
+
+Starting and stopping a plain HTTP server.
+
+A server on a Unix socket that only its owner can open.
+
+The socket has its mode before it has its name, so there is no moment at which others get in. It
+takes its place by renaming, which replaces what an agent that was killed left behind; a socket that
+somebody still answers on is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from pykubelet.linux.port_owner import port_holder
+from pykubelet.logs import get_logger
+from pykubelet.server.connections import app_runner, nameless, serve_connections
+from pykubelet.transport.endpoint import MAX_PATH_BYTES
+
+log = get_logger(__name__)
+_BACKLOG = 1024
+
+
+class PortError(Exception):
+    """A port could not be opened; the text says why and what to do."""
+
+
+def listening_socket(name: str, address: str, port: int) -> socket.socket:
+    """Listen on `address:port` for the server of this name; raises PortError.
+
+    "All addresses", of either family, means those of both.
+    """
+    try:
+        where = ipaddress.ip_address(address)
+    except ValueError:
+        raise PortError(
+            f"the {name} server cannot listen on {address!r}: that is not an IP address"
+        ) from None
+    try:
+        if where.is_unspecified:
+            try:
+                return _listen(socket.AF_INET6, "::", port, both=True)
+            except OSError as err:
+                # A kernel without IPv6, or with all of its addresses switched off.
+                if err.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    raise
+                return _listen(socket.AF_INET, "0.0.0.0", port)
+        return _listen(socket.AF_INET6 if where.version == 6 else socket.AF_INET, str(where), port)
+    except OSError as err:
+        raise PortError(_why(name, address, port, err)) from err
+
+
+def _listen(family: socket.AddressFamily, address: str, port: int, *, both: bool = False) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if both else 1)
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _why(name: str, address: str, port: int, err: OSError) -> str:
+    where = f"the {name} server cannot listen on {address}:{port}"
+    if err.errno == errno.EADDRINUSE:
+        holder = port_holder(port)
+        by = f" by {holder}" if holder else ""
+        return f"{where}: the port is taken{by}; stop that program or choose another port"
+    if err.errno == errno.EADDRNOTAVAIL:
+        return f"{where}: this machine has no such address; choose one that `ip address` shows"
+    return f"{where}: {err.strerror or err}"
+
+
+__all__ = ["PortError", "http_server"]
+
+
+@asynccontextmanager
+async def http_server(
+    name: str,
+    address: str,
+    port: int,
+    routes: Iterable[web.AbstractRouteDef],
+    middlewares: Iterable[Middleware] = (),
+) -> AsyncIterator[None]:
+    """Serve the routes on `address:port` while inside; raises PortError when that is impossible."""
+    app = web.Application(client_max_size=64 * 1024, middlewares=tuple(middlewares))
+    app.add_routes(routes)
+    with listening_socket(name, address, port) as listener:
+        async with app_runner(app) as server, serve_connections(server, listener):
+            log.info("Listening", server=name, address=address, port=listener.getsockname()[1])
+            yield
+
+
+_MODE = 0o600
+_SHUTDOWN_SECONDS = 2.0
+
+
+@asynccontextmanager
+async def unix_server(path: Path, routes: Iterable[web.AbstractRouteDef]) -> AsyncIterator[None]:
+    """Serve the routes on a socket at `path` while inside; its folder must exist.
+
+    Raises PortError when that is impossible: one line with the cause and a remedy.
+    """
+    app = web.Application(client_max_size=64 * 1024)
+    app.add_routes(routes)
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, keepalive_timeout=30, shutdown_timeout=_SHUTDOWN_SECONDS
+    )
+    await runner.setup()
+    assert runner.server is not None
+    nameless(runner.server)
+    try:
+        listener = _listen_unix(path)
+        identity = path.lstat()
+        server = await asyncio.get_running_loop().create_unix_server(runner.server, sock=listener)
+        log.info("Listening", server="control", path=str(path))
+        try:
+            yield
+        finally:
+            server.close()
+            with suppress(OSError):
+                # Whoever came after us may have put their own socket there.
+                if os.path.samestat(identity, path.lstat()):
+                    path.unlink()
+    finally:
+        await runner.cleanup()
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    aside = path.with_name(f".{path.name}")
+    if len(os.fsencode(aside)) > MAX_PATH_BYTES:
+        allowed = MAX_PATH_BYTES - 1
+        raise PortError(
+            f"the path of the control socket {path} is too long (at most {allowed} bytes): "
+            "choose a shorter --root-dir or --data-dir"
+        )
+    _refuse_if_taken(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(listener.fileno(), _MODE)
+        aside.unlink(missing_ok=True)
+        listener.bind(str(aside))
+        listener.listen(128)
+        listener.setblocking(False)
+        aside.replace(path)
+    except OSError as err:
+        listener.close()
+        with suppress(OSError):
+            aside.unlink()
+        raise PortError(f"the control socket {path} cannot be made: {err.strerror or err}") from err
+    return listener
+
+
+def _refuse_if_taken(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise PortError(f"the control socket {path} cannot be made: something else is there, remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except OSError as err:
+            # A full queue or no answer in time means that somebody lives there, if busily.
+            if err.errno not in (errno.EAGAIN, None):
+                return
+        raise PortError(f"another agent answers on {path}: stop that one first, or choose another --root-dir")

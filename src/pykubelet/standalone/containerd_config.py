@@ -1,0 +1,275 @@
+"""containerd's configuration for a private runtime.
+
+Everything that it would put at fixed places of the machine is moved below the data directory,
+everything that costs memory or wakes up for nothing is switched off, and what depends on the
+machine is filled in. Written in version 2 of the format, which containerd 1.3 to 2.x read; the
+sections that only newer ones know are ignored by older ones.
+
+The pods' network: which addresses, and the CNI configuration that hands them out.
+
+One bridge per private runtime with a /24 of its own; pods reach the outside under the node's
+address, and host ports lead to them. IPv4 only: a private node is a node for one machine.
+
+What has to be decided and written before containerd starts.
+
+Choices are made once and remembered: a pod that runs keeps its address and its layers, whatever the
+machine looks like at the next start. The configurations are written anew at every start, so that
+they follow the machine and the version of this program.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from pykubelet.linux import iptables
+from pykubelet.linux import network as links
+from pykubelet.linux.host_info import boot_id
+from pykubelet.linux.mounts import remove_tree
+from pykubelet.logs import get_logger
+from pykubelet.standalone.data_dir import OUTSIDE, State, before_us, load, open_registry, save
+from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.standalone.requirements import Machine, choose_snapshotter
+
+log = get_logger(__name__)
+_OOM_SCORE = -999
+"""As the reference's unit files: the kernel shall take containers before their runtime."""
+_DISABLED = (
+    # File systems that we do not use; each probes the machine at start.
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.blockfile",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.erofs",
+    "io.containerd.snapshotter.v1.zfs",
+    # The agent restarts containers; this one would wake up every ten seconds to find none.
+    "io.containerd.internal.v1.restart",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.tracing.processor.v1.otlp",
+)
+_TEMPLATE = """\
+# Written by pykubelet at every start; changes are lost.
+version = 2
+root = {root}
+state = {state}
+oom_score = {oom_score}
+disabled_plugins = {disabled}
+
+[grpc]
+address = {socket}
+uid = 0
+gid = 0
+
+[debug]
+level = "info"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = {opt}
+
+# How much of its time garbage collection may take. It is also how often it looks for work: with the
+# usual 0.02 an idle containerd wakes up twenty times a second, with this one once.
+[plugins."io.containerd.gc.v1.scheduler"]
+pause_threshold = 0.001
+
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = {pause_image}
+netns_mounts_under_state_dir = true
+restrict_oom_score_adj = {restrict_oom}
+disable_apparmor = {disable_apparmor}
+disable_tcp_service = true
+stream_server_address = "127.0.0.1"
+stream_server_port = "0"
+max_container_log_line_size = 16384
+max_concurrent_downloads = 3
+tolerate_missing_hugetlb_controller = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = {cni_folder}
+conf_dir = {cni_conf}
+max_conf_num = 1
+
+# A directory per registry with a hosts.toml, for mirrors and certificates; without it the registry itself.
+[plugins."io.containerd.grpc.v1.cri".registry]
+config_path = {registry_hosts}
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = {snapshotter}
+default_runtime_name = "runc"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+BinaryName = {runc}
+Root = {runc_root}
+SystemdCgroup = {systemd_cgroup}
+"""
+
+
+def containerd_config(
+    instance: Instance, machine: Machine, *, pause_image: str, snapshotter: str, cgroup_driver: str
+) -> str:
+    """Write the configuration; `cgroup_driver` is `cgroupfs` or `systemd`."""
+    disabled = (
+        [*_DISABLED] if snapshotter == "native" else [*_DISABLED, "io.containerd.snapshotter.v1.native"]
+    )
+    return _TEMPLATE.format(
+        root=toml(instance.containerd_root),
+        state=toml(instance.containerd_state),
+        oom_score=_OOM_SCORE if machine.may_lower_oom_score else 0,
+        disabled=json.dumps(disabled),
+        socket=toml(instance.socket),
+        opt=toml(instance.containerd / "opt"),
+        pause_image=toml(pause_image),
+        restrict_oom=toml(not machine.may_lower_oom_score),
+        disable_apparmor=toml(not machine.apparmor),
+        cni_folder=toml(machine.cni_folder),
+        cni_conf=toml(instance.cni_conf),
+        registry_hosts=toml(instance.registry_hosts),
+        snapshotter=toml(snapshotter),
+        runc=toml(machine.programs["runc"]),
+        runc_root=toml(instance.containerd_state / "runc"),
+        systemd_cgroup=toml(cgroup_driver == "systemd"),
+    )
+
+
+def toml(value: str | Path | bool) -> str:
+    """Write a value in TOML; its basic strings are JSON's, but for one control character."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+_SIZE = 256
+_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+_FIRST = IPv4Address("10.85.0.0")
+"""Where the search starts: the range that CNI's own examples use for pods."""
+
+
+def choose_subnet(used: Iterable[IPv4Network]) -> IPv4Network:
+    """Give the first /24, from 10.85.0.0 on, that overlaps none of the used networks.
+
+    Raises EmbeddedError when every private address is in use.
+    """
+    taken = sorted(used)
+    for first, last in _spans():
+        at = first
+        while at <= last:
+            candidate = IPv4Network((at, 24))
+            clash = next((network for network in taken if network.overlaps(candidate)), None)
+            if clash is None:
+                return candidate
+            at = (int(clash.broadcast_address) // _SIZE + 1) * _SIZE
+    raise EmbeddedError(
+        "no private /24 network is free for pods: every one overlaps a route of this machine (see 'ip route')"
+    )
+
+
+def conflist(instance: Instance, subnet: IPv4Network, mtu: int | None = None) -> str:
+    """Write the CNI configuration list of the pods' network."""
+    bridge: dict[str, object] = {
+        "type": "bridge",
+        "bridge": instance.bridge,
+        "isGateway": True,
+        "ipMasq": True,
+        # A pod must be able to reach itself through its own host port.
+        "hairpinMode": True,
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": str(subnet)}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dataDir": str(instance.cni_leases),
+        },
+    }
+    if mtu is not None:
+        bridge["mtu"] = mtu
+    document = {
+        # The newest version that the plugins of every supported distribution speak.
+        "cniVersion": "0.4.0",
+        "name": instance.name,
+        "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _spans() -> Iterator[tuple[int, int]]:
+    for text in _PRIVATE:
+        network = IPv4Network(text)
+        first = (
+            max(int(network.network_address), int(_FIRST))
+            if _FIRST in network
+            else int(network.network_address)
+        )
+        yield first, int(network.broadcast_address)
+
+
+_ETHERNET_MTU = 1500
+
+
+async def remember(instance: Instance) -> State:
+    """Give the choices of earlier starts, or make them now, one private runtime after the other.
+
+    Raises EmbeddedError when the state is damaged or no network is free.
+    """
+    kept = load(instance)
+    async with open_registry() as registry:
+        others = registry.others(instance)
+        used = await links.used_networks(except_link=instance.bridge)
+        used += [IPv4Network(other.subnet) for other in others]
+        if kept is None:
+            kept = await _first_choices(instance, others, used)
+        else:
+            _follow_the_machine(instance, kept, used)
+        save(instance, kept)
+        registry.enter(instance)
+    return kept
+
+
+async def configure(
+    instance: Instance, machine: Machine, kept: State, *, pause_image: str, cgroup_driver: str
+) -> None:
+    """Write the configurations of the pods' network and of containerd."""
+    uplink = await links.uplink_mtu()
+    # Larger packets than the way out can carry would be lost or cut.
+    mtu = uplink if uplink is not None and uplink < _ETHERNET_MTU else None
+    network = conflist(instance, IPv4Network(kept.subnet), mtu)
+    (instance.cni_conf / "10-pykubelet.conflist").write_text(network)
+    instance.containerd_config.write_text(
+        containerd_config(
+            instance,
+            machine,
+            pause_image=pause_image,
+            snapshotter=kept.snapshotter,
+            cgroup_driver=cgroup_driver,
+        )
+    )
+
+
+async def _first_choices(instance: Instance, others: list[State], used: list[IPv4Network]) -> State:
+    paths = [str(path) for path in OUTSIDE if path.exists()]
+    chains = await iptables.shared_chains_present()
+    return State(
+        boot_id=boot_id(),
+        subnet=str(choose_subnet(used)),
+        snapshotter=choose_snapshotter(instance.data_dir),
+        found_paths=before_us(paths, [other.found_paths for other in others]),
+        found_chains=before_us(chains, [other.found_chains for other in others]),
+    )
+
+
+def _follow_the_machine(instance: Instance, kept: State, used: list[IPv4Network]) -> None:
+    """Change what an earlier start chose where the machine leaves no other way."""
+    if kept.boot_id != boot_id():
+        log.info("The machine was restarted: forgetting the containers of before")
+        for stale in (instance.containerd_state, instance.cni_leases):
+            remove_tree(stale)
+        kept.boot_id = boot_id()
+    subnet = IPv4Network(kept.subnet)
+    # Pods that have addresses keep them; without a bridge there are none.
+    if any(subnet.overlaps(network) for network in used) and not links.link_exists(instance.bridge):
+        kept.subnet = str(choose_subnet(used))
+        remove_tree(instance.cni_leases)
+        log.warning("The pods' network is used by others now: choosing another", was=subnet, now=kept.subnet)

@@ -1,0 +1,90 @@
+"""What the private runtime needs of the machine: programs, and facts that its configuration depends on."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykubelet.linux import process_limits as capabilities
+from pykubelet.linux.mounts import mount, unmount
+from pykubelet.linux.processes import search_path
+from pykubelet.standalone.instance import MissingPrograms
+
+PROGRAMS = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "containerd-shim-runc-v2": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "setpriv": "util-linux",
+    "busybox": "busybox-static",
+    "catatonit": "catatonit",
+}
+"""Each program with the Debian package that brings it."""
+CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
+CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was found."""
+
+    programs: dict[str, Path]
+    cni_folder: Path
+    apparmor: bool
+    """Whether containers can be confined by AppArmor profiles."""
+    may_lower_oom_score: bool
+    """Whether a process may be given a better OOM score than our own (CAP_SYS_RESOURCE)."""
+
+
+def inspect_machine() -> Machine:
+    """Find everything that is needed.
+
+    Raises MissingPrograms, naming all that is missing with its package.
+    """
+    path = search_path()
+    found = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    missing = [f"{name} ({PROGRAMS[name]})" for name, place in found.items() if place is None]
+    folder = next(
+        (place for place in CNI_FOLDERS if all((place / name).is_file() for name in CNI_PLUGINS)), None
+    )
+    if folder is None:
+        missing.append(f"the CNI plugins {', '.join(CNI_PLUGINS)} (containernetworking-plugins)")
+    if missing or folder is None:
+        raise MissingPrograms(
+            f"not installed: {'; '.join(missing)}: run scripts/setup, or install the packages in parentheses"
+        )
+    return Machine(
+        programs={name: Path(place) for name, place in found.items() if place is not None},
+        cni_folder=folder,
+        apparmor=_has_apparmor(path),
+        may_lower_oom_score=capabilities.has("CAP_SYS_RESOURCE"),
+    )
+
+
+def choose_snapshotter(directory: Path) -> str:
+    """Give the way to stack image layers that works in this directory: `overlayfs`, else copies.
+
+    Overlays cannot lie on an overlay, as in a container, or on some network file systems. Whether
+    they can is not written anywhere, so one is made to find out.
+    """
+    with tempfile.TemporaryDirectory(prefix=".overlay-", dir=directory) as name:
+        base = Path(name)
+        for part in ("lower", "upper", "work", "merged"):
+            (base / part).mkdir()
+        options = f"lowerdir={base}/lower,upperdir={base}/upper,workdir={base}/work"
+        try:
+            mount("overlay", base / "merged", "overlay", options)
+        except OSError:
+            return "native"
+        unmount(base / "merged", detach=True)
+    return "overlayfs"
+
+
+def _has_apparmor(path: str) -> bool:
+    try:
+        enabled = Path("/sys/module/apparmor/parameters/enabled").read_text().startswith("Y")
+    except OSError:
+        return False
+    return enabled and shutil.which("apparmor_parser", path=path) is not None

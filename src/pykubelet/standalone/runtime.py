@@ -1,0 +1,223 @@
+"""The private runtime of a running agent: prepared, started, and kept alive.
+
+    async with PrivateRuntime(Instance.at(path)) as runtime:
+        await agent(runtime.endpoint)
+
+If containerd dies it is started again, at first after a tenth of a second, then with growing
+pauses; the containers do not notice, since their shims live on. When the block is left containerd
+is stopped and containers still go on, to be found again by the next one. A start that fails leaves
+nothing running, and nothing at all if it was the first on this data directory.
+
+A containerd that hangs without dying is not restarted here: the agent sees it through CRI and
+reports the node as not ready, and only a person can know whether a restart helps.
+
+Packet filter rule that keeps pods away from services on the node's loopback (CVE-2020-8558).
+
+The CNI plugin `portmap` sets `route_localnet` on the bridge, so that host ports work on 127.0.0.1. With it
+the kernel accepts packets for 127.0.0.0/8 from the bridge, which a pod with NET_RAW can send: to services
+that rely on being reachable from the node only, such as the read-only port. The upstream kubelet's KUBE-
+FIREWALL drops such packets in the INPUT chain unless their source is 127.0.0.0/8, which a pod can forge as
+well. This rule drops all of them, before address translation: on the bridge itself no packet of a host port
+has such a destination, since replies are addressed to the bridge until they are translated back.
+
+The rule carries the label of the CNI network, by which `pykubelet down` finds and removes it
+(`host.iptables.remove_network`). It stays while the kubelet is stopped, because pods run on. `keep_guard`
+adds it again after another process flushed the packet filter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Self
+
+from pykubelet.linux.processes import CommandError, run
+from pykubelet.logs import get_logger
+from pykubelet.standalone import data_dir as claim
+from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone import data_dir as state
+from pykubelet.standalone import requirements as needs
+from pykubelet.standalone import seed_images
+from pykubelet.standalone.containerd_config import configure, remember
+from pykubelet.standalone.daemon import START_TIMEOUT, Daemon, bound_log, log_is_long
+from pykubelet.standalone.instance import NAMESPACE, EmbeddedError, Instance
+from pykubelet.standalone.teardown import erase
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+CHECK_SECONDS = 10.0
+"""Seconds between checks that the rule is still there."""
+
+
+def guard_rule(instance: Instance) -> list[str]:
+    """Return the rule's specification: chain mangle/PREROUTING, in the arguments of iptables."""
+    label = f'name: "{instance.name}" id: "loopback"'
+    match = ["-i", instance.bridge, "-d", "127.0.0.0/8", "-m", "comment", "--comment", label]
+    return ["PREROUTING", *match, "-j", "DROP"]
+
+
+async def ensure_guard(instance: Instance) -> bool:
+    """Ensure that the rule exists; return whether it was missing. Raises CommandError."""
+    rule = guard_rule(instance)
+    command = ("iptables", "--wait", "5", "-t", "mangle")
+    try:
+        await run(*command, "-C", *rule)
+    except CommandError:
+        await run(*command, "-I", *rule)
+        return True
+    return False
+
+
+async def require_guard(instance: Instance) -> None:
+    """Ensure that the rule exists before any pod starts. Raises EmbeddedError."""
+    try:
+        await ensure_guard(instance)
+    except CommandError as err:
+        raise EmbeddedError(
+            f"cannot protect the node's loopback from pods on {instance.bridge}: {err}; "
+            "check that 'iptables -t mangle -S' works as root"
+        ) from err
+
+
+async def keep_guard(instance: Instance, every: float = CHECK_SECONDS) -> None:
+    """Add the rule again whenever it is missing, checking every `every` seconds, until cancelled."""
+    while True:
+        await asyncio.sleep(every)
+        try:
+            if await ensure_guard(instance):
+                log.warning("Restored loopback rule after iptables flush", bridge=instance.bridge)
+        except CommandError as err:
+            log.error(err, "Failed to restore loopback rule, will retry", bridge=instance.bridge)
+
+
+FIRST_DELAY = 0.1
+LONGEST_DELAY = 10.0
+HEALTHY_AFTER = 60.0
+_LOG_CHECK = 60.0
+
+
+def restart_delay(previous: float, lived: float) -> float:
+    """Decide how long to wait before the next start, given the last wait and how long it lived since."""
+    if previous == 0 or lived >= HEALTHY_AFTER:
+        return FIRST_DELAY
+    return min(previous * 2, LONGEST_DELAY)
+
+
+class PrivateRuntime:
+    """A containerd of our own, as an async context manager; `cgroup_driver` is `cgroupfs` or `systemd`.
+
+    Entering raises EmbeddedError, one line with the cause and a remedy.
+    """
+
+    def __init__(
+        self, instance: Instance, *, cgroup_driver: str = "cgroupfs", start_timeout: float = START_TIMEOUT
+    ) -> None:
+        self.instance = instance
+        self.endpoint = instance.endpoint
+        self.pause_image = seed_images.PAUSE_IMAGE
+        self.busybox_image = seed_images.BUSYBOX_IMAGE
+        self.restarts = 0
+        """How often containerd has been started again."""
+        self._cgroup_driver = cgroup_driver
+        self._start_timeout = start_timeout
+        self._daemon: Daemon | None = None
+        self._resources = AsyncExitStack()
+
+    @property
+    def pid(self) -> int | None:
+        """The containerd that runs now; None while there is none."""
+        return self._daemon.pid if self._daemon is not None else None
+
+    async def __aenter__(self) -> Self:
+        if os.geteuid() != 0:
+            raise EmbeddedError("root is needed to run containers: use sudo")
+        try:
+            with ExitStack() as until_failure:
+                claim.claim(self.instance)
+                until_failure.enter_context(lock.hold(self.instance, "up"))
+                tasks = await self._start_or_undo()
+                self._resources.push(until_failure.pop_all())
+                self._resources.push_async_exit(tasks)
+        except CommandError as err:
+            raise EmbeddedError(str(err)) from err
+        except OSError as err:
+            raise EmbeddedError(f"data directory {self.instance.data_dir} cannot be used: {err}") from err
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._resources.aclose()
+
+    async def _start_or_undo(self) -> AsyncExitStack:
+        """Start everything and give what has to be closed at the end."""
+        first = not self.instance.state.exists()
+        try:
+            async with AsyncExitStack() as until_failure:
+                await self._start(until_failure)
+                return until_failure.pop_all()
+        except (EmbeddedError, CommandError, OSError):
+            # Manifests are a person's work: with these in it a directory is never taken back.
+            if first and not _has_entries(self.instance.manifests):
+                await erase(self.instance)
+            raise
+
+    async def _start(self, resources: AsyncExitStack) -> None:
+        machine = needs.inspect_machine()
+        seeds = await seed_images.find_seeds(machine)
+        claim.make_folders(self.instance)
+        kept = await remember(self.instance)
+        await configure(
+            self.instance, machine, kept, pause_image=self.pause_image, cgroup_driver=self._cgroup_driver
+        )
+        # Before the CNI plugins can enable route_localnet for the first pod.
+        await require_guard(self.instance)
+        daemon = Daemon(self.instance, machine, start_timeout=self._start_timeout)
+        resources.push_async_callback(daemon.stop)
+        await daemon.start()
+        importer = [
+            *(str(machine.programs["ctr"]), f"--address={self.instance.socket}", f"--namespace={NAMESPACE}"),
+            *("images", "import", f"--snapshotter={kept.snapshotter}", "-"),
+        ]
+        async with await daemon.connect() as cri:
+            kept.seeds = await seed_images.plant(seeds, kept.seeds, cri, importer)
+        state.save(self.instance, kept)
+        self._daemon = daemon
+        tasks = TaskScope()
+        await tasks.__aenter__()
+        # What goes wrong in the owner's block is not the tasks' failure: they only end.
+        resources.push_async_callback(tasks.__aexit__, None, None, None)
+        tasks.start(self._supervise(daemon), name="containerd-supervisor")
+        tasks.start(self._bound_log(), name="containerd-log")
+        tasks.start(keep_guard(self.instance), name="loopback-guard")
+        log.info("The private containerd runs", pid=daemon.pid, endpoint=self.endpoint)
+
+    async def _supervise(self, daemon: Daemon) -> None:
+        loop = asyncio.get_running_loop()
+        delay = 0.0
+        while True:
+            since = loop.time()
+            status = await daemon.wait()
+            delay = restart_delay(delay, loop.time() - since)
+            log.error(None, "containerd ended: starting it again", status=status, delaySeconds=delay)
+            await asyncio.sleep(delay)
+            try:
+                await daemon.start()
+            except (EmbeddedError, OSError) as err:
+                log.error(err, "containerd does not start again; containers go on without it")
+                continue
+            self.restarts += 1
+            log.info("containerd is back", pid=daemon.pid)
+
+    async def _bound_log(self) -> None:
+        while True:
+            await asyncio.sleep(_LOG_CHECK)
+            try:
+                if log_is_long(self.instance.containerd_log):
+                    await asyncio.to_thread(bound_log, self.instance.containerd_log)
+            except OSError as err:
+                log.error(err, "Could not shorten containerd's log", path=self.instance.containerd_log)
+
+
+def _has_entries(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())

@@ -1,0 +1,370 @@
+"""The two images that every private runtime has without a registry: pause and busybox.
+
+Built from two statically linked programs of the machine's own packages, so that the first pod of a
+machine without a network starts like any other. They are imported when they are missing or when
+the programs have changed, which a start without changes finds out without reading them.
+
+A small writer of OCI images: files in, one tar archive out that any runtime can import.
+
+Pure and reproducible: the same files give the same bytes, and so the same digests, on every machine
+and at any time. One layer, not compressed, because an image that is imported locally has nothing to
+gain from compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import platform
+import struct
+import tarfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import Cri
+from pykubelet.linux.processes import CommandError, run
+from pykubelet.logs import get_logger
+from pykubelet.standalone.instance import EmbeddedError
+from pykubelet.standalone.requirements import Machine
+
+log = get_logger(__name__)
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_EPOCH = "1970-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file, a directory (neither data nor link) or a symbolic link in an image; root owns it."""
+
+    path: str
+    """Relative to the image's root: `bin/busybox`."""
+    data: bytes | None = None
+    link: str | None = None
+    """What a symbolic link points to."""
+    mode: int = 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """For which machines an image is."""
+
+    architecture: str
+    variant: str = ""
+
+    def document(self) -> dict[str, str]:
+        """Give it as the image's documents spell it."""
+        found = {"architecture": self.architecture, "os": "linux"}
+        return {**found, "variant": self.variant} if self.variant else found
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """How an image's containers run unless a pod says otherwise."""
+
+    entrypoint: Sequence[str] = ()
+    command: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Give it as the image's configuration spells it, without what is empty."""
+        found: dict[str, Any] = {
+            "User": self.user,
+            "Env": [f"{name}={value}" for name, value in self.env.items()],
+            "Entrypoint": list(self.entrypoint),
+            "Cmd": list(self.command),
+            "Labels": dict(self.labels),
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+def image_archive(name: str, entries: Iterable[Entry], config: ImageConfig, platform: Platform) -> bytes:
+    """Write an image, with its full name such as `pykubelet.local/pause:1`, as an OCI archive.
+
+    Raises ValueError for entries that no file system could hold.
+    """
+    layer = layer_tar(entries)
+    layer_descriptor = _descriptor(_LAYER, layer)
+    config_blob = _json(
+        {
+            "created": _EPOCH,
+            **platform.document(),
+            "config": config.document(),
+            "rootfs": {"type": "layers", "diff_ids": [layer_descriptor["digest"]]},
+            "history": [{"created": _EPOCH, "created_by": "pykubelet"}],
+        }
+    )
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST,
+            "config": _descriptor(_CONFIG, config_blob),
+            "layers": [layer_descriptor],
+        }
+    )
+    tag = name.rpartition(":")[2]
+    index = _json(
+        {
+            "schemaVersion": 2,
+            "manifests": [
+                {
+                    **_descriptor(_MANIFEST, manifest),
+                    "platform": platform.document(),
+                    # containerd wants the whole name, everybody else only what follows the colon.
+                    "annotations": {
+                        "io.containerd.image.name": name,
+                        "org.opencontainers.image.ref.name": tag,
+                    },
+                }
+            ],
+        }
+    )
+    files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": index}
+    files.update({f"blobs/sha256/{_sha256(blob)}": blob for blob in (manifest, config_blob, layer)})
+    return _tar(Entry(path, data=data, mode=0o644) for path, data in files.items())
+
+
+def layer_tar(entries: Iterable[Entry]) -> bytes:
+    """Write the files of one layer, directories that were not named included.
+
+    Raises ValueError for paths that leave the image, appear twice, or lie below a file.
+    """
+    given: dict[str, Entry] = {}
+    for entry in entries:
+        _check(entry)
+        if entry.path in given:
+            raise ValueError(f"{entry.path!r} appears twice")
+        given[entry.path] = entry
+    for path in list(given):
+        for parent in PurePosixPath(path).parents:
+            above = str(parent)
+            if above == ".":
+                continue
+            known = given.setdefault(above, Entry(above))
+            if known.data is not None or known.link is not None:
+                raise ValueError(f"{path!r} lies below {above!r}, which is not a directory")
+    return _tar(given[path] for path in sorted(given, key=lambda path: path.split("/")))
+
+
+def _tar(entries: Iterable[Entry]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for entry in entries:
+            info = tarfile.TarInfo(entry.path)
+            info.mode = entry.mode
+            if entry.link is not None:
+                info.type, info.linkname, info.mode = tarfile.SYMTYPE, entry.link, 0o777
+            elif entry.data is None:
+                info.type = tarfile.DIRTYPE
+            else:
+                info.size = len(entry.data)
+            archive.addfile(info, io.BytesIO(entry.data) if entry.data is not None else None)
+    return buffer.getvalue()
+
+
+def _check(entry: Entry) -> None:
+    if any(part in ("", ".", "..") for part in entry.path.split("/")) or "\0" in entry.path:
+        raise ValueError(f"{entry.path!r} is not a path inside an image")
+    if entry.data is not None and entry.link is not None:
+        raise ValueError(f"{entry.path!r} cannot be both a file and a link")
+
+
+def _descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": f"sha256:{_sha256(blob)}", "size": len(blob)}
+
+
+def _sha256(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+PAUSE_IMAGE = "pykubelet.local/pause:1"
+BUSYBOX_IMAGE = "pykubelet.local/busybox:1"
+_RECIPE = "1"
+"""To be raised when what is put around the programs changes."""
+_PT_INTERP = 3
+_NOBODY = "65535:65535"
+_ARCHITECTURES = {
+    "x86_64": Platform("amd64"),
+    "aarch64": Platform("arm64", "v8"),
+    "armv7l": Platform("arm", "v7"),
+    "armv6l": Platform("arm", "v6"),
+    "i686": Platform("386"),
+    "ppc64le": Platform("ppc64le"),
+    "riscv64": Platform("riscv64"),
+    "s390x": Platform("s390x"),
+}
+_USERS = """\
+root:x:0:0:root:/root:/bin/sh
+daemon:x:1:1:daemon:/:/bin/false
+nobody:x:65534:65534:nobody:/:/bin/false
+"""
+_GROUPS = """\
+root:x:0:
+daemon:x:1:
+tty:x:5:
+users:x:100:
+nogroup:x:65534:
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """An image that can be built from a program of this machine."""
+
+    name: str
+    source: str
+    """What it is built from; it changes when the program does."""
+    build: Callable[[], bytes]
+    """Writes its archive; blocks for some milliseconds."""
+
+
+async def find_seeds(machine: Machine) -> list[Seed]:
+    """Find out which images this machine's programs give, pause first.
+
+    Raises EmbeddedError when a program is not as it has to be.
+    """
+    pause, busybox = machine.programs["catatonit"], machine.programs["busybox"]
+    applets = (await _ask(busybox, "--list")).split()
+    target = machine_platform(platform.machine())
+    return [
+        Seed(PAUSE_IMAGE, _fingerprint(pause), lambda: pause_archive(read_static(pause), target)),
+        Seed(
+            BUSYBOX_IMAGE,
+            _fingerprint(busybox),
+            lambda: busybox_archive(read_static(busybox), applets, target),
+        ),
+    ]
+
+
+async def plant(
+    seeds: Iterable[Seed], known: Mapping[str, str], cri: Cri, importer: Sequence[str]
+) -> dict[str, str]:
+    """Make sure that the runtime has the images; returns what each was built from, for next time.
+
+    `known` is what an earlier call returned, `importer` the command that reads an archive from its
+    standard input. Raises EmbeddedError when an image cannot be imported.
+    """
+    planted = {}
+    for seed in seeds:
+        if known.get(seed.name) != seed.source or not await _has(cri, seed.name):
+            log.info("Importing an image", image=seed.name)
+            archive = await asyncio.to_thread(seed.build)
+            try:
+                await run(*importer, input=archive, timeout=120)
+            except CommandError as err:
+                raise EmbeddedError(f"image {seed.name} could not be imported: {err}") from err
+            await _wait_until_seen(cri, seed.name)
+        planted[seed.name] = seed.source
+    return planted
+
+
+def pause_archive(program: bytes, target: Platform) -> bytes:
+    """Write the image of the process that holds a pod's namespaces and reaps its orphans."""
+    config = ImageConfig(entrypoint=["/pause", "-P"], user=_NOBODY)
+    return image_archive(PAUSE_IMAGE, [Entry("pause", data=program)], config, target)
+
+
+def busybox_archive(program: bytes, applets: list[str], target: Platform) -> bytes:
+    """Write the image of a small shell with everything around it."""
+    config = ImageConfig(command=["sh"], env={"PATH": "/bin"})
+    return image_archive(BUSYBOX_IMAGE, busybox_entries(program, applets), config, target)
+
+
+def busybox_entries(program: bytes, applets: Iterable[str]) -> list[Entry]:
+    """Return the files of the busybox image."""
+    entries = [Entry("bin/busybox", data=program)]
+    entries += [Entry(f"bin/{applet}", link="busybox") for applet in applets if applet != "busybox"]
+    entries += [
+        Entry(folder)
+        for folder in ("dev", "home", "proc", "sys", "usr", "usr/bin", "var", "var/spool", "var/www")
+    ]
+    entries += [Entry("tmp", mode=0o1777), Entry("root", mode=0o700), Entry("var/tmp", mode=0o1777)]
+    entries += [
+        Entry("etc/passwd", data=_USERS.encode(), mode=0o644),
+        Entry("etc/group", data=_GROUPS.encode(), mode=0o644),
+    ]
+    # Scripts in the wild say so.
+    return [*entries, Entry("usr/bin/env", link="../../bin/busybox")]
+
+
+def machine_platform(machine: str) -> Platform:
+    """Translate the kernel's name of a processor into that of images.
+
+    Raises EmbeddedError for a processor that containers do not know.
+    """
+    try:
+        return _ARCHITECTURES[machine]
+    except KeyError:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise EmbeddedError(f"no images for the processor {machine!r}: pykubelet knows {known}") from None
+
+
+def read_static(program: Path) -> bytes:
+    """Read a program that needs nothing but the kernel.
+
+    Raises EmbeddedError when it needs shared libraries, which an image of one file does not have.
+    """
+    try:
+        content = program.read_bytes()
+        static = is_static(content)
+    except (OSError, ValueError) as err:
+        raise EmbeddedError(f"{program} cannot be used for an image: {err}") from err
+    if not static:
+        package = {"busybox": "busybox-static"}.get(program.name, program.name)
+        raise EmbeddedError(f"{program} is not statically linked: install the Debian package {package}")
+    return content
+
+
+def is_static(program: bytes) -> bool:
+    """Whether an ELF program runs without a dynamic loader.
+
+    Raises ValueError when it is no ELF program.
+    """
+    try:
+        if program[:4] != b"\x7fELF":
+            raise ValueError("it is not an ELF program")
+        wide, order = program[4] == 2, "<" if program[5] == 1 else ">"
+        (offset,) = struct.unpack_from(f"{order}{'Q' if wide else 'I'}", program, 32 if wide else 28)
+        size, count = struct.unpack_from(f"{order}HH", program, 54 if wide else 42)
+        kinds = [struct.unpack_from(f"{order}I", program, offset + index * size)[0] for index in range(count)]
+    except (struct.error, IndexError):
+        raise ValueError("it is not a whole ELF program") from None
+    return _PT_INTERP not in kinds
+
+
+def _fingerprint(program: Path) -> str:
+    found = program.stat()
+    return f"{program} {found.st_size} {found.st_mtime_ns} recipe {_RECIPE}"
+
+
+async def _ask(program: Path, *arguments: str) -> str:
+    try:
+        return await run(str(program), *arguments)
+    except CommandError as err:
+        raise EmbeddedError(f"{err}: install the Debian package busybox-static") from err
+
+
+async def _wait_until_seen(cri: Cri, image: str) -> None:
+    # The runtime's CRI side hears of an import a moment later, through an event of its own.
+    for _ in range(250):
+        if await _has(cri, image):
+            return
+        await asyncio.sleep(0.02)
+    raise EmbeddedError(f"image {image} was imported, but the runtime does not show it: see containerd's log")
+
+
+async def _has(cri: Cri, image: str) -> bool:
+    answer = await cri.images.image_status(pb.ImageSpec(image=image))
+    return answer.HasField("image")

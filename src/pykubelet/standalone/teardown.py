@@ -1,0 +1,391 @@
+"""Removing a private runtime: everything that it ever made, whatever state it is in.
+
+First politely, through CRI, so that the CNI plugins free what they took. Then by force, by name
+and by path, which also works when containerd is broken, was removed, or the machine was restarted
+in between. Every step may find its work already done: an interrupted `down` is finished by the
+next. The data directory goes last and its marker at the very end, so that what is left can always
+be recognised.
+
+Forwarding of IPv4 packets, which the bridge plugin switches on for the whole machine, stays on:
+nobody can know who else relies on it by now.
+
+What is there of a private runtime on this machine.
+
+Goes by what can be seen now (processes, mounts, cgroups, links, packet filter, files), not by what
+was remembered, so that `down` can use it to find its work and to prove that it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pykubelet.cri.connect import Cri
+from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.linux import iptables
+from pykubelet.linux import network as links
+from pykubelet.linux.host_info import boot_id
+from pykubelet.linux.mounts import mounts_below, plan_unmounts, read_mounts, remove_tree, unmount
+from pykubelet.linux.processes import (
+    CommandError,
+    Process,
+    bound_unix_sockets,
+    end,
+    find_process,
+    list_processes,
+    run,
+)
+from pykubelet.logs import get_logger
+from pykubelet.standalone import data_dir as claim
+from pykubelet.standalone import data_dir as state
+from pykubelet.standalone import requirements as needs
+from pykubelet.standalone.daemon import Daemon, find_daemons, stop_strays
+from pykubelet.standalone.data_dir import hold, holder, open_registry
+from pykubelet.standalone.instance import NAMESPACE, AlreadyRunning, EmbeddedError, Instance
+from pykubelet.transport.errors import CriError, NotFound
+
+log = get_logger(__name__)
+SHIM_SOCKETS = Path("/run/containerd/s")
+CNI_RESULTS = Path("/var/lib/cni/results")
+_ID = r"[0-9a-f]{64}"
+
+
+async def leftovers(instance: Instance) -> list[str]:
+    """Give one line for each thing of this private runtime that exists; empty means clean."""
+    found = [f"containerd with pid {process.pid}" for process in find_daemons(instance)]
+    found += [f"shim with pid {process.pid}" for process in find_shims(instance)]
+    for tree in find_cgroups(instance):
+        found.append(f"cgroup {tree}")
+        found += [f"process {pid} in cgroup {tree}" for pid in sorted(cgroup_tree.members(tree))]
+    found += [f"mount {mount.point}" for mount in mounts_below(read_mounts(), instance.data_dir)]
+    found += [f"network link {port}" for port in links.bridge_ports(instance.bridge)]
+    if links.link_exists(instance.bridge):
+        found.append(f"network link {instance.bridge}")
+    traces = await iptables.network_traces(instance.name, find_ids(instance))
+    found += [f"packet filter rule {trace}" for trace in traces]
+    found += [f"file {path}" for path in find_cni_results(instance)]
+    found += [f"file {path}" for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
+    if os.path.lexists(instance.marker):
+        found.append(f"directory {instance.data_dir}")
+    return found
+
+
+def find_shims(instance: Instance) -> list[Process]:
+    """Give the processes that watch over our containers."""
+    address = str(instance.socket)
+    return [
+        process
+        for process in list_processes()
+        if process.argv
+        and Path(process.argv[0]).name.startswith("containerd-shim")
+        and _option(process, "-address") == address
+    ]
+
+
+def find_cni_plugins(ids: set[str]) -> list[Process]:
+    """Return the CNI plugins that run for these sandboxes, with the processes that they have started.
+
+    A plugin outlives a containerd that is killed, and may create an empty chain in the packet filter again.
+    """
+    wanted = {f"CNI_CONTAINERID={id}".encode() for id in ids}
+    found = []
+    for process in list_processes():
+        with suppress(OSError):
+            variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if not wanted.isdisjoint(variables):
+                found.append(process)
+    return found
+
+
+def find_cgroups(instance: Instance) -> list[Path]:
+    """Give our cgroups in every hierarchy, of either cgroup driver."""
+    return [
+        tree for name in (instance.name, systemd_slice(instance)) for tree in cgroup_tree.find_trees(name)
+    ]
+
+
+def systemd_slice(instance: Instance) -> str:
+    """Give the cgroup root as the systemd driver names it: there a dash would mean a parent."""
+    return instance.name.replace("-", "_") + ".slice"
+
+
+def find_cni_results(instance: Instance) -> list[Path]:
+    """Give the files in which libcni keeps what our pods' networks look like."""
+    # Another private runtime's name may begin with ours, hence the whole form and not a prefix.
+    ours = re.compile(rf"{re.escape(instance.name)}-({_ID})-[^/]+")
+    names = _names(CNI_RESULTS)
+    ids = {match[1] for name in names if (match := ours.fullmatch(name))} | find_ids(instance)
+    wanted = ours.pattern + "|" + "|".join(f"cni-loopback-{id}-lo" for id in ids)
+    return sorted(CNI_RESULTS / name for name in names if re.fullmatch(wanted, name))
+
+
+def find_ids(instance: Instance) -> set[str]:
+    """Give the ids of all containers and sandboxes of which there is a trace."""
+    cri = instance.containerd_root / "io.containerd.grpc.v1.cri"
+    folders = [
+        cri / "sandboxes",
+        cri / "containers",
+        instance.containerd_state / "io.containerd.grpc.v1.cri" / "sandboxes",
+        instance.containerd_state / "io.containerd.runtime.v2.task" / NAMESPACE,
+        runc_root(instance),
+    ]
+    seen = {name for folder in folders for name in _names(folder)}
+    seen |= {_option(process, "-id") for process in find_shims(instance)}
+    return {name for name in seen if re.fullmatch(_ID, name)}
+
+
+def shim_sockets(instance: Instance, ids: set[str]) -> list[Path]:
+    """Give where the shims of these containers listen: containerd's own rule."""
+    return [
+        SHIM_SOCKETS / hashlib.sha256(f"{instance.socket}/{NAMESPACE}/{id}".encode()).hexdigest()
+        for id in sorted(ids)
+    ]
+
+
+def dead_sockets(sockets: Iterable[Path]) -> list[Path]:
+    """Give those that exist although no shim listens there any more; nobody can be using them."""
+    existing = [path for path in sockets if path.is_socket()]
+    bound = bound_unix_sockets()
+    return [path for path in existing if str(path) not in bound]
+
+
+def runc_root(instance: Instance) -> Path:
+    """Give where runc keeps the state of our containers, one folder each."""
+    return instance.containerd_state / "runc" / NAMESPACE
+
+
+def _option(process: Process, name: str) -> str:
+    try:
+        return process.argv[process.argv.index(name) + 1]
+    except (ValueError, IndexError):
+        return ""
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+Say = Callable[[str], None]
+AGENT_GRACE = 20.0
+_PODS_AT_ONCE = 4
+_START_TIMEOUT = 15.0
+
+
+async def down(instance: Instance, say: Say) -> list[str]:
+    """Stop the agent of a data directory and remove everything of it; `say` gets a line per step.
+
+    Returns what could not be removed, one line each; empty means that nothing is left. Raises
+    EmbeddedError when the directory is not ours or another `down` is at work.
+    """
+    if os.geteuid() != 0:
+        raise EmbeddedError("root is needed to remove containers: use sudo")
+    claim.require_ours(instance)
+    if not claim.is_ours(instance):
+        await erase(instance, say)
+        return await leftovers(instance)
+    await _stop_agent(instance, say)
+    with hold(instance, "down"):
+        _record_ids(instance)
+        await _remove_pods(instance, say)
+        await erase(instance, say)
+    left = await leftovers(instance)
+    # Without its marker it no longer shows as ours, but it was.
+    if instance.data_dir.is_dir() and not claim.is_ours(instance) and not instance.data_dir.is_mount():
+        left.append(f"directory {instance.data_dir}")
+    return left
+
+
+async def erase(instance: Instance, say: Say = log.info) -> None:
+    """Remove everything by name and by path, without asking any runtime; the caller holds the lock.
+
+    What resists is logged and left; `leftovers` shows it.
+    """
+    kept = _state(instance)
+    ids = find_ids(instance) | set(kept.removing if kept is not None else ())
+    with _going_on("stop containerd"):
+        await stop_strays(instance)
+    for plugin in find_cni_plugins(ids):
+        await end(plugin, grace=0)
+    for id in sorted(ids):
+        with _going_on("remove the container"):
+            await _delete_container(instance, id)
+    for shim in find_shims(instance):
+        await end(shim, grace=0)
+    await _remove_cgroups(instance)
+    await asyncio.to_thread(_unmount_all, instance)
+    for path in [*find_cni_results(instance), *shim_sockets(instance, ids)]:
+        with _going_on("remove the file"):
+            path.unlink(missing_ok=True)
+    # One that starts now must not take what we are about to remove for somebody else's.
+    async with open_registry() as registry:
+        # What all of us share goes with the last of us: the others' plugins may be using it right now.
+        shared = None if registry.others(instance) else kept
+        chains = iptables.SHARED_CHAINS if shared is None else shared.found_chains
+        await _remove_network(instance, ids, keep_chains=chains, sweep=shared is not None)
+        if shared is not None:
+            _remove_outside(shared)
+        registry.leave(instance)
+    if claim.is_ours(instance):
+        say(f"Removing {instance.data_dir}")
+        with _going_on("remove the data directory"):
+            await asyncio.to_thread(_remove_directory, instance)
+
+
+def _record_ids(instance: Instance) -> None:
+    """Store the ids of all containers and sandboxes, for a `down` that follows an interrupted one."""
+    kept, ids = _state(instance), find_ids(instance)
+    if kept is not None and not ids.issubset(kept.removing):
+        kept.removing = sorted(ids | set(kept.removing))
+        state.save(instance, kept)
+
+
+async def _stop_agent(instance: Instance, say: Say) -> None:
+    for _ in range(50):
+        found = holder(instance)
+        if found is None:
+            return
+        if found.purpose == "down":
+            raise AlreadyRunning(
+                f"{instance.data_dir} is already being removed with pid {found.pid}: wait until that is done",
+                found.pid,
+            )
+        if found.pid == os.getpid():
+            raise EmbeddedError(f"this process itself runs on {instance.data_dir}: stop that first")
+        if found.pid and (process := find_process(found.pid)):
+            say(f"Stopping the agent with pid {found.pid}")
+            if not await end(process, grace=AGENT_GRACE):
+                raise EmbeddedError(f"the agent with pid {found.pid} cannot be stopped, not even killed")
+        # Its pid is written a moment after the lock is taken, and the lock falls a moment after the end.
+        await asyncio.sleep(0.1)
+
+
+async def _remove_pods(instance: Instance, say: Say) -> None:
+    """Remove all pods through a containerd that is started for this alone, if there is any pod."""
+    kept = _state(instance)
+    # containerd forgets shims that it finds dead, and with them where their sockets are.
+    for path in dead_sockets(shim_sockets(instance, find_ids(instance))):
+        path.unlink(missing_ok=True)
+    if not find_ids(instance) or kept is None or kept.boot_id != boot_id():
+        return
+    try:
+        daemon = Daemon(instance, needs.inspect_machine(), start_timeout=_START_TIMEOUT)
+        await daemon.start()
+    except (EmbeddedError, OSError) as err:
+        say(f"containerd does not start ({err}): removing its pods without it")
+        return
+    try:
+        async with await daemon.connect() as cri:
+            sandboxes = [sandbox.id for sandbox in await cri.runtime.list_pod_sandbox()]
+            if sandboxes:
+                say(f"Removing {len(sandboxes)} pod{'' if len(sandboxes) == 1 else 's'}")
+            turn = asyncio.Semaphore(_PODS_AT_ONCE)
+            async with asyncio.TaskGroup() as tasks:
+                for id in sandboxes:
+                    tasks.create_task(_remove_pod(cri, id, turn, say), name=f"remove-{id[:12]}")
+    except CriError as err:
+        say(f"containerd does not remove its pods ({err}): removing them without it")
+    finally:
+        await daemon.stop()
+
+
+async def _remove_pod(cri: Cri, sandbox: str, turn: asyncio.Semaphore, say: Say) -> None:
+    async with turn:
+        try:
+            with suppress(NotFound):
+                await cri.runtime.stop_pod_sandbox(sandbox)
+                await cri.runtime.remove_pod_sandbox(sandbox)
+        except CriError as err:
+            say(f"containerd does not remove the pod {sandbox[:12]} ({err}): removing it without containerd")
+
+
+async def _delete_container(instance: Instance, id: str) -> None:
+    if (runc_root(instance) / id).is_dir():
+        await run("runc", "--root", str(runc_root(instance)), "delete", "--force", id)
+
+
+async def _remove_cgroups(instance: Instance) -> None:
+    if find_cgroups(instance) and Path("/run/systemd/system").is_dir():
+        with suppress(CommandError):
+            await run("systemctl", "stop", systemd_slice(instance))
+    for tree in find_cgroups(instance):
+        with _going_on("empty and remove the cgroup"):
+            await cgroup_tree.kill_members(tree)
+            await cgroup_tree.remove(tree)
+
+
+def _unmount_all(instance: Instance) -> None:
+    # Unmounting can uncover what lay below, hence more than one round.
+    for _ in range(10):
+        points = plan_unmounts(read_mounts(), instance.data_dir)
+        if not points:
+            return
+        for point in points:
+            with _going_on("unmount"):
+                try:
+                    unmount(point)
+                except OSError:
+                    unmount(point, detach=True)
+
+
+async def _remove_network(
+    instance: Instance, ids: set[str], *, keep_chains: Collection[str], sweep: bool
+) -> None:
+    for link in [*links.bridge_ports(instance.bridge), instance.bridge]:
+        if links.link_exists(link):
+            with _going_on("remove the network link"):
+                await links.delete_link(link)
+    with _going_on("remove packet filter rules"):
+        await iptables.remove_network(instance.name, sandboxes=ids, keep_chains=keep_chains, sweep=sweep)
+
+
+def _remove_outside(kept: state.State) -> None:
+    """Remove the directories that exist because of us, if they serve nobody else by now."""
+    if str(SHIM_SOCKETS) not in kept.found_paths and SHIM_SOCKETS.is_dir():
+        # Shims that crashed while an agent ran left these.
+        for path in dead_sockets(SHIM_SOCKETS.iterdir()):
+            path.unlink(missing_ok=True)
+    for folder in state.OUTSIDE:
+        if str(folder) not in kept.found_paths:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _remove_directory(instance: Instance) -> None:
+    """Delete the data directory's content and at last the marker.
+
+    The directory itself stays when a file system is mounted on it: that is its owner's.
+    """
+    mounted = instance.data_dir.is_mount()
+    last = (instance.state, instance.marker, instance.lock)
+    for path in sorted(instance.data_dir.iterdir()):
+        if path not in last and not (mounted and path.name == "lost+found"):
+            remove_tree(path)
+    for path in last:
+        path.unlink(missing_ok=True)
+    if not mounted:
+        instance.data_dir.rmdir()
+
+
+def _state(instance: Instance) -> state.State | None:
+    try:
+        return state.load(instance)
+    except EmbeddedError:
+        # Without it we cannot know what was here before us, so that stays.
+        return None
+
+
+@contextmanager
+def _going_on(task: str) -> Iterator[None]:
+    """Log what a step could not do and go on: one thing that resists must not keep the others."""
+    try:
+        yield
+    except (OSError, CommandError, EmbeddedError) as err:
+        log.error(err, f"Could not {task}")

@@ -1,0 +1,452 @@
+"""A pod's status document, computed purely from its spec, the runtime's picture and the probes.
+
+One call gives the whole document; whoever publishes it compares it with the last one and sends
+only what changed.
+
+A pod's phase from its containers' statuses.
+
+The last status of a pod of which nothing runs any more, and nothing will.
+
+Controllers wait for a pod to end, and act on how it did. So a pod that is over is always said to be
+over, Succeeded or Failed, also one that was deleted before it began; and a container of which
+nobody knows how it ended is said to have failed, rather than to wait for a start that never comes.
+
+The statuses of pods that the node turns away: refused before they began, or ended for a critical pod.
+
+Clients match on these words. A refused pod's status says no more than that: the node never had it, so
+there are no conditions and no containers. After a restart of the agent it is recognised by its message.
+
+The last status of every pod: written by the workers, read by everybody, sent by whoever listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from pykubelet.admission.handler import Refusal
+from pykubelet.api.ip import by_family
+from pykubelet.api.pod import Container, Pod, is_sidecar
+from pykubelet.api.pod_status import (
+    AddressStatus,
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStatus,
+    PodCondition,
+    PodStatus,
+    StatusResources,
+)
+from pykubelet.cm.qos import pod_limits, pod_requests, qos_class
+from pykubelet.kuberuntime.decide import restarts_after_exit, sandbox_is_stale
+from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.resize.feasibility import IN_PROGRESS, PENDING
+from pykubelet.status.containers import (
+    KIND,
+    LOST,
+    PodView,
+    container_statuses,
+    restart_condition,
+    will_run_again,
+)
+
+TERMINAL = ("Succeeded", "Failed")
+
+
+@dataclass(slots=True)
+class _Counts:
+    unknown: int = 0
+    running: int = 0
+    waiting: int = 0
+    stopped: int = 0
+    stopped_for_good: int = 0
+    succeeded: int = 0
+
+
+def phase_of(
+    pod: Pod, statuses: Mapping[str, ContainerStatus], *, terminal: bool, initialized: bool, static: bool
+) -> str:
+    """Give the phase.
+
+    `initialized` says that an ordinary container is or was active, so that a sidecar that restarts
+    does not take the pod back to Pending; `terminal` that nothing will run again.
+    """
+    init_pending, init_failed = _initialization(pod, statuses)
+    sidecars_pending, counts = _sidecars(pod, statuses)
+    for container in pod.spec.containers:
+        _count(pod, container, statuses.get(container.name), counts)
+    if init_failed:
+        return "Failed"
+    if init_pending or (sidecars_pending and not initialized) or counts.waiting:
+        return "Pending"
+    if counts.running and not counts.unknown:
+        return "Running"
+    if not counts.running and counts.stopped and not counts.unknown:
+        ended = "Succeeded" if counts.stopped == counts.succeeded else "Failed"
+        if terminal and not static:
+            return ended
+        return ended if counts.stopped == counts.stopped_for_good else "Running"
+    return "Pending"
+
+
+def _initialization(pod: Pod, statuses: Mapping[str, ContainerStatus]) -> tuple[bool, bool]:
+    """Whether init containers are still to finish, and whether one failed for good."""
+    pending = failed = False
+    for container in pod.spec.init_containers:
+        if is_sidecar(container):
+            continue
+        status = statuses.get(container.name)
+        code = _exit_code(status)
+        if status is None or code is None:
+            pending = True
+        elif code != 0:
+            failed = failed or not (restarts_after_exit(pod, container, code) or will_run_again(status))
+    return pending, failed
+
+
+def _sidecars(pod: Pod, statuses: Mapping[str, ContainerStatus]) -> tuple[bool, _Counts]:
+    pending, counts = False, _Counts()
+    for container in pod.spec.init_containers:
+        if not is_sidecar(container):
+            continue
+        status = statuses.get(container.name)
+        if status is None:
+            counts.unknown += 1
+        elif status.state.running is not None:
+            pending = pending or status.started is not True
+            counts.running += 1
+        elif _exit_code(status) is None:
+            pending = True
+            if status.state.waiting is not None:
+                counts.waiting += 1
+            else:
+                counts.unknown += 1
+    return pending, counts
+
+
+def _count(pod: Pod, container: Container, status: ContainerStatus | None, counts: _Counts) -> None:
+    if status is None:
+        counts.unknown += 1
+    elif status.state.running is not None:
+        counts.running += 1
+    elif (code := _exit_code(status)) is not None:
+        counts.stopped += 1
+        counts.stopped_for_good += not (restarts_after_exit(pod, container, code) or will_run_again(status))
+        counts.succeeded += status.state.terminated is not None and code == 0
+    elif status.state.waiting is not None:
+        counts.waiting += 1
+    else:
+        counts.unknown += 1
+
+
+def _exit_code(status: ContainerStatus | None) -> int | None:
+    """How a container that does not run ended last; None when it runs or never ran."""
+    if status is None or status.state.running is not None:
+        return None
+    ended = status.state.terminated
+    if ended is None and status.state.waiting is not None:
+        ended = status.last_state.terminated
+    return None if ended is None else ended.exit_code
+
+
+OWNED = (
+    PENDING,
+    IN_PROGRESS,
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    "PodScheduled",
+    KIND,
+)
+"""Conditions that only the agent writes; all others are kept as they are."""
+SHARED = ("DisruptionTarget",)
+"""Conditions that the node and others write: the node's only when the pod ends by it."""
+
+
+def compute_status(view: PodView, now: datetime) -> PodStatus:
+    """Give the pod's status as of `now`."""
+    pod, observed, previous = view.pod, view.observed, view.previous
+    ordinary = container_statuses(view, "ordinary")
+    init = container_statuses(view, "init")
+    by_name = {status.name: status for status in [*ordinary, *init]}
+    initialized = _got_through(pod, observed)
+    phase = phase_of(pod, by_name, terminal=view.terminal, initialized=initialized, static=is_static_pod(pod))
+    # A terminal phase never changes, whatever the exit codes: the kubelet may have decided it.
+    for earlier in (previous.phase, pod.status.phase):
+        if earlier in TERMINAL:
+            phase = earlier
+    requests = pod_requests(pod)
+    status = PodStatus(
+        observed_generation=pod.metadata.generation,
+        phase=phase,
+        qos_class=qos_class(pod),
+        start_time=previous.start_time or pod.status.start_time or now,
+        container_statuses=ordinary,
+        init_container_statuses=init,
+        ephemeral_container_statuses=container_statuses(view, "ephemeral"),
+        allocated_resources=requests,
+        resources=view.in_force or StatusResources(limits=pod_limits(pod), requests=requests),
+        resource_claim_statuses=pod.status.resource_claim_statuses,
+        extended_resource_claim_status=pod.status.extended_resource_claim_status,
+    )
+    if phase == previous.phase:
+        status.reason = previous.reason or pod.status.reason
+        status.message = previous.message or pod.status.message
+    _set_addresses(status, view)
+    status.conditions = _conditions(view, by_name, phase, now)
+    return status
+
+
+def says_more(before: Pod, after: Pod) -> bool:
+    """Whether others have written something into a pod's status that the node must act on."""
+    if after.status.phase in TERMINAL and before.status.phase not in TERMINAL:
+        return True
+    gates = {gate.condition_type for gate in after.spec.readiness_gates}
+    return bool(gates) and _verdicts(before, gates) != _verdicts(after, gates)
+
+
+def _verdicts(pod: Pod, gates: set[str]) -> dict[str, str]:
+    return {c.type: c.status for c in pod.status.conditions if c.type in gates}
+
+
+def _set_addresses(status: PodStatus, view: PodView) -> None:
+    hosts = list(view.host_ips) or [address.ip for address in view.previous.host_ips]
+    own = hosts if view.pod.spec.host_network else by_family(view.observed.ips, hosts[0] if hosts else "")
+    ips = own or [address.ip for address in view.previous.pod_ips]
+    status.host_ips = [AddressStatus(ip=ip) for ip in hosts]
+    status.pod_ips = [AddressStatus(ip=ip) for ip in ips]
+    status.host_ip = hosts[0] if hosts else ""
+    status.pod_ip = ips[0] if ips else ""
+
+
+def _conditions(
+    view: PodView, statuses: dict[str, ContainerStatus], phase: str, now: datetime
+) -> list[PodCondition]:
+    pod = view.pod
+    foreign = [condition for condition in pod.status.conditions if condition.type not in OWNED]
+    known = {condition.type for condition in foreign}
+    foreign += [c for c in view.previous.conditions if c.type in SHARED and c.type not in known]
+    containers = _containers_ready(pod, statuses, phase)
+    ready = containers
+    if containers[0] == "True" and (missing := _gates_missing(pod, foreign)):
+        ready = ("False", "ReadinessGatesNotReady", ", ".join(missing))
+    owned = {
+        "PodReadyToStartContainers": ("False" if sandbox_is_stale(pod, view.observed) else "True", "", ""),
+        "Initialized": _initialized(view, statuses, phase),
+        "Ready": ready,
+        "ContainersReady": containers,
+        "PodScheduled": ("True", "", ""),
+    }
+    resizes = () if view.terminal else view.resizes
+    restart = restart_condition(pod, view.observed, view.previous, phase, terminal=view.terminal, now=now)
+    usual = (_condition(view, kind, *facts, now=now) for kind, facts in owned.items())
+    return [*foreign, *resizes, *usual, *restart]
+
+
+def _condition(
+    view: PodView, kind: str, status: str, reason: str, message: str, *, now: datetime
+) -> PodCondition:
+    before = next((condition for condition in view.previous.conditions if condition.type == kind), None)
+    unchanged = before is not None and before.status == status
+    return PodCondition(
+        type=kind,
+        status=status,
+        observed_generation=view.pod.metadata.generation or msgspec.UNSET,
+        last_transition_time=before.last_transition_time if before is not None and unchanged else now,
+        reason=reason or msgspec.UNSET,
+        message=message or msgspec.UNSET,
+    )
+
+
+def _names(what: str, names: Sequence[str]) -> list[str]:
+    return [f"containers with {what} status: [{' '.join(names)}]"] if names else []
+
+
+def _containers_ready(pod: Pod, statuses: dict[str, ContainerStatus], phase: str) -> tuple[str, str, str]:
+    watched = [c.name for c in [*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers]]
+    unknown = [name for name in watched if name not in statuses]
+    unready = [name for name in watched if name in statuses and not statuses[name].ready]
+    if phase == "Failed":
+        return "False", "PodFailed", ""
+    if phase == "Succeeded" and not unknown:
+        return "False", "PodCompleted", ""
+    problems = [*_names("unknown", unknown), *_names("unready", unready)]
+    return ("False", "ContainersNotReady", ", ".join(problems)) if problems else ("True", "", "")
+
+
+def _got_through(pod: Pod, observed: ObservedPod) -> bool:
+    """Whether the present sandbox got as far as an ordinary container, whatever became of that."""
+    newest = next(iter(observed.sandboxes), None)
+    if newest is None or not newest.ready:
+        return False
+    ordinary = {container.name for container in pod.spec.containers}
+    return any(c.sandbox_id == newest.id and c.name in ordinary for c in observed.containers)
+
+
+def _initialized(view: PodView, statuses: dict[str, ContainerStatus], phase: str) -> tuple[str, str, str]:
+    pod = view.pod
+    unknown = [c.name for c in pod.spec.init_containers if c.name not in statuses]
+    incomplete = [
+        c.name
+        for c in pod.spec.init_containers
+        if c.name in statuses
+        and not (statuses[c.name].started is True if is_sidecar(c) else statuses[c.name].ready)
+    ]
+    if phase == "Succeeded" and not unknown:
+        return "True", "PodCompleted", ""
+    if any(_has_begun(statuses.get(container.name)) for container in pod.spec.containers):
+        return "True", "", ""
+    problems = [*_names("unknown", unknown), *_names("incomplete", incomplete)]
+    before = view.stays_initialized and any(
+        c.type == "Initialized" and c.status == "True" for c in view.previous.conditions
+    )
+    if not problems or before:
+        return "True", "", ""
+    return "False", "ContainersNotInitialized", ", ".join(problems)
+
+
+def _has_begun(status: ContainerStatus | None) -> bool:
+    return status is not None and (status.state.running is not None or status.state.terminated is not None)
+
+
+def _gates_missing(pod: Pod, conditions: Sequence[PodCondition]) -> list[str]:
+    found = {condition.type: condition.status for condition in conditions}
+    missing = []
+    for gate in pod.spec.readiness_gates:
+        if gate.condition_type not in found:
+            missing.append(
+                f'corresponding condition of pod readiness gate "{gate.condition_type}" does not exist.'
+            )
+        elif found[gate.condition_type] != "True":
+            missing.append(
+                f'the status of pod readiness gate "{gate.condition_type}" is not "True", '
+                f"but {found[gate.condition_type]}"
+            )
+    return missing
+
+
+_MESSAGE = "The container could not be located when the pod was terminated"
+
+
+def final_status(pod: Pod, status: PodStatus) -> PodStatus:
+    """Give the status with which a pod's life on this node ends; the one that was passed stays."""
+    ordinary = status.container_statuses
+    if _is_initialized(pod, status):
+        ordinary = [_ended(container) for container in ordinary]
+    init = status.init_container_statuses
+    begun = _begun(init)
+    return msgspec.structs.replace(
+        status,
+        phase=status.phase if status.phase in TERMINAL else "Failed",
+        container_statuses=ordinary,
+        init_container_statuses=[*map(_ended, init[:begun]), *init[begun:]],
+    )
+
+
+def _ended(status: ContainerStatus) -> ContainerStatus:
+    if status.state.terminated is not None:
+        return status
+    lost = ContainerStateTerminated(exit_code=LOST, reason="ContainerStatusUnknown", message=_MESSAGE)
+    return msgspec.structs.replace(status, state=ContainerState(terminated=lost))
+
+
+def _is_initialized(pod: Pod, status: PodStatus) -> bool:
+    """Whether the pod ever got as far as its ordinary containers."""
+    if not pod.spec.init_containers or any(map(_container_has_begun, status.container_statuses)):
+        return True
+    last = next(reversed(status.init_container_statuses), None)
+    if last is None or last.name != pod.spec.init_containers[-1].name:
+        return False
+    if is_sidecar(pod.spec.init_containers[-1]):
+        return last.state.running is not None and last.started is True
+    ends = (last.state.terminated, last.last_state.terminated)
+    return any(end is not None and end.exit_code == 0 for end in ends)
+
+
+def _container_has_begun(status: ContainerStatus) -> bool:
+    return status.state.waiting is None or status.last_state.terminated is not None
+
+
+def _begun(statuses: Sequence[ContainerStatus]) -> int:
+    """Give how many init containers were tried: up to the last that began, and at least the first."""
+    tried = [number for number, status in enumerate(statuses, 1) if _container_has_begun(status)]
+    return tried[-1] if tried else min(1, len(statuses))
+
+
+PREEMPTING = "Preempting"
+PREEMPTED = "Preempted in order to admit critical pod"
+_REJECTED = "Pod was rejected: "
+
+
+def refused_status(pod: Pod, refusal: Refusal, now: datetime) -> PodStatus:
+    """Give the status of a pod that may not run here."""
+    return PodStatus(
+        observed_generation=pod.metadata.generation,
+        phase="Failed",
+        reason=refusal.reason,
+        message=f"{_REJECTED}{refusal.message}",
+        qos_class=qos_class(pod),
+        start_time=pod.status.start_time or now,
+    )
+
+
+def preempted_status(pod: Pod, status: PodStatus, now: datetime) -> PodStatus:
+    """Give the status of a pod that has to go for a critical one."""
+    target = PodCondition(
+        type="DisruptionTarget",
+        status="True",
+        observed_generation=pod.metadata.generation or msgspec.UNSET,
+        last_transition_time=now,
+        reason="TerminationByKubelet",
+        message="Pod was preempted by Kubelet to accommodate a critical pod.",
+    )
+    return msgspec.structs.replace(
+        status,
+        phase="Failed",
+        reason=PREEMPTING,
+        message=PREEMPTED,
+        conditions=[*(c for c in status.conditions if c.type != target.type), target],
+    )
+
+
+def was_refused(status: PodStatus) -> bool:
+    """Whether this is the status of a pod that was refused."""
+    return status.phase == "Failed" and status.message.startswith(_REJECTED)
+
+
+Listener = Callable[[Pod, PodStatus, PodStatus | None], None]
+"""Takes a pod, its new status and the one before."""
+
+
+class StatusStore:
+    """Statuses by pod uid; listeners hear only of real changes."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, PodStatus] = {}
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` for every changed status from now on; it must not block."""
+        self._listeners.append(listener)
+
+    def get(self, uid: str) -> PodStatus | None:
+        """The last status of a pod, if one was set."""
+        return self._statuses.get(uid)
+
+    def set(self, pod: Pod, status: PodStatus) -> bool:
+        """Keep a pod's status; True when it differs from the last one."""
+        before = self._statuses.get(pod.uid)
+        if before == status:
+            return False
+        self._statuses[pod.uid] = status
+        for listener in self._listeners:
+            listener(pod, status, before)
+        return True
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone."""
+        self._statuses.pop(uid, None)

@@ -1,0 +1,382 @@
+"""One container's status from its spec, its incarnations in the runtime and what was said before.
+
+The runtime forgets: dead containers are removed, nodes reboot, the agent restarts. What was once
+reported as ended stays reported, and a container that vanished is shown as ended in an unknown
+way rather than as never started, because users and controllers act on the difference.
+
+What a pod's status says while all of its containers restart in place.
+
+The condition `AllContainersRestarting` is true from the end of the container that asked for it until
+no trace of the old containers is left, and it is what the restart is decided by: a pod that was said
+to restart goes on with that, also under an agent that did not see how it began. Pods that are being
+deleted or are over do not restart.
+
+What a container's status says that it has: what the runtime tells, or what it was last set to. Pure.
+
+While nothing is being resized that is what the pod was promised, in its author's words. The kernel counts
+cpus more coarsely than people write them: amounts at its least stand for anything up to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from pykubelet.api.meta import Resources
+from pykubelet.api.pod import Container, Pod, ResourceRequirements, VolumeMount, is_sidecar
+from pykubelet.api.pod_status import (
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    ContainerStatus,
+    ContainerUser,
+    LinuxUser,
+    PodCondition,
+    PodStatus,
+    ResourceStatus,
+    StatusResources,
+    VolumeMountStatus,
+)
+from pykubelet.api.quantity import Quantity
+from pykubelet.cm.qos import DEFAULT_PERIOD, MIN_QUOTA, MIN_SHARES
+from pykubelet.kuberuntime.decide import is_reset, may_restart_all, reasons_of, should_restart
+from pykubelet.kuberuntime.observe import ActualResources, ObservedContainer, ObservedPod
+from pykubelet.probes.types import Health
+
+KIND = "AllContainersRestarting"
+REASON = "RestartingAllContainers"
+"""Why a container that was removed for this waits, and how its last run is said to have ended."""
+_MESSAGE = "The container is removed because RestartAllContainers in place"
+
+
+def says_restarting(status: PodStatus) -> bool:
+    """Whether the status says that all containers restart."""
+    return any(condition.type == KIND and condition.status == "True" for condition in status.conditions)
+
+
+def is_restarting(pod: Pod, observed: ObservedPod, previous: PodStatus, *, terminal: bool) -> bool:
+    """Whether the pod's containers all restart: it was said, or one of them has ended in such a way."""
+    if terminal or pod.metadata.deletion_timestamp is not None or not may_restart_all(pod.spec):
+        return False
+    return says_restarting(previous) or bool(reasons_of(pod, observed))
+
+
+def restart_condition(
+    pod: Pod, observed: ObservedPod, previous: PodStatus, phase: str, *, terminal: bool, now: datetime
+) -> list[PodCondition]:
+    """Give the condition, for pods that could ever restart so."""
+    if not may_restart_all(pod.spec):
+        return []
+    status, reason, message = "False", "", ""
+    if phase in ("Succeeded", "Failed"):
+        reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
+    elif is_restarting(pod, observed, previous, terminal=terminal) and not is_reset(pod, observed):
+        status, reason = "True", "RestartAllContainersStarted"
+        message = "container exited with restart policy rule"
+    before = next((one for one in previous.conditions if one.type == KIND and one.status == status), None)
+    return [
+        PodCondition(
+            type=KIND,
+            status=status,
+            last_transition_time=now if before is None else before.last_transition_time,
+            reason=reason or msgspec.UNSET,
+            message=message or msgspec.UNSET,
+        )
+    ]
+
+
+def removed_for_restart(status: ContainerStatus, old: ContainerStatus) -> None:
+    """Show a container that was removed to begin anew; it must not pass for one that never ran."""
+    ended = ContainerStateTerminated(exit_code=137, reason=REASON, message=_MESSAGE)
+    status.state = ContainerState(waiting=ContainerStateWaiting(reason=REASON, message=_MESSAGE))
+    status.last_state = ContainerState(terminated=ended)
+    status.restart_count = old.restart_count + 1
+
+
+def will_run_again(status: ContainerStatus) -> bool:
+    """Whether a container ended only because all restart: then it runs again, whatever its policy is."""
+    ended = status.state.terminated or status.last_state.terminated
+    return ended is not None and ended.reason == REASON
+
+
+_NANOS_PER_MILLI = 10**6
+_LEAST_LIMIT = MIN_QUOTA * 1000 // DEFAULT_PERIOD
+"""The smallest limit of cpu that the kernel knows, in thousandths."""
+
+
+def actual_resources(
+    promised: ResourceRequirements, seen: ObservedContainer, actuated: ResourceRequirements | None
+) -> StatusResources:
+    """Give the resources of a container for its status."""
+    told = seen.resources or ActualResources()
+    settled = actuated is None or actuated == promised
+    if seen.phase != "running" or (settled and seen.resources is None):
+        return StatusResources(limits=promised.limits, requests=promised.requests)
+    known = actuated or promised
+    limits, requests = dict(promised.limits), dict(promised.requests)
+    if limits:
+        _tell(limits, "cpu", _cpu(told.cpu_limit), known.limits, least=_LEAST_LIMIT)
+        _tell(limits, "memory", _bytes(told.memory_limit), known.limits)
+    if requests:
+        _tell(requests, "cpu", _cpu(told.cpu_request), known.requests, least=MIN_SHARES)
+        _tell(requests, "memory", None, known.requests)
+    return StatusResources(limits=limits, requests=requests)
+
+
+def _tell(amounts: Resources, name: str, told: Quantity | None, known: Resources, least: int = 0) -> None:
+    """Replace one of the amounts by what the runtime told, or else by what is known."""
+    asked = amounts.get(name)
+    actual = told if told is not None else known.get(name)
+    if actual is None:
+        amounts.pop(name, None)
+    elif actual != asked and max(actual.milli, asked.milli if asked is not None else 0) > least:
+        amounts[name] = actual
+
+
+def _cpu(milli: int) -> Quantity | None:
+    return Quantity(milli * _NANOS_PER_MILLI) if milli else None
+
+
+def _bytes(size: int) -> Quantity | None:
+    return Quantity.of(size, "binary") if size else None
+
+
+Kind = Literal["ordinary", "init", "ephemeral"]
+LOST = 137
+"""The exit code reported for a container whose end nobody saw."""
+UNKNOWN = "ContainerStatusUnknown"
+"""The reason reported with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why a container could not be started last time: a reason such as `ErrImagePull`, and its story."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """Everything that a pod's status is computed from."""
+
+    pod: Pod
+    observed: ObservedPod
+    previous: PodStatus = field(default_factory=PodStatus)
+    failures: Mapping[str, StartFailure] = field(default_factory=dict)
+    health: Mapping[str, Health] = field(default_factory=dict)
+    terminal: bool = False
+    """Nothing of this pod will run again (its worker is past termination)."""
+    host_ips: Sequence[str] = ()
+    runtime_name: str = "containerd"
+    recursive_handlers: frozenset[str] = frozenset()
+    """The runtime's handlers that can make mounts below a read-only mount read-only too."""
+    stays_initialized: bool = True
+    """Whether `Initialized` stays true when init containers run again, as with the feature gate
+    RestartAllContainersOnContainerExits."""
+    resizes: Sequence[PodCondition] = ()
+    """What is to be told of a resize."""
+    actuated: Mapping[str, ResourceRequirements] = field(default_factory=dict)
+    """What containers were last set to, where that is known."""
+    in_force: StatusResources | None = None
+    """What the pod's cgroup enforces, where that is to be told instead of what was asked for."""
+    device_health: Mapping[str, list[ResourceStatus]] = field(default_factory=dict)
+    """How devices are, by the container that has them."""
+
+
+def container_statuses(view: PodView, kind: Kind) -> list[ContainerStatus]:
+    """Give the statuses of all containers of one kind: init ones in their order, others by name."""
+    spec, previous = view.pod.spec, view.previous
+    containers, before = {
+        "ordinary": (spec.containers, previous.container_statuses),
+        "init": (spec.init_containers, previous.init_container_statuses),
+        "ephemeral": (spec.ephemeral_containers, previous.ephemeral_container_statuses),
+    }[kind]
+    old = {status.name: status for status in before}
+    statuses = [_status(view, container, kind, old.get(container.name)) for container in containers]
+    return statuses if kind == "init" else sorted(statuses, key=lambda status: status.name)
+
+
+def api_time(nanoseconds: int) -> datetime | None:
+    """Give a runtime's time as the API writes it; 0 is none."""
+    return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC) if nanoseconds else None
+
+
+def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatus | None) -> ContainerStatus:
+    incarnations = [c for c in view.observed.containers if c.name == container.name][:2]
+    if incarnations:
+        status = _of_runtime(view, container, incarnations, old)
+    else:
+        status = _without_runtime(view, container, kind, old)
+    _explain_waiting(view, container, kind, status)
+    if kind == "ephemeral":
+        return status
+    if kind == "ordinary":
+        status.allocated_resources_status = view.device_health.get(container.name) or msgspec.UNSET
+    health = view.health.get(container.name, Health(started=False, ready=False))
+    status.started, status.ready = health.started, health.ready
+    if kind == "init" and not is_sidecar(container):
+        # The runtime may have forgotten it; what is known of its end decides.
+        status.ready = status.state.terminated is not None and status.state.terminated.exit_code == 0
+    return status
+
+
+def _of_runtime(
+    view: PodView,
+    container: Container,
+    incarnations: Sequence[ObservedContainer],
+    old: ContainerStatus | None,
+) -> ContainerStatus:
+    newest = incarnations[0]
+    status = ContainerStatus(
+        name=container.name,
+        state=_state(view, newest, old),
+        restart_count=newest.restart_count,
+        image=newest.image,
+        image_id=newest.image_id,
+        container_id=f"{view.runtime_name}://{newest.id}",
+        resources=actual_resources(container.resources, newest, view.actuated.get(container.name)),
+    )
+    if newest.phase == "unknown" and status.state.terminated is not None and old is not None:
+        status.restart_count = old.restart_count + 1
+    if old is not None:
+        status.restart_count = max(status.restart_count, old.restart_count)
+        status.last_state = _last_state_after(old, status)
+    if len(incarnations) > 1:
+        status.last_state = _state(view, incarnations[1], old)
+    if container.resources.requests:
+        status.allocated_resources = container.resources.requests
+    if container.volume_mounts:
+        status.volume_mounts = _mounts(view, container.volume_mounts)
+    if newest.user is not None:
+        uid, gid, groups = newest.user
+        status.user = ContainerUser(linux=LinuxUser(uid=uid, gid=gid, supplemental_groups=list(groups)))
+    return status
+
+
+def _last_state_after(old: ContainerStatus, new: ContainerStatus) -> ContainerState:
+    if old.container_id != new.container_id and old.state.terminated is not None:
+        return ContainerState(terminated=old.state.terminated)
+    return old.last_state
+
+
+def _state(view: PodView, container: ObservedContainer, old: ContainerStatus | None) -> ContainerState:
+    if container.phase == "running":
+        return ContainerState(running=ContainerStateRunning(started_at=api_time(container.started_at)))
+    if container.phase == "exited":
+        return ContainerState(
+            terminated=ContainerStateTerminated(
+                exit_code=container.exit_code,
+                reason=container.reason or msgspec.UNSET,
+                message=container.message or msgspec.UNSET,
+                started_at=api_time(container.started_at),
+                finished_at=api_time(container.finished_at),
+                container_id=f"{view.runtime_name}://{container.id}",
+            )
+        )
+    if container.phase == "unknown" and old is not None and old.state.running is not None:
+        return _lost(
+            "The container could not be located when the pod was terminated",
+            REASON if _restarting(view) else UNKNOWN,
+        )
+    return ContainerState(waiting=ContainerStateWaiting())
+
+
+def _lost(message: str, reason: str = UNKNOWN) -> ContainerState:
+    ended = ContainerStateTerminated(exit_code=LOST, reason=reason, message=message)
+    return ContainerState(terminated=ended)
+
+
+def _restarting(view: PodView) -> bool:
+    return is_restarting(view.pod, view.observed, view.previous, terminal=view.terminal)
+
+
+def _without_runtime(
+    view: PodView, container: Container, kind: Kind, old: ContainerStatus | None
+) -> ContainerStatus:
+    """A container that the runtime does not have: not made yet, or gone."""
+    restarting = kind != "ephemeral" and old is not None and _restarting(view)
+    if old is not None and old.state.terminated is not None and not restarting:
+        return msgspec.structs.replace(old)
+    reason = "PodInitializing" if view.pod.spec.init_containers else "ContainerCreating"
+    status = ContainerStatus(
+        name=container.name,
+        image=container.image,
+        state=ContainerState(waiting=ContainerStateWaiting(reason=reason)),
+    )
+    if container.volume_mounts:
+        status.volume_mounts = _mounts(view, container.volume_mounts)
+    if old is None:
+        return status
+    status.restart_count, status.last_state = old.restart_count, old.last_state
+    if restarting:
+        if old.state.waiting is None:
+            removed_for_restart(status, old)
+        return status
+    if old.state.running is not None and old.last_state.terminated is None:
+        status.last_state = _lost(
+            "The container could not be located when the pod was deleted.  The container used to be Running"
+        )
+        if view.pod.metadata.deletion_timestamp is None:
+            status.restart_count += 1
+    return status
+
+
+def _explain_waiting(view: PodView, container: Container, kind: Kind, status: ContainerStatus) -> None:
+    """Show a container that will be tried again as waiting, with the reason of the last failure."""
+    last = view.observed.latest(container.name)
+    if kind == "init":
+        if last is not None and last.phase == "exited" and last.exit_code == 0:
+            return
+        begun = any(view.observed.latest(ordinary.name) for ordinary in view.pod.spec.containers)
+        if (
+            last is None
+            and begun
+            and not is_sidecar(container)
+            and status.state.waiting is not None
+            and not _restarting(view)
+        ):
+            message = (
+                "Unable to get init container status from container runtime and pod has been initialized, "
+                "treat it as exited normally"
+            )
+            ended = ContainerStateTerminated(exit_code=0, reason="Completed", message=message)
+            status.state = ContainerState(terminated=ended)
+            return
+    failure = view.failures.get(container.name)
+    if failure is None or not should_restart(view.pod, container, last):
+        return
+    if status.state.terminated is not None:
+        status.last_state = status.state
+    waiting = ContainerStateWaiting(reason=failure.reason, message=failure.message)
+    status.state = ContainerState(waiting=waiting)
+
+
+def _mounts(view: PodView, mounts: Sequence[VolumeMount]) -> list[VolumeMountStatus]:
+    return [
+        VolumeMountStatus(
+            name=mount.name,
+            mount_path=mount.mount_path,
+            read_only=mount.read_only,
+            recursive_read_only=_recursive(view, mount) if mount.read_only else None,
+        )
+        for mount in mounts
+    ]
+
+
+def _recursive(view: PodView, mount: VolumeMount) -> str:
+    wanted = mount.recursive_read_only in ("Enabled", "IfPossible")
+    return "Enabled" if wanted and _can_recurse(view) else "Disabled"
+
+
+def _can_recurse(view: PodView) -> bool:
+    newest = next(iter(view.observed.sandboxes), None)
+    if newest is None:
+        # Before it has one, nobody has asked yet which handler its class means.
+        return not view.pod.spec.runtime_class_name and "" in view.recursive_handlers
+    return newest.runtime_handler in view.recursive_handlers

@@ -1,0 +1,546 @@
+"""One HTTP/2 connection that gRPC calls go over, as an asyncio protocol.
+
+grpcio does this, too, with a thread, a C core and a socket pair to wake the loop; for a few calls per
+pod that was more than twice the processor time per call, and 4 MB. What a client needs of
+HTTP/2 is little: requests are whole when they are sent, and answers are small.
+
+A call is a `Call`: `answer` waits for its end, `read` for its next message. It ends with a status of
+gRPC, also when the connection breaks (UNAVAILABLE) or the deadline passes (DEADLINE_EXCEEDED); then
+the server is told that nobody listens any more. Nothing here raises but CancelledError.
+
+Servers may be hostile: gRPC probes go to pods. The rules and limits are those of our server
+(`http2_rules`): the size of headers, flow control, frames without progress; a server that does not read
+is not read from. One that exceeds them loses its connection, and its calls end with UNAVAILABLE.
+
+How a call of gRPC ends: its codes, and how they are read off the wire; for clients and servers alike.
+
+Pure. An end without a status of gRPC gets the code that gRPC's documents give to what came instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import unquote
+
+from pykubelet.transport import http2
+from pykubelet.transport import http2 as http2_rules
+from pykubelet.transport.http2 import (
+    Code,
+    FrameBudget,
+    HeaderBlocks,
+    Kind,
+    ProtocolError,
+    Setting,
+    Violation,
+    frame,
+)
+
+CODES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+_HTTP_CODES = {400: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "UNIMPLEMENTED"}
+_RESET_CODES = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a call ended: one of gRPC's codes in upper case, and the server's words."""
+
+    code: str
+    message: str = ""
+
+
+LATE = Status("DEADLINE_EXCEEDED", "Deadline Exceeded")
+
+
+def status_in(headers: dict[str, str]) -> Status:
+    """Read how a call ended from its trailers."""
+    if (code := headers.get("grpc-status")) is not None:
+        known = code.isdecimal() and len(code) <= 2 and int(code) < len(CODES)
+        return Status(CODES[int(code)] if known else "UNKNOWN", unquote(headers.get("grpc-message", "")))
+    http = headers.get(":status", "")
+    text = f"the server answered with HTTP status {http[:20] or 'none'} and without a status of gRPC"
+    number = int(http) if http.isdecimal() and len(http) == 3 else 0
+    return Status(_HTTP_CODES.get(number, "UNAVAILABLE"), text)
+
+
+def status_of_reset(code: int) -> Status:
+    """How a call ended that was reset, by HTTP/2's code for the reason."""
+    text = f"stream terminated by RST_STREAM with error code: {code}"
+    return Status(_RESET_CODES.get(code, "INTERNAL"), text)
+
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+"""Bytes of one header block of a runtime or a plugin: error messages are in there."""
+HANDSHAKE_SECONDS = 5.0
+"""How long something that accepts a connection may stay silent."""
+_CANCEL = http2.number(8)
+_LAST_STREAM = 2**30
+_STREAM_WINDOW = 32 * 1024 * 1024
+_RENEW_BYTES = 4 * 1024 * 1024
+"""After how many bytes the server is told that it may send more."""
+_MOST_BLOCKS = 64
+_LONGEST_KNOWN_BLOCK = 512
+_MOST_HEADER_BLOCKS = 8
+"""Header blocks of one response: informational ones, headers and trailers."""
+_MOST_UNREAD = 65_536
+"""Messages of a stream that its reader has not taken yet."""
+_POINTS_PER_CALL = 16.0
+_LONGEST_REASON = 200
+_PREFIX = struct.Struct(">?L")
+_UNITS = (("m", 1e3), ("S", 1.0), ("M", 1 / 60), ("H", 1 / 3600))
+_MOST_DIGITS = 8
+
+
+class Call:
+    """One call under way."""
+
+    def __init__(self, connection: Connection, stream: int, window: int, limit: int) -> None:
+        self.status: Status | None = None
+        """How it ended; None while it has not."""
+        self.unsent = b""
+        self.window = window
+        """How many bytes the server takes."""
+        self.headers: dict[str, str] = {}
+        self._limit = limit
+        self._connection = connection
+        self._stream = stream
+        self._data = bytearray()
+        self._messages: deque[bytes] = deque()
+        self._most_unread = _MOST_UNREAD
+        self._header_blocks = 0
+        self._room = _STREAM_WINDOW
+        """How many bytes the server may send."""
+        self._taken = 0
+        self._news: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = math.inf
+
+    async def answer(self) -> bytes | None:
+        """Wait for the end; gives the message, None when there is none. `status` tells how it ended."""
+        self._most_unread = 1
+        try:
+            while self.status is None:
+                await self._wait()
+        finally:
+            self.cancel()
+        return self._messages.popleft() if self._messages else None
+
+    async def read(self) -> bytes | None:
+        """Wait for the next message; None at the end."""
+        while not self._messages:
+            if self.status is not None:
+                return None
+            await self._wait()
+        message = self._messages.popleft()
+        self._taken += len(message)
+        if self._taken >= _RENEW_BYTES and self.status is None:
+            self._connection.renew_window(self._stream, self._taken)
+            self._room += self._taken
+            self._taken = 0
+        return message
+
+    def cancel(self) -> None:
+        """Tell the server that nobody listens any more, unless the call has ended."""
+        if self.status is None:
+            self._connection.reset(self._stream)
+            self.end(Status("CANCELLED"))
+
+    def set_deadline(self, seconds: float) -> None:
+        """End the call after so many seconds, if it has not ended by then."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + seconds
+        self._timer = loop.call_later(seconds, self._expire)
+
+    # What the connection says
+
+    def received(self, data: bytes, size: int) -> None:
+        """Handle data of the response that came in a frame of `size` bytes. Raises Violation."""
+        self._room -= size
+        if self._room < 0:
+            raise Violation(Code.FLOW_CONTROL, "more data than there is room for")
+        self._data += data
+        while self.status is None and len(self._data) >= _PREFIX.size:
+            compressed, size = _PREFIX.unpack_from(self._data)
+            if compressed:
+                self._refuse("INTERNAL", "the answer is compressed, which was not asked for")
+            elif size > self._limit:
+                self._refuse(
+                    "RESOURCE_EXHAUSTED", f"Received message larger than max ({size} vs. {self._limit})"
+                )
+            elif len(self._data) >= _PREFIX.size + size:
+                if len(self._messages) >= self._most_unread:
+                    self._refuse("RESOURCE_EXHAUSTED", "more messages than the caller takes")
+                    return
+                self._connection.earn_message()
+                self._messages.append(bytes(self._data[_PREFIX.size : _PREFIX.size + size]))
+                del self._data[: _PREFIX.size + size]
+                self._tell()
+            else:
+                return
+
+    def received_headers(self, headers: Iterable[tuple[str, str]], *, last: bool) -> None:
+        """Handle headers, or trailers. Raises ProtocolError when there are too many."""
+        self._header_blocks += 1
+        if self._header_blocks > _MOST_HEADER_BLOCKS:
+            raise ProtocolError("a response has too many headers")
+        self.headers.update(headers)
+        if last:
+            self.end(status_in(self.headers))
+
+    def was_reset(self, code: int) -> None:
+        """Take an end without trailers; a server that keeps the deadline, too, may be quicker than we."""
+        status = status_of_reset(code)
+        is_late = status.code == "CANCELLED" and asyncio.get_running_loop().time() >= self._deadline
+        self.end(LATE if is_late else status)
+
+    def end(self, status: Status) -> None:
+        """Take the end."""
+        if self.status is None:
+            self.status = status
+            self._connection.forget(self._stream)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._tell()
+
+    def _refuse(self, code: str, message: str) -> None:
+        self._connection.reset(self._stream)
+        self.end(Status(code, message))
+
+    def _expire(self) -> None:
+        self._refuse(LATE.code, LATE.message)
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _wait(self) -> None:
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
+
+
+class Connection(asyncio.Protocol):
+    """A connection, ready for calls once it was `greeted`.
+
+    A message has at most `limit` bytes, the headers of a response have at most `header_limit`. The server may
+    send `most_blocks` header blocks in all: decoding them is slow.
+    """
+
+    def __init__(
+        self,
+        authority: str,
+        limit: int = MAX_MESSAGE_BYTES,
+        header_limit: int = MAX_HEADER_BYTES,
+        most_blocks: float = math.inf,
+    ) -> None:
+        self._authority = authority
+        self._limit = limit
+        self._header_limit = header_limit
+        self._blocks_left = most_blocks
+        self._transport: asyncio.Transport | None = None
+        self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._headers = HeaderBlocks(header_limit)
+        self._budget = FrameBudget(asyncio.get_running_loop().time)
+        self._known_blocks: dict[bytes, list[tuple[str, str]]] = {}
+        """Headers by how they were written, of servers that write without referring to what was before."""
+        self._buffer = b""
+        self._calls: dict[int, Call] = {}
+        self._next = 1
+        self._open = True
+        self._window = http2.FIRST_WINDOW
+        self._stream_window = http2.FIRST_WINDOW
+        self._max_frame = http2.MAX_FRAME
+        self._most_calls = math.inf
+        self._unacknowledged = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether new calls can be made."""
+        return self._open and self._next < _LAST_STREAM and len(self._calls) < self._most_calls
+
+    @property
+    def open(self) -> bool:
+        """Whether it is not closed, by anybody."""
+        return self._open
+
+    async def greeted(self, seconds: float = HANDSHAKE_SECONDS) -> bool:
+        """Wait for the server's first words; False when there are none, or others than HTTP/2."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._greeted
+        except TimeoutError:
+            self.close(Status("UNAVAILABLE", "the server accepts connections and stays silent"))
+            return False
+        except asyncio.CancelledError:
+            self.close(Status("CANCELLED"))
+            raise
+        return self._open
+
+    def call(
+        self, path: str, message: bytes, headers: Iterable[tuple[str, str]] = (), timeout: float = math.inf
+    ) -> Call:
+        """Begin a call; `timeout` is in seconds."""
+        stream, self._next = self._next, self._next + 2
+        self._budget.earn(_POINTS_PER_CALL)
+        call = self._calls[stream] = Call(self, stream, self._stream_window, self._limit)
+        if not self._open:
+            # Nobody will answer: without a timeout it would be waited for for ever.
+            call.end(Status("UNAVAILABLE", "the connection is closed"))
+            return call
+        block = http2.request_headers(path, self._authority)
+        if timeout != math.inf:
+            block += http2.more_headers([("grpc-timeout", grpc_timeout(timeout))])
+            call.set_deadline(timeout)
+        if headers:
+            block += http2.more_headers(headers)
+        call.unsent = _PREFIX.pack(False, len(message)) + message
+        self._write(frame(Kind.HEADERS, http2.END_HEADERS, stream, block) + self._sendable(stream, call))
+        return call
+
+    def close(self, why: Status) -> None:
+        """End the connection and all calls."""
+        self._open = False
+        if not self._greeted.done():
+            self._greeted.set_result(None)
+        for call in list(self._calls.values()):
+            call.end(why)
+        self._buffer = b""
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size():
+            # The server does not read: a graceful close would wait for it until it ends.
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    # What calls ask
+
+    def earn_message(self) -> None:
+        """Record that the server sent a message."""
+        self._budget.earn(1)
+
+    def reset(self, stream: int) -> None:
+        """Tell the server that a call is over."""
+        self._write(frame(Kind.RST_STREAM, 0, stream, _CANCEL))
+
+    def forget(self, stream: int) -> None:
+        """Drop a call that has ended."""
+        self._calls.pop(stream, None)
+
+    def renew_window(self, stream: int, count: int) -> None:
+        """Let the server send so many bytes more."""
+        self._write(frame(Kind.WINDOW_UPDATE, 0, stream, http2.number(count)))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce ourselves."""
+        self._transport = cast(asyncio.Transport, transport)
+        greeting = {
+            Setting.HEADER_TABLE_SIZE: 0,
+            Setting.ENABLE_PUSH: 0,
+            Setting.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
+            Setting.MAX_HEADER_LIST_SIZE: self._header_limit,
+        }
+        self._write(http2.PREFACE + http2.settings(greeting))
+        self.renew_window(0, http2.MAX_WINDOW - http2.FIRST_WINDOW)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell all calls."""
+        self.close(Status("UNAVAILABLE", f"the connection broke: {exc}" if exc else "the connection broke"))
+
+    def pause_writing(self) -> None:
+        """Stop reading from a server that does not read: replies to its pings alone would fill the memory."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Take whatever frames are complete."""
+        data = self._buffer + data if self._buffer else data
+        at, end = 0, len(data)
+        try:
+            while end - at >= http2.HEAD_BYTES and self._open:
+                size, kind, flags, stream = http2.read_head(data, at)
+                if size > http2.MAX_FRAME:
+                    raise ProtocolError("a frame is too large")
+                begin = at + http2.HEAD_BYTES
+                if end - begin < size:
+                    break
+                self._frame(kind, flags, stream, data[begin : begin + size])
+                at = begin + size
+        except ProtocolError as err:
+            reason = str(err)[:_LONGEST_REASON]
+            self.close(Status("UNAVAILABLE", f"the server does not speak gRPC: {reason}"))
+            return
+        self._buffer = data[at:] if self._open else b""
+
+    # Frames
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if not self._greeted.done():
+            if kind != Kind.SETTINGS or flags & http2.ACK:
+                raise ProtocolError("its first frame is not its settings")
+            self._greeted.set_result(None)
+        if self._headers.interrupted != (kind == Kind.CONTINUATION):
+            raise ProtocolError("headers are interrupted, or continued without a beginning")
+        http2_rules.check_frame(kind, flags, stream, payload)
+        if stream >= self._next:
+            raise ProtocolError("a frame of a call that was never made")
+        self._budget.spend(kind, len(payload))
+        match kind:
+            case Kind.DATA:
+                self._data_frame(flags, stream, payload)
+            case Kind.HEADERS:
+                block = http2_rules.header_block(flags, payload)
+                self._header_block(self._headers.begin(stream, flags, block))
+            case Kind.CONTINUATION:
+                self._header_block(self._headers.resume(stream, flags, payload))
+            case Kind.RST_STREAM:
+                code = http2.read_number(payload)
+                if call := self._calls.get(stream):
+                    call.was_reset(code)
+            case Kind.SETTINGS if not flags & http2.ACK:
+                self._settings_frame(payload)
+            case Kind.PING if not flags & http2.ACK:
+                self._write(frame(Kind.PING, http2.ACK, 0, payload))
+            case Kind.GOAWAY:
+                self._goaway_frame(payload)
+            case Kind.WINDOW_UPDATE:
+                self._window_frame(stream, http2.read_number(payload))
+            case Kind.PUSH_PROMISE:
+                raise ProtocolError("it pushes")
+
+    def _data_frame(self, flags: int, stream: int, payload: bytes) -> None:
+        self._unacknowledged += len(payload)
+        if self._unacknowledged >= _RENEW_BYTES:
+            self.renew_window(0, self._unacknowledged)
+            self._unacknowledged = 0
+        call = self._calls.get(stream)
+        if call is not None:
+            content = http2.unpadded(flags, payload)
+            self._budget.earn_bytes(len(content))
+            call.received(content, len(payload))
+            if flags & http2.END_STREAM:
+                call.end(Status("INTERNAL", "the answer ended without a status"))
+
+    def _header_block(self, complete: tuple[int, int, bytes] | None) -> None:
+        if complete is None:
+            return
+        self._blocks_left -= 1
+        if self._blocks_left < 0:
+            raise ProtocolError("a response has too many headers")
+        stream, flags, block = complete
+        # Also of a call that nobody waits for: the decoder must see every block.
+        headers = self._known_blocks.get(block) or self._decoded(block)
+        if call := self._calls.get(stream):
+            call.received_headers(headers, last=bool(flags & http2.END_STREAM))
+
+    def _decoded(self, block: bytes) -> list[tuple[str, str]]:
+        headers = self._headers.decode(block)
+        # Without a table the same bytes always mean the same, and need not be read again.
+        if (
+            self._headers.stateless
+            and len(block) <= _LONGEST_KNOWN_BLOCK
+            and len(self._known_blocks) < _MOST_BLOCKS
+        ):
+            self._known_blocks[block] = headers
+        return headers
+
+    def _settings_frame(self, payload: bytes) -> None:
+        for name, value in http2.read_settings(payload):
+            http2_rules.check_setting(name, value)
+            if name == Setting.INITIAL_WINDOW_SIZE:
+                grown, self._stream_window = value - self._stream_window, value
+                for call in self._calls.values():
+                    call.window = http2_rules.grown_window(call.window, grown)
+            elif name == Setting.MAX_FRAME_SIZE:
+                self._max_frame = value
+            elif name == Setting.MAX_CONCURRENT_STREAMS:
+                self._most_calls = value
+        self._write(frame(Kind.SETTINGS, http2.ACK, 0))
+        self._send_more()
+
+    def _window_frame(self, stream: int, grown: int) -> None:
+        if stream == 0:
+            self._window = http2_rules.grown_window(self._window, grown)
+        elif call := self._calls.get(stream):
+            call.window = http2_rules.grown_window(call.window, grown)
+        self._send_more()
+
+    def _goaway_frame(self, payload: bytes) -> None:
+        """Make no new calls; those that the server still knows of are answered."""
+        last = http2.read_number(payload)
+        self._next = _LAST_STREAM
+        for stream, call in list(self._calls.items()):
+            if stream > last:
+                call.end(Status("UNAVAILABLE", "the server is going away"))
+
+    # Sending
+
+    def _sendable(self, stream: int, call: Call) -> bytes:
+        """Give the frames of a request that may be sent now."""
+        frames, at, end = [], 0, len(call.unsent)
+        while (size := min(end - at, self._max_frame, self._window, call.window)) > 0:
+            part, at = call.unsent[at : at + size], at + size
+            self._window -= size
+            call.window -= size
+            self._budget.earn_bytes(size)
+            frames.append(frame(Kind.DATA, 0 if at < end else http2.END_STREAM, stream, part))
+        call.unsent = call.unsent[at:]
+        return b"".join(frames)
+
+    def _send_more(self) -> None:
+        for stream, call in self._calls.items():
+            if call.unsent and (frames := self._sendable(stream, call)):
+                self._write(frames)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+async def connect_unix(path: str, seconds: float = HANDSHAKE_SECONDS) -> Connection:
+    """Connect to a server's socket; raises OSError, also when nobody there speaks gRPC in so many seconds."""
+    loop = asyncio.get_running_loop()
+    # Go's servers refuse a socket's path as the name of a host.
+    _, connection = await loop.create_unix_connection(lambda: Connection("localhost"), path)
+    if not await connection.greeted(seconds):
+        raise ConnectionError("it does not answer as a gRPC server does")
+    return connection
+
+
+def grpc_timeout(seconds: float) -> str:
+    """Write a timeout as gRPC does: at most eight digits and a unit."""
+    for unit, per_second in _UNITS:
+        amount = math.ceil(max(0.0, seconds) * per_second)
+        if len(str(amount)) <= _MOST_DIGITS:
+            return f"{amount}{unit}"
+    return "99999999H"

@@ -1,0 +1,708 @@
+"""A gRPC server on a Unix socket: the services that the agent offers to programs on its machine.
+
+Device plugins register with the agent and monitors ask it who has which device, a few small calls per
+minute. grpcio's server would cost a thread, a C core and several megabytes for that; the frames are there
+already (`http2.py`), so this is what a server needs besides: methods by name, statuses, deadlines.
+
+    methods = {"/v1beta1.Registration/Register": Unary(pb.RegisterRequest, register)}
+    async with serving(path, methods):
+        ...
+
+Guarantees:
+
+- A handler runs in a task of its own, which is cancelled when the client leaves, its deadline passes or
+  the server ends. A handler's fault is an answer with a status, and never the end of the agent.
+- What clients can make grow is bounded (`Limits`): the size of a request, the requests in memory, the
+  calls of a connection, the connections. Nobody is read from who does not read.
+- What is not HTTP/2 ends its connection and nothing else.
+
+One HTTP/2 connection of a client to our gRPC server, as an asyncio protocol.
+
+Here are the rules of HTTP/2 and of gRPC's use of it; what methods do is `grpc_server.py`'s business. A
+call comes as headers and one message, and is answered by messages and a status. Requests are taken whole
+before anybody looks at them.
+
+Whoever breaks the rules of the connection is told so and cut off; a call that breaks its own ends with a
+status. Answers wait until the client makes room for them, one message per call.
+
+What a client of our gRPC server may do: the rules of gRPC, as pure functions, and the limits.
+
+Those of HTTP/2 are in `http2_rules`. A rule of a call that is broken ends the call with a status.
+
+One call to our gRPC server: what its handler sends goes out as the client makes room for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import string
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+from urllib.parse import quote
+
+from google.protobuf.message import DecodeError, Message
+
+from pykubelet.logs import get_logger
+from pykubelet.transport import http2
+from pykubelet.transport import http2 as http2_rules
+from pykubelet.transport.endpoint import MAX_PATH_BYTES
+from pykubelet.transport.grpc_connection import CODES, Status
+from pykubelet.transport.http2 import (
+    HEADER_BYTES,
+    Code,
+    HeaderBlocks,
+    Kind,
+    ProtocolError,
+    Setting,
+    Violation,
+    frame,
+)
+from pykubelet.util.tasks import TaskScope
+
+log = get_logger(__name__)
+PREFIX = struct.Struct(">?L")
+"""What precedes each message: whether it is compressed, and its length."""
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MOST_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may take.
+
+    `request` and `headers` are bytes of a call, `calls` are those of a connection at once, `held` are the
+    bytes of all requests that are not complete yet, of all connections.
+    """
+
+    request: int = 1024 * 1024
+    headers: int = HEADER_BYTES
+    calls: int = 64
+    connections: int = 64
+    held: int = 8 * 1024 * 1024
+
+
+def http_refusal(headers: dict[str, str]) -> bytes | None:
+    """Give the headers that answer a request which is not gRPC's; None when it is."""
+    if headers.get(":method") != "POST":
+        status = "405"
+    elif headers.get("content-type", "").partition(";")[0].partition("+")[0] != "application/grpc":
+        status = "415"
+    else:
+        return None
+    return http2.more_headers([(":status", status)])
+
+
+def read_timeout(text: str) -> float | None:
+    """Read a timeout as gRPC writes it, digits and a unit; gives seconds, None when it is none."""
+    amount, unit = text[:-1], text[-1:]
+    digits = amount.isascii() and amount.isdigit() and len(amount) <= _MOST_DIGITS
+    return int(amount) * _UNITS[unit] if digits and unit in _UNITS else None
+
+
+def request_problem(request: bytearray, limit: int) -> Status | None:
+    """Say what is wrong with a request as far as it has come; None when nothing is."""
+    if len(request) < PREFIX.size:
+        return None
+    compressed, size = PREFIX.unpack_from(request)
+    if compressed:
+        return Status("UNIMPLEMENTED", "compressed requests are not understood here")
+    if size > limit:
+        return Status("RESOURCE_EXHAUSTED", f"received message larger than max ({size} vs. {limit})")
+    if len(request) > PREFIX.size + size:
+        return Status("INTERNAL", "more than one message was sent")
+    return None
+
+
+def whole_message(request: bytearray) -> bytes | None:
+    """Give the message of a request that will not grow any more; None when a part is missing."""
+    if len(request) < PREFIX.size or PREFIX.unpack_from(request)[1] != len(request) - PREFIX.size:
+        return None
+    return bytes(request[PREFIX.size :])
+
+
+HEADERS = b"\x88" + http2.more_headers([("content-type", "application/grpc")])
+"""What each answer begins with: the HTTP status 200, and that it is gRPC's."""
+
+# Clients refuse trailers that are too long, and then know nothing at all.
+_LONGEST_MESSAGE = 2000
+_LATE = Status("DEADLINE_EXCEEDED", "context deadline exceeded")
+
+# gRPC's messages are percent-encoded but for printable ASCII.
+_PLAIN = "".join(char for char in string.printable[:95] if char != "%")
+
+
+class Sender(Protocol):
+    """What a call needs of its connection."""
+
+    def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
+        """Send headers or trailers."""
+
+    def reset(self, stream: int, code: Code) -> None:
+        """Tell the client that a call is over."""
+
+    def forget(self, stream: int) -> None:
+        """Drop a call that has ended."""
+
+    def flush(self) -> None:
+        """Send of the answers what the client makes room for."""
+
+
+class ServerStream:
+    """A call under way."""
+
+    def __init__(self, connection: Sender, number: int, path: str, window: int) -> None:
+        self.path = path
+        self.window = window
+        """How many bytes the client takes."""
+        self.room = http2.FIRST_WINDOW
+        """How many bytes the client may send."""
+        self.request = bytearray()
+        self.complete = False
+        """Whether the client has said all."""
+        self.unsent = b""
+        self.task: asyncio.Task[None] | None = None
+        self._connection = connection
+        self._number = number
+        self._begun = False
+        self._over = False
+        self._sent: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def send(self, message: bytes) -> None:
+        """Send a message; waits until the client has made room for all of it."""
+        if self._over:
+            return
+        if not self._begun:
+            self._begun = True
+            self._connection.write_headers(self._number, HEADERS, last=False)
+        self.unsent = PREFIX.pack(False, len(message)) + message
+        self._connection.flush()
+        if self.unsent:
+            self._sent = asyncio.get_running_loop().create_future()
+            await self._sent
+
+    def finish(self, status: Status) -> None:
+        """End the call with a status; only the first end counts."""
+        if self._over:
+            return
+        trailers = [("grpc-status", str(CODES.index(status.code)))]
+        if status.message:
+            trailers.append(("grpc-message", quote(status.message[:_LONGEST_MESSAGE], safe=_PLAIN)))
+        block = http2.more_headers(trailers)
+        self._connection.write_headers(self._number, block if self._begun else HEADERS + block, last=True)
+        if not self.complete:
+            self._connection.reset(self._number, Code.NO_ERROR)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the call; whoever works on it is told to stop."""
+        self._over = True
+        self.unsent = b""
+        self._connection.forget(self._number)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
+
+    def set_deadline(self, seconds: float) -> None:
+        """End the call after so many seconds, if it has not ended by then."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.finish, _LATE)
+
+    def sent(self) -> None:
+        """Take note that all of the message is on its way."""
+        if self._sent is not None and not self._sent.done():
+            self._sent.set_result(None)
+
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a client may take to introduce itself."""
+_LEAST_ROOM = http2.FIRST_WINDOW // 2
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    limits: Limits
+    held: int
+    """Bytes of requests that are not complete yet, of all connections."""
+
+    def enter(self, connection: ServerConnection) -> bool:
+        """Take a connection in; False when there are too many."""
+
+    def leave(self, connection: ServerConnection) -> None:
+        """Forget a connection."""
+
+    def refusal(self, path: str) -> Status | None:
+        """Say why a method cannot be called; None when it can."""
+
+    def start(self, stream: ServerStream, path: str, message: bytes) -> asyncio.Task[None]:
+        """Answer a call whose request is complete."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """A connection of a client."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._transport: asyncio.Transport | None = None
+        self._headers = HeaderBlocks(host.limits.headers)
+        self._buffer = b""
+        self._streams: dict[int, ServerStream] = {}
+        self._running = 0
+        """Handlers that have not ended, also of calls that have."""
+        self._last = 0
+        """The newest call's number."""
+        self._introduced = self._greeted = False
+        self._paused = False
+        self._window = http2.FIRST_WINDOW
+        self._stream_window = http2.FIRST_WINDOW
+        self._max_frame = http2.MAX_FRAME
+        self._room = http2.FIRST_WINDOW
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self, code: Code = Code.NO_ERROR, why: str = "") -> None:
+        """End the connection and all its calls; the client is told why."""
+        if self._transport is not None and not self._transport.is_closing():
+            last = http2.number(self._last)
+            self._write(frame(Kind.GOAWAY, 0, 0, last + http2.number(code) + why.encode()[:200]))
+            if self._paused:
+                self._transport.abort()  # it does not read: nothing would ever be over
+            else:
+                self._transport.close()
+        self._abandon()
+
+    # What calls ask
+
+    def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
+        """Send headers or trailers, in as many frames as the client's limit makes of them."""
+        flags, kind = http2.END_STREAM if last else 0, Kind.HEADERS
+        while len(block) > http2.MAX_FRAME:
+            self._write(frame(kind, flags, stream, block[: http2.MAX_FRAME]))
+            block, flags, kind = block[http2.MAX_FRAME :], 0, Kind.CONTINUATION
+        self._write(frame(kind, flags | http2.END_HEADERS, stream, block))
+
+    def reset(self, stream: int, code: Code) -> None:
+        """Tell the client that a call is over."""
+        self._write(frame(Kind.RST_STREAM, 0, stream, http2.number(code)))
+
+    def forget(self, stream: int) -> None:
+        """Drop a call that has ended."""
+        if ended := self._streams.pop(stream, None):
+            self._host.held -= len(ended.request)
+            ended.request.clear()
+
+    def flush(self) -> None:
+        """Send of the answers what the client makes room for."""
+        for number, stream in tuple(self._streams.items()):
+            while stream.unsent and not self._paused:
+                size = min(len(stream.unsent), self._max_frame, self._window, stream.window)
+                if size <= 0:
+                    break
+                part, stream.unsent = stream.unsent[:size], stream.unsent[size:]
+                self._window -= size
+                stream.window -= size
+                self._write(frame(Kind.DATA, 0, number, part))
+            if not stream.unsent:
+                stream.sent()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce ourselves."""
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._host.enter(self):
+            self.close(Code.CALM_DOWN, "too many connections")
+            return
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._silent)
+        self._write(http2.settings({Setting.MAX_CONCURRENT_STREAMS: self._host.limits.calls}))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all that is done for the client."""
+        self._abandon()
+
+    def pause_writing(self) -> None:
+        """Listen no more to a client that does not: its pings alone would fill the memory."""
+        self._paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Take whatever frames are complete."""
+        data = self._buffer + data if self._buffer else data
+        self._buffer = b""
+        at, end = 0, len(data)
+        try:
+            if not self._introduced:
+                if not http2.PREFACE.startswith(data[: len(http2.PREFACE)]):
+                    raise ProtocolError("it does not speak HTTP/2")
+                if end < len(http2.PREFACE):
+                    self._buffer = data
+                    return
+                self._introduced, at = True, len(http2.PREFACE)
+            while end - at >= http2.HEAD_BYTES and self._open:
+                size, kind, flags, number = http2.read_head(data, at)
+                if size > http2.MAX_FRAME:
+                    raise Violation(Code.FRAME_SIZE, "a frame is too large")
+                begin = at + http2.HEAD_BYTES
+                if end - begin < size:
+                    break
+                self._frame(kind, flags, number, data[begin : begin + size])
+                at = begin + size
+        except ProtocolError as err:
+            self.close(err.code if isinstance(err, Violation) else Code.PROTOCOL, str(err))
+        else:
+            self._buffer = data[at:]
+
+    @property
+    def _open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _silent(self) -> None:
+        self.close(Code.PROTOCOL, "it does not introduce itself")
+
+    def _abandon(self) -> None:
+        self._host.leave(self)
+        self._buffer = b""
+        if self._timer is not None:
+            self._timer.cancel()
+        for stream in tuple(self._streams.values()):
+            stream.drop()
+
+    # Frames
+
+    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if not self._greeted:
+            if kind != Kind.SETTINGS or flags & http2.ACK:
+                raise ProtocolError("its first frame is not its settings")
+            self._greeted = True
+            if self._timer is not None:
+                self._timer.cancel()
+        if self._headers.interrupted != (kind == Kind.CONTINUATION):
+            raise ProtocolError("headers are interrupted, or continued without a beginning")
+        http2_rules.check_frame(kind, flags, number, payload)
+        match kind:
+            case Kind.DATA:
+                self._data_frame(flags, number, payload)
+            case Kind.HEADERS:
+                block = http2_rules.header_block(flags, payload)
+                self._header_block(self._headers.begin(number, flags, block))
+            case Kind.CONTINUATION:
+                self._header_block(self._headers.resume(number, flags, payload))
+            case Kind.RST_STREAM:
+                if number > self._last:
+                    raise ProtocolError("a call that was never begun is reset")
+                if stream := self._streams.get(number):
+                    stream.drop()
+            case Kind.SETTINGS if not flags & http2.ACK:
+                self._settings_frame(payload)
+            case Kind.PING if not flags & http2.ACK:
+                self._write(frame(Kind.PING, http2.ACK, 0, payload))
+            case Kind.WINDOW_UPDATE:
+                self._window_frame(number, http2.read_number(payload))
+            case Kind.PUSH_PROMISE:
+                raise ProtocolError("it pushes")
+
+    def _data_frame(self, flags: int, number: int, payload: bytes) -> None:
+        if number > self._last:
+            raise ProtocolError("data of a call that was never begun")
+        self._room -= len(payload)
+        if self._room < 0:
+            raise Violation(Code.FLOW_CONTROL, "more data than there is room for")
+        if self._room <= _LEAST_ROOM:
+            self._renew(0, http2.FIRST_WINDOW - self._room)
+            self._room = http2.FIRST_WINDOW
+        content = http2.unpadded(flags, payload)
+        stream = self._streams.get(number)
+        if stream is None:
+            return  # it ended while this was under way
+        if stream.complete:
+            self.reset(number, Code.STREAM_CLOSED)
+            stream.drop()
+            return
+        stream.room -= len(payload)
+        if stream.room < 0:
+            raise Violation(Code.FLOW_CONTROL, "more data than there is room for")
+        if stream.room <= _LEAST_ROOM:
+            self._renew(number, http2.FIRST_WINDOW - stream.room)
+            stream.room = http2.FIRST_WINDOW
+        stream.request += content
+        self._host.held += len(content)
+        problem = request_problem(stream.request, self._host.limits.request)
+        if self._host.held > self._host.limits.held:
+            problem = Status("RESOURCE_EXHAUSTED", "too many requests are under way")
+        if problem is not None:
+            stream.finish(problem)
+        elif flags & http2.END_STREAM:
+            self._complete(stream)
+
+    def _complete(self, stream: ServerStream) -> None:
+        stream.complete = True
+        message = whole_message(stream.request)
+        self._host.held -= len(stream.request)
+        stream.request.clear()
+        if message is None:
+            stream.finish(Status("INTERNAL", "the request ended before its message"))
+            return
+        self._running += 1
+        stream.task = self._host.start(stream, stream.path, message)
+        stream.task.add_done_callback(self._ended)
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        self._running -= 1
+
+    def _header_block(self, complete: tuple[int, int, bytes] | None) -> None:
+        if complete is None:
+            return
+        number, flags, block = complete
+        # Also of a call that nobody answers: the decoder must see every block.
+        headers = dict(self._headers.decode(block))
+        if number <= self._last:
+            self._trailers(number, flags)
+            return
+        self._last = number
+        if max(len(self._streams), self._running) >= self._host.limits.calls:
+            self.reset(number, Code.REFUSED_STREAM)
+            return
+        self._begin(number, headers, ended=bool(flags & http2.END_STREAM))
+
+    def _begin(self, number: int, headers: dict[str, str], *, ended: bool) -> None:
+        path, timeout = headers.get(":path", ""), headers.get("grpc-timeout")
+        stream = self._streams[number] = ServerStream(self, number, path, self._stream_window)
+        stream.complete = ended
+        if http := http_refusal(headers):
+            self.write_headers(number, http, last=True)
+            if not ended:
+                self.reset(number, Code.NO_ERROR)
+            stream.drop()
+            return
+        problem = self._host.refusal(path)
+        if problem is None and timeout is not None:
+            seconds = read_timeout(timeout)
+            if seconds is None:
+                problem = Status("INTERNAL", f"malformed grpc-timeout: {timeout[:40]!r}")
+            else:
+                stream.set_deadline(seconds)
+        if problem is None and ended:
+            problem = Status("INTERNAL", "the request has no message")
+        if problem is not None:
+            stream.finish(problem)
+
+    def _trailers(self, number: int, flags: int) -> None:
+        """Take headers after data: they can only say that the request is complete."""
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        if stream.complete or not flags & http2.END_STREAM:
+            self.reset(number, Code.PROTOCOL)
+            stream.drop()
+            return
+        self._complete(stream)
+
+    def _settings_frame(self, payload: bytes) -> None:
+        for name, value in http2.read_settings(payload):
+            http2_rules.check_setting(name, value)
+            if name == Setting.INITIAL_WINDOW_SIZE:
+                grown, self._stream_window = value - self._stream_window, value
+                for stream in self._streams.values():
+                    stream.window = http2_rules.grown_window(stream.window, grown)
+            elif name == Setting.MAX_FRAME_SIZE:
+                self._max_frame = value
+        self._write(frame(Kind.SETTINGS, http2.ACK, 0))
+        self.flush()
+
+    def _window_frame(self, number: int, grown: int) -> None:
+        stream = self._streams.get(number)
+        if number == 0:
+            self._window += grown
+            if grown == 0 or self._window > http2.MAX_WINDOW:
+                raise Violation(
+                    Code.FLOW_CONTROL if grown else Code.PROTOCOL, "a window grows by nothing, or too far"
+                )
+        elif number > self._last:
+            raise ProtocolError("room for a call that was never begun")
+        elif stream is not None:
+            stream.window += grown
+            if grown == 0 or stream.window > http2.MAX_WINDOW:
+                self.reset(number, Code.FLOW_CONTROL if grown else Code.PROTOCOL)
+                stream.drop()
+        self.flush()
+
+    def _renew(self, number: int, count: int) -> None:
+        self._write(frame(Kind.WINDOW_UPDATE, 0, number, http2.number(count)))
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+__all__ = ["GrpcError", "Limits", "Server", "Streaming", "Unary", "serving"]
+_BACKLOG = 32
+_DEFAULTS = Limits()
+_OK = Status("OK")
+
+
+class GrpcError(Exception):
+    """What a handler raises to refuse: one of gRPC's codes in upper case, and words for the caller."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        assert code in CODES
+        self.status = Status(code, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """A method that is answered once; `handler` takes a message of the type `request`."""
+
+    request: type[Message]
+    handler: Callable[[Any], Awaitable[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A method that is answered as often as its handler yields; it is closed when the client leaves."""
+
+    request: type[Message]
+    handler: Callable[[Any], AsyncGenerator[Message, None]]
+
+
+Methods = Mapping[str, Unary | Streaming]
+"""Methods by their full path: `/package.Service/Method`."""
+
+
+@asynccontextmanager
+async def serving(path: Path, methods: Methods, limits: Limits = _DEFAULTS) -> AsyncIterator[Server]:
+    """Serve on a socket at this path until the block is left; what lies there before is replaced.
+
+    The folder must exist. Raises OSError when there can be no socket.
+    """
+    listener = _listen(path)
+    made = path.stat().st_ino
+    async with TaskScope() as scope:
+        server = Server(methods, limits, scope)
+        accepting: asyncio.Server | None = None
+        try:
+            loop = asyncio.get_running_loop()
+            accepting = await loop.create_unix_server(server.connection, sock=listener, backlog=_BACKLOG)
+            yield server
+        finally:
+            # While ours is open, no other file can have the same number.
+            _remove(path, made)
+            (accepting or listener).close()
+            server.close()
+
+
+class Server:
+    """The calls and connections of one socket."""
+
+    def __init__(self, methods: Methods, limits: Limits, scope: TaskScope) -> None:
+        self.limits = limits
+        self.held = 0
+        """Bytes of requests that are not complete yet, of all connections."""
+        self._methods = methods
+        self._services = {path.rpartition("/")[0] for path in methods}
+        self._scope = scope
+        self._connections: set[ServerConnection] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    def connection(self) -> ServerConnection:
+        """Give the protocol of a new connection."""
+        return ServerConnection(self)
+
+    def close(self) -> None:
+        """End all connections."""
+        for connection in tuple(self._connections):
+            connection.close()
+
+    # What connections ask
+
+    def enter(self, connection: ServerConnection) -> bool:
+        """Take a connection in; False when there are too many."""
+        if len(self._connections) >= self.limits.connections:
+            log.v(2).info("Turned away a gRPC client, too many are connected", limit=self.limits.connections)
+            return False
+        self._connections.add(connection)
+        return True
+
+    def leave(self, connection: ServerConnection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+
+    def refusal(self, path: str) -> Status | None:
+        """Say why a method cannot be called; None when it can."""
+        if path in self._methods:
+            return None
+        service, _, method = path.rpartition("/")
+        if service in self._services:
+            text = f"unknown method {method} for service {service.removeprefix('/')}"
+        else:
+            text = f"unknown service {service.removeprefix('/')}"
+        return Status("UNIMPLEMENTED", text)
+
+    def start(self, stream: ServerStream, path: str, message: bytes) -> asyncio.Task[None]:
+        """Answer a call whose request is complete."""
+        return self._scope.start(self._answer(stream, path, message), name=f"gRPC {path}")
+
+    async def _answer(self, stream: ServerStream, path: str, message: bytes) -> None:
+        method = self._methods[path]
+        try:
+            request = method.request.FromString(message)
+            if isinstance(method, Unary):
+                await stream.send((await method.handler(request)).SerializeToString())
+            else:
+                async with aclosing(method.handler(request)) as answers:
+                    async for answer in answers:
+                        await stream.send(answer.SerializeToString())
+            status = _OK
+        except DecodeError:
+            status = Status("INTERNAL", "the request cannot be decoded")
+        except GrpcError as err:
+            status = err.status
+        except Exception as err:  # the boundary of a call: its caller is told, the agent goes on
+            log.error(err, "A gRPC call failed", method=path)
+            status = Status("UNKNOWN", f"{type(err).__name__}: {err}")
+        stream.finish(status)
+
+
+def _listen(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"cannot listen at {path}: it is too long for a socket (at most {MAX_PATH_BYTES} bytes): "
+            "choose a shorter directory",
+        )
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(str(path))
+    except OSError as err:
+        listener.close()
+        raise OSError(err.errno, f"cannot listen at {path}: {err.strerror or err}") from None
+    return listener
+
+
+def _remove(path: Path, made: int) -> None:
+    """Remove our socket; the next agent may be listening there already."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == made:
+            path.unlink()

@@ -1,0 +1,320 @@
+"""The parts of HTTP/2 that a gRPC client needs: frames, and the headers of a request.
+
+Pure: bytes in, bytes out. Request headers are written without compression, which every server must
+take and which makes all that is the same for each call of a method a constant.
+
+Rules of HTTP/2 that our gRPC client and server enforce on their peers, and limits on what peers can cost.
+
+Pure: time is an argument. A peer is never trusted: clients of our sockets are any process that may open
+them, and servers include those in pods (gRPC probes). A broken rule or an exceeded limit raises
+ProtocolError, and the caller closes the connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from functools import lru_cache
+from typing import cast
+
+import hpack
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+MAX_FRAME = 16384
+"""The longest payload that may be sent unasked, and that we take."""
+FIRST_WINDOW = 65535
+"""How many bytes may be sent before the receiver says that it can take more."""
+MAX_WINDOW = 2**31 - 1
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITIZED = 0x20
+_HEAD = struct.Struct(">BHBBL")  # length (8 + 16 bits), kind, flags, stream
+HEAD_BYTES = _HEAD.size
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class Setting(IntEnum):
+    """What a peer can say about itself."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class ProtocolError(Exception):
+    """The peer does not keep to HTTP/2."""
+
+
+def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Write a frame."""
+    size = len(payload)
+    return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
+
+
+def read_head(data: bytes | bytearray, at: int) -> tuple[int, int, int, int]:
+    """Read a frame's head: the payload's length, kind, flags and stream."""
+    high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
+    return high << 16 | low, kind, flags, stream & 0x7FFFFFFF
+
+
+def settings(values: dict[Setting, int]) -> bytes:
+    """Write a SETTINGS frame."""
+    payload = b"".join(struct.pack(">HL", name, value) for name, value in values.items())
+    return frame(Kind.SETTINGS, 0, 0, payload)
+
+
+def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
+    """Read a SETTINGS frame's payload; raises ProtocolError."""
+    if len(payload) % 6:
+        raise ProtocolError("settings of an odd length")
+    return struct.iter_unpack(">HL", payload)
+
+
+def number(value: int) -> bytes:
+    """Write a 32-bit number: the payload of several frames."""
+    return struct.pack(">L", value)
+
+
+def read_number(payload: bytes) -> int:
+    """Read the 31-bit number that begins a payload; raises ProtocolError."""
+    if len(payload) < 4:
+        raise ProtocolError("a frame is too short")
+    return int.from_bytes(payload[:4], "big") & 0x7FFFFFFF
+
+
+def unpadded(flags: int, payload: bytes) -> bytes:
+    """Give the content of a DATA or HEADERS frame without its padding; raises ProtocolError."""
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise ProtocolError("more padding than frame")
+    return payload[1 : len(payload) - payload[0]]
+
+
+@lru_cache(maxsize=256)
+def request_headers(path: str, authority: str) -> bytes:
+    """Write the headers that each call of a gRPC method has."""
+    return b"".join(
+        (
+            b"\x83\x86",  # :method POST, :scheme http
+            b"\x04" + _text(path),
+            b"\x01" + _text(authority),
+            b"\x0f\x10" + _text("application/grpc"),  # content-type
+            more_headers([("te", "trailers")]),
+        )
+    )
+
+
+def more_headers(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Write further headers; names are in lower case."""
+    return b"".join(b"\x00" + _text(name) + _text(value) for name, value in headers)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    size = len(data)
+    if size < 127:
+        return bytes((size,)) + data
+    written = bytearray((127,))
+    size -= 127
+    while size > 127:
+        written.append(size & 127 | 128)
+        size >>= 7
+    written.append(size)
+    return bytes(written) + data
+
+
+MOST_CONTINUATIONS = 8
+"""Frames of one header block."""
+HEADER_BYTES = 16 * 1024
+"""Bytes of one header block, compressed and as a list."""
+_MOST_SIZE_UPDATES = 2
+_LARGEST_FRAME_SETTING = 2**24 - 1
+_SIZES = {Kind.PRIORITY: 5, Kind.RST_STREAM: 4, Kind.WINDOW_UPDATE: 4, Kind.PING: 8}
+_ON_CONNECTION = (Kind.SETTINGS, Kind.PING, Kind.GOAWAY)
+_POINTS = 2000.0
+_POINTS_PER_SECOND = 200.0
+_BYTES_PER_POINT = 256
+
+
+class Code(IntEnum):
+    """Error codes of HTTP/2, with which a stream or a connection ends."""
+
+    NO_ERROR = 0
+    PROTOCOL = 1
+    FLOW_CONTROL = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE = 6
+    REFUSED_STREAM = 7
+    COMPRESSION = 9
+    CALM_DOWN = 11
+
+
+class Violation(ProtocolError):
+    """The peer broke a rule that has an error code of its own."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def check_frame(kind: int, flags: int, stream: int, payload: bytes) -> None:
+    """Raise ProtocolError for a frame of a length or on a stream that its kind cannot have."""
+    if kind > Kind.CONTINUATION:
+        return  # kinds that are not known are to be skipped
+    if kind != Kind.WINDOW_UPDATE and (stream == 0) != (kind in _ON_CONNECTION):
+        raise ProtocolError("a frame on the wrong stream")
+    if kind == Kind.HEADERS and stream % 2 == 0:
+        raise ProtocolError("a client's calls have odd numbers")
+    size = len(payload)
+    wrong = size != _SIZES.get(Kind(kind), size)
+    if kind == Kind.SETTINGS:
+        wrong = bool(size % 6 or (flags & ACK and size))
+    if wrong or (kind == Kind.GOAWAY and size < 8):
+        raise Violation(Code.FRAME_SIZE, "a frame of a wrong length")
+
+
+def check_setting(name: int, value: int) -> None:
+    """Raise ProtocolError for a value that a setting cannot have."""
+    if name == Setting.INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+        raise Violation(Code.FLOW_CONTROL, "a window is too large")
+    if name == Setting.MAX_FRAME_SIZE and not MAX_FRAME <= value <= _LARGEST_FRAME_SETTING:
+        raise ProtocolError("a frame size that no frame may have")
+
+
+def grown_window(window: int, count: int) -> int:
+    """Return a flow-control window after it grew by `count` bytes. Raises Violation when it is too large."""
+    if window + count > MAX_WINDOW:
+        raise Violation(Code.FLOW_CONTROL, "a window is too large")
+    return window + count
+
+
+def header_block(flags: int, payload: bytes) -> bytes:
+    """Return the header block in a HEADERS frame, without padding and priority. Raises ProtocolError."""
+    block = unpadded(flags, payload)
+    if not flags & PRIORITIZED:
+        return block
+    if len(block) < 5:
+        raise Violation(Code.FRAME_SIZE, "headers are too short")
+    return block[5:]
+
+
+class HeaderBlocks:
+    """Header blocks of one connection: joined from their frames and decoded, within `limit` bytes each."""
+
+    def __init__(self, limit: int = HEADER_BYTES) -> None:
+        self._limit = limit
+        self._decoder = hpack.Decoder(max_header_list_size=limit)
+        self._begun: tuple[int, int, list[bytes], int] | None = None
+        """Stream, flags, frames and bytes of a block that is not complete yet."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the next frame must be a CONTINUATION."""
+        return self._begun is not None
+
+    @property
+    def stateless(self) -> bool:
+        """Whether the peer's dynamic table is empty, so that equal blocks are equal headers."""
+        return not self._decoder.header_table.dynamic_entries
+
+    def begin(self, stream: int, flags: int, block: bytes) -> tuple[int, int, bytes] | None:
+        """Handle a HEADERS frame; return stream, flags and block if it is complete. Raises ProtocolError."""
+        self._begun = stream, flags, [], 0
+        return self._add(stream, flags, block)
+
+    def resume(self, stream: int, flags: int, block: bytes) -> tuple[int, int, bytes] | None:
+        """Handle a CONTINUATION frame as `begin` does a HEADERS frame. Raises ProtocolError."""
+        return self._add(stream, flags, block)
+
+    def decode(self, block: bytes) -> list[tuple[str, str]]:
+        """Decode a complete block. Raises Violation; the connection cannot be used any more then."""
+        _check_size_updates(block)
+        try:
+            return list(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
+        except hpack.OversizedHeaderListError:
+            raise Violation(Code.CALM_DOWN, "headers are too large") from None
+        except (hpack.HPACKError, UnicodeDecodeError):
+            # The exception's text repeats the block.
+            raise Violation(Code.COMPRESSION, "headers cannot be decoded") from None
+
+    def _add(self, stream: int, flags: int, part: bytes) -> tuple[int, int, bytes] | None:
+        if self._begun is None or self._begun[0] != stream:
+            raise ProtocolError("headers are continued wrongly")
+        _, before, parts, size = self._begun
+        size += len(part)
+        parts.append(part)
+        if size > self._limit or len(parts) > MOST_CONTINUATIONS:
+            raise Violation(Code.CALM_DOWN, "headers are too large")
+        if flags & END_HEADERS:
+            self._begun = None
+            return stream, before | END_HEADERS, b"".join(parts)
+        self._begun = stream, before, parts, size
+        return None
+
+
+class FrameBudget:
+    """Token bucket of the frames that a peer may send without any progress of a call.
+
+    Every frame costs a point, and one more per setting or per 256 bytes that are not data of a call; calls,
+    messages, data and time earn points. Floods of PING, SETTINGS, empty or foreign frames exhaust it in
+    milliseconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._points = _POINTS
+        self._since = clock()
+
+    def spend(self, kind: int, size: int) -> None:
+        """Charge a frame with `size` bytes of payload. Raises Violation when the budget is exhausted."""
+        cost = 6 if kind == Kind.SETTINGS else _BYTES_PER_POINT  # each setting is handled by itself
+        self._points -= 1 if kind == Kind.DATA else 1 + size // cost
+        if self._points >= 0:
+            return
+        now = self._clock()
+        self.earn((now - self._since) * _POINTS_PER_SECOND)
+        self._since = now
+        if self._points < 0:
+            raise Violation(Code.CALM_DOWN, "too many frames without progress")
+
+    def earn(self, points: float) -> None:
+        """Credit progress, up to the bucket's capacity."""
+        self._points = min(_POINTS, self._points + points)
+
+    def earn_bytes(self, count: int) -> None:
+        """Credit content of calls; tiny pieces earn nothing."""
+        self.earn(count // _BYTES_PER_POINT)
+
+
+def _check_size_updates(block: bytes) -> None:
+    """Raise Violation for more HPACK table size updates than an encoder can need."""
+    at = count = 0
+    while at < len(block) and block[at] & 0xE0 == 0x20:
+        count += 1
+        if count > _MOST_SIZE_UPDATES:
+            raise Violation(Code.COMPRESSION, "too many table size updates")
+        at += 1
+        if block[at - 1] & 0x1F == 0x1F:
+            while at < len(block) and block[at] & 0x80:
+                at += 1
+            at += 1

@@ -1,0 +1,101 @@
+"""One call for many who ask the same thing at the same time.
+
+Forty pods that start at once with the same image need one pull, not forty. The call runs in a task
+of its own, so that the one who asked first can be cancelled (its pod was deleted) without harm to
+the others; when nobody waits any more, the call is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pykubelet.util.tasks import TaskScope
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Stopped(Exception):
+    """The agent stops, and the call with it."""
+
+    def __str__(self) -> str:
+        return "the agent is stopping"
+
+
+@dataclass(slots=True, eq=False)
+class _Call(Generic[V]):
+    before: _Call[V] | None
+    """The call with the same key that this one waits for."""
+    task: asyncio.Task[V | Exception] = field(init=False)
+    begun: bool = False
+    waiting: int = 0
+
+
+class SharedCalls(Generic[K, V]):
+    """At most one call per key at a time."""
+
+    def __init__(self, tasks: TaskScope, name: str) -> None:
+        self._tasks = tasks
+        self._name = name
+        self._calls: dict[K, _Call[V]] = {}
+
+    async def run(self, key: K, make: Callable[[], Coroutine[Any, Any, V]], *, fresh: bool = False) -> V:
+        """Give the answer of the call under way for this key, or else of a new one.
+
+        `fresh` wants an answer that is not older than the question: a call that has begun is not
+        joined then, and the next one begins when it ended. However many ask, that is one more call.
+
+        Raises what the call raises, and Stopped when the task scope ends first.
+        """
+        call = self._calls.get(key)
+        if call is None or (fresh and call.begun):
+            call = self._start(key, make, call)
+        call.waiting += 1
+        try:
+            return await self._answer(call)
+        finally:
+            call.waiting -= 1
+            if not call.waiting:
+                self._leave(key, call)
+
+    def _start(self, key: K, make: Callable[[], Coroutine[Any, Any, V]], before: _Call[V] | None) -> _Call[V]:
+        call = _Call(before)
+        work = self._work(call, make)
+        try:
+            call.task = self._tasks.start(work, name=self._name)
+        except RuntimeError:
+            work.close()
+            raise Stopped from None
+        self._calls[key] = call
+        return call
+
+    async def _work(self, call: _Call[V], make: Callable[[], Coroutine[Any, Any, V]]) -> V | Exception:
+        if call.before is not None:
+            await asyncio.wait({call.before.task})
+        call.before = None
+        call.begun = True
+        try:
+            return await make()
+        except Exception as err:
+            # The edge of a task: whoever waits raises it, so a failed pull does not end the agent.
+            return err
+
+    async def _answer(self, call: _Call[V]) -> V:
+        await asyncio.wait({call.task})
+        if call.task.cancelled():
+            raise Stopped
+        answer = call.task.result()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _leave(self, key: K, call: _Call[V]) -> None:
+        call.task.cancel()
+        if self._calls.get(key) is call:
+            if call.before is not None and not call.before.task.done():
+                self._calls[key] = call.before
+            else:
+                del self._calls[key]

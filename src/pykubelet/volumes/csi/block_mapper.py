@@ -1,0 +1,205 @@
+"""CSI volumes as devices (`volumeMode: Block`): staged and published as such, and bound for each pod.
+
+The link in the pod's folder comes first and goes last, so that whoever takes the pod down finds the
+device. A loop device on top of the bound one keeps it open, as long as the pod has it: its number cannot
+become another device's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from pykubelet.api.storage import CsiDriverSpec
+from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
+from pykubelet.linux.mounts import MS_BIND, mount, read_mounts, remove_tree, unmount
+from pykubelet.logs import get_logger
+from pykubelet.util.tasks import finish_in_thread
+from pykubelet.volumes.csi.dependencies import DriverFailed, Parts, Sweeps, asking
+from pykubelet.volumes.csi.names import KIND, STAGE_UNSTAGE, unique_name
+from pykubelet.volumes.csi.paths import DevicePlaces, VolumeData, drop_scraps, read_data, write_data
+from pykubelet.volumes.csi.unpublish import let_go, pay_before
+from pykubelet.volumes.csi.volume import CsiVolume, must_attach
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.paths import make_folder
+from pykubelet.volumes.plugin import MountedVolume
+
+log = get_logger(__name__)
+
+
+class DeviceVolumes:
+    """Gives CSI volumes as devices."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def set_up(self, volume: CsiVolume, spec: CsiDriverSpec | None) -> MountedVolume:
+        """Have a device published and bound for a pod."""
+        parts, wanted = self._parts, volume.wanted
+        client = parts.drivers.needed(volume.driver, wanted.uid)
+        published: dict[str, str] = {}
+        if must_attach(volume, spec):
+            published = await parts.attachments.publish_context(volume.driver, volume.handle, wanted.uid)
+        places, link = parts.places.device(wanted.name), parts.places.device_link(wanted.uid, wanted.name)
+        target = places.published / wanted.uid
+        use = volume.use()
+        with asking(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
+            abilities = await client.abilities()
+        async with parts.locks(volume.unique_name):
+            await pay_before(parts, volume, client, target)
+            await finish_in_thread(lambda: _prepare(places, link, target, parts.data_of(volume)))
+            if STAGE_UNSTAGE in abilities and volume.unique_name not in parts.staged:
+                context = await parts.teller.for_staging(volume, published)
+                with asking(action="MapVolume.SetUpDevice failed"):
+                    await client.stage(volume.handle, str(places.staging), use, context)
+                parts.staged.add(volume.unique_name)
+            context = await parts.teller.for_publishing(volume, published, spec, standalone=False)
+            try:
+                with asking(action="MapVolume.MapPodDevice failed"):
+                    await client.publish(
+                        volume.handle,
+                        str(target),
+                        str(places.staging),
+                        use,
+                        context,
+                        read_only=volume.read_only,
+                    )
+            except DriverFailed as err:
+                if err.is_final and not os.path.lexists(places.maps / wanted.uid):
+                    link.unlink(missing_ok=True)
+                raise
+            await finish_in_thread(lambda: _bind(target, places.maps / wanted.uid, volume.read_only))
+        return MountedVolume(
+            "",
+            device=str(link),
+            bound=str(places.maps),
+            read_only=volume.read_only,
+            attached=volume.unique_name if must_attach(volume, spec) else "",
+        )
+
+    async def take_down(self, uid: str, name: str) -> None:
+        """Have the driver undo what it published for a pod, or do without it when it had its time.
+
+        Raises NotYet while the driver is away and waited for.
+        """
+        places, link = self._parts.places.device(name), self._parts.places.device_link(uid, name)
+        data = read_data(places.data)
+        if data is None or not any(map(os.path.lexists, _traces(places, link, uid))):
+            return
+        target = places.published / uid
+
+        async def ordinary() -> None:
+            await finish_in_thread(lambda: _unbind(places.maps / uid))
+            client = self._parts.drivers.needed(data.driver_name, uid)
+            with asking(f"{KIND}: blockMapper.unpublishVolumeForBlock failed: "):
+                await client.unpublish(data.volume_handle, str(target))
+            await finish_in_thread(lambda: _drop(target, link))
+
+        def clear() -> None:
+            _unbind(places.maps / uid, detach=True)
+            _drop(target, link)
+
+        await let_go(self._parts, data.owed(target, link, uid, name), ordinary, clear)
+
+    async def sweeps(self, in_use: Collection[str]) -> Sweeps:
+        """Give what has volumes unstaged that no pod has."""
+        found = await finish_in_thread(lambda: list(self._parts.places.all_devices()))
+        return {places.name: partial(self._sweep_one, places, in_use) for places in found}
+
+    async def _sweep_one(self, places: DevicePlaces, in_use: Collection[str]) -> None:
+        if places.name in in_use:
+            return
+        data = read_data(places.data)
+        if data is None:
+            await finish_in_thread(lambda: drop_scraps(places.data, (places.data.parent, places.own)))
+            return
+        name = unique_name(data.driver_name, data.volume_handle)
+        async with self._parts.locks(name):
+            used = any(_entries(places.maps)) or any(_entries(places.published))
+            if not used and not await finish_in_thread(lambda: self._parts.debts.of(name)):
+                await self._unstage(data, places)
+
+    async def _unstage(self, data: VolumeData, places: DevicePlaces) -> None:
+        client = self._parts.drivers.client(data.driver_name)
+        if client is None:
+            log.v(2).info(
+                "A device stays staged until its driver is back", driver=data.driver_name, path=places.own
+            )
+            return
+        count = self._parts.counted(data.driver_name, "unmap_device")
+        with asking(f"{KIND}: blockMapper.unstageVolumeForBlock failed: "), count:
+            if places.staging.exists() and STAGE_UNSTAGE in await client.abilities():
+                await client.unstage(data.volume_handle, str(places.staging))
+        self._parts.staged.discard(unique_name(data.driver_name, data.volume_handle))
+
+        def clean() -> None:
+            for folder in (places.staging, places.published, places.own):
+                remove_tree(folder)
+            for folder in (places.staging.parent, places.published.parent, places.base):
+                with suppress(OSError):
+                    folder.rmdir()
+
+        await finish_in_thread(clean)
+
+
+def _traces(places: DevicePlaces, link: Path, uid: str) -> Iterable[Path]:
+    return link, places.maps / uid, places.published / uid
+
+
+def _prepare(places: DevicePlaces, link: Path, target: Path, data: VolumeData) -> None:
+    write_data(places.data, data)
+    make_folder(link.parent)
+    # Made anew each time: after a reboot it may lead anywhere.
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    for folder in (places.staging, places.published, places.maps):
+        make_folder(folder)
+
+
+def _bind(device: Path, place: Path, read_only: bool) -> None:
+    """Have a device bound at a place, and kept open."""
+    given = device.stat()
+    if not stat.S_ISBLK(given.st_mode):
+        raise KindError(f"{KIND}: the driver has published something at {device} that is not a block device")
+    real = place.parent.resolve() / place.name
+    while any(entry.point == real for entry in read_mounts(real)):
+        if real.lstat().st_rdev == given.st_rdev:
+            break
+        _unbind(real)
+    else:
+        real.touch(mode=0o640)
+        mount(str(device), real, "", flags=MS_BIND)
+    if not loops_of(real):
+        _, lock = attach_loop(real, read_only=read_only)
+        os.close(lock)
+
+
+def _unbind(place: Path, *, detach: bool = False) -> None:
+    real = place.parent.resolve() / place.name
+    for device in loops_of(real):
+        detach_loop(device)
+    while unmount(real, detach=detach):
+        continue
+    real.unlink(missing_ok=True)
+
+
+def _drop(target: Path, link: Path) -> None:
+    """Delete what is left of a published device: drivers should have done it."""
+    try:
+        target.unlink(missing_ok=True)
+    except OSError as err:
+        raise KindError(f"{KIND}: the driver has left something at {target}: {err.strerror}") from err
+    link.unlink(missing_ok=True)
+    with suppress(OSError):
+        link.parent.rmdir()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

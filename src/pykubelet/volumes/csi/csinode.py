@@ -1,0 +1,337 @@
+"""Telling the cluster which drivers this node has: its CSINode, an annotation and labels of the node.
+
+One change at a time, each made of what the API server has at that moment, tried a few times; a driver
+whose facts cannot be told does not register (and tries again), because the scheduler would not know of it.
+
+What the cluster is told of a node's drivers, decided without asking anybody: pure.
+
+Of a driver the scheduler and the controllers need to know what it calls this node, where the node is in
+the driver's eyes and how many volumes fit. It stands in three places: the CSINode of the node's name, an
+annotation of the node (all drivers' names for it), and labels of the node (where it is).
+
+Keeping the cluster up to date on how many volumes of a driver fit on this node.
+
+A driver says it when it registers. Where its CSIDriver asks for it (`nodeAllocatableUpdatePeriodSeconds`)
+it is asked again at that period, and when a volume could not be attached for lack of room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import msgspec
+
+from pykubelet.api.meta import ObjectMeta, OwnerReference
+from pykubelet.api.storage import CsiNode, CsiNodeDriver, VolumeNodeResources
+from pykubelet.apiserver.client import NODES, ApiClient
+from pykubelet.apiserver.errors import KubeError, NotFound
+from pykubelet.logs import get_logger
+from pykubelet.pluginmanager.client import PluginError
+from pykubelet.pluginmanager.registration import RegistrationRefused
+from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.tasks import wait_seconds
+from pykubelet.volumes.csi.drivers import DriverNode, DriverObjects, Drivers
+from pykubelet.volumes.csi.names import CSI_NODES
+from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.operations import side_by_side
+
+log = get_logger(__name__)
+NODE_IDS = "csi.volume.kubernetes.io/nodeid"
+MIGRATED = "storage.alpha.kubernetes.io/migrated-plugins"
+MIGRATED_PLUGINS = ",".join(
+    f"kubernetes.io/{name}"
+    for name in (
+        "aws-ebs",
+        "azure-disk",
+        "azure-file",
+        "cinder",
+        "gce-pd",
+        "portworx-volume",
+        "vsphere-volume",
+    )
+)
+"""The kinds that are CSI drivers' business in every Kubernetes of today: controllers look here."""
+MOST_COUNT = 2**31 - 1
+Patch = dict[str, Any]
+
+
+class TopologyCollision(Exception):
+    """A driver places the node elsewhere than its labels do; the text says which label."""
+
+
+def blank_csi_node(name: str, node_uid: str) -> CsiNode:
+    """Give the CSINode of a node without drivers; it goes with the node."""
+    owner = OwnerReference(api_version="v1", kind="Node", name=name, uid=node_uid)
+    return CsiNode(
+        metadata=ObjectMeta(name=name, owner_references=[owner], annotations={MIGRATED: MIGRATED_PLUGINS})
+    )
+
+
+def belongs_to(found: CsiNode, node_name: str, node_uid: str) -> bool:
+    """Whether a CSINode is this very node's, and not that of one before it of the same name."""
+    return any(
+        (owner.kind, owner.name, owner.uid) == ("Node", node_name, node_uid)
+        for owner in found.metadata.owner_references
+    )
+
+
+def announced(found: CsiNode) -> Patch:
+    """Give the patch by which a CSINode says which kinds are drivers' business; empty when it does."""
+    kinds = found.metadata.annotations.get(MIGRATED, "")
+    if set(kinds.split(",")) == set(MIGRATED_PLUGINS.split(",")):
+        return {}
+    return {"metadata": {"annotations": {MIGRATED: MIGRATED_PLUGINS}}}
+
+
+def installed(found: CsiNode, driver: str, facts: NodeFacts) -> Patch:
+    """Give the strategic patch by which a CSINode has a driver; empty when it has it so already."""
+    patch = announced(found)
+    count = min(facts.most_volumes, MOST_COUNT) if facts.most_volumes > 0 else None
+    wanted = CsiNodeDriver(
+        name=driver,
+        node_id=facts.node_id,
+        topology_keys=sorted(facts.topology),
+        allocatable=VolumeNodeResources(count=count) if count is not None else None,
+    )
+    kept = next((known for known in found.spec.drivers if known.name == driver), None)
+    if kept is None or msgspec.structs.replace(kept, topology_keys=sorted(kept.topology_keys)) != wanted:
+        entry: Patch = {"name": driver, "nodeID": facts.node_id, "topologyKeys": wanted.topology_keys or None}
+        entry["allocatable"] = {"count": count} if count is not None else None
+        patch["spec"] = {"drivers": [entry]}
+    return patch
+
+
+def uninstalled(found: CsiNode, driver: str) -> Patch:
+    """Give the strategic patch by which a CSINode does not have a driver; empty when it has not."""
+    if all(known.name != driver for known in found.spec.drivers):
+        return {}
+    return {"spec": {"drivers": [{"$patch": "delete", "name": driver}]}}
+
+
+def node_installed(meta: ObjectMeta, driver: str, facts: NodeFacts) -> Patch:
+    """Give the patch by which a node has a driver's name for it, and its place; may be empty.
+
+    Raises TopologyCollision, and ValueError when the annotation is not what it should be.
+    """
+    for key, value in facts.topology.items():
+        if (label := meta.labels.get(key, value)) != value:
+            raise TopologyCollision(
+                f'detected topology value collision: driver reported "{key}":"{value}" '
+                f'but existing label is "{key}":"{label}"'
+            )
+    ids, patch = _node_ids(meta), Patch()
+    if ids.get(driver) != facts.node_id:
+        patch["annotations"] = {NODE_IDS: _written(ids | {driver: facts.node_id})}
+    if labels := {key: value for key, value in facts.topology.items() if key not in meta.labels}:
+        patch["labels"] = labels
+    return {"metadata": patch} if patch else {}
+
+
+def node_uninstalled(meta: ObjectMeta, driver: str) -> Patch:
+    """Give the patch by which a node has not a driver's name for it; its place stays."""
+    ids = _node_ids(meta)
+    if driver not in ids:
+        return {}
+    left = {name: value for name, value in ids.items() if name != driver}
+    return {"metadata": {"annotations": {NODE_IDS: _written(left) if left else None}}}
+
+
+def _node_ids(meta: ObjectMeta) -> dict[str, str]:
+    text = meta.annotations.get(NODE_IDS, "")
+    if not text:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, str] | None) or {}
+    except msgspec.MsgspecError as err:
+        raise ValueError(
+            f'failed to parse node\'s "{NODE_IDS}" annotation value ("{text}") err={err}'
+        ) from err
+
+
+def _written(ids: Mapping[str, str]) -> str:
+    return msgspec.json.encode(dict(sorted(ids.items()))).decode()
+
+
+TRIES = 4
+FIRST_PAUSE_SECONDS = 0.01
+PAUSE_FACTOR = 5.0
+
+
+class NodeInfo(DriverNode):
+    """The `DriverNode` of a node of a cluster."""
+
+    def __init__(self, api: ApiClient, node_name: str, chance: Callable[[], float] = random.random) -> None:
+        self._api = api
+        self._name = node_name
+        self._chance = chance
+        self._turn = asyncio.Lock()
+        self.ready = asyncio.Event()
+        """The node has its CSINode; the scheduler may count on it from then on."""
+        self._seen = asyncio.Event()
+
+    async def initialize(self) -> None:
+        """Have the CSINode, before any driver registers; tries until it is there."""
+        pauses, complaints = Pauses(first=0.1, limit=10.0), Complaints(log, "Failed to initialize CSINode")
+        clock = asyncio.get_running_loop().time
+        while True:
+            try:
+                async with self._turn:
+                    found = await self._csi_node()
+                    if patch := announced(found):
+                        await self._api.patch(CSI_NODES, self._name, patch)
+            except NotFound as err:
+                log.v(2).info("The node is not registered yet, so it has no CSINode either", err=err)
+                await self._until_seen(pauses.next(clock(), type(err)))
+            except (KubeError, _Deleted) as err:
+                complaints.failed(err, clock())
+                await self._api.pause(pauses.next(clock(), type(err)))
+            else:
+                complaints.succeeded(clock())
+                self.ready.set()
+                return
+
+    def node_seen(self) -> None:
+        """Take note that the API server has the node: now it can have its CSINode, too."""
+        self._seen.set()
+
+    async def install(self, driver: str, facts: NodeFacts) -> None:
+        """Tell of a driver: the node first, the CSINode then; raises RegistrationRefused."""
+        if not facts.node_id:
+            raise RegistrationRefused("error adding CSI driver node info: driverNodeID must not be empty")
+
+        async def tell_node() -> None:
+            node = await self._api.get(NODES, self._name)
+            if patch := node_installed(node.metadata, driver, facts):
+                await self._api.patch(NODES, self._name, patch, subresource="status")
+
+        await self._tried("error updating Node object with CSI driver node info", tell_node)
+        await self.update(driver, facts)
+
+    async def update(self, driver: str, facts: NodeFacts) -> None:
+        """Tell of a driver's facts that may change while it runs; raises RegistrationRefused."""
+
+        async def tell_csi_node() -> None:
+            found = await self._csi_node()
+            if patch := installed(found, driver, facts):
+                await self._api.patch(CSI_NODES, self._name, patch)
+
+        await self._tried("error updating CSINode object with CSI driver node info", tell_csi_node)
+
+    async def uninstall(self, driver: str, is_gone: Callable[[], bool]) -> None:
+        """Tell that a driver is gone; what cannot be told is logged, the next registration corrects it."""
+
+        async def tell_csi_node() -> None:
+            if not is_gone():
+                return
+            try:
+                found = await self._api.get(CSI_NODES, self._name)
+            except NotFound:
+                return
+            if patch := uninstalled(found, driver):
+                await self._api.patch(CSI_NODES, self._name, patch)
+
+        async def tell_node() -> None:
+            if not is_gone():
+                return
+            node = await self._api.get(NODES, self._name)
+            if patch := node_uninstalled(node.metadata, driver):
+                await self._api.patch(NODES, self._name, patch, subresource="status")
+
+        try:
+            await self._tried("error uninstalling CSI driver from CSINode object", tell_csi_node)
+            await self._tried("error removing CSI driver node info from Node object", tell_node)
+        except RegistrationRefused as err:
+            log.error(err, "Failed to tell that a CSI driver is gone", driver=driver)
+
+    async def _until_seen(self, seconds: float) -> None:
+        self._seen.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._seen.wait()
+
+    async def _csi_node(self) -> CsiNode:
+        """Give the node's CSINode, made if need be; one of an earlier node of that name is deleted."""
+        node = await self._api.get(NODES, self._name)
+        try:
+            found = await self._api.get(CSI_NODES, self._name)
+        except NotFound:
+            return await self._api.create(CSI_NODES, blank_csi_node(self._name, node.metadata.uid))
+        if not belongs_to(found, self._name, node.metadata.uid):
+            await self._api.delete(CSI_NODES, self._name, uid=found.metadata.uid)
+            raise _Deleted(f'CSINode "{self._name}" was owned by a different node, deleted it')
+        return found
+
+    async def _tried(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        pause, last = FIRST_PAUSE_SECONDS, ""
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(pause * (1 + 0.1 * self._chance()))
+                pause *= PAUSE_FACTOR
+            try:
+                async with self._turn:
+                    await work()
+            except (KubeError, _Deleted) as err:
+                last = str(err)
+            except (TopologyCollision, ValueError) as err:
+                raise RegistrationRefused(f"{what}: {err}") from err
+            else:
+                return
+        raise RegistrationRefused(f"{what}: timed out waiting for the condition; caused by: {last}")
+
+
+class _Deleted(Exception):
+    """Something was in the way and is gone now: try again."""
+
+
+class Limits:
+    """Asks drivers for their limits while `run` runs."""
+
+    def __init__(self, drivers: Drivers, objects: DriverObjects, node: NodeInfo) -> None:
+        self._drivers = drivers
+        self._objects = objects
+        self._node = node
+        self._changed = asyncio.Event()
+        self._due: dict[str, float] = {}
+        drivers.listen(self._changed.set)
+        objects.listen(self._changed.set)
+
+    def period(self, driver: str) -> float:
+        """Give the seconds after which a driver wants to be asked again; 0 for never."""
+        found = self._objects.known(driver)
+        return float(found.spec.node_allocatable_update_period_seconds or 0) if found is not None else 0.0
+
+    async def refresh(self, driver: str) -> None:
+        """Ask a driver now, and tell the cluster; what fails is logged."""
+        client = self._drivers.client(driver)
+        if client is None:
+            return
+        try:
+            await self._node.update(driver, await client.info())
+        except (PluginError, RegistrationRefused) as err:
+            log.error(err, "Failed to update the limit of a CSI driver", driver=driver)
+
+    async def run(self) -> NoReturn:
+        """Ask each driver at its period until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._changed.clear()
+            periods = {name: period for name in self._drivers.names if (period := self.period(name))}
+            # A driver begins to wait when it, or its period, is first seen.
+            self._due = {
+                name: min(self._due.get(name, clock() + period), clock() + period)
+                for name, period in periods.items()
+            }
+            due = [name for name, moment in self._due.items() if moment <= clock()]
+            # Together: one that hangs does not keep the others from being asked.
+            await side_by_side([self.refresh(name) for name in due])
+            self._due |= {name: clock() + periods[name] for name in due}
+            pause = wait_seconds(min(self._due.values()) - clock()) if self._due else None
+            try:
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass

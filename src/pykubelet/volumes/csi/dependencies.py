@@ -1,0 +1,110 @@
+"""What giving a CSI volume as files and as a device have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pykubelet.pluginmanager.client import PluginError, PluginUnreachable
+from pykubelet.volumes.csi.drivers import DriverObjects, Drivers
+from pykubelet.volumes.csi.names import KIND, attachment_name
+from pykubelet.volumes.csi.paths import Places, VolumeData
+from pykubelet.volumes.csi.pending_unpublish import Debts, Patience
+from pykubelet.volumes.csi.request_context import Teller
+from pykubelet.volumes.csi.volume import CsiVolume
+from pykubelet.volumes.csi.volume_attachments import Attachments
+from pykubelet.volumes.errors import KindError, told
+from pykubelet.volumes.metrics import VolumeMetrics
+from pykubelet.volumes.operations import Locks, side_by_side
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of which CSI volumes are made."""
+
+    places: Places
+    node_name: str
+    drivers: Drivers
+    objects: DriverObjects
+    attachments: Attachments
+    teller: Teller
+    debts: Debts
+    metrics: VolumeMetrics
+    tell: Callable[[str, str, str], None] = lambda uid, reason, message: None
+    """Warns, by an event, about the pod with this uid."""
+    owes: Callable[[], None] = lambda: None
+    """Called after something was written down that a driver is owed."""
+    patience: Patience = field(default_factory=Patience)
+    locks: Locks = field(default_factory=Locks)
+    staged: set[str] = field(default_factory=set)
+    """The volumes, by their unique names, that are certainly staged; others are staged again."""
+
+    @contextmanager
+    def counted(self, driver: str, operation: str) -> Iterator[None]:
+        """Count something that is done to a volume of a driver for the whole node."""
+        clock = asyncio.get_running_loop().time
+        began, well = clock(), False
+        try:
+            yield
+            well = True
+        finally:
+            self.metrics.operated(f"{KIND}:{driver}", operation, clock() - began, well=well)
+
+    def data_of(self, volume: CsiVolume, label: str = "") -> VolumeData:
+        """Give what must be known to take a pod's volume down."""
+        return VolumeData(
+            volume_handle=volume.handle,
+            driver_name=volume.driver,
+            spec_vol_id=volume.wanted.name,
+            node_name=self.node_name,
+            attachment_id=attachment_name(volume.handle, volume.driver, self.node_name),
+            volume_lifecycle_mode=volume.mode,
+            se_linux_mount_context=label,
+        )
+
+
+Sweeps = dict[str, Callable[[], Coroutine[Any, Any, None]]]
+"""What is to be done for volumes that no pod has, by names for people, each another one."""
+
+
+async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do all of this at once; raises one KindError that tells of each that failed."""
+
+    async def one(part: Coroutine[Any, Any, None]) -> str:
+        try:
+            await part
+        except OSError as err:
+            return told(err)
+        except KindError as err:
+            return str(err)
+        return ""
+
+    problems = await side_by_side([one(part) for part in work])
+    if found := [problem for problem in problems if problem]:
+        raise KindError("; ".join(found))
+
+
+class DriverFailed(KindError):
+    """A driver did not do what it was asked to; `is_final` as PluginError's.
+
+    `was_reached`: somebody listened at the driver's socket.
+    """
+
+    def __init__(self, text: str, action: str, *, is_final: bool, was_reached: bool) -> None:
+        super().__init__(text)
+        self.action = action
+        self.is_final = is_final
+        self.was_reached = was_reached
+
+
+@contextmanager
+def asking(prefix: str = "", action: str = KindError.action) -> Iterator[None]:
+    """Turn what a driver says no with into a reason for the pod's author; `action` is what then failed."""
+    try:
+        yield
+    except PluginError as err:
+        reached = not isinstance(err, PluginUnreachable)
+        raise DriverFailed(f"{prefix}{err}", action, is_final=err.is_final, was_reached=reached) from err

@@ -1,0 +1,331 @@
+"""Letting volumes grow while pods use them: the driver does it, the claim says how far it is.
+
+A volume is looked at whenever its pod is: its claim is asked for only when the volume is larger than it
+was. What a driver refuses because the volume is in use is not tried again here.
+
+What to do about a volume that has become larger than its claim says: pure.
+
+Somebody asks for more in the claim, a controller enlarges the volume and writes down what it has
+allocated and what is left to do, and the node does that and sets the claim's new capacity. Controllers of
+old write nothing down: then the node does what it can.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import field
+
+from pykubelet.api.core import ObjectReference
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, Resources
+from pykubelet.api.quantity import Quantity
+from pykubelet.apiserver.client import ApiClient, Resource
+from pykubelet.apiserver.errors import KubeError
+from pykubelet.logs import get_logger
+from pykubelet.objects.base import err_text
+from pykubelet.pluginmanager.client import PluginError
+from pykubelet.volumes.csi.dependencies import Parts
+from pykubelet.volumes.csi.names import EXPAND, STAGE_UNSTAGE
+from pykubelet.volumes.csi.volume import CsiVolume
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.ownership import Tell
+
+log = get_logger(__name__)
+STORAGE = "storage"
+NOT_REQUIRED = "volume.kubernetes.io/node-expansion-not-required"
+PENDING = "NodeResizePending"
+IN_PROGRESS = "NodeResizeInProgress"
+INFEASIBLE = "NodeResizeInfeasible"
+ERROR = "NodeResizeError"
+_RESIZE_CONDITIONS = ("FileSystemResizePending", "Resizing", "ControllerResizeError", ERROR)
+_NOTHING = Quantity(0, "binary")
+Patch = dict[str, Any]
+
+
+class _Condition(ObjectStruct):
+    type: str = ""
+    status: str = ""
+
+
+class _Wishes(ObjectStruct):
+    requests: Resources = {}
+
+
+class GrowingSpec(ObjectStruct):
+    """What a claim asks for."""
+
+    access_modes: list[str] = []
+    resources: _Wishes = field(default_factory=_Wishes)
+
+
+class GrowingStatus(ObjectStruct):
+    """How far a claim's growth is."""
+
+    capacity: Resources = {}
+    conditions: list[_Condition] = []
+    allocated_resources: Resources = {}
+    allocated_resource_statuses: dict[str, str] = {}
+
+
+class GrowingClaim(ObjectStruct):
+    """A claim, as far as its size is concerned."""
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: GrowingSpec = field(default_factory=GrowingSpec)
+    status: GrowingStatus = field(default_factory=GrowingStatus)
+
+
+GROWING_CLAIMS = Resource(GrowingClaim, "PersistentVolumeClaim", "persistentvolumeclaims")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What to do: let the volume have `size`, or nothing (None)."""
+
+    size: Quantity | None
+    settled: bool = False
+    """Nothing is left to do, now or later, until the volume grows again."""
+    mark: bool = False
+    """The claim shall say that it is in progress."""
+    report: bool = False
+    """The claim shall have the new capacity afterwards."""
+    legacy: bool = False
+    """Nobody wrote down what to do: a driver that cannot do it need not."""
+
+
+def decide(claim: GrowingClaim, volume_size: Quantity) -> Growth:
+    """Say what to do about a volume of this size."""
+    status = claim.status
+    known = status.capacity.get(STORAGE, _NOTHING)
+    stage = status.allocated_resource_statuses.get(STORAGE, "")
+    if not stage and not status.allocated_resources:
+        return Growth(volume_size, report=known < volume_size, legacy=True)
+    size = status.allocated_resources.get(STORAGE, _NOTHING)
+    updated = known >= size and not stage
+    if (
+        updated
+        and "ReadWriteMany" in claim.spec.access_modes
+        and NOT_REQUIRED not in claim.metadata.annotations
+    ):
+        # Another node was first, and this one has the volume too.
+        return Growth(size)
+    if stage in (PENDING, IN_PROGRESS):
+        return Growth(size, mark=not updated, report=not updated)
+    return Growth(None, settled=updated)
+
+
+def marked(claim: GrowingClaim) -> Patch:
+    """Give the patch by which a claim says that its node is at it."""
+    return _patch(claim, {"allocatedResourceStatuses": {STORAGE: IN_PROGRESS}}, exact=True)
+
+
+def finished(claim: GrowingClaim, size: Quantity) -> Patch:
+    """Give the patch by which a claim has its new capacity, and nothing is left to do."""
+    change: Patch = {"capacity": {STORAGE: str(size)}}
+    if claim.status.allocated_resource_statuses:
+        change["allocatedResourceStatuses"] = {STORAGE: None}
+    present = {condition.type for condition in claim.status.conditions}
+    if gone := [kind for kind in _RESIZE_CONDITIONS if kind in present]:
+        change["conditions"] = [{"$patch": "delete", "type": kind} for kind in gone]
+    return _patch(claim, change, exact=True)
+
+
+def failed(claim: GrowingClaim, reason: str, now: datetime, *, infeasible: bool) -> Patch:
+    """Give the patch by which a claim says why it does not grow; `infeasible`: and never will like this.
+
+    Empty when it has said so before: the first reason stays, with its time.
+    """
+    change: Patch = {}
+    if not any(known.type == ERROR and known.status == "True" for known in claim.status.conditions):
+        condition = {
+            "type": ERROR,
+            "status": "True",
+            "lastTransitionTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "message": f"failed to expand pvc with {reason}",
+        }
+        change["conditions"] = [condition]
+    if infeasible:
+        change["allocatedResourceStatuses"] = {STORAGE: INFEASIBLE}
+    return _patch(claim, change, exact=False) if change else {}
+
+
+def _patch(claim: GrowingClaim, status: Patch, *, exact: bool) -> Patch:
+    """Put a patch together; an exact one is for the very version that was read."""
+    meta = {"resourceVersion": claim.metadata.resource_version, "uid": claim.metadata.uid}
+    return {"metadata": meta, "status": status} if exact else {"status": status}
+
+
+SUCCESS = "FileSystemResizeSuccessful"
+FAILURE = "FileSystemResizeFailed"
+REFUSED = "VolumeResizeFailed"
+EventType = Literal["Normal", "Warning"]
+TellOf = Callable[[ObjectReference, EventType, str, str], None]
+"""Records an event about any object."""
+_INFEASIBLE = frozenset(("InvalidArgument", "OutOfRange", "NotFound"))
+
+
+def tell_nobody(about: ObjectReference, kind: EventType, reason: str, message: str) -> None:
+    """Record no event."""
+
+
+class NotGrown(KindError):
+    """A volume is smaller than it is meant to be."""
+
+    action = "MountVolume.Setup failed while expanding volume"
+
+
+class Expanding:
+    """Lets volumes grow; `tell` and `tell_of` record events, `clock` gives seconds since 1970."""
+
+    def __init__(
+        self, parts: Parts, api: ApiClient | None, tell: Tell, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._parts = parts
+        self._api = api
+        self._tell = tell
+        self.tell_of: TellOf = tell_nobody
+        self._clock = clock
+        self._sizes: dict[str, Quantity] = {}
+        self._in_use: set[str] = set()
+        self._refused: set[str] = set()
+
+    async def expand(self, volume: CsiVolume, path: Path, *, mounting: bool) -> None:
+        """Let a volume, which is at `path`, have the size that it is meant to have.
+
+        `mounting`: the pod has not started yet, and shall not while this fails: then KindError is raised.
+        Otherwise failures become events.
+        """
+        size = self._wanted_size(volume)
+        if self._api is None or size is None or volume.unique_name in self._in_use:
+            return
+        try:
+            async with self._parts.locks(volume.unique_name):
+                await self._grow(self._api, volume, path, size)
+        except KindError as err:
+            if mounting:
+                raise
+            message = f'NodeExpandVolume.NodeExpandVolume failed for volume "{volume.wanted.name}" : {err}'
+            self._tell(volume.wanted.pod, "Warning", REFUSED, message)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all volumes but these, by their unique names."""
+        self._sizes = {name: size for name, size in self._sizes.items() if name in names}
+        self._in_use.intersection_update(names)
+        self._refused.intersection_update(names)
+
+    def _wanted_size(self, volume: CsiVolume) -> Quantity | None:
+        """Give the size that a volume should have; None when it has it, as far as is known."""
+        wanted = volume.wanted
+        if wanted.persistent is None or wanted.claim is None:
+            return None
+        size = wanted.persistent.spec.capacity.get(STORAGE)
+        claimed = wanted.claim.status.capacity.get(STORAGE)
+        if size is None or claimed is None:
+            return None
+        known = self._sizes.setdefault(volume.unique_name, claimed)
+        return size if size > known else None
+
+    async def _grow(self, api: ApiClient, volume: CsiVolume, path: Path, size: Quantity) -> None:
+        meta = volume.wanted.claim.metadata if volume.wanted.claim is not None else None
+        assert meta is not None
+        try:
+            claim = await api.get(GROWING_CLAIMS, meta.name, meta.namespace)
+        except KubeError as err:
+            raise NotGrown(f"mountVolume.NodeExpandVolume get PVC failed : {err_text(err)}") from err
+        if volume.read_only:
+            self._tell_both(volume, claim, "Warning", FAILURE, "failed", "requested read-only file system")
+            self._sizes[volume.unique_name] = size
+            return
+        growth = decide(claim, size)
+        if growth.size is None:
+            if growth.settled:
+                self._sizes[volume.unique_name] = size
+            return
+        if growth.mark:
+            claim = await self._patched(api, claim, marked(claim))
+        if await self._ask(api, volume, path, claim, growth, growth.size):
+            self._tell_both(volume, claim, "Normal", SUCCESS, "succeeded", self._parts.node_name)
+            if growth.report:
+                await self._patched(api, claim, finished(claim, growth.size))
+            self._sizes[volume.unique_name] = size
+            self._refused.discard(volume.unique_name)
+
+    async def _ask(
+        self,
+        api: ApiClient,
+        volume: CsiVolume,
+        path: Path,
+        claim: GrowingClaim,
+        growth: Growth,
+        size: Quantity,
+    ) -> bool:
+        """Ask the driver; gives whether it did it. Raises KindError when it should be asked again."""
+        client = self._parts.drivers.needed(volume.driver, volume.wanted.uid)
+        try:
+            abilities = await client.abilities()
+            if EXPAND not in abilities:
+                if growth.legacy or not growth.mark:
+                    self._sizes[volume.unique_name] = size
+                    return False
+                raise NotGrown(f"NodeExpand is not supported by the CSI driver {volume.driver}")
+            secrets = await self._parts.teller.for_expanding(volume)
+            staged = self._staged(volume) if STAGE_UNSTAGE in abilities or volume.wanted.block else ""
+            await client.expand(volume.handle, str(path), staged, volume.use(), secrets, int(size))
+        except PluginError as err:
+            reason = f"Expander.NodeExpand failed to expand the volume : {err}"
+            if err.is_final and not growth.legacy:
+                await self._say_why(api, volume, claim, err, reason)
+            if err.code == "FailedPrecondition":
+                log.error(err, "A volume cannot grow while it is in use", volume=volume.unique_name)
+                self._in_use.add(volume.unique_name)
+                return False
+            raise NotGrown(reason) from err
+        return True
+
+    def _staged(self, volume: CsiVolume) -> str:
+        if volume.wanted.block:
+            return str(self._parts.places.device(volume.wanted.name).staging)
+        return str(self._parts.places.staged(volume.driver, volume.handle))
+
+    async def _say_why(
+        self, api: ApiClient, volume: CsiVolume, claim: GrowingClaim, err: PluginError, reason: str
+    ) -> None:
+        """Have the claim say why it does not grow; a size that changed meanwhile is for a controller."""
+        changed = claim.spec.resources.requests.get(STORAGE) != claim.status.allocated_resources.get(STORAGE)
+        infeasible = err.code in _INFEASIBLE or (changed and volume.unique_name in self._refused)
+        self._refused.add(volume.unique_name)
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        if not (patch := failed(claim, reason, now, infeasible=infeasible)):
+            return
+        try:
+            await self._patched(api, claim, patch)
+        except KindError as problem:
+            log.error(problem, "Failed to mark node expansion as failed", volume=volume.unique_name)
+
+    async def _patched(self, api: ApiClient, claim: GrowingClaim, patch: Patch) -> GrowingClaim:
+        meta = claim.metadata
+        try:
+            return await api.patch(GROWING_CLAIMS, meta.name, patch, meta.namespace, subresource="status")
+        except KubeError as err:
+            raise NotGrown(f'patchPVCStatus failed to patch PVC "{meta.name}": {err_text(err)}') from err
+
+    def _tell_both(
+        self, volume: CsiVolume, claim: GrowingClaim, kind: EventType, reason: str, how: str, why: str
+    ) -> None:
+        """Tell of a volume to its pod's author and to its claim's."""
+        message = f'MountVolume.NodeExpandVolume {how} for volume "{volume.wanted.name}" {why}'
+        self._tell(volume.wanted.pod, kind, reason, message)
+        about = ObjectReference(
+            kind="PersistentVolumeClaim",
+            api_version="v1",
+            namespace=claim.metadata.namespace,
+            name=claim.metadata.name,
+            uid=claim.metadata.uid,
+            resource_version=claim.metadata.resource_version,
+        )
+        self.tell_of(about, kind, reason, message)

@@ -1,0 +1,114 @@
+"""What drivers are told with a volume: secrets, whom it is for, tokens of the pod's service account."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from pykubelet.api.storage import CsiDriverSpec
+from pykubelet.api.volume import SecretReference
+from pykubelet.apiserver.client import SECRETS, ApiClient
+from pykubelet.apiserver.errors import KubeError
+from pykubelet.objects.base import ObjectError, PodObjects, err_text
+from pykubelet.volumes.csi.names import KIND
+from pykubelet.volumes.csi.node_client import Context
+from pykubelet.volumes.csi.volume import CsiVolume, pod_info
+from pykubelet.volumes.errors import KindError
+
+TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
+HOUR = 3600
+
+
+class Teller:
+    """Gathers what drivers are told; raises KindError for what cannot be had."""
+
+    def __init__(self, api: ApiClient | None, objects: PodObjects) -> None:
+        self._api = api
+        self._objects = objects
+
+    async def for_staging(self, volume: CsiVolume, published: dict[str, str]) -> Context:
+        """Give what a driver is told when it stages; `published` is the attacher's word."""
+        secrets = await self._secret(volume, "NodeStageSecretRef", volume.stage_secret)
+        return Context(published, volume.attributes, secrets)
+
+    async def for_publishing(
+        self, volume: CsiVolume, published: dict[str, str], spec: CsiDriverSpec | None, *, standalone: bool
+    ) -> Context:
+        """Give what a driver is told when it publishes.
+
+        Without a cluster nobody can say whether a driver wants to know whom a volume is for. Those that
+        give volumes for single pods mostly do, and others do not mind.
+        """
+        secrets = await self._secret(volume, "NodePublishSecretRef", volume.publish_secret)
+        attributes = dict(volume.attributes)
+        if (spec is not None and spec.pod_info_on_mount) or (standalone and volume.ephemeral):
+            attributes |= pod_info(volume)
+        # Devices are published without tokens.
+        if spec is not None and spec.token_requests and not volume.wanted.block:
+            tokens = {TOKENS: await self._tokens(volume, spec)}
+            if spec.service_account_token_in_secrets:
+                secrets |= tokens
+            else:
+                attributes |= tokens
+        return Context(published, attributes, secrets)
+
+    async def for_expanding(self, volume: CsiVolume) -> dict[str, str]:
+        """Give the secrets that a driver wants to expand a volume."""
+        return await self._secret(volume, "NodeExpandSecretRef", volume.expand_secret)
+
+    async def _secret(self, volume: CsiVolume, what: str, ref: SecretReference | None) -> dict[str, str]:
+        if ref is None:
+            return {}
+        try:
+            if volume.ephemeral:
+                found = await self._objects.secret(volume.wanted.pod, ref.name)
+            elif self._api is not None:
+                found = await self._api.get(SECRETS, ref.name, ref.namespace)
+            else:
+                raise ObjectError("this node has no API server to ask")
+        except (ObjectError, KubeError) as err:
+            reason = err_text(err) if isinstance(err, KubeError) else str(err)
+            raise KindError(
+                f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: failed to find the secret "
+                f"{ref.name} in the namespace {ref.namespace} with error: {reason}"
+            ) from err
+        try:
+            return {key: value.decode() for key, value in found.data.items()}
+        except UnicodeDecodeError:
+            raise KindError(
+                f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: the secret has a value that is "
+                "no text in UTF-8, which CSI has no place for: encode it as the driver expects it"
+            ) from None
+
+    async def _tokens(self, volume: CsiVolume, spec: CsiDriverSpec) -> str:
+        found = {}
+        for wish in spec.token_requests:
+            try:
+                token = await self._objects.token(
+                    volume.wanted.pod, audience=wish.audience, seconds=wish.expiration_seconds or HOUR
+                )
+            except ObjectError as err:
+                raise KindError(
+                    f"{KIND}: mounter.SetUpAt failed to get service accoount token attributes: {err}"
+                ) from err
+            found[wish.audience] = {"token": token, "expirationTimestamp": token_end(token)}
+        return msgspec.json.encode(dict(sorted(found.items()))).decode()
+
+
+def token_end(token: str) -> str | None:
+    """Give the end of a token's life as the API writes times; None for a token that does not tell.
+
+    A token that the API server lets live longer than was asked for, for the sake of old clients, says
+    itself when it should be renewed.
+    """
+    try:
+        part = token.split(".")[1]
+        claims: Any = msgspec.json.decode(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        own = claims.get("kubernetes.io", {})
+        moment = own.get("warnafter") or claims["exp"]
+        return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (IndexError, KeyError, ValueError, TypeError, AttributeError, msgspec.MsgspecError):
+        return None

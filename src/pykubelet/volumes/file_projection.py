@@ -1,0 +1,434 @@
+"""The files that a volume shall have, before any of them exists: names checked, content at hand.
+
+Names come from people and from API objects. A path that would leave the volume, or hide among the
+names that the writer keeps for itself (those that begin with two dots), is refused here, so that no
+one further on has to think of it.
+
+Volumes whose files the agent writes: what configMap, secret, downwardAPI and projected share.
+
+Underneath is an emptyDir, made once per volume and marked when it is complete; what may be secret is
+in memory only. The files are replaced all at once (`atomic_write.py`), so setting up again is
+bringing up to date. Sub-paths of such a volume keep showing the version they were bound to.
+
+Volumes mounted inside of other volumes of the same container.
+
+A volume that containers cannot write must have the folders that others are mounted on, before the
+runtime needs them: it could not make them any more.
+
+Replacing all files of a volume at once, under the eyes of the processes that read them.
+
+The files lie in a folder of their own, and everything that readers see leads there through one link:
+
+    ..2026_01_31_12_00_00.123456789/   the files
+    ..data -> ..2026_01_31_12_00_00.123456789
+    name -> ..data/name                one for each first part of the files' paths
+
+A new version is written to a new folder, and then `..data` is renamed into place: a reader sees all
+of the old version or all of the new one, also when the agent is killed at any moment. What a killed
+writer left behind is taken away by the next one. Nothing is written when nothing has changed.
+
+Containers see these volumes read-only. Should one write nevertheless, it gains nothing: each step is
+taken from an opened folder, no link is followed, and nothing that is mounted inside is deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pykubelet.api.pod import Container, Pod
+from pykubelet.api.volume import KeyToPath
+from pykubelet.linux.untrusted_files import remove_entry
+from pykubelet.logs import get_logger
+from pykubelet.util.tasks import finish_in_thread
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.ownership import give_opened, group_mode
+from pykubelet.volumes.paths import VolumeFolders
+from pykubelet.volumes.plugin import MountedVolume, Surroundings
+from pykubelet.volumes.plugins.empty_dir import MEMORY, make_empty_dir, memory_options
+
+log = get_logger(__name__)
+LONGEST_PATH = 4096
+LONGEST_NAME = 255
+DEEPEST = 64
+"""How many folders a file may lie in."""
+_PERMISSIONS = 0o777
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class File:
+    """A file's content, permissions and owner; None is the agent itself. The content is not shown."""
+
+    data: bytes
+    mode: int
+    user: int | None = None
+
+    def __repr__(self) -> str:
+        return f"File({len(self.data)} bytes, mode={self.mode:#o}, user={self.user})"
+
+
+Files = Mapping[str, File]
+"""By their paths in the volume."""
+Tree = dict[str, "File | Tree"]
+"""The same, by folders."""
+
+
+def of_keys(
+    data: Mapping[str, bytes], items: Sequence[KeyToPath], mode: int, *, optional: bool, missing: str
+) -> dict[str, File]:
+    """Give the files of an object: one for each key, or for each item where there are any.
+
+    An item whose key is not there is left out if that is fine (`optional`), else raises KindError
+    with `missing` and the key.
+    """
+    if not items:
+        return {key: File(value, mode) for key, value in data.items()}
+    files = {}
+    for item in items:
+        if item.key in data:
+            files[item.path] = File(data[item.key], mode if item.mode is None else item.mode)
+        elif not optional:
+            raise KindError(f"{missing}: {item.key}")
+    return files
+
+
+def as_tree(files: Files) -> Tree:
+    """Sort files into folders; raises KindError for a path that no file in a volume may have."""
+    tree: Tree = {}
+    for path, file in files.items():
+        *folders, name = checked_path(path).split("/")
+        folder = tree
+        for part in folders:
+            inner = folder.setdefault(part, {})
+            if isinstance(inner, File):
+                raise KindError(f"invalid path: {part} cannot be a file and a folder: {path}")
+            folder = inner
+        if isinstance(folder.get(name), dict):
+            raise KindError(f"invalid path: {name} cannot be a file and a folder: {path}")
+        # Bits beyond the permissions would make programs that run as the agent's user.
+        folder[name] = replace(file, mode=file.mode & _PERMISSIONS)
+    return tree
+
+
+def checked_path(path: str) -> str:
+    """Give a path without detours; raises KindError when it is none inside of a volume."""
+    parts = path.split("/")
+    try:
+        longest = max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError as err:
+        raise KindError(f"invalid path: must be text: {path!r}") from err
+    clean = posixpath.normpath(path)
+    problem = ""
+    if clean == "." or "\0" in path:
+        problem = f"must name a file: {path!r}"
+    elif path.startswith("/"):
+        problem = f"must be relative path: {path}"
+    elif len(path.encode()) > LONGEST_PATH:
+        problem = f"must be less than or equal to {LONGEST_PATH} characters"
+    elif ".." in parts:
+        problem = f"must not contain '..': {path}"
+    elif longest > LONGEST_NAME:
+        problem = f"filenames must be less than or equal to {LONGEST_NAME} characters"
+    elif clean.startswith(".."):
+        problem = f"must not start with '..': {path}"
+    elif clean.count("/") > DEEPEST:
+        problem = f"must not have more than {DEEPEST} folders"
+    if problem:
+        raise KindError(f"invalid path: {problem}")
+    return clean
+
+
+_MOUNT_POINT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MODE = 0o755
+
+
+def nested_mount_points(pod: Pod, volume: str) -> list[str]:
+    """Give the paths in a volume that other volumes are mounted on, in any container; raises KindError.
+
+    Only the outermost: what is mounted in one of those is not this volume's business. Nor are names
+    that the writer of volumes keeps for itself.
+    """
+    spec = pod.spec
+    found: dict[str, None] = {}
+    for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
+        if len(container.volume_mounts) > 1:
+            found |= dict.fromkeys(_in_container(container, volume))
+    return [point for point in found if not point.startswith("..")]
+
+
+def make_mount_points(volume: Path, points: list[str]) -> None:
+    """Make folders in a volume, never through a link; raises OSError. Blocks."""
+    if not points:
+        return
+    root = os.open(volume, _MOUNT_POINT_FOLDER)
+    try:
+        for point in points:
+            _make(root, point.split("/"))
+    finally:
+        os.close(root)
+
+
+def _in_container(container: Container, volume: str) -> list[str]:
+    cleaned = [(mount.name, _clean(mount.mount_path)) for mount in container.volume_mounts]
+    places = sorted({path for _, path in cleaned})
+    points = []
+    for outer in (path for name, path in cleaned if name == volume):
+        if outer == ".." or outer.startswith("../"):
+            raise KindError(f"invalid container mount point {outer}")
+        inside: list[str] = []
+        for place in places:
+            if place.startswith(f"{outer}/") and not any(place.startswith(f"{known}/") for known in inside):
+                inside.append(place)
+        points += [place.removeprefix(f"{outer}/") for place in inside]
+    return points
+
+
+def _clean(path: str) -> str:
+    clean = posixpath.normpath(path)
+    return f"/{clean.lstrip('/')}" if clean.startswith("/") else clean
+
+
+def _make(root: int, parts: list[str]) -> None:
+    at = os.dup(root)
+    try:
+        for part in parts:
+            with suppress(FileExistsError):
+                os.mkdir(part, _MODE, dir_fd=at)
+            try:
+                folder = os.open(part, _MOUNT_POINT_FOLDER, dir_fd=at)
+            except OSError as err:
+                if err.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+                # A file of the volume is in the way, or its link. The runtime may find its way with that,
+                # or tell the container's author; the volume itself is fine.
+                return
+            os.close(at)
+            at = folder
+    finally:
+        os.close(at)
+
+
+DATA = "..data"
+NEXT = "..data_tmp"
+_HIDDEN = ".."
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# A pipe in a file's place must not make us wait for its writer.
+_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER_MODE = 0o755
+
+
+def publish(volume: Path, files: Files, group: int | None = None, *, moment: float) -> bool:
+    """Let a volume have exactly these files, readable for `group` if one is given.
+
+    `moment` is the time (Unix) that the version's folder is named after. Gives whether anything had
+    to be written. Raises KindError for paths that cannot be, before anything is touched, and OSError;
+    then readers still see the version before. Blocks.
+    """
+    tree = as_tree(files)
+    root = os.open(volume, _FOLDER)
+    try:
+        version = _current(root)
+        changed = version is None or not _is_there(root, version, tree)
+        if version is None or changed:
+            version = _write_version(root, tree, group, moment)
+        _tidy(root, version, tree)
+        return changed
+    finally:
+        os.close(root)
+
+
+def _current(root: int) -> str | None:
+    try:
+        version = os.readlink(DATA, dir_fd=root)
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        if err.errno == errno.EINVAL:
+            return None
+        raise
+    plain = version.startswith(_HIDDEN) and "/" not in version and version not in (_HIDDEN, DATA, NEXT)
+    return version if plain else None
+
+
+def _is_there(at: int, name: str, wanted: File | Tree) -> bool:
+    """Whether exactly this is in a folder under this name."""
+    try:
+        opened = os.open(name, _OLD_FILE, dir_fd=at)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as err:
+        if err.errno in (errno.ELOOP, errno.ENXIO):
+            return False
+        raise
+    try:
+        found = os.fstat(opened)
+        if isinstance(wanted, dict):
+            if not stat.S_ISDIR(found.st_mode) or set(_names(opened)) != wanted.keys():
+                return False
+            return all(_is_there(opened, inner, file) for inner, file in wanted.items())
+        if not stat.S_ISREG(found.st_mode) or found.st_size != len(wanted.data):
+            return False
+        with open(opened, "rb", closefd=False) as file:
+            # Bounded: a process that can write the file may have extended it since.
+            return file.read(len(wanted.data) + 1) == wanted.data
+    finally:
+        os.close(opened)
+
+
+def _write_version(root: int, tree: Tree, group: int | None, moment: float) -> str:
+    version = _new_name(moment)
+    os.mkdir(version, 0o700, dir_fd=root)
+    try:
+        _fill(root, version, tree, group)
+        remove_entry(root, NEXT)
+        os.symlink(version, NEXT, dir_fd=root)
+        os.rename(NEXT, DATA, src_dir_fd=root, dst_dir_fd=root)
+    except OSError:
+        with suppress(OSError):
+            remove_entry(root, version)
+        raise
+    return version
+
+
+def _new_name(moment: float) -> str:
+    return f"{time.strftime('..%Y_%m_%d_%H_%M_%S', time.gmtime(moment))}.{secrets.randbelow(10**10):010}"
+
+
+def _fill(at: int, name: str, tree: Tree, group: int | None) -> None:
+    """Write files into a new folder, and open it for others when all is there."""
+    folder = os.open(name, _FOLDER, dir_fd=at)
+    try:
+        for inner, wanted in tree.items():
+            if isinstance(wanted, dict):
+                os.mkdir(inner, 0o700, dir_fd=folder)
+                _fill(folder, inner, wanted, group)
+            else:
+                _write_file(folder, inner, wanted, group)
+        _hand_over(folder, _FOLDER_MODE, None, group, folder=True)
+    finally:
+        os.close(folder)
+
+
+def _write_file(folder: int, name: str, file: File, group: int | None) -> None:
+    opened = os.open(name, _NEW_FILE, 0o600 & file.mode, dir_fd=folder)
+    try:
+        left = memoryview(file.data)
+        while left:
+            left = left[os.write(opened, left) :]
+        _hand_over(opened, file.mode, file.user, group, folder=False)
+    finally:
+        os.close(opened)
+
+
+def _hand_over(opened: int, mode: int, user: int | None, group: int | None, *, folder: bool) -> None:
+    if user is not None:
+        os.fchown(opened, user, -1)
+    if group is not None:
+        give_opened(opened, group)
+        mode = group_mode(mode, folder=folder, read_only=True)
+    os.fchmod(opened, mode)
+
+
+def _tidy(root: int, version: str, tree: Tree) -> None:
+    """Let the links be there that lead to the files, and no others of ours.
+
+    Folders that other volumes are mounted on stay, also in the place of a link.
+    """
+    kept = set()
+    for name in _names(root):
+        if name.startswith(_HIDDEN):
+            if name not in (DATA, version):
+                remove_entry(root, name)
+            continue
+        target = _link(root, name)
+        ours = target == f"{DATA}/{name}"
+        if target is not None and ours != (name in tree):
+            os.unlink(name, dir_fd=root)
+        else:
+            kept.add(name)
+    for name, wanted in tree.items():
+        if name not in kept:
+            os.symlink(f"{DATA}/{name}", name, dir_fd=root)
+            if isinstance(wanted, File) and wanted.user is not None:
+                os.chown(name, wanted.user, -1, dir_fd=root, follow_symlinks=False)
+
+
+def _names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _link(root: int, name: str) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=root)
+    except OSError:
+        return None
+
+
+IN_PLACE = 64 << 10
+"""Bytes in memory that are mounted, compared and written without a thread: using one would take longer."""
+
+
+class Writer:
+    """Writes the files of volumes of one kind, below that kind's folder."""
+
+    def __init__(
+        self,
+        given: Surroundings,
+        folder: str,
+        *,
+        in_memory: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._given = given
+        self._folder = folder
+        self._in_memory = in_memory
+        self._clock = clock
+
+    async def write(self, pod: Pod, volume: str, files: Files) -> MountedVolume:
+        """Have a volume with exactly these files; raises KindError, ValueError and OSError."""
+        folders = VolumeFolders.of(self._given.root, pod.uid)
+        path, marker = folders.volume(self._folder, volume), folders.marker(volume, wrapped=True)
+        points = nested_mount_points(pod, volume)
+        options = memory_options(self._given, pod) if self._in_memory else ""
+        medium = MEMORY if self._in_memory else ""
+        group = pod.spec.security_context.fs_group
+
+        def work() -> None:
+            make_empty_dir(path, marker, medium, options, group)
+            make_mount_points(path, points)
+            if publish(path, files, group, moment=self._clock()):
+                log.v(4).info(
+                    "Wrote the files of a volume", pod=pod.full_name, volume=volume, files=len(files)
+                )
+
+        small = sum(len(file.data) for file in files.values()) <= IN_PLACE
+        if self._in_memory and small:
+            work()
+        else:
+            await finish_in_thread(work)
+        return MountedVolume(str(path), read_only=True, relabel=True)
+
+
+def fs_user(pod: Pod) -> int | None:
+    """Return the user that all containers of a pod run as; None when they differ or leave it to the image.
+
+    Ephemeral containers do not count: one that is added to a running pod must not change who may read the
+    pod's tokens, which without a common user are readable by every process of the pod.
+    """
+    spec = pod.spec
+    users = set()
+    for container in (*spec.init_containers, *spec.containers):
+        own = container.security_context.run_as_user if container.security_context is not None else None
+        users.add(own if own is not None else spec.security_context.run_as_user)
+    return users.pop() if len(users) == 1 else None

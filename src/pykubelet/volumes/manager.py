@@ -1,0 +1,521 @@
+"""A pod's volumes: there before its containers start, up to date while they run, gone after they end.
+
+Everything may be repeated, after any interruption and by an agent that never saw the pod: mounting
+looks at the disk, unmounting at the disk and the mount table. A pod's volumes are set up side by side,
+and each that cannot be had is told. Which volume a pod wants may be said by a claim (`claims.py`); how a
+kind of volume comes about is the kind's own business (`kinds.py`).
+
+File systems may block (a dead server, gigabytes to delete), so work that can is done in a thread. What may
+hang is an operation of its own (`operations.py`): the pod's worker goes on without it, and nobody else
+notices. One caller at a time acts for a pod: its worker.
+
+Why a pod's volumes cannot be had, and how its author is told: in words that people search for. Pure.
+
+Telling `metrics.py` what was done to pods' volumes, each under the name of the plugin that gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from pykubelet.api.pod import Container, Pod
+from pykubelet.api.volume import Volume
+from pykubelet.apiserver.client import ApiClient
+from pykubelet.logs import get_logger
+from pykubelet.objects.base import PodObjects
+from pykubelet.util.tasks import TaskScope, in_own_thread
+from pykubelet.volumes.attach import Attached, InUseReports
+from pykubelet.volumes.block import global_folder
+from pykubelet.volumes.csi.names import MIGRATED
+from pykubelet.volumes.errors import BadOptions, KindError, NoRoomOnNode, VolumeError, set_up_failed, told
+from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
+from pykubelet.volumes.operations import FAILURES, Operations, StillBusy, side_by_side
+from pykubelet.volumes.plugin import FLEX_DRIVERS, MountedVolume, NodeView, Surroundings, VolumeKind, Wanted
+from pykubelet.volumes.pvc import ClaimError, Claims, ServerAway, is_exclusive, used_names, volume_group
+from pykubelet.volumes.registry import make_kinds
+from pykubelet.volumes.sub_path import bind_sub_paths
+from pykubelet.volumes.unmounter import PATIENCE, Sweeping, Unmounting
+from pykubelet.volumes.volume_state import Holding, Holdings
+
+log = get_logger(__name__)
+NO_ROOM = "VolumeAttachmentLimitExceeded"
+"""Why a pod is refused whose volume does not fit on the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a volume cannot be had: `text` for the pod's author."""
+
+    text: str
+    retry_after: float | None = None
+    stage: Literal["claim", "slow", "mount", "full"] = "mount"
+    """Whether the claim is the problem, the volume takes long, or it cannot be mounted, or never will be."""
+
+
+def failed(name: str, err: Exception, retry_after: float | None, *, block: bool) -> Problem:
+    """Tell of what a kind has raised; `block`: the volume was wanted as a device."""
+    action = err.action if isinstance(err, KindError) else KindError.action
+    reason = told(err) if isinstance(err, OSError) else err
+    return Problem(set_up_failed(name, reason, action, block=block), retry_after)
+
+
+def told_together(problems: Mapping[str, Problem]) -> VolumeError:
+    """Make one error of all volumes' problems: one text for each, and one for all that never came so far."""
+    texts = [problem.text for problem in problems.values() if problem.stage == "mount"]
+    claims = sorted(name for name, problem in problems.items() if problem.stage == "claim")
+    full = sorted(name for name, problem in problems.items() if problem.stage == "full")
+    if waiting := {name: problem for name, problem in problems.items() if problem.stage != "mount"}:
+        reasons = "; ".join(dict.fromkeys(problem.text for problem in waiting.values()))
+        text = (
+            f"unmounted volumes=[{' '.join(sorted(problems))}], unattached volumes=[{' '.join(full)}], "
+            f"failed to process volumes=[{' '.join(claims)}]: {reasons}"
+        )
+        if full:
+            return VolumeError(
+                f"Node has reached its volume attachment limit, rejecting pod. {text}", refusal=NO_ROOM
+            )
+        texts.append(f"Unable to attach or mount volumes: {text}")
+    pauses = [problem.retry_after for problem in problems.values()]
+    known = [pause for pause in pauses if pause is not None]
+    return VolumeError(*texts, retry_after=min(known) if len(known) == len(pauses) else None)
+
+
+class Counting:
+    """Counts for one node."""
+
+    def __init__(self, metrics: VolumeMetrics, kinds: Mapping[str, VolumeKind], holdings: Holdings) -> None:
+        self._metrics = metrics
+        self._kinds = kinds
+        self._holdings = holdings
+
+    def met(self, pod: Pod, used: Collection[str]) -> None:
+        """Count a pod that has its volumes since an earlier agent, if it was not counted yet."""
+        if pod.uid not in self._metrics.count:
+            for volume in pod.spec.volumes:
+                if volume.name in used:
+                    self._metrics.count.note(pod.uid, volume.name, self._plugin(pod, volume), there=True)
+
+    def tried(
+        self,
+        pod: Pod,
+        volume: Volume,
+        outcome: MountedVolume | Problem | None,
+        began: float,
+        *,
+        refreshing: bool,
+    ) -> None:
+        """Count a try to have a volume, or to bring it up to date; `began` is in the loop's time."""
+        plugin, held = self._plugin(pod, volume), self._holdings.get(pod.uid, volume.name)
+        well = not isinstance(outcome, Problem)
+        if refreshing:
+            self._metrics.count.note(pod.uid, volume.name, plugin, there=well)
+        elif not isinstance(outcome, Problem) or outcome.stage != "claim":
+            now = asyncio.get_running_loop().time()
+            self._metrics.tried(
+                pod.uid,
+                volume.name,
+                plugin,
+                now - began,
+                now - (held.since if held is not None else began),
+                block=held is not None and held.wanted.block,
+                well=well,
+            )
+
+    def unmounted(self, uid: str, folder: str, name: str, seconds: float, well: bool) -> None:
+        """Count a volume that was taken from a pod."""
+        operation, plugin = "volume_unmount", plugin_name("", folder)
+        for holding in self._holdings.of(uid):
+            if holding.wanted.name == name:
+                operation = "unmap_volume" if holding.wanted.block else operation
+                plugin = plugin_name(holding.wanted.kind, folder, holding.wanted.source)
+        self._metrics.operated(plugin, operation, seconds, well=well)
+
+    def _plugin(self, pod: Pod, volume: Volume) -> str:
+        held = self._holdings.get(pod.uid, volume.name)
+        kind, source = "unknown", None
+        if held is not None:
+            kind, source = held.wanted.kind, held.wanted.source
+        elif volume.sources:
+            kind, source = volume.sources[0]
+        return plugin_name(kind, self._kinds[kind].folder if kind in self._kinds else "", source)
+
+
+MOUNT_SECONDS = 123.0
+"""How long a pod's worker waits for a volume at a time; a little more than others' two minutes."""
+SUB_PATH_SECONDS = 20.0
+"""How long it waits for parts of volumes."""
+_SET_UP = "setting up"
+_BIND = "binding parts"
+
+
+class PodVolumes:
+    """Mounts, refreshes and unmounts pods' volumes below the agent's root."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        objects: PodObjects,
+        node: NodeView,
+        memory_limit: Callable[[Pod], int | None],
+        allocatable_memory: int,
+        pod_level: bool = True,
+        api: ApiClient | None = None,
+        node_name: str = "",
+        node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
+        image_volumes: bool = False,
+        flex_drivers: Path | None = None,
+        attach_detach: bool = True,
+        tasks: TaskScope | None = None,
+        metrics: VolumeMetrics | None = None,
+    ) -> None:
+        """Take the agent's root, and what volumes show or are bounded by.
+
+        `memory_limit` and `allocatable_memory`: what bounds a pod's memory and all pods' (bytes);
+        `pod_level`: whether resources of the whole pod count (`PodLevelResources`); `image_volumes`:
+        whether the runtime mounts images; `flex_drivers`: the folder of FlexVolume's drivers;
+        `attach_detach`: whether the cluster's controllers attach volumes (`enableControllerAttachDetach`);
+        `tasks`: where work lives that goes on when its caller leaves.
+        """
+        self._root = root
+        self.metrics = metrics or VolumeMetrics()
+        self._listener: Callable[[str], None] = lambda uid: None
+        self._teller: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
+        self._finder: Callable[[str], Pod | None] = lambda uid: None
+        self._reports = InUseReports()
+        self._attached: Attached | None = None
+        if api is not None and attach_detach:
+            self._attached = Attached(api, node_name, self._use, self._wake)
+        given = Surroundings(
+            root,
+            objects,
+            node,
+            memory_limit,
+            allocatable_memory,
+            pod_level,
+            api=api,
+            node_name=node_name,
+            wake=self._wake,
+            tell=self._tell,
+            find=self._find,
+            use=self._use,
+            attached=self._attached_device,
+            attaches=self._attached is None,
+            sweep=self._sweep_soon,
+            metrics=self.metrics,
+            image_volumes=image_volumes,
+            flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
+        )
+        self.kinds = make_kinds(given)
+        self._claims = Claims(api, node_name, node_labels, given=self.kinds)
+        self._operations = Operations(tasks)
+        self._holdings = Holdings(root)
+        self._counting = Counting(self.metrics, self.kinds, self._holdings)
+        self._unmounting = Unmounting(root, self.kinds, self._operations, self._counting.unmounted)
+        self._excluded: set[str] = set()
+        """Pods that wait for a volume which another pod has to itself."""
+        self._sweeping = Sweeping(self.kinds, self._holdings, self._operations)
+        self._met_all = False
+        """Whether all pods of earlier agents were looked at."""
+
+    def listen(
+        self,
+        wake: Callable[[str], None],
+        tell: Callable[[Pod, Literal["Normal", "Warning"], str, str], None],
+        find: Callable[[str], Pod | None] = lambda uid: None,
+    ) -> None:
+        """Call `wake` when what a pod's volumes waited for is there, and `tell` for events about pods.
+
+        `find` gives the pod with a uid, also one that ends.
+        """
+        self._listener, self._teller, self._finder = wake, tell, find
+
+    def listen_in_use(self, changed: Callable[[], None]) -> None:
+        """Call this whenever `in_use` may have changed; tell what came of it to `reported`."""
+        self._reports.listen(changed)
+
+    def reported(self, names: Sequence[str]) -> None:
+        """Take note of what the API server was told to be in use."""
+        self._reports.reported(names)
+
+    def node_changed(self, status: bytes) -> None:
+        """Take note of the node's own status, as the API server wrote it: a volume may be attached."""
+        if self._attached is not None:
+            self._attached.node_changed(status)
+
+    def in_use(self) -> list[str] | None:
+        """Give the attached volumes that pods use; None while that is not known.
+
+        While not all pods of an earlier agent were looked at, what that one has reported counts, too.
+        """
+        earlier: Collection[str] = ()
+        if not self._met_all:
+            slow = {kind.folder for kind in self.kinds.values() if kind.slow and kind.folder}
+            self._met_all = not self._holdings.unknown(slow)
+            if not self._met_all:
+                if self._reports.last is None:
+                    return None
+                earlier = self._reports.last
+        try:
+            known = {name for kind in self.kinds.values() for name in kind.in_use()}
+        except Exception as err:  # of others' kinds, too: the node's status has to go on, with what it had
+            log.error(err, "Could not see which attached volumes are in use")
+            return None
+        return sorted(known.union(self._holdings.attached(), earlier))
+
+    def held(self, uid: str) -> list[Holding]:
+        """Give the volumes of a pod that others may have too, or that took long to have."""
+        return self._holdings.of(uid)
+
+    async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
+        """Have all volumes ready that the pod's containers use, by name.
+
+        Raises VolumeError, which tells of each that is not.
+        """
+        mounts, devices = used_names(pod)
+        used = mounts | devices
+        return await self._set_up(pod, [volume for volume in pod.spec.volumes if volume.name in used])
+
+    async def refresh(self, pod: Pod) -> None:
+        """Bring the content of the pod's live volumes up to date; nothing is written when nothing changed.
+
+        Volumes that an earlier agent mounted are set up again, which changes nothing if all is well.
+        Raises VolumeError, which tells of each volume that could not be; it keeps what it had.
+        """
+        mounts, devices = used_names(pod)
+        used = mounts | devices
+        stale = [volume for volume in pod.spec.volumes if volume.name in used and self._is_stale(pod, volume)]
+        self._counting.met(pod, used)
+        if stale:
+            await self._set_up(pod, stale, refreshing=True)
+
+    async def sub_paths(
+        self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Have parts of volumes ready for a container; gives their paths on the host.
+
+        `paths` has the path inside of the volume for each mount of the container, by its index, that
+        shows only a part; raises VolumeError in words that tell nothing of the host.
+        """
+        if not any(paths.values()):
+            return {}
+        root = self._root.resolve()
+
+        async def in_thread() -> dict[int, str]:
+            return await in_own_thread(
+                lambda: bind_sub_paths(root, pod, container, mounted, paths), name="sub-paths"
+            )
+
+        try:
+            # Looking into a volume whose server is away hangs; whoever tries again joins who hangs already.
+            return await self._operations.run(
+                f"{pod.uid}/sub-paths/{container.name}",
+                _BIND,
+                in_thread,
+                patience=SUB_PATH_SECONDS,
+                pauses=False,
+            )
+        except StillBusy:
+            names = sorted({container.volume_mounts[index].name for index, path in paths.items() if path})
+            raise VolumeError(
+                f'failed to prepare subPath for volumeMounts {names} of container "{container.name}": '
+                "a volume does not answer: is a server behind it down?"
+            ) from None
+
+    async def unmount(self, uid: str) -> None:
+        """Take down whatever a pod has mounted, and delete what lived with it; raises VolumeError."""
+        try:
+            for what in (_SET_UP, _BIND):
+                await self._operations.end(f"{uid}/", what, patience=PATIENCE)
+        except StillBusy as err:
+            raise VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {err}") from err
+        # What was begun and left nothing in the pod's folder may have left something on the node.
+        shared = await self._unmounting.pod(uid) or bool(self._holdings.of(uid))
+        self._operations.forget(f"{uid}/")
+        self._holdings.drop(uid)
+        self.metrics.count.forget(uid)
+        if self._attached is not None:
+            self._attached.forget(uid)
+        for waiting in sorted(self._excluded - {uid}):
+            self._wake(waiting)
+        self._excluded.clear()
+        if shared:
+            self._sweeping.soon()
+
+    async def run(self) -> NoReturn:
+        """Take down what pods shared, after the last of them has left; until cancelled."""
+        await self._sweeping.run(self._reports.changed)
+
+    async def sweep(self) -> None:
+        """Take down what the node has of volumes that no pod has any more; failures are only told."""
+        await self._sweeping.once()
+
+    def _wake(self, uid: str) -> None:
+        self._operations.forget(f"{uid}/")
+        self._listener(uid)
+
+    async def _use(self, wanted: Wanted, name: str) -> None:
+        """Have an attached volume told to be in use, before a pod uses it."""
+        new = name not in self._holdings.attached()
+        holding = self._holdings.get(wanted.uid, wanted.volume.name)
+        if holding is not None:
+            holding.attached = name
+        await self._reports.wait(name, new=new)
+
+    async def _attached_device(self, wanted: Wanted, name: str) -> str:
+        return await self._attached.device(wanted, name) if self._attached is not None else ""
+
+    def _find(self, uid: str) -> Pod | None:
+        return self._finder(uid)
+
+    def _sweep_soon(self) -> None:
+        self._sweeping.soon()
+
+    def _tell(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        if self._teller is not None:
+            self._teller(pod, kind, reason, message)
+
+    def _is_stale(self, pod: Pod, volume: Volume) -> bool:
+        if volume.persistent_volume_claim is None and volume.ephemeral is None:
+            kinds = ("csi" if self._is_migrated(kind) else kind for kind in volume.kinds)
+            kind = next((self.kinds[kind] for kind in kinds if kind in self.kinds), None)
+            return kind is not None and (kind.live or (kind.slow and self._is_new(pod, volume)))
+        held = self._holdings.get(pod.uid, volume.name)
+        return held is None or held.mounted is None or self.kinds[held.wanted.kind].live
+
+    def _is_migrated(self, kind: str) -> bool:
+        """Whether volumes of this kind are a CSI driver's by now, and nobody else's."""
+        return kind in MIGRATED and kind not in self.kinds
+
+    def _is_new(self, pod: Pod, volume: Volume) -> bool:
+        held = self._holdings.get(pod.uid, volume.name)
+        return held is None or held.mounted is None
+
+    async def _set_up(
+        self, pod: Pod, volumes: Sequence[Volume], *, refreshing: bool = False
+    ) -> dict[str, MountedVolume]:
+        outcomes = await side_by_side([self._counted(pod, volume, refreshing) for volume in volumes])
+        problems, mounted = {}, {}
+        for volume, outcome in zip(volumes, outcomes, strict=True):
+            if isinstance(outcome, Problem):
+                problems[volume.name] = outcome
+            elif outcome is not None:
+                mounted[volume.name] = outcome
+        if problems:
+            raise told_together(problems)
+        return mounted
+
+    async def _counted(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | Problem | None:
+        began = asyncio.get_running_loop().time()
+        outcome = await self._one(pod, volume, refreshing)
+        self._counting.tried(pod, volume, outcome, began, refreshing=refreshing)
+        return outcome
+
+    async def _one(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | Problem | None:
+        """Have one volume; gives the problem instead of raising it, so that the others get their try.
+
+        None is for a volume that can wait: the pod runs with it, and only the API server is away.
+        """
+        name, block = volume.name, False
+        try:
+            wanted = await self._wanted(pod, volume)
+            name, block = wanted.name, wanted.block
+            kind = self.kinds.get(wanted.kind)
+            if kind is None:
+                raise KindError(f"its kind is {wanted.kind}; supported are {', '.join(self.kinds)}")
+            if wanted.block and not kind.blocks:
+                raise KindError(f"volumes of kind {wanted.kind} cannot be had as block devices")
+            if wanted.mount_options and not kind.options:
+                raise BadOptions("mount options are not supported for this volume type")
+            if not kind.slow and wanted.persistent is None:
+                return await kind.set_up(wanted)
+            held = self._holdings.get(pod.uid, volume.name)
+            mounted = await self._held(kind, wanted)
+            if block and not refreshing and (held is None or held.mounted is None):
+                self._tell_mapped(kind, wanted, mounted)
+            return mounted
+        except ServerAway as err:
+            return None if refreshing else Problem(str(err), stage="claim")
+        except ClaimError as err:
+            return Problem(str(err), stage="claim")
+        except StillBusy:
+            return Problem("context deadline exceeded", stage="slow")
+        except NoRoomOnNode as err:
+            held = self._holdings.get(pod.uid, volume.name)
+            if held is None or asyncio.get_running_loop().time() - held.since < MOUNT_SECONDS:
+                return self._failed(pod, name, err, block)
+            return Problem("context deadline exceeded", stage="full")
+        except FAILURES as err:
+            return self._failed(pod, name, err, block)
+        except Exception as err:  # anything may go wrong in others' kinds, and the pod's author has to know
+            log.exception(err, "Unexpected error while setting up a volume", pod=pod.full_name, volume=name)
+            return self._failed(pod, name, err, block)
+
+    def _tell_mapped(self, kind: VolumeKind, wanted: Wanted, mounted: MountedVolume) -> None:
+        """Tell of a new device; of volumes that are mounted nobody is told, there are too many."""
+        bound = mounted.bound or str(global_folder(self._root.resolve(), kind.folder, wanted.name))
+        link = Path(mounted.device).parent
+        for place in (f'globalMapPath "{bound}"', f'volumeMapPath "{link}"'):
+            message = f'MapVolume.MapPodDevice succeeded for volume "{wanted.name}" {place}'
+            self._tell(wanted.pod, "Normal", "SuccessfulMountVolume", message)
+
+    def _failed(self, pod: Pod, name: str, err: Exception, block: bool) -> Problem:
+        left = self._operations.pause_left(f"{pod.uid}/{name}", _SET_UP)
+        return failed(name, err, left or None, block=block)
+
+    async def _wanted(self, pod: Pod, volume: Volume) -> Wanted:
+        sources = volume.sources
+        if len(sources) != 1:
+            what = " and ".join(kind for kind, _ in sources) or "none that is known"
+            raise KindError(f"its kind is {what}; supported are {', '.join(self.kinds)}")
+        ((kind, source),) = sources
+        if self._is_migrated(kind):
+            from pykubelet.volumes.csi.translation import migrated_wanted
+
+            return migrated_wanted(pod, volume)
+        if kind not in ("persistentVolumeClaim", "ephemeral"):
+            return Wanted(pod, volume, kind, source, volume.name)
+        try:
+            return await self._claims.wanted(pod, volume)
+        except KindError as err:
+            held = self._holdings.get(pod.uid, volume.name)
+            if held is None or held.mounted is None:
+                raise
+            # The pod has it: a claim that is gone, or labels of the node that have changed, are no reason to
+            # keep a container of it from being started again.
+            log.v(2).info("A claim is not as it was", pod=pod.full_name, volume=volume.name, reason=str(err))
+            return held.wanted
+
+    async def _held(self, kind: VolumeKind, wanted: Wanted) -> MountedVolume:
+        """Have a volume that others may have too, or that takes long."""
+        persistent = wanted.persistent
+        if persistent is not None and is_exclusive(persistent) and self._holdings.others(wanted, kind.folder):
+            self._excluded.add(wanted.uid)
+            raise KindError(
+                "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+            )
+        holding = self._holdings.hold(wanted)
+        if kind.slow:
+            key = f"{wanted.uid}/{wanted.name}"
+            mounted = await self._operations.run(
+                key, _SET_UP, lambda: kind.set_up(wanted), patience=MOUNT_SECONDS
+            )
+        else:
+            mounted = await kind.set_up(wanted)
+        named = wanted.volume.persistent_volume_claim
+        mounted = replace(
+            mounted,
+            # Another volume of the pod may name the same claim, to write there.
+            read_only=mounted.read_only or (named is not None and named.read_only),
+            group=volume_group(persistent),
+            name=wanted.name,
+        )
+        holding.mounted = mounted
+        if mounted.attached != holding.attached:
+            holding.attached = mounted.attached
+            self._reports.changed()
+        return mounted

@@ -1,0 +1,49 @@
+"""configMap: the values of a configMap as files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.volume import DEFAULT_MODE, ConfigMapVolume, KeyToPath
+from pykubelet.objects.base import ObjectMissing, PodObjects
+from pykubelet.volumes.file_projection import File, Writer, of_keys
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+
+
+class ConfigMapKind(PlainKind):
+    """Gives volumes of kind configMap."""
+
+    folder = "kubernetes.io~configmap"
+    live = True
+    slow = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._objects = given.objects
+        self._writer = Writer(given, self.folder, in_memory=False)
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have the files as the configMap is now."""
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, ConfigMapVolume)
+        mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
+        files = await config_map_files(
+            self._objects, pod, source.name, source.items, mode, optional=source.optional is True
+        )
+        return await self._writer.write(pod, wanted.name, files)
+
+
+async def config_map_files(
+    objects: PodObjects, pod: Pod, name: str, items: Sequence[KeyToPath], mode: int, *, optional: bool
+) -> dict[str, File]:
+    """Give the files of a configMap; raises ObjectError, and KindError for a key that is not there."""
+    data: dict[str, bytes] = {}
+    try:
+        found = await objects.config_map(pod, name)
+    except ObjectMissing:
+        if not optional:
+            raise
+    else:
+        data = found.binary_data | {key: value.encode() for key, value in found.data.items()}
+    missing = "configmap references non-existent config key"
+    return of_keys(data, items, mode, optional=optional, missing=missing)

@@ -1,0 +1,64 @@
+"""downwardAPI: what a pod may know about itself, as files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pykubelet.api.downward_api import field_value, resource_value
+from pykubelet.api.pod import Pod
+from pykubelet.api.volume import DEFAULT_MODE, DownwardFile, DownwardVolume
+from pykubelet.volumes.errors import KindError, joined
+from pykubelet.volumes.file_projection import File, Writer
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+
+# The pod has them only when its volumes are there already.
+_TOO_LATE = ("status.podIP", "status.podIPs")
+
+
+class DownwardKind(PlainKind):
+    """Gives volumes of kind downwardAPI."""
+
+    folder = "kubernetes.io~downward-api"
+    live = True
+    slow = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._given = given
+        self._writer = Writer(given, self.folder, in_memory=True)
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have the files as the pod is now."""
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, DownwardVolume)
+        mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
+        files = downward_files(self._given, pod, source.items, mode)
+        return await self._writer.write(pod, wanted.name, files)
+
+
+def downward_files(
+    given: Surroundings, pod: Pod, items: Sequence[DownwardFile], mode: int
+) -> dict[str, File]:
+    """Give the files about a pod; raises KindError, which tells of each value that there is not."""
+    files, problems = {}, []
+    for item in items:
+        try:
+            value = _value(given, pod, item)
+        except ValueError as err:
+            problems.append(str(err))
+        else:
+            files[item.path] = File(value.encode(), mode if item.mode is None else item.mode)
+    if problems:
+        raise KindError(joined(problems))
+    return files
+
+
+def _value(given: Surroundings, pod: Pod, item: DownwardFile) -> str:
+    if item.field_ref is not None:
+        if item.field_ref.field_path in _TOO_LATE:
+            raise ValueError(f"unsupported fieldPath: {item.field_ref.field_path}")
+        return field_value(item.field_ref, pod, host_ips=given.node.host_ips)
+    if item.resource_field_ref is not None:
+        return resource_value(
+            item.resource_field_ref, pod, None, given.node.allocatable, pod_level=given.pod_level
+        )
+    return ""

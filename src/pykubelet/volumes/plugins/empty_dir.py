@@ -1,0 +1,153 @@
+"""emptyDir: a folder that lives and dies with its pod, on disk, in memory or in huge pages.
+
+Making one may be interrupted anywhere: the mark that it is complete is set last, and what has no
+mark is made again. What has one is never touched again, because its content and its permissions
+are the containers' from then on.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.volume import EmptyDir
+from pykubelet.linux.mounts import mount
+from pykubelet.util.tasks import finish_in_thread
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.ownership import give_to_group
+from pykubelet.volumes.paths import EMPTY_DIR, VolumeFolders, is_mount_point, make_folder
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+
+MEMORY = "Memory"
+HUGE_PAGES = "HugePages"
+_MODE = 0o777
+_PAGES_PREFIX = "hugepages-"
+
+
+class MediumError(KindError):
+    """There is no such medium for this pod; the text says why."""
+
+
+class EmptyDirKind(PlainKind):
+    """Gives volumes of kind emptyDir."""
+
+    folder = EMPTY_DIR
+    live = False
+    slow = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._given = given
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have the folder, and what is mounted there; in a thread, because a disk may be slow."""
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, EmptyDir)
+        folders = VolumeFolders.of(self._given.root, pod.uid)
+        path, marker = folders.volume(EMPTY_DIR, wanted.name), folders.marker(wanted.name)
+        options = self._mount_options(pod, source)
+        group = pod.spec.security_context.fs_group
+        await finish_in_thread(lambda: make_empty_dir(path, marker, source.medium, options, group))
+        return MountedVolume(str(path), relabel=True)
+
+    def _mount_options(self, pod: Pod, source: EmptyDir) -> str:
+        if source.medium == MEMORY:
+            return memory_options(self._given, pod, source.size_limit)
+        if is_huge_pages(source.medium):
+            return huge_page_option(source.medium, pod, pod_level=self._given.pod_level)
+        if source.medium:
+            raise MediumError(f'unknown storage medium "{source.medium}"')
+        return ""
+
+
+def memory_options(given: Surroundings, pod: Pod, size_limit: Quantity | None = None) -> str:
+    """Give the mount options of a volume in memory."""
+    wanted = int(size_limit) if size_limit is not None else 0
+    size = tmpfs_size(wanted, given.memory_limit(pod) or 0, given.allocatable_memory)
+    return f"size={size}" if size else ""
+
+
+def tmpfs_size(size_limit: int, pod_limit: int, allocatable: int) -> int:
+    """Give the size of a volume in memory: the smallest of what is said (bytes, 0 for unsaid).
+
+    Its pages count for the pod, so more than the pod may use would only get it killed.
+    """
+    return min((size for size in (size_limit, pod_limit, allocatable) if size > 0), default=0)
+
+
+def huge_page_option(medium: str, pod: Pod, *, pod_level: bool = True) -> str:
+    """Give the mount option for the size of pages; raises MediumError.
+
+    `HugePages` alone works for a pod that asks for one size only, `HugePages-2Mi` for a pod that
+    asks for that one among others.
+    """
+    asked: dict[int, Quantity] = {}
+    parts = [container.resources.requests for container in (*pod.spec.containers, *pod.spec.init_containers)]
+    if pod_level and pod.spec.resources is not None:
+        parts.append(pod.spec.resources.requests)
+    for resource in (resource for part in parts for resource in part if resource.startswith(_PAGES_PREFIX)):
+        size = _page_size(resource.removeprefix(_PAGES_PREFIX))
+        asked[int(size)] = size
+    if medium == HUGE_PAGES:
+        if len(asked) > 1:
+            raise MediumError(
+                f"medium: {medium} can't be used if container requests multiple huge page sizes"
+            )
+        found = next(iter(asked.values()), None)
+    else:
+        found = asked.get(int(_page_size(medium.removeprefix(f"{HUGE_PAGES}-"))))
+    if found is None:
+        raise MediumError(
+            f"medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+        )
+    return f"pagesize={found}"
+
+
+def is_huge_pages(medium: str) -> bool:
+    """Whether a medium is huge pages, of a certain size or not."""
+    return medium == HUGE_PAGES or medium.startswith(f"{HUGE_PAGES}-")
+
+
+def is_made(path: Path, marker: Path, medium: str) -> bool:
+    """Whether the volume at `path` is complete; what is in memory is lost with it, and the mark stays."""
+    return marker.exists() and (is_mount_point(path) if medium else path.is_dir())
+
+
+def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: int | None) -> None:
+    """Have the volume at `path`, for `group` if one is given; raises OSError.
+
+    `options` are those of the mount that a medium other than disk needs. Blocks.
+    """
+    if is_made(path, marker, medium):
+        return
+    marker.unlink(missing_ok=True)
+    make_folder(path.parent, 0o755)
+    make_folder(path, _MODE)
+    if not is_mount_point(path):
+        path.chmod(_MODE)
+        if medium == MEMORY:
+            _mount_tmpfs(path, options)
+        elif medium:
+            mount("nodev", path, "hugetlbfs", options)
+    if group is not None:
+        give_to_group(path, group)
+    make_folder(marker.parent)
+    marker.touch(mode=0o644)
+
+
+def _mount_tmpfs(path: Path, options: str) -> None:
+    try:
+        # What is meant to be in memory only must not be written to disk. Kernels before 6.4 cannot promise.
+        mount("tmpfs", path, "tmpfs", ",".join(filter(None, (options, "noswap"))))
+    except OSError as err:
+        if err.errno not in (errno.EINVAL, errno.EPERM):
+            raise
+        mount("tmpfs", path, "tmpfs", options)
+
+
+def _page_size(text: str) -> Quantity:
+    try:
+        return Quantity.parse(text)
+    except ValueError as err:
+        raise MediumError(str(err)) from err

@@ -1,0 +1,79 @@
+"""hostPath: a path of the machine, checked to be what the pod's author takes it for."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from pykubelet.api.volume import HostPath
+from pykubelet.util.tasks import in_own_thread
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Wanted
+
+_CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
+    "Directory": (stat.S_ISDIR, "a directory"),
+    "File": (stat.S_ISREG, "a file"),
+    "Socket": (stat.S_ISSOCK, "a socket file"),
+    "CharDevice": (stat.S_ISCHR, "a character device"),
+    "BlockDevice": (stat.S_ISBLK, "a block device"),
+}
+_OR_CREATE = "OrCreate"
+PATIENCE = 20.0
+"""Seconds after which a path counts as one that does not answer."""
+
+
+class HostPathError(KindError):
+    """The path is not what it should be; the text says what it is not."""
+
+
+class HostPathKind(PlainKind):
+    """Gives volumes of kind hostPath."""
+
+    folder = ""
+    live = False
+    slow = False
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Check the path; in a thread that may hang, because there may be a dead server behind it."""
+        source = wanted.source
+        assert isinstance(source, HostPath)
+        if source.type:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await in_own_thread(lambda: check_host_path(source), name="hostPath", patience=0)
+            except TimeoutError:
+                raise HostPathError(f"{source.path} does not answer: is a server behind it down?") from None
+        else:
+            check_host_path(source)
+        return MountedVolume(source.path, read_only=wanted.read_only)
+
+
+def check_host_path(source: HostPath) -> None:
+    """Check a path, and make it if its type says so; raises HostPathError and OSError.
+
+    A path without a type is taken as it is: the runtime makes a directory of what is not there.
+    """
+    if ".." in source.path.split("/"):
+        raise HostPathError(f"invalid HostPath `{source.path}`: must not contain '..'")
+    wanted = source.type or ""
+    if not wanted:
+        return
+    kind = wanted.removesuffix(_OR_CREATE)
+    if kind not in _CHECKS or (wanted != kind and kind not in ("Directory", "File")):
+        raise HostPathError(f"{wanted} is an invalid volume type")
+    path = Path(source.path)
+    if wanted != kind and not path.exists():
+        if kind == "Directory":
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        else:
+            path.touch(mode=0o644)
+        return
+    fits, name = _CHECKS[kind]
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        mode = 0
+    if not fits(mode):
+        raise HostPathError(f"hostPath type check failed: {source.path} is not {name}")

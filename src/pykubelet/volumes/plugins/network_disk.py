@@ -1,0 +1,261 @@
+"""What iscsi and fc share: a disk of a storage network, attached once for all pods of the node.
+
+    plugins/kubernetes.io/<kind>/<disk>                 the disk, mounted; notes about it lie underneath
+    plugins/kubernetes.io/<kind>/volumeDevices/<disk>   notes about a disk that pods have as a device
+
+A pod's folder has it bound from there. It is given to the pod's group before it is bound, so that what is
+bound is ready. When nothing is bound any more the disk is unmounted and detached (`sweep`): the mount
+table knows, also for an agent that never saw the pods.
+
+SCSI disks as the kernel shows them below `/sys` and `/dev`: finding, scanning for and removing them.
+
+Several paths to one disk make a multipath device (`dm-…`) on top of the disks. Everything here blocks
+for a moment only, except for scanning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pykubelet.linux.mounts import MS_RDONLY, read_mounts, unmount
+from pykubelet.logs import get_logger
+from pykubelet.util.tasks import in_own_thread
+from pykubelet.volumes.block import DEVICES, global_folder, map_device
+from pykubelet.volumes.disks import format_and_mount
+from pykubelet.volumes.mount_helper import is_mounted, join_options
+from pykubelet.volumes.operations import Locks
+from pykubelet.volumes.ownership import own
+from pykubelet.volumes.paths import VolumeFolders, bind_folder, mount_at
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+
+log = get_logger(__name__)
+_SESSION = "iscsi_session"
+_CONNECTION = "iscsi_connection"
+
+
+@dataclass(frozen=True, slots=True)
+class Scsi:
+    """The machine's disks; the two folders are others only in tests."""
+
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+
+    def multipath_of(self, device: Path) -> Path | None:
+        """Give the multipath device on top of a disk, if there is one; it is its own."""
+        real = device.resolve()
+        if real.name.startswith("dm-"):
+            return real
+        for slave in sorted((self.sys / "block").glob(f"dm-*/slaves/{real.name}")):
+            return self.dev / slave.parent.parent.name
+        return None
+
+    def disks_of(self, device: Path) -> list[Path]:
+        """Give the disks below a multipath device, or the disk itself."""
+        real = device.resolve()
+        if not real.name.startswith("dm-"):
+            return [real]
+        return sorted(
+            self.dev / slave.name for slave in (self.sys / "block" / real.name / "slaves").glob("*")
+        )
+
+    def remove(self, disk: Path) -> None:
+        """Have the kernel forget a disk; raises OSError. One that is gone is fine."""
+        place = self.sys / "block" / disk.name / "device/delete"
+        if place.exists():
+            place.write_text("1")
+
+    def scan_all(self) -> None:
+        """Look for new disks everywhere; raises OSError."""
+        for host in sorted((self.sys / "class/scsi_host").glob("*/scan")):
+            host.write_text("- - -")
+
+    def scan_lun(self, host: int, lun: int) -> None:
+        """Look for one disk, and not for its neighbours, which are others' business; raises OSError."""
+        (self.sys / f"class/scsi_host/host{host}/scan").write_text(f"0 0 {lun}")
+
+    def disk_by_path(self, name: str, *, behind_pci: bool) -> Path | None:
+        """Return the device with exactly this name in `/dev/disk/by-path`, or None.
+
+        With `behind_pci`, the name follows the address of a PCI host bus adapter. The name contains text of
+        the pod's spec and therefore is never a pattern: `*` as iqn would match the disks of other pods.
+        """
+        folder = self.dev / "disk/by-path"
+        if not behind_pci:
+            return folder / name if (folder / name).exists() else None
+        try:
+            found = sorted(path.name for path in folder.iterdir())
+        except FileNotFoundError:
+            return None
+        front, end = "pci-", f"-{name}"
+        shortest = len(front) + len(end)
+        matches = (
+            one for one in found if one.startswith(front) and one.endswith(end) and len(one) >= shortest
+        )
+        return next((folder / match for match in matches), None)
+
+    def portals(self, target: str) -> dict[str, int]:
+        """Give the portals through which the node is logged in to an iSCSI target, each with its host."""
+        found = {}
+        for host, session in self._sessions(target):
+            for connection in sorted(session.glob(f"connection*/{_CONNECTION}/connection*")):
+                for address, port in (("address", "port"), ("persistent_address", "persistent_port")):
+                    where, number = _read(connection / address), _read(connection / port)
+                    if where and number:
+                        found[f"[{where}]:{number}" if ":" in where else f"{where}:{number}"] = host
+        return found
+
+    def lun_disks(self, target: str, lun: int) -> list[Path]:
+        """Give the disks that one lun of an iSCSI target is here."""
+        found = []
+        for host, session in self._sessions(target):
+            blocks = (session / f"target{host}:0:0/{host}:0:0:{lun}/block").glob("*")
+            found += [self.dev / block.name for block in sorted(blocks)[:1]]
+        return found
+
+    def _sessions(self, target: str) -> Iterator[tuple[int, Path]]:
+        for session in sorted((self.sys / "class/iscsi_host").glob("host*/device/session*")):
+            host = re.fullmatch(r"host(\d+)", session.parent.parent.name)
+            if host and _read(session / _SESSION / session.name / "targetname") == target:
+                yield int(host[1]), session
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""  # a session may end while we look
+
+
+T = TypeVar("T")
+
+
+class SharedDiskKind(PlainKind):
+    """Gives volumes of a kind of disks; how one is found, attached and detached is the kind's own."""
+
+    blocks = True
+    options = True
+    depth = 1
+    """How many folders deep the disks lie below the kind's."""
+    notes = ""
+    """The name of the file in which the kind takes notes about a disk."""
+
+    def __init__(self, given: Surroundings, scsi: Scsi | None = None) -> None:
+        self.given = given
+        self.scsi = scsi or Scsi()
+        self._disks = given.root / "plugins" / self.folder.replace("~", "/")
+        self._locks = Locks()
+        self._here: dict[Path, str] = {}
+        """The names in the node's status of the disks that are here, by their places."""
+
+    def disk_name(self, wanted: Wanted) -> str:
+        """Give the disk's own path below the kind's folder; raises KindError."""
+        raise NotImplementedError
+
+    async def attach(self, wanted: Wanted, place: Path) -> Path:
+        """Have the disk here, and give its device; notes go to `place`. Raises KindError and OSError."""
+        raise NotImplementedError
+
+    async def detach(self, place: Path, device: Path | None) -> None:
+        """Undo `attach`, by the notes at `place`; `device` was mounted there. Raises as `attach` does."""
+        raise NotImplementedError
+
+    def attached_name(self, wanted: Wanted) -> str:
+        """Give the name by which the cluster's controllers know the disk as in use."""
+        raise NotImplementedError
+
+    def volume_of(self, place: Path) -> str:
+        """Give the name of the volume that was attached, by the notes at `place`; "" when there are none."""
+        raise NotImplementedError
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have the disk bound, or mapped as a device."""
+        read_only = wanted.read_only or (wanted.persistent is None and bool(wanted.source.read_only))
+        name, attached = self.disk_name(wanted), self._attached_name(wanted)
+        folders = VolumeFolders.of(self.given.root, wanted.uid)
+        place = folders.volume(self.folder, wanted.name)
+        mapped = wanted.block and folders.device(self.folder, wanted.name).is_symlink()
+        if not mapped and not is_mounted(place):
+            # What a pod has already was its own before; an earlier agent has asked.
+            await self.given.attached(wanted, attached)
+        async with self._locks(name):
+            self._here[(self._disks / DEVICES if wanted.block else self._disks) / name] = attached
+            if wanted.block:
+                return await self._as_device(wanted, name, read_only=read_only)
+            if not is_mounted(place):
+                await self._bind(wanted, self._disks / name, place, read_only=read_only)
+        return MountedVolume(str(place), read_only=read_only, relabel=not read_only, attached=attached)
+
+    def in_use(self) -> Collection[str]:
+        """Give the disks that are here, until they are unmounted: then another node may have them."""
+        return {name for name in self._here.values() if name}
+
+    async def sweep(self, in_use: Collection[str]) -> None:
+        """Unmount and detach the disks that no pod has any more."""
+        for folder in (self._disks, self._disks / DEVICES):
+            for place in self._places(folder):
+                async with self._locks(str(place.relative_to(folder))):
+                    await self._release(place, as_device=folder.name == DEVICES)
+        for place in [place for place in self._here if not place.exists()]:
+            del self._here[place]
+
+    async def _as_device(self, wanted: Wanted, name: str, *, read_only: bool) -> MountedVolume:
+        device = await self.attach(wanted, self._disks / DEVICES / name)
+        root, uid = self.given.root, wanted.uid
+        link = await _thread(
+            lambda: map_device(root, self.folder, uid, wanted.name, device, read_only=read_only)
+        )
+        attached = self._attached_name(wanted)
+        return MountedVolume("", read_only=read_only, device=link, attached=attached)
+
+    def _attached_name(self, wanted: Wanted) -> str:
+        return f"{self.folder.replace('~', '/')}/{self.attached_name(wanted)}" if self.given.api else ""
+
+    async def _bind(self, wanted: Wanted, disk: Path, place: Path, *, read_only: bool) -> None:
+        if not is_mounted(disk):
+            device = await self.attach(wanted, disk)
+            options = join_options(wanted.mount_options, ["ro"] if read_only else [])
+            await format_and_mount(device, disk, wanted.source.fs_type, options, read_only=read_only)
+        if not read_only:
+            await own(wanted.pod, disk, self.given.tell)
+        await _thread(lambda: bind_folder(disk, place, MS_RDONLY if read_only else 0))
+
+    async def _release(self, place: Path, *, as_device: bool) -> None:
+        if as_device:
+            volume = self.volume_of(place)
+            mapped = global_folder(self.given.root, self.folder, volume) if volume else None
+            if mapped is not None and mapped.is_dir():
+                return
+            device = None
+        else:
+            here = mount_at(place)
+            device = Path(here.source) if here is not None else None
+            if here is not None:
+                same = (here.kind, here.source)
+                if any((one.kind, one.source) == same and one.point != here.point for one in read_mounts()):
+                    return
+                await _thread(lambda: _unmount(place))
+        await self.detach(place, device)
+        (place / self.notes).unlink(missing_ok=True)
+        place.rmdir()
+        log.info("Detached a disk that no pod uses any more", path=place)
+
+    def _places(self, folder: Path) -> list[Path]:
+        pattern = "/".join("*" * self.depth)
+        return sorted(
+            place
+            for place in folder.glob(pattern)
+            if place.is_dir() and place.relative_to(folder).parts[0] != DEVICES
+        )
+
+
+def _unmount(place: Path) -> None:
+    while unmount(place):
+        continue
+
+
+async def _thread(work: Callable[[], T]) -> T:
+    return await in_own_thread(work, name="shared disk")

@@ -1,0 +1,84 @@
+"""nfs: a directory of a server, mounted into the pod's folder by the machine's `mount`.
+
+The server may be gone at any time, and then whoever looks at the mounted folder waits for it for ever.
+So the mount table is asked instead of the folder, and mounting and unmounting is left to processes that
+can be given up (`mount_helper.py`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from pykubelet.api.volume import Nfs
+from pykubelet.linux.mounts import read_mounts
+from pykubelet.logs import get_logger
+from pykubelet.volumes.errors import BadSource
+from pykubelet.volumes.mount_helper import (
+    HelperError,
+    is_mounted,
+    join_options,
+    mount_with_helper,
+    mounts_of_volume,
+    unmount_with_helper,
+)
+from pykubelet.volumes.paths import VolumeFolders, make_folder
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+
+log = get_logger(__name__)
+
+
+class NfsKind(PlainKind):
+    """Gives volumes of kind nfs."""
+
+    folder = "kubernetes.io~nfs"
+    options = True
+
+    def __init__(self, given: Surroundings) -> None:
+        self._root = given.root
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have it mounted; raises HelperError."""
+        source = wanted.source
+        assert isinstance(source, Nfs)
+        # A persistent volume is read-only when the claim is named so, whatever the volume says of itself.
+        read_only = wanted.read_only or (wanted.persistent is None and source.read_only)
+        place = VolumeFolders.of(self._root, wanted.uid).volume(self.folder, wanted.name)
+        if not is_mounted(place):
+            options = join_options(wanted.mount_options, ["ro"] if read_only else [])
+            remote = nfs_source(source)
+            make_folder(place)
+            try:
+                await mount_with_helper("nfs", remote, place, options)
+            except HelperError:
+                if is_mounted(place):
+                    await unmount_with_helper(place)
+                place.rmdir()
+                raise
+        return MountedVolume(str(place), read_only=read_only)
+
+    async def take_down(self, uid: str, name: str) -> None:
+        """Unmount the volume and the parts of it, the latter first.
+
+        What somebody uses is left to the general unmounting, which is patient, but not for ever.
+        """
+        folders = VolumeFolders(VolumeFolders.of(self._root, uid).pod.resolve())
+        volume = folders.volume(self.folder, name)
+        for mount in mounts_of_volume(read_mounts(folders.pod), volume, folders.sub_paths):
+            try:
+                await unmount_with_helper(mount.point)
+            except HelperError as err:
+                log.error(err, "An NFS volume cannot be unmounted yet", path=mount.point, podUID=uid)
+
+
+def nfs_source(source: Nfs) -> str:
+    """Give a source as `mount` wants it; raises BadSource."""
+    if not source.server or source.server.startswith("-"):
+        raise BadSource(f"{source.server!r} is no server")
+    return f"{_bracketed(source.server)}:{source.path}"
+
+
+def _bracketed(server: str) -> str:
+    try:
+        return f"[{server}]" if ipaddress.ip_address(server).version == 6 else server
+    except ValueError:
+        return server

@@ -1,0 +1,114 @@
+"""projected: the files of several sources in one volume, in memory only.
+
+Nearly every pod of a cluster has one, with its service account's token, the cluster's root
+certificates and its namespace. Sources are asked for side by side; what is missing is told of all.
+"""
+
+from __future__ import annotations
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.volume import (
+    DEFAULT_MODE,
+    DEFAULT_TOKEN_SECONDS,
+    ProjectedToken,
+    ProjectedTrustBundle,
+    ProjectedVolume,
+    Projection,
+)
+from pykubelet.objects.base import ObjectError, ObjectMissing
+from pykubelet.volumes.errors import KindError, joined
+from pykubelet.volumes.file_projection import File, Writer, fs_user
+from pykubelet.volumes.operations import side_by_side
+from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugins.config_map import config_map_files
+from pykubelet.volumes.plugins.downward_api import downward_files
+from pykubelet.volumes.plugins.secret import secret_files
+
+_PRIVATE = 0o600
+
+
+class ProjectedKind(PlainKind):
+    """Gives volumes of kind projected."""
+
+    folder = "kubernetes.io~projected"
+    live = True
+    slow = False
+
+    def __init__(self, given: Surroundings) -> None:
+        self._given = given
+        self._writer = Writer(given, self.folder, in_memory=True)
+
+    async def set_up(self, wanted: Wanted) -> MountedVolume:
+        """Have the files as their sources are now."""
+        pod, source = wanted.pod, wanted.source
+        assert isinstance(source, ProjectedVolume)
+        mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
+        collected = await side_by_side([self._collected(pod, part, mode) for part in source.sources])
+        files: dict[str, File] = {}
+        problems = []
+        for part in collected:
+            if isinstance(part, str):
+                problems.append(part)
+            else:
+                files |= part
+        if problems:
+            raise KindError(joined(problems))
+        return await self._writer.write(pod, wanted.name, files)
+
+    async def _collected(self, pod: Pod, source: Projection, mode: int) -> dict[str, File] | str:
+        """Give the files of one source, or why there are none."""
+        try:
+            return await self._files(pod, source, mode)
+        except (KindError, ObjectError) as err:
+            return str(err)
+
+    async def _files(self, pod: Pod, source: Projection, mode: int) -> dict[str, File]:
+        objects = self._given.objects
+        if (keys := source.secret) is not None:
+            optional = keys.optional is True
+            return await secret_files(objects, pod, keys.name, keys.items, mode, optional=optional)
+        if (keys := source.config_map) is not None:
+            optional = keys.optional is True
+            return await config_map_files(objects, pod, keys.name, keys.items, mode, optional=optional)
+        if source.downward_api is not None:
+            return downward_files(self._given, pod, source.downward_api.items, mode)
+        if source.service_account_token is not None:
+            return await self._token(pod, source.service_account_token, mode)
+        if source.cluster_trust_bundle is not None:
+            return await self._trust_bundle(pod, source.cluster_trust_bundle, mode)
+        if source.pod_certificate is not None:
+            raise KindError(
+                "podCertificate is not supported by this node: use a secret that holds the certificate"
+            )
+        return {}
+
+    async def _token(self, pod: Pod, source: ProjectedToken, mode: int) -> dict[str, File]:
+        seconds = DEFAULT_TOKEN_SECONDS if source.expiration_seconds is None else source.expiration_seconds
+        token = await self._given.objects.token(pod, audience=source.audience, seconds=seconds)
+        return {source.path: _identity_file(pod, token, mode)}
+
+    async def _trust_bundle(self, pod: Pod, source: ProjectedTrustBundle, mode: int) -> dict[str, File]:
+        objects, text = self._given.objects, ""
+        try:
+            if source.name is not None:
+                text = await objects.trust_bundle(pod, name=source.name)
+            elif source.signer_name is not None:
+                text = await objects.trust_bundle(
+                    pod, signer=source.signer_name, selector=source.label_selector
+                )
+            else:
+                raise KindError("ClusterTrustBundle projection requires either name or signerName to be set")
+        except ObjectMissing:
+            if not source.optional:
+                raise
+        return {source.path: _identity_file(pod, text, mode)}
+
+
+def _identity_file(pod: Pod, text: str, mode: int) -> File:
+    """Make a file that is the pod's alone, where it is known who in the pod will read it.
+
+    That is the one user of all containers, or the pod's group, to which the writer opens it.
+    """
+    user = fs_user(pod)
+    private = user is not None or pod.spec.security_context.fs_group is not None
+    return File(text.encode(), _PRIVATE if private else mode, user)

@@ -1,0 +1,243 @@
+"""From a pod's claim to the volume behind it, asking the API server.
+
+A node may get the single claims and volumes that its pods name, and nothing else: it cannot watch them.
+So both are asked for anew with every try, and a pod whose claim is not bound tries again after the
+worker's growing pause, as the reference does. What is wrong with a claim is decided in `claim_rules.py`.
+
+What must be true of a claim and its volume before a pod may have it: pure, and in the reference's words.
+
+People and programs search events for these sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+from pykubelet.api.pod import Pod
+from pykubelet.api.storage import (
+    BLOCK,
+    BOUND,
+    FILESYSTEM,
+    GROUP,
+    MOUNT_OPTIONS,
+    PROTECTION,
+    READ_WRITE_ONCE_POD,
+    PersistentVolume,
+    PersistentVolumeClaim,
+)
+from pykubelet.api.volume import Volume
+from pykubelet.apiserver.client import CLAIMS, PERSISTENT_VOLUMES, ApiClient
+from pykubelet.apiserver.errors import ApiError, KubeError
+from pykubelet.objects.base import until_seen
+from pykubelet.volumes.csi.names import MIGRATED
+from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.plugin import Wanted
+
+
+class ClaimError(KindError):
+    """A claim that cannot be used, at least not now; the text is complete and says which."""
+
+
+class AffinityError(KindError):
+    """The volume cannot be reached from this node."""
+
+    action = "MountVolume.NodeAffinity check failed"
+
+
+def claim_name(pod: Pod, volume: Volume) -> str:
+    """Give the name of the claim behind a volume: named by the pod, or made for it."""
+    if volume.persistent_volume_claim is not None:
+        return volume.persistent_volume_claim.claim_name
+    return f"{pod.metadata.name}-{volume.name}"
+
+
+def check_claim(claim: PersistentVolumeClaim, where: str) -> None:
+    """Check that a claim (`where` is its `namespace/name`) has a volume; raises ClaimError."""
+    leaving = claim.metadata.deletion_timestamp is not None
+    if leaving and PROTECTION not in claim.metadata.finalizers:
+        raise ClaimError(f"error processing PVC {where}: PVC is being deleted")
+    if claim.status.phase != BOUND:
+        raise ClaimError(f"error processing PVC {where}: PVC is not bound")
+    if not claim.spec.volume_name:
+        raise ClaimError(f"error processing PVC {where}: PVC has empty pvc.Spec.VolumeName")
+
+
+def check_owner(claim: PersistentVolumeClaim, pod: Pod) -> None:
+    """Check that a claim was made for this very pod; raises ClaimError."""
+    if not any(ref.controller and ref.uid == pod.uid for ref in claim.metadata.owner_references):
+        there = f"{claim.metadata.namespace}/{claim.metadata.name}"
+        raise ClaimError(f"PVC {there} was not created for pod {pod.full_name} (pod is not owner)")
+
+
+def check_volume(volume: PersistentVolume, claim: PersistentVolumeClaim, where: str) -> None:
+    """Check that a volume is bound to the claim that says so; raises ClaimError."""
+    name, ref = volume.metadata.name, volume.spec.claim_ref
+    if ref is None:
+        raise ClaimError(
+            f"error processing PVC {where}: found PV object {name} but it has a nil pv.Spec.ClaimRef "
+            "indicating it is not yet bound to the claim"
+        )
+    if ref.uid != claim.metadata.uid:
+        raise ClaimError(
+            f"error processing PVC {where}: found PV object {name} but its pv.Spec.ClaimRef.UID {ref.uid} "
+            f"does not point to claim.UID {claim.metadata.uid}"
+        )
+
+
+def check_mode(found: PersistentVolume, pod: Pod, volume: Volume) -> None:
+    """Check that containers want the volume as what it is, files or a device; raises ClaimError."""
+    mounts, devices = used_names(pod)
+    if volume.name in mounts and found.spec.is_block:
+        raise ClaimError(f"volume {volume.name} has volumeMode {BLOCK}, but is specified in volumeMounts")
+    if volume.name in devices and not found.spec.is_block:
+        raise ClaimError(
+            f"volume {volume.name} has volumeMode {FILESYSTEM}, but is specified in volumeDevices"
+        )
+
+
+def check_affinity(found: PersistentVolume, labels: Mapping[str, str], node: str) -> None:
+    """Check that a volume can be reached from a node; raises AffinityError."""
+    affinity = found.spec.node_affinity
+    if affinity is None or affinity.required is None:
+        return
+    try:
+        fits = affinity.required.fits(labels, node)
+    except ValueError as err:
+        raise AffinityError(str(err)) from err
+    if not fits:
+        raise AffinityError("no matching NodeSelectorTerms")
+
+
+def wanted_volume(pod: Pod, volume: Volume, claim: PersistentVolumeClaim, found: PersistentVolume) -> Wanted:
+    """Put together what a pod gets for its claim; raises ClaimError for a volume of no kind or several."""
+    sources = found.spec.sources
+    if len(sources) != 1:
+        what = " and ".join(kind for kind, _ in sources) or "none that is known"
+        raise ClaimError(f"the source of persistent volume {found.metadata.name} is {what}")
+    ((kind, source),) = sources
+    named = volume.persistent_volume_claim
+    return Wanted(
+        pod,
+        volume,
+        kind,
+        source,
+        found.metadata.name,
+        persistent=found,
+        claim=claim,
+        read_only=named is not None and _is_read_only(pod, named.claim_name),
+        block=found.spec.is_block,
+        mount_options=mount_options(found),
+    )
+
+
+def _is_read_only(pod: Pod, name: str) -> bool:
+    """Whether a pod only reads what is behind its claim, which several of its volumes may name."""
+    claims = (volume.persistent_volume_claim for volume in pod.spec.volumes)
+    return all(claim.read_only for claim in claims if claim is not None and claim.claim_name == name)
+
+
+def mount_options(found: PersistentVolume) -> tuple[str, ...]:
+    """Give a volume's mount options in order, each once; an annotation of old wins over the field."""
+    written = found.metadata.annotations.get(MOUNT_OPTIONS)
+    options = written.split(",") if written is not None else found.spec.mount_options
+    return tuple(sorted({option for option in options if option}))
+
+
+def is_exclusive(found: PersistentVolume) -> bool:
+    """Whether only one pod at a time may have a volume."""
+    return found.spec.access_modes == [READ_WRITE_ONCE_POD]
+
+
+def volume_group(found: PersistentVolume | None) -> int | None:
+    """Give the group that processes need to use a volume, if it names one."""
+    text = found.metadata.annotations.get(GROUP, "") if found is not None else ""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def used_names(pod: Pod) -> tuple[set[str], set[str]]:
+    """Give the names of the volumes that containers mount, and of those that they want as devices."""
+    spec = pod.spec
+    containers = (*spec.init_containers, *spec.containers, *spec.ephemeral_containers)
+    mounts = {mount.name for container in containers for mount in container.volume_mounts}
+    return mounts, {device.name for container in containers for device in container.volume_devices}
+
+
+class ServerAway(ClaimError):
+    """The API server did not say anything about the claim; what it said before still holds."""
+
+
+class Claims:
+    """Finds the volumes behind claims; `api` is None on a node that belongs to no cluster."""
+
+    def __init__(
+        self,
+        api: ApiClient | None,
+        node_name: str,
+        node_labels: Callable[[], Mapping[str, str] | None],
+        given: Container[str] = (),
+    ) -> None:
+        """Take the API server, and the node's name and labels; None for labels that are not known yet.
+
+        `given`: the kinds that somebody gives as they are; what else has become drivers' is theirs.
+        """
+        self._api = api
+        self._given = given
+        self._node_name = node_name
+        self._node_labels = node_labels
+
+    async def wanted(self, pod: Pod, volume: Volume) -> Wanted:
+        """Give the volume behind a pod's claim.
+
+        Raises ClaimError for a claim that cannot be used (yet), and AffinityError for a volume that
+        cannot be reached from this node.
+        """
+        name = claim_name(pod, volume)
+        if self._api is None:
+            raise ClaimError(
+                f'volume {volume.name} needs the claim "{name}", and this node belongs to no cluster that '
+                "could have one: use emptyDir or hostPath"
+            )
+        where = f"{pod.metadata.namespace}/{name}"
+        claim = await self._claim(self._api, pod.metadata.namespace, name)
+        check_claim(claim, where)
+        if volume.persistent_volume_claim is None:
+            check_owner(claim, pod)
+        found = await self._volume(self._api, claim, where)
+        check_volume(found, claim, where)
+        found = self._migrated(found, where)
+        check_mode(found, pod, volume)
+        labels = self._node_labels()
+        if labels is not None:
+            check_affinity(found, labels, self._node_name)
+        return wanted_volume(pod, volume, claim, found)
+
+    def _migrated(self, found: PersistentVolume, where: str) -> PersistentVolume:
+        if not any(kind in MIGRATED and kind not in self._given for kind, _ in found.spec.sources):
+            return found
+        from pykubelet.volumes.csi.translation import migrated_volume
+
+        try:
+            return migrated_volume(found)
+        except (KindError, ValueError) as err:
+            raise ClaimError(f"error processing PVC {where}: {err}") from err
+
+    async def _claim(self, api: ApiClient, namespace: str, name: str) -> PersistentVolumeClaim:
+        try:
+            return await until_seen(lambda: api.get(CLAIMS, name, namespace))
+        except KubeError as err:
+            what = f"error processing PVC {namespace}/{name}: failed to fetch PVC from API server"
+            raise _problem(what, err) from err
+
+    async def _volume(self, api: ApiClient, claim: PersistentVolumeClaim, where: str) -> PersistentVolume:
+        name = claim.spec.volume_name
+        try:
+            return await until_seen(lambda: api.get(PERSISTENT_VOLUMES, name))
+        except KubeError as err:
+            what = f"error processing PVC {where}: failed to fetch PV {name} from API server"
+            raise _problem(what, err) from err
+
+
+def _problem(what: str, err: KubeError) -> ClaimError:
+    if isinstance(err, ApiError):
+        return ClaimError(f"{what}: {err.message or err}")
+    return ServerAway(f"{what}: {err}")
