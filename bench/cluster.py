@@ -19,7 +19,7 @@ from bench.plane import Agent, audit_mark, control_plane, pod_writes
 from bench.processes import Cost, cost_over, cpu_seconds
 from bench.results import Result
 from bench.watched_pods import WatchedPods, watched_pods
-from pykubelet.devcluster.binaries import Programs, find_programs
+from pykubelet.devcluster.binaries import Binaries, find_programs
 from pykubelet.devcluster.cluster import DevCluster
 from pykubelet.devcluster.layout import NotAvailable
 from pykubelet.devcluster.reference_kubelet import reference_traces
@@ -116,7 +116,7 @@ def cluster(count: int, hold_seconds: float, *, reference: bool) -> list[Result]
     ]
 
 
-def _compare(programs: Programs, count: int, hold_seconds: float) -> None:
+def _compare(programs: Binaries, count: int, hold_seconds: float) -> None:
     if programs.kubelet is None:
         print("     there is no reference kubelet to compare with")
         return

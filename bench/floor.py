@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
-from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts, SandboxFacts
+from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
 from pykubelet.podconfig.static_pods import static_pods
 from pykubelet.standalone.instance import Instance
 
@@ -56,7 +56,7 @@ class Times:
         )
 
 
-async def connected(endpoint: str) -> Cri:
+async def connected(endpoint: str) -> RuntimeConnection:
     """Connect to a node's runtime."""
     return await connect(endpoint, timeout=Duration.of(120), metrics=CriMetrics(CollectorRegistry()))
 
@@ -114,19 +114,19 @@ def _requests(instance: Instance, image: str, number: int, files: Path) -> _Requ
     }
     data = json.dumps(document).encode()
     (pod,) = static_pods(data, source="file", origin=name, node_name="bench", now=0)
-    node = NodeFacts(pod_logs_dir=str(instance.data_dir / "floor-logs"), memory_capacity=16 << 30)
+    node = RuntimeNodeOptions(pod_logs_dir=str(instance.data_dir / "floor-logs"), memory_capacity=16 << 30)
     parent = f"{instance.cgroup_root}/kubepods/besteffort/pod{pod.uid}"
     own = {kind: files / f"{number}-{kind}" for kind in ("hosts", "termination")}
     for file in own.values():
         file.touch()
-    facts = ContainerFacts(
+    facts = RunContainerOptions(
         node=node,
         image_id=image,
         pod_ips=("10.0.0.2",),
         hosts_file=str(own["hosts"]),
         termination_log=str(own["termination"]),
     )
-    sandbox = make_sandbox_config(pod, SandboxFacts(node=node, cgroup_parent=parent))
+    sandbox = make_sandbox_config(pod, RunSandboxOptions(node=node, cgroup_parent=parent))
     return sandbox, make_container_config(pod, pod.spec.containers[0], facts)
 
 

@@ -17,7 +17,7 @@ import yaml
 from bench.node import BIN
 from pykubelet.cm.cgroups.driver import CgroupFiles
 from pykubelet.cm.cgroups.values import CgroupValues, parse_path
-from pykubelet.devcluster.binaries import Programs
+from pykubelet.devcluster.binaries import Binaries
 from pykubelet.devcluster.cluster import DevCluster, free_ports, new_settings
 from pykubelet.devcluster.identities import node_kubeconfig
 from pykubelet.devcluster.layout import Layout
@@ -31,7 +31,7 @@ _WAIT_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def control_plane(programs: Programs) -> Iterator[DevCluster]:
+def control_plane(programs: Binaries) -> Iterator[DevCluster]:
     """Run a control plane that writes down what is asked of it."""
     with tempfile.TemporaryDirectory(prefix="pykc-", dir="/tmp") as folder:
         settings = msgspec.structs.replace(new_settings(), audit=True, durable=False)

@@ -15,7 +15,7 @@ from bench.floor import COMMAND, Times, connected
 from bench.node import Node
 from bench.processes import Cost, cost_over, cpu_seconds
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.standalone.instance import Instance
 
 LIMIT_SECONDS = 300.0
@@ -121,7 +121,7 @@ def _add_volumes(pod: dict[str, Any], name: str) -> None:
     ]
 
 
-async def _until_running(cri: Cri, pods: int, began: float) -> list[float]:
+async def _until_running(cri: RuntimeConnection, pods: int, began: float) -> list[float]:
     running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
     seen: dict[str, float] = {}
     while len(seen) < pods:
@@ -134,7 +134,7 @@ async def _until_running(cri: Cri, pods: int, began: float) -> list[float]:
     return list(seen.values())
 
 
-async def _until_gone(cri: Cri, began: float) -> None:
+async def _until_gone(cri: RuntimeConnection, began: float) -> None:
     while await cri.runtime.list_pod_sandbox():
         if time.monotonic() - began > LIMIT_SECONDS:
             raise RuntimeError("the pods were not removed")

@@ -33,7 +33,7 @@ from bench.processes import cost_over, cpu_seconds
 from bench.results import Result
 from pykubelet.cli.exec import FrameWriter
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.devcluster import identities as pki
 from pykubelet.standalone.instance import Instance
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE
@@ -110,7 +110,7 @@ async def _measure(node: Node, secure: Connect, hold_seconds: float) -> list[Res
     return [*results, Result(what, cost.cpu_percent, "% of core", 5)]
 
 
-async def _start(instance: Instance, cri: Cri) -> tuple[str, str, Path]:
+async def _start(instance: Instance, cri: RuntimeConnection) -> tuple[str, str, Path]:
     """Start a pod that says nothing; gives its name, its container's id and its log."""
     main = {"name": "main", "image": BUSYBOX_IMAGE, "command": ["sleep", "100000"]}
     document = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.agent.host_setup import StartError, check_machine, take_cgroup_driver
+from pykubelet.agent.host_setup import StartupError, check_machine, take_cgroup_driver
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.runtime_pb2 import CGROUPFS, SYSTEMD, LinuxRuntimeConfiguration, RuntimeConfigResponse
@@ -60,10 +60,10 @@ async def test_the_driver(configured: str, answers: list[Answer], expected: str)
 
 @pytest.mark.looptime
 async def test_a_runtime_that_does_not_say() -> None:
-    with pytest.raises(StartError, match=r"cannot ask the container runtime .*code = Unavailable"):
+    with pytest.raises(StartupError, match=r"cannot ask the container runtime .*code = Unavailable"):
         await taken("cgroupfs", AWAY, AWAY, AWAY)
     assert asyncio.get_running_loop().time() >= 4
-    with pytest.raises(StartError, match=r"unknown cgroup driver \(7\)"):
+    with pytest.raises(StartupError, match=r"unknown cgroup driver \(7\)"):
         await taken("cgroupfs", tells(7))
 
 
@@ -72,5 +72,5 @@ def test_a_machine_without_cgroups_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         raise FileNotFoundError(2, "No such file or directory", "/sys/fs/cgroup")
 
     monkeypatch.setattr(cgroups, "detect_cgroups", missing)
-    with pytest.raises(StartError, match=r"'/sys/fs/cgroup': mount /proc and /sys$"):
+    with pytest.raises(StartupError, match=r"'/sys/fs/cgroup': mount /proc and /sys$"):
         check_machine(KubeletConfiguration())

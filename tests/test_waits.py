@@ -18,7 +18,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.util.tasks import SHORTEST_WAIT_SECONDS, TaskScope, in_own_thread, wait_seconds
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.usage import VolumeStatCalculator
 from tests.kube.test_event_recorder import WEB, Store, recording
 from tests.sync.test_worker import pod as plain_pod
 from tests.volumes.test_usage import pod as pod_with_disk
@@ -43,7 +43,7 @@ async def test_volume_usage_due_time_between_ticks_measures_again(tmp_path: Path
         found.append(asyncio.get_running_loop().time())
         return [pod_with_disk()]
 
-    usage = VolumeUsage(tmp_path, pods, 60.0, chance=lambda: 0.25 + TINY / 60)
+    usage = VolumeStatCalculator(tmp_path, pods, 60.0, chance=lambda: 0.25 + TINY / 60)
     async with TaskScope() as scope:
         running = scope.start(usage.run(), name="usage")
         await asyncio.sleep(200)

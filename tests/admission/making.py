@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from pykubelet.admission.handler import Amounts, Attempt, Surroundings
+from pykubelet.admission.handler import AdmitHandlerDeps, Amounts, PodAdmitAttributes
 from pykubelet.admission.predicates import as_amounts
 from pykubelet.api.meta import Resources
 from pykubelet.api.node import Node
@@ -57,15 +57,15 @@ def requests_of(one: Pod) -> Amounts:
     return as_amounts(pod_requests(one))
 
 
-def surroundings(gates: dict[str, bool] | None = None, **facts: Any) -> Surroundings:
+def surroundings(gates: dict[str, bool] | None = None, **facts: Any) -> AdmitHandlerDeps:
     facts = {"kernel": "6.1.0-13-amd64", **facts}
-    return Surroundings(
+    return AdmitHandlerDeps(
         requests_of=requests_of, class_of=qos_class, gates=FeatureGates(overrides=gates or {}), **facts
     )
 
 
-def attempt(one: Pod, *others: Pod, at: Node | None = None, running: bool = False) -> Attempt:
-    return Attempt(pod=one, node=at or node(), others=others, running=running)
+def attempt(one: Pod, *others: Pod, at: Node | None = None, running: bool = False) -> PodAdmitAttributes:
+    return PodAdmitAttributes(pod=one, node=at or node(), others=others, running=running)
 
 
 def _name(key: str) -> str:

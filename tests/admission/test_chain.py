@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.handler import Answer, Attempt, Later, Link, Preempt, Refusal, Surroundings
-from pykubelet.admission.handler_chain import Chain, make_chain, others_links
+from pykubelet.admission.handler import (
+    AdmitHandlerDeps,
+    AdmitRejection,
+    Answer,
+    DeferredResult,
+    PodAdmitAttributes,
+    PodAdmitHandler,
+    Preempt,
+)
+from pykubelet.admission.handler_chain import AdmitHandlerChain, make_chain, others_links
 from pykubelet.podworkers.pod_admission import AdmissionMetrics
 from tests.admission.making import attempt, pod, surroundings
 
@@ -23,7 +31,7 @@ class Saying:
         self.asked = 0
         self._answer = answer
 
-    def admit(self, attempt: Attempt) -> Answer:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer:
         self.asked += 1
         return self._answer
 
@@ -31,36 +39,36 @@ class Saying:
 class Failing:
     for_running = False
 
-    def admit(self, attempt: Attempt) -> Answer:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer:
         raise RuntimeError("lost")
 
 
 def test_the_first_refusal_counts() -> None:
-    first, second = Refusal("First", "one"), Refusal("Second", "two")
+    first, second = AdmitRejection("First", "one"), AdmitRejection("Second", "two")
     last = Saying(second)
-    assert Chain([Saying(None), Saying(first), last]).admit(attempt(pod())) == first
+    assert AdmitHandlerChain([Saying(None), Saying(first), last]).admit(attempt(pod())) == first
     assert not last.asked
 
 
 def test_nobody_makes_room_for_a_pod_that_is_refused() -> None:
     room = Preempt([pod("victim")], "cpu")
-    refusal = Refusal("No", "never")
-    assert Chain([Saying(room), Saying(refusal)]).admit(attempt(pod())) == refusal
-    assert Chain([Saying(room), Saying(None)]).admit(attempt(pod())) == room
+    refusal = AdmitRejection("No", "never")
+    assert AdmitHandlerChain([Saying(room), Saying(refusal)]).admit(attempt(pod())) == refusal
+    assert AdmitHandlerChain([Saying(room), Saying(None)]).admit(attempt(pod())) == room
 
 
 def test_pods_that_run_are_shown_only_to_who_hands_something_out() -> None:
-    refusal = Refusal("No", "never")
+    refusal = AdmitRejection("No", "never")
     giver = Saying(None, for_running=True)
-    chain = Chain([Saying(refusal), giver])
+    chain = AdmitHandlerChain([Saying(refusal), giver])
     assert chain.admit(attempt(pod(), running=True)) is None
     assert giver.asked == 1
     assert chain.admit(attempt(pod())) == refusal
 
 
 def test_a_link_that_fails_keeps_the_pod_away() -> None:
-    answer = Chain([Failing()]).admit(attempt(pod()))
-    assert answer == Refusal("UnexpectedAdmissionError", "Failing failed: lost")
+    answer = AdmitHandlerChain([Failing()]).admit(attempt(pod()))
+    assert answer == AdmitRejection("UnexpectedAdmissionError", "Failing failed: lost")
 
 
 class Waiting:
@@ -73,8 +81,8 @@ class Waiting:
         self._answer = answer
         self._err = err
 
-    def admit(self, attempt: Attempt) -> Later:
-        return Later(self._wait)
+    def admit(self, attempt: PodAdmitAttributes) -> DeferredResult:
+        return DeferredResult(self._wait)
 
     async def _wait(self) -> Answer:
         self.waited += 1
@@ -85,12 +93,12 @@ class Waiting:
 
 
 async def test_links_that_wait_are_waited_for_in_their_order() -> None:
-    first, second, last = Waiting(None), Waiting(None), Saying(Refusal("Last", "told last"))
-    answer = Chain([Saying(None), first, second, last]).admit(attempt(pod()))
-    assert isinstance(answer, Later)
+    first, second, last = Waiting(None), Waiting(None), Saying(AdmitRejection("Last", "told last"))
+    answer = AdmitHandlerChain([Saying(None), first, second, last]).admit(attempt(pod()))
+    assert isinstance(answer, DeferredResult)
     # Nothing was given out, and nobody behind was asked.
     assert (first.waited, second.waited, last.asked) == (0, 0, 0)
-    assert await answer.answer() == Refusal("Last", "told last")
+    assert await answer.answer() == AdmitRejection("Last", "told last")
     assert (first.waited, second.waited, last.asked) == (1, 1, 1)
 
 
@@ -98,18 +106,21 @@ async def test_what_was_waited_for_may_be_a_refusal_or_fail() -> None:
     room, behind = Preempt([pod("victim")], "cpu"), Waiting(None)
     for link, expected in (
         (Waiting(None), room),
-        (Waiting(Refusal("Busy", "all taken")), Refusal("Busy", "all taken")),
-        (Waiting(None, RuntimeError("lost")), Refusal("UnexpectedAdmissionError", "Waiting failed: lost")),
+        (Waiting(AdmitRejection("Busy", "all taken")), AdmitRejection("Busy", "all taken")),
+        (
+            Waiting(None, RuntimeError("lost")),
+            AdmitRejection("UnexpectedAdmissionError", "Waiting failed: lost"),
+        ),
     ):
-        answer = Chain([Saying(room), link, behind]).admit(attempt(pod()))
-        assert isinstance(answer, Later)
+        answer = AdmitHandlerChain([Saying(room), link, behind]).admit(attempt(pod()))
+        assert isinstance(answer, DeferredResult)
         assert await answer.answer() == expected
     assert behind.waited == 1
 
 
 def test_nobody_is_waited_for_when_the_pod_is_refused_before() -> None:
-    refusal = Refusal("No", "never")
-    assert Chain([Saying(refusal), Waiting(None)]).admit(attempt(pod())) == refusal
+    refusal = AdmitRejection("No", "never")
+    assert AdmitHandlerChain([Saying(refusal), Waiting(None)]).admit(attempt(pod())) == refusal
 
 
 def test_the_order_of_the_links() -> None:
@@ -136,10 +147,10 @@ def test_the_order_of_the_links() -> None:
 @dataclass
 class Entry:
     name: str
-    made: Callable[[Surroundings], Link]
+    made: Callable[[AdmitHandlerDeps], PodAdmitHandler]
     value: str = "their.module:Link"
 
-    def load(self) -> Callable[[Surroundings], Link]:
+    def load(self) -> Callable[[AdmitHandlerDeps], PodAdmitHandler]:
         return self.made
 
 
@@ -149,7 +160,7 @@ def test_links_of_others_are_asked_in_the_order_of_their_names() -> None:
     assert others_links(surroundings(), entries) == [first, second]
 
 
-def broken(_: Surroundings) -> Link:
+def broken(_: AdmitHandlerDeps) -> PodAdmitHandler:
     raise OSError("no such socket")
 
 
@@ -158,11 +169,11 @@ def broken(_: Surroundings) -> Link:
     [(broken, "no such socket"), (lambda _: object(), "is no link: it has no for_running and no admit")],
 )
 def test_a_link_of_others_that_cannot_be_used_keeps_pods_away(
-    made: Callable[[Surroundings], Link], problem: str
+    made: Callable[[AdmitHandlerDeps], PodAdmitHandler], problem: str
 ) -> None:
-    chain = Chain(others_links(surroundings(), [Entry("mine", made)]))
+    chain = AdmitHandlerChain(others_links(surroundings(), [Entry("mine", made)]))
     refusal = chain.admit(attempt(pod()))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AdmitRejection)
     assert refusal.reason == "UnexpectedAdmissionError"
     assert refusal.message.startswith("the admission link mine (their.module:Link) cannot be used: ")
     assert problem in refusal.message
@@ -183,7 +194,7 @@ def test_an_installed_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "    def admit(self, attempt): return Refusal('Never', attempt.pod.full_name)\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    assert make_chain(surroundings()).admit(attempt(pod())) == Refusal("Never", "ns/web")
+    assert make_chain(surroundings()).admit(attempt(pod())) == AdmitRejection("Never", "ns/web")
 
 
 @pytest.mark.parametrize(

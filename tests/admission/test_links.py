@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubelet.admission.handler import Refusal
+from pykubelet.admission.handler import AdmitRejection
 from pykubelet.admission.node_support import (
     AppArmor,
     DeclaredFeatures,
@@ -55,7 +55,7 @@ def test_sysctls(names: list[str], allowed: list[str], spec: dict[str, Any], pro
     link = Sysctls(surroundings(allowed_sysctls=allowed))
     wishes = [{"name": name, "value": "1"} for name in names]
     refusal = link.admit(attempt(pod(securityContext={"sysctls": wishes}, **spec)))
-    assert refusal == (Refusal("SysctlForbidden", f"forbidden sysctl: {problem}") if problem else None)
+    assert refusal == (AdmitRejection("SysctlForbidden", f"forbidden sysctl: {problem}") if problem else None)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_supplemental_groups(policy: str | None, features: NodeFeatures | None) 
     known = features is not None and features.supplemental_groups_policy is True
     assert (refusal is not None) == (policy == "Strict" and not known)
     if refusal is not None:
-        assert refusal == Refusal(
+        assert refusal == AdmitRejection(
             "SupplementalGroupsPolicyNotSupported",
             "SupplementalGroupsPolicy=Strict is not supported in this node",
         )
@@ -148,7 +148,9 @@ def test_apparmor(
     )
     for enabled, problem in ((False, without), (True, with_apparmor)):
         refusal = AppArmor(surroundings(apparmor=enabled)).admit(attempt(asked))
-        assert refusal == (Refusal("AppArmor", f"Cannot enforce AppArmor: {problem}") if problem else None)
+        assert refusal == (
+            AdmitRejection("AppArmor", f"Cannot enforce AppArmor: {problem}") if problem else None
+        )
     begun = msgspec.structs.replace(asked, status=msgspec.structs.replace(asked.status, phase="Running"))
     assert AppArmor(surroundings()).admit(attempt(begun)) is None
 
@@ -178,7 +180,7 @@ def test_pod_level_resources(whole: dict[str, Any] | None, refused: bool) -> Non
     asked = attempt(pod(resources=whole))
     assert PodLevelResources(surroundings()).admit(asked) is None
     refusal = PodLevelResources(surroundings({"PodLevelResources": False})).admit(asked)
-    told = Refusal("PodLevelResourcesNotSupported", "PodLevelResources feature gate is disabled")
+    told = AdmitRejection("PodLevelResourcesNotSupported", "PodLevelResources feature gate is disabled")
     assert refusal == (told if refused else None)
 
 
@@ -210,7 +212,7 @@ RULES = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "val
 def test_features_that_this_node_lacks(spec: dict[str, Any], missing: str) -> None:
     link = DeclaredFeatures(surroundings())
     message = f"Pod requires node features that are not available: {missing}"
-    expected = Refusal("PodFeatureUnsupported", message) if missing else None
+    expected = AdmitRejection("PodFeatureUnsupported", message) if missing else None
     assert link.admit(attempt(pod(**spec))) == expected
     able = node()
     able.status.declared_features = missing.split(", ")

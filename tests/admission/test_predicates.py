@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.admission.handler import Answer, Preempt, Refusal, Usage
+from pykubelet.admission.handler import AdmitRejection, Answer, Preempt, Usage
 from pykubelet.admission.predicates import (
-    NoVictims,
+    NoPreemptionVictims,
     Predicates,
     choose_victims,
     may_preempt,
@@ -68,7 +68,7 @@ def test_room(
         f"Node didn't have enough resource: {reason.removeprefix('OutOf')}, requested: {requested}, "
         f"used: {used}, capacity: {capacity}"
     )
-    assert answer == Refusal(reason, message)
+    assert answer == AdmitRejection(reason, message)
 
 
 @pytest.mark.parametrize(("there", "held", "refused"), [("2", 1, False), ("2", 2, True), ("0", 0, True)])
@@ -78,7 +78,7 @@ def test_extended_resources_that_the_node_has(there: str, held: int, refused: bo
     message = (
         f"Node didn't have enough resource: example.com/dongle, requested: 1, used: {held}, capacity: {there}"
     )
-    assert answer == (Refusal("OutOfexample.com/dongle", message) if refused else None)
+    assert answer == (AdmitRejection("OutOfexample.com/dongle", message) if refused else None)
 
 
 def test_init_containers_and_overhead_count() -> None:
@@ -176,18 +176,18 @@ def test_only_taints_that_evict_count_and_not_for_static_pods() -> None:
     assert ask(pod(), at=here) is None
     here.spec.taints.append(Taint(key="c", effect="NoExecute"))
     message = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"
-    assert ask(pod(), at=here) == Refusal("TaintToleration", message)
+    assert ask(pod(), at=here) == AdmitRejection("TaintToleration", message)
     assert ask(pod(source="file"), at=here) is None
 
 
 def test_a_label_that_is_missing_may_just_have_come() -> None:
     message = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
     wanting: dict[str, Any] = {"nodeSelector": {"zone": "b"}}
-    assert ask(pod(**wanting)) == Refusal("NodeAffinity", message, stale=True)
+    assert ask(pod(**wanting)) == AdmitRejection("NodeAffinity", message, stale=True)
     # With anything else that speaks against the pod, the node need not be asked for again.
-    assert ask(pod(**wanting, nodeName="n2")) == Refusal("NodeAffinity", message)
+    assert ask(pod(**wanting, nodeName="n2")) == AdmitRejection("NodeAffinity", message)
     refusal = ask(pod(**wanting), *(pod(f"other-{n}") for n in range(3)))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AdmitRejection)
     assert (refusal.reason, refusal.stale) == ("OutOfpods", False)
 
 
@@ -199,7 +199,7 @@ def test_a_critical_pod_is_refused_for_its_place_but_not_for_want_of_room() -> N
     }
     assert ask(pod(**critical), full) == Preempt([full], "cpu")
     refusal = ask(pod(nodeSelector={"zone": "b"}, **critical), full)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, AdmitRejection)
     assert (refusal.reason, refusal.stale) == ("NodeAffinity", False)
     # Other pods that must be here do not go for it, and no more can be had than there is.
     static = pod("static", source="file", containers=critical["containers"])
@@ -207,7 +207,7 @@ def test_a_critical_pod_is_refused_for_its_place_but_not_for_want_of_room() -> N
         (ask(pod(**critical), static, static), 1000),
         (ask(asking(cpu="5", priority=SYSTEM), asking("small", cpu="100m")), 3000),
     ):
-        assert answer == Refusal(
+        assert answer == AdmitRejection(
             "UnexpectedAdmissionError",
             "Unexpected error while attempting to recover from admission failure: preemption: error finding "
             "a set of pods to preempt: no set of running pods found to reclaim resources: "
@@ -297,7 +297,7 @@ def test_victims_are_enough_and_none_is_critical(
     enough = all(possible[name] >= amount for name, amount in missing.items())
     try:
         victims = choose_victims(CRITICAL, others, missing, requests_of=requests_of, class_of=qos_class)
-    except NoVictims:
+    except NoPreemptionVictims:
         assert not enough
         return
     assert enough

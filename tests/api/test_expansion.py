@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.downward_api import LONGEST, TooLong, expand
+from pykubelet.api.downward_api import LONGEST, ExpansionTooLongError, expand
 
 VARIABLES = {"A": "a", "B": "$(A)", "EMPTY": "", "with space": "s", "$(A": "odd"}
 FALLBACK = {"A": "not me", "C": "c"}
@@ -53,7 +53,7 @@ def test_text_without_a_dollar_stays(text: str) -> None:
 
 def test_a_bomb_is_refused() -> None:
     variables = {"V0": "x" * 1000}
-    with pytest.raises(TooLong, match="more than"):
+    with pytest.raises(ExpansionTooLongError, match="more than"):
         for level in range(40):
             variables[f"V{level + 1}"] = expand(f"$(V{level})$(V{level})", variables)
     assert max(map(len, variables.values())) <= LONGEST + 2000

@@ -21,8 +21,8 @@ from pykubelet.cli import doctor as machine
 from pykubelet.cli.doctor import (
     CHECKS,
     GI,
+    DoctorContext,
     Finding,
-    Patient,
     Status,
     as_document,
     as_lines,
@@ -34,7 +34,7 @@ from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.linux.host_info import ClockState
 from pykubelet.linux.kernel import NAMESPACES, KernelFacts, SwapArea
 from pykubelet.linux.network import HostnameError
-from pykubelet.linux.port_owner import PortHolder
+from pykubelet.linux.port_owner import PortOwner
 from pykubelet.linux.process_limits import NAMES
 from pykubelet.standalone.requirements import CNI_PLUGINS
 
@@ -154,13 +154,13 @@ def mounted_at_root(optional: str) -> str:
         (around.judge_cni_config(Path("/c"), {"1.conf": "[]"}), "fail", "no CNI configuration"),
         (around.judge_ports({}, None), "ok", "free: 10248, 10250, 10255, 4194"),
         (
-            around.judge_ports({10248: PortHolder(10248, "127.0.0.1", 123, "foo")}, None),
+            around.judge_ports({10248: PortOwner(10248, "127.0.0.1", 123, "foo")}, None),
             "ok fail",
             "10248 (health) is taken by pid 123 (foo) on 127.0.0.1",
         ),
-        (around.judge_ports({4194: PortHolder(4194, "::")}, None), "ok warn", "taken by another process"),
+        (around.judge_ports({4194: PortOwner(4194, "::")}, None), "ok warn", "taken by another process"),
         (
-            around.judge_ports({port: PortHolder(port, "::", 7, "k") for port, *_ in around.PORTS}, 7),
+            around.judge_ports({port: PortOwner(port, "::", 7, "k") for port, *_ in around.PORTS}, 7),
             "ok ok ok ok",
             "10250 (the API) is this node's",
         ),
@@ -187,12 +187,12 @@ def test_an_error_line_is_taken_apart() -> None:
     assert remedy
 
 
-def check_that_crashes(_: Patient) -> list[Finding]:
+def check_that_crashes(_: DoctorContext) -> list[Finding]:
     raise RuntimeError("several\nlines")
 
 
 def test_a_check_that_crashes_is_a_finding_and_stops_nobody() -> None:
-    findings = examine(Patient(Path("/tmp")), [check_that_crashes, machine.check_swap])
+    findings = examine(DoctorContext(Path("/tmp")), [check_that_crashes, machine.check_swap])
     assert len(findings) == 2
     assert findings[0].area == "that crashes"
     assert findings[0].status is Status.WARN

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.logs import NoLog, Prospect, find_attempt, log_file, pods_with_logs, prospect
+from pykubelet.cli.logs import LogNotFound, Prospect, find_attempt, log_file, pods_with_logs, prospect
 from pykubelet.standalone.instance import Instance
 from tests.cli.node import answering, command, environment, pykubelet
 from tests.server.view import ScriptedView, pod_of
@@ -63,14 +63,14 @@ def made(
 def test_which_run_is_meant(pod: Pod, runs: int, current: int | None, previous: int | None) -> None:
     for wanted, before in ((current, False), (previous, True)):
         if wanted is None:
-            with pytest.raises(NoLog):
+            with pytest.raises(LogNotFound):
                 find_attempt(pod, "main", before, runs)
         else:
             assert find_attempt(pod, "main", before, runs) == wanted
 
 
 def test_a_container_that_has_not_started_says_why() -> None:
-    with pytest.raises(NoLog, match="has not started yet: ContainerCreating"):
+    with pytest.raises(LogNotFound, match="has not started yet: ContainerCreating"):
         find_attempt(made(CREATING), "main", False, 0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import ChoiceError, choose_container, choose_pod, written_name
+from pykubelet.cli.client import SelectionError, choose_container, choose_pod, written_name
 from pykubelet.cli.printers import pod_birth, restarts, row, span, status_word
 from tests.server.view import START, pod_of
 
@@ -345,16 +345,16 @@ def test_the_pod_that_is_meant(text: str, uid: str) -> None:
     ],
 )
 def test_what_fits_nothing_or_too_much_is_refused_with_the_candidates(text: str, says: list[str]) -> None:
-    with pytest.raises(ChoiceError) as caught:
+    with pytest.raises(SelectionError) as caught:
         choose_pod(PODS, text)
     for part in says:
         assert part in str(caught.value)
 
 
 def test_a_long_list_of_candidates_is_cut() -> None:
-    with pytest.raises(ChoiceError, match="and 40 more"):
+    with pytest.raises(SelectionError, match="and 40 more"):
         choose_pod([pod_of(f"p{n}", f"u{n}") for n in range(50)], "x")
-    with pytest.raises(ChoiceError, match="no pods at all"):
+    with pytest.raises(SelectionError, match="no pods at all"):
         choose_pod([], "x")
 
 
@@ -376,7 +376,7 @@ def test_which_container() -> None:
     container, guessed = choose_container(two, None)
     assert (container.name, guessed) == ("a", True)
     assert choose_container(two, "i")[0].name == "i"
-    with pytest.raises(ChoiceError, match="it has: a, b, i"):
+    with pytest.raises(SelectionError, match="it has: a, b, i"):
         choose_container(two, "c")
     two.metadata.annotations["kubectl.kubernetes.io/default-container"] = "b"
     assert choose_container(two, None)[0].name == "b"

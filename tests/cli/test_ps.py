@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cli.client import NodeClient, NodeDown, NodeError, NotThere
+from pykubelet.cli.client import KubeletNotRunning, NodeClient, NodeError, NotFoundError
 from pykubelet.cli.describe import describe_text
 from pykubelet.cli.printers import Row, columns, visible
 from pykubelet.cli.ps import GONE, changes
-from pykubelet.podconfig.pod_history import Event, Note
+from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import SOCKET_NAME, PodJournal
 from pykubelet.standalone import data_dir as lock
 from pykubelet.standalone.instance import Instance
@@ -96,8 +96,8 @@ def view() -> ScriptedView:
         },
         notes={
             "aaaa1111": [
-                Note(START.timestamp(), "source", "ADD from file"),
-                Note(START.timestamp() + 0.25, "decide", "new sandbox (no sandbox yet); start main"),
+                TimelineEntry(START.timestamp(), "source", "ADD from file"),
+                TimelineEntry(START.timestamp() + 0.25, "decide", "new sandbox (no sandbox yet); start main"),
             ]
         },
         states={"bbbb2222": "terminating"},
@@ -272,14 +272,16 @@ async def test_a_reader_that_leaves_is_no_error(instance: Instance, view: Script
 
 
 def test_no_node_is_said_with_the_remedy(instance: Instance) -> None:
-    with pytest.raises(NodeDown, match=f"start it with `pykubelet up --data-dir {instance.data_dir}`"):
+    with pytest.raises(
+        KubeletNotRunning, match=f"start it with `pykubelet up --data-dir {instance.data_dir}`"
+    ):
         NodeClient(instance).pods()
 
 
 def test_a_node_that_is_on_its_way_is_not_called_down(instance: Instance) -> None:
     with lock.hold(instance, "up"), pytest.raises(NodeError, match="still starting, or stopping") as caught:
         NodeClient(instance).pods()
-    assert not isinstance(caught.value, NodeDown)
+    assert not isinstance(caught.value, KubeletNotRunning)
 
 
 async def test_answers_of_the_client(instance: Instance, view: ScriptedView) -> None:
@@ -288,9 +290,9 @@ async def test_answers_of_the_client(instance: Instance, view: ScriptedView) -> 
         assert (await asyncio.to_thread(client.pods)).pods == view.listed
         assert (await asyncio.to_thread(client.pod, "bbbb2222")).states == {"bbbb2222": "terminating"}
         assert (await asyncio.to_thread(client.journal, "aaaa1111")).timeline == view.notes["aaaa1111"]
-        with pytest.raises(NotThere, match=r"no pod with uid \.\./x\?y"):
+        with pytest.raises(NotFoundError, match=r"no pod with uid \.\./x\?y"):
             await asyncio.to_thread(client.pod, "../x?y")
-        with pytest.raises(NotThere, match="no running container 'a&b'"):
+        with pytest.raises(NotFoundError, match="no running container 'a&b'"):
             await asyncio.to_thread(client.restart, "aaaa1111", "a&b")
 
 

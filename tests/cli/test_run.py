@@ -10,11 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.run import HOPELESS, PlainView, Sight, Step, Verdict, explain, judge, steps
+from pykubelet.cli.run import (
+    HOPELESS,
+    ContainerProgress,
+    PlainView,
+    PodSnapshot,
+    RunOutcome,
+    explain,
+    judge,
+    steps,
+)
 from pykubelet.podconfig.manifests import read_manifest
 from pykubelet.podconfig.pod_history import Event
 from pykubelet.podconfig.static_pods import (
-    ClashError,
+    ManifestConflict,
     Names,
     Plan,
     carry_out,
@@ -74,7 +83,7 @@ def test_no_other_pod_is_pushed_out_or_doubled(
     mine: Names, present: Mapping[str, Names | None], replace: bool, says: str
 ) -> None:
     there = {FOLDER / file: pods for file, pods in present.items()}
-    with pytest.raises(ClashError, match=says):
+    with pytest.raises(ManifestConflict, match=says):
         plan_handover(FOLDER / "web.yaml", mine, there, replace=replace)
 
 
@@ -89,7 +98,7 @@ def test_whatever_is_there_every_pod_is_in_one_place_afterwards(
     target = FOLDER / "web.yaml"
     try:
         plan = plan_handover(target, mine, present, replace=replace)
-    except ClashError:
+    except ManifestConflict:
         return
     after = {file: held for file, held in present.items() if file not in plan.remove} | {plan.target: mine}
     for name in mine:
@@ -99,10 +108,10 @@ def test_whatever_is_there_every_pod_is_in_one_place_afterwards(
 
 
 def test_hidden_files_and_double_names_are_refused() -> None:
-    with pytest.raises(ClashError, match="hidden"):
+    with pytest.raises(ManifestConflict, match="hidden"):
         plan_handover(FOLDER / ".web.yaml", names(WEB), {}, replace=True)
     twice = read_manifest(f"{POD % 'a'}---\n{POD % 'a'}".encode(), "x")
-    with pytest.raises(ClashError, match="default/a is in the manifest twice"):
+    with pytest.raises(ManifestConflict, match="default/a is in the manifest twice"):
         names_of(twice)
 
 
@@ -179,20 +188,25 @@ ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no config"
         (shown(RUN), "syncing", 0, None),
         (shown(RUN, ready=True), "syncing", 0, None),
         (shown(RUN, ready=True), "syncing", 1.9, None),
-        (shown(RUN, ready=True), "syncing", 2, Verdict(True, "ready")),
-        (shown(RUN, ready=True, spec=PROBED), "syncing", 0, Verdict(True, "ready")),
-        (shown({"terminated": {"exitCode": 0}}, phase="Succeeded"), "syncing", 0, Verdict(True, "succeeded")),
-        (shown(ENDED, phase="Failed"), "syncing", 0, Verdict(False, "Error")),
+        (shown(RUN, ready=True), "syncing", 2, RunOutcome(True, "ready")),
+        (shown(RUN, ready=True, spec=PROBED), "syncing", 0, RunOutcome(True, "ready")),
+        (
+            shown({"terminated": {"exitCode": 0}}, phase="Succeeded"),
+            "syncing",
+            0,
+            RunOutcome(True, "succeeded"),
+        ),
+        (shown(ENDED, phase="Failed"), "syncing", 0, RunOutcome(False, "Error")),
         (shown(ENDED), "syncing", 0, None),
-        (shown(RUN, phase="Failed", reason="Evicted"), "syncing", 0, Verdict(False, "Evicted")),
-        (shown(RUN, ready=True), "terminating", 9, Verdict(False, "Terminating")),
-        *((shown(waits(reason)), "syncing", 0, Verdict(False, reason)) for reason in sorted(HOPELESS)),
+        (shown(RUN, phase="Failed", reason="Evicted"), "syncing", 0, RunOutcome(False, "Evicted")),
+        (shown(RUN, ready=True), "terminating", 9, RunOutcome(False, "Terminating")),
+        *((shown(waits(reason)), "syncing", 0, RunOutcome(False, reason)) for reason in sorted(HOPELESS)),
         (shown(waits("CrashLoopBackOff"), spec={"restartPolicy": "OnFailure"}), "syncing", 0, None),
         (
             shown(waits("ImagePullBackOff"), spec={"restartPolicy": "OnFailure"}),
             "syncing",
             0,
-            Verdict(False, "ImagePullBackOff"),
+            RunOutcome(False, "ImagePullBackOff"),
         ),
         (
             shown(
@@ -201,11 +215,11 @@ ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no config"
             ),
             "syncing",
             0,
-            Verdict(False, "CrashLoopBackOff"),
+            RunOutcome(False, "CrashLoopBackOff"),
         ),
     ],
 )
-def test_when_the_waiting_is_over(pod: Pod, state: str, seconds: float, verdict: Verdict | None) -> None:
+def test_when_the_waiting_is_over(pod: Pod, state: str, seconds: float, verdict: RunOutcome | None) -> None:
     assert judge(pod, state, seconds) == verdict
 
 
@@ -221,9 +235,9 @@ def test_what_containers_do() -> None:
         initContainerStatuses=[{"name": "i", "state": RUN}, {"name": "s", "state": RUN}],
     )
     assert steps(pod, START) == [
-        Step("i", "running"),
-        Step("s", "running, not ready yet"),
-        Step("main", "running, ready (restart 2)"),
+        ContainerProgress("i", "running"),
+        ContainerProgress("s", "running, not ready yet"),
+        ContainerProgress("main", "running, ready (restart 2)"),
     ]
 
 
@@ -248,10 +262,10 @@ def test_what_went_wrong_is_told_with_the_way_it_ended() -> None:
 def test_plain_progress_says_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
     event = Event("Normal", "Pulled", "there \x1b[31m", "", 1, 1)
     with PlainView() as view:
-        view.show([Sight("p")])
-        view.show([Sight("p")])
-        view.show([Sight("p", shown(RUN, ready=True), "syncing", [event])])
-        view.show([Sight("p", shown(RUN, ready=True), "syncing", [event])])
+        view.show([PodSnapshot("p")])
+        view.show([PodSnapshot("p")])
+        view.show([PodSnapshot("p", shown(RUN, ready=True), "syncing", [event])])
+        view.show([PodSnapshot("p", shown(RUN, ready=True), "syncing", [event])])
     lines = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["p: handed over", "p: Running", "p: Pulled: there \\x1b[31m"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubelet.devcluster.binaries import Programs, find_programs
+from pykubelet.devcluster.binaries import Binaries, find_programs
 from pykubelet.devcluster.cluster import DevCluster, new_settings
 from pykubelet.devcluster.layout import DevClusterError, Layout, NotAvailable
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
@@ -24,7 +24,7 @@ from tests.engine.conftest import short_dir
 
 
 @pytest.fixture(scope="session")
-def programs(pytestconfig: pytest.Config) -> Programs:
+def programs(pytestconfig: pytest.Config) -> Binaries:
     """The control plane's programs."""
     capturing = pytestconfig.pluginmanager.getplugin("capturemanager")
 
@@ -39,7 +39,7 @@ def programs(pytestconfig: pytest.Config) -> Programs:
 
 
 @contextmanager
-def running_plane(programs: Programs, **changes: object) -> Iterator[Plane]:
+def running_plane(programs: Binaries, **changes: object) -> Iterator[Plane]:
     """A control plane of one's own, for tests that must change its settings (see `Settings`)."""
     try:
         settings = new_settings()
@@ -59,7 +59,7 @@ def running_plane(programs: Programs, **changes: object) -> Iterator[Plane]:
 
 
 @pytest.fixture(scope="session")
-def plane(programs: Programs) -> Iterator[Plane]:
+def plane(programs: Binaries) -> Iterator[Plane]:
     """The session's control plane."""
     with running_plane(programs) as running:
         yield running

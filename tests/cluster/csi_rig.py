@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pykubelet.devcluster.admin_client import UNREACHABLE, ApiRefusal
+from pykubelet.devcluster.admin_client import UNREACHABLE, ApiStatusError
 from pykubelet.linux.mounts import plan_unmounts, read_mounts, unmount
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane, unique
@@ -159,7 +159,7 @@ def attaching(plane: Plane, driver: str = DRIVER) -> Iterator[None]:
                         status = {"attached": True, "attachmentMetadata": {"disk": "seven"}}
                         name = found["metadata"]["name"]
                         plane.patch("volumeattachment", name, "", {"status": status}, subresource="status")
-            except (*UNREACHABLE, ApiRefusal):
+            except (*UNREACHABLE, ApiStatusError):
                 continue
 
     thread = threading.Thread(target=work)

@@ -15,7 +15,7 @@ import yaml
 from pykubelet.cli.up import standalone_config
 from pykubelet.cm.cgroups.driver import CgroupFiles
 from pykubelet.cm.cgroups.values import CgroupValues, parse_path
-from pykubelet.devcluster.admin_client import ApiRefusal
+from pykubelet.devcluster.admin_client import ApiStatusError
 from pykubelet.devcluster.cluster import free_ports
 from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.cluster.plane import Document, Plane, pod_document, unique
@@ -87,7 +87,7 @@ class ClusterNode(Node):
         def patient() -> T | None:
             try:
                 return look()
-            except ApiRefusal as err:
+            except ApiStatusError as err:
                 if err.code != TOO_MANY and err.code < SERVER_ERROR:
                     raise
                 raise ConnectionError(str(err)) from err

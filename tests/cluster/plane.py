@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pykubelet.devcluster import identities
-from pykubelet.devcluster.admin_client import UNREACHABLE, ApiRefusal
+from pykubelet.devcluster.admin_client import UNREACHABLE, ApiStatusError
 from pykubelet.devcluster.cluster import DevCluster, last_words
 from pykubelet.devcluster.identities import Subject
 from pykubelet.devcluster.layout import Component
@@ -124,7 +124,7 @@ class Plane:
         """Give an object, or None when it does not exist or nobody can say."""
         try:
             return self.get(kind, name, namespace)
-        except ApiRefusal as err:
+        except ApiStatusError as err:
             if err.code not in (404, 429) and err.code < 500:
                 raise
         except UNREACHABLE:
@@ -135,7 +135,7 @@ class Plane:
         """Give an object, or None when the API server says that there is none; raises when it cannot say."""
         try:
             return self.get(kind, name, namespace)
-        except ApiRefusal as err:
+        except ApiStatusError as err:
             if err.code != 404:
                 raise
             return None
@@ -176,7 +176,7 @@ class Plane:
         options = {} if grace is None else {"gracePeriodSeconds": grace}
         try:
             self.request("DELETE", f"{self.place(kind, namespace)}/{name}", options)
-        except ApiRefusal as err:
+        except ApiStatusError as err:
             if err.code != 404:
                 raise
 
@@ -205,7 +205,7 @@ class Plane:
                 if answer := look():
                     return answer
                 last = answer
-            except (*UNREACHABLE, ApiRefusal) as err:
+            except (*UNREACHABLE, ApiStatusError) as err:
                 last = err
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what}: not within {seconds:g} s; the last look gave {last!r}")
@@ -233,7 +233,7 @@ class Plane:
         def look() -> bool:
             try:
                 self.get(kind, name, namespace)
-            except ApiRefusal as err:
+            except ApiStatusError as err:
                 return err.code == 404
             return False
 

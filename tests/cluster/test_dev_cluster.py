@@ -15,7 +15,7 @@ import yaml
 
 from pykubelet.config.load import load
 from pykubelet.devcluster import cluster
-from pykubelet.devcluster.binaries import Programs
+from pykubelet.devcluster.binaries import Binaries
 from pykubelet.devcluster.cluster import free_ports, running
 from pykubelet.devcluster.layout import Component, Layout
 
@@ -70,7 +70,7 @@ def port() -> int:
     return free_ports(1)[0]
 
 
-def test_its_whole_life(programs: Programs, folder: Path, port: int) -> None:
+def test_its_whole_life(programs: Binaries, folder: Path, port: int) -> None:
     said, pids = up(folder, port)
     assert set(pids) == set(Component)
     assert f"export KUBECONFIG={folder}/admin.kubeconfig" in said
@@ -120,7 +120,7 @@ def test_its_whole_life(programs: Programs, folder: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-def test_ended_in_the_middle(programs: Programs, folder: Path, sign: signal.Signals, port: int) -> None:
+def test_ended_in_the_middle(programs: Binaries, folder: Path, sign: signal.Signals, port: int) -> None:
     command = [PYKUBELET, "dev", "cluster", "up", "--data-dir", str(folder), f"--port={port}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
@@ -146,7 +146,7 @@ def test_a_given_port_stays_the_api_servers(monkeypatch: pytest.MonkeyPatch) -> 
         assert len({port, made.etcd_port, made.etcd_peer_port}) == 3
 
 
-def test_a_taken_port(programs: Programs, folder: Path) -> None:
+def test_a_taken_port(programs: Binaries, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         done = dev("up", folder, f"--port={port}")
@@ -190,7 +190,7 @@ def test_wrong_words(folder: Path, argv: list[str], says: str) -> None:
     assert not folder.exists()
 
 
-def test_broken_settings(programs: Programs, folder: Path) -> None:
+def test_broken_settings(programs: Binaries, folder: Path) -> None:
     folder.mkdir()
     (folder / ".pykubelet-dev").touch()
     (folder / "cluster.json").write_text("{")
@@ -198,6 +198,6 @@ def test_broken_settings(programs: Programs, folder: Path) -> None:
     one_line(dev("status", folder), "cannot be read")
 
 
-def test_a_parent_that_is_not_there(programs: Programs, tmp_path: Path, port: int) -> None:
+def test_a_parent_that_is_not_there(programs: Binaries, tmp_path: Path, port: int) -> None:
     done = dev("up", tmp_path / "a" / "b", f"--port={port}")
     one_line(done, f"mkdir -p {tmp_path / 'a'}")

@@ -19,11 +19,11 @@ from pykubelet.apiserver.certificates.serving import RequestedCertificate
 from pykubelet.apiserver.certificates.store import CertificateStore, read_pair
 from pykubelet.apiserver.client import NODES, ApiClient
 from pykubelet.apiserver.errors import KubeError, ServerError, TooManyRequests
-from pykubelet.apiserver.reflector import Reflector, Update
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.reflector import Reflector, StoreDelta
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.devcluster.admin_client import UNREACHABLE, ApiRefusal
+from pykubelet.devcluster.admin_client import UNREACHABLE, ApiStatusError
 from pykubelet.devcluster.layout import Component
 from pykubelet.node.lease import heartbeat
 from pykubelet.util.rate_limiter import TokenBucket
@@ -45,7 +45,7 @@ class Joining:
         self.current = self.pki / "kubelet-client-current.pem"
         self.mark = plane.audit_mark()
 
-    async def ensure(self) -> Access:
+    async def ensure(self) -> RestConfig:
         return await asyncio.wait_for(
             ensure_client_config(self.kubeconfig, self.bootstrap, self.pki, self.name, load_kubeconfig), 120
         )
@@ -76,7 +76,7 @@ async def until(what: str, look: Callable[[], object], seconds: float = 60) -> N
     async with asyncio.timeout(seconds):
         while True:
             # A busy API server's refusal is no answer yet.
-            with contextlib.suppress(ApiRefusal, *UNREACHABLE):
+            with contextlib.suppress(ApiStatusError, *UNREACHABLE):
                 if await asyncio.to_thread(look):
                     return
             await asyncio.sleep(0.1)
@@ -151,7 +151,7 @@ async def test_rotated_without_a_missed_heartbeat(plane: Plane, joining: Joining
             await until("the first certificate", joining.current.exists)
             node = await client.create(NODES, Node(metadata=ObjectMeta(name=joining.name)))
 
-            async def follow(update: Update[Node]) -> None:
+            async def follow(update: StoreDelta[Node]) -> None:
                 seen.update(one.metadata.labels.get("step", "") for one in update.changed)
 
             async def beat() -> None:

@@ -20,7 +20,7 @@ from pykubelet.cm.capacity import machine_amounts
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.network import IPAddress, is_global_unicast, read_interfaces
 from pykubelet.node.addresses import PROVIDED_IP
-from pykubelet.node.conditions import Pressures
+from pykubelet.node.conditions import NodePressure
 from pykubelet.node.registration import blank_node, try_register
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import NodeSettings
@@ -40,7 +40,7 @@ class Reported:
         self.plane = plane
         self.name = name
         self.runtime = FakeRuntime()
-        self.pressures = Pressures()
+        self.pressures = NodePressure()
         self.addresses: list[NodeAddress] = []
         """As pods would be told of them."""
         self.answers = asyncio.Event()
@@ -193,7 +193,7 @@ async def test_a_change_on_a_real_server(reported: Reported) -> None:
             "the dongle", lambda node: node["status"]["allocatable"].get("example.com/dongle") == "4"
         )
         assert condition(node, "NetworkUnavailable")["reason"] == "RouteCreated"
-        reported.pressures = Pressures(memory=True)
+        reported.pressures = NodePressure(memory=True)
         reporter.wake()
         # The cluster acts upon it.
         await reported.wait("a taint", lambda node: "node.kubernetes.io/memory-pressure" in taints(node))
@@ -339,7 +339,7 @@ async def test_the_server_goes_away_and_comes_back(reported: Reported) -> None:
         before = await reported.lease()
         await asyncio.to_thread(plane.kill_server)
         try:
-            reported.pressures = Pressures(disk=True)
+            reported.pressures = NodePressure(disk=True)
             # Long enough for several rounds to fail.
             await asyncio.sleep(3)
         finally:

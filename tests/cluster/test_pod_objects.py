@@ -16,7 +16,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.apiserver import rest_config as kubeconfig
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.transport import Transport
-from pykubelet.objects.base import ObjectError, ObjectMissing
+from pykubelet.objects.base import ObjectError, ObjectNotFound
 from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.objects.runtime_classes import RuntimeClasses
 from pykubelet.objects.services import Services
@@ -89,7 +89,7 @@ async def eventually(ask: Callable[[], Any]) -> Any:
         while True:
             try:
                 return await ask()
-            except ObjectMissing:
+            except ObjectNotFound:
                 raise
             except ObjectError:
                 await asyncio.sleep(0.1)
@@ -116,7 +116,7 @@ async def test_a_node_has_what_its_pods_refer_to(
     assert (await eventually(lambda: objects.secret(pod, "keys"))).data == {"token": b"s3cret"}
     assert "ca.crt" in (await eventually(lambda: objects.config_map(pod, "kube-root-ca.crt"))).data
     words = 'configmap "absent" not found' if strategy == "Watch" else 'configmaps "absent" not found'
-    with pytest.raises(ObjectMissing) as missing:
+    with pytest.raises(ObjectNotFound) as missing:
         await eventually(lambda: objects.config_map(pod, "absent"))
     assert str(missing.value) == words
     with pytest.raises(ObjectError, match="no relationship found between node") as refused:
@@ -138,7 +138,7 @@ async def test_changes_are_told_at_once(
     assert (await objects.config_map(pod, "settings")).data == {"a": "2"}
     plane.delete("configmap", "settings", namespace)
     await until("the deletion to be told", lambda: len(heard) == 2)
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectNotFound):
         await objects.config_map(pod, "settings")
     plane.create(config_map(namespace, "settings", data={"a": "3"}, immutable=True))
     await until("the new one to be told", lambda: len(heard) == 3)
@@ -227,7 +227,7 @@ async def test_services_and_runtime_classes(
         pod.spec.runtime_class_name = name
         assert await classes.handler(pod) == "runsc"
         pod.spec.runtime_class_name = "absent"
-        with pytest.raises(ObjectMissing, match=r'^runtimeclass\.node\.k8s\.io "absent" not found$'):
+        with pytest.raises(ObjectNotFound, match=r'^runtimeclass\.node\.k8s\.io "absent" not found$'):
             await classes.handler(pod)
     finally:
         plane.delete("runtimeclass", name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster.admin_client import ApiRefusal
+from pykubelet.devcluster.admin_client import ApiStatusError
 from pykubelet.devcluster.identities import Subject, issue_pem
 from pykubelet.devcluster.layout import Component
 from tests.cluster.conftest import fresh_namespace
@@ -272,7 +272,7 @@ def test_the_api_server_dies_and_comes_back(plane: Plane, namespace: str) -> Non
 def test_what_was_asked_is_written_down(plane: Plane, namespace: str) -> None:
     mark = plane.audit_mark()
     name = unique("counted")
-    with pytest.raises(ApiRefusal, match="not found"):
+    with pytest.raises(ApiStatusError, match="not found"):
         plane.get("configmap", name, namespace)
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}}
     plane.create(document)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pykubelet.config.convert import Converted, convert_flags
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.flag_table import FLAGS
-from pykubelet.config.load import Loaded, load
+from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND
 
 from .samples import SAMPLES
 from .test_flags import sample
 
 
-def reload(converted: Converted, folder: Path) -> Loaded:
+def reload(converted: Converted, folder: Path) -> LoadedConfig:
     file = folder / "converted.yaml"
     file.write_text(converted.yaml)
     return load([f"--config={file}", *converted.flags])

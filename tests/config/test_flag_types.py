@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from pykubelet.api.duration import Duration
 from pykubelet.config import flag as kinds
-from pykubelet.config.flag import Kind
+from pykubelet.config.flag import FlagType
 from pykubelet.config.flag_table import FLAGS
 from pykubelet.config.types import MemoryReservation, Taint, VModuleItem
 
-GOOD: list[tuple[Kind, str, Any]] = [
+GOOD: list[tuple[FlagType, str, Any]] = [
     *[(kinds.BOOL, text, True) for text in ("1", "t", "T", "TRUE", "true", "True")],
     *[(kinds.BOOL, text, False) for text in ("0", "f", "F", "FALSE", "false", "False")],
     (kinds.INT32, "0", 0),
@@ -73,7 +73,7 @@ GOOD: list[tuple[Kind, str, Any]] = [
     (kinds.VERSION, "v1.36.0-mine", "v1.36.0-mine"),
 ]
 
-BAD: list[tuple[Kind, str]] = [
+BAD: list[tuple[FlagType, str]] = [
     *[(kinds.BOOL, text) for text in ("yes", "", "tRUE", " true", "2")],
     *[(kinds.INT32, text) for text in ("", "ten", "1.5", "08", "0x", "1__0", " 1", "٣")],
     *[(kinds.INT32, text) for text in ("2147483648", "-2147483649", "9" * 5000)],
@@ -109,12 +109,12 @@ ALL_KINDS = list({id(flag.kind): flag.kind for flag in FLAGS}.values())
 @pytest.mark.parametrize(
     ("kind", "text", "value"), GOOD, ids=[f"{kind.name}-{text}" for kind, text, _ in GOOD]
 )
-def test_good_values_are_read(kind: Kind, text: str, value: Any) -> None:
+def test_good_values_are_read(kind: FlagType, text: str, value: Any) -> None:
     assert kind.parse(text) == value
 
 
 @pytest.mark.parametrize(("kind", "text"), BAD, ids=[f"{kind.name}-{text[:30]}" for kind, text in BAD])
-def test_bad_values_are_refused_with_one_line_that_helps(kind: Kind, text: str) -> None:
+def test_bad_values_are_refused_with_one_line_that_helps(kind: FlagType, text: str) -> None:
     with pytest.raises(ValueError) as caught:
         kind.parse(text)
     message = str(caught.value)
@@ -139,7 +139,7 @@ def test_every_kind_has_good_and_bad_examples() -> None:
         (kinds.GATES, "A=true", "A=false", {"A": False}),
     ],
 )
-def test_repetitions_add_up(kind: Kind, first: str, later: str, both: Any) -> None:
+def test_repetitions_add_up(kind: FlagType, first: str, later: str, both: Any) -> None:
     assert kind.join
     before = kind.parse(first)
     assert kind.join(before, kind.parse(later)) == both
@@ -153,7 +153,7 @@ def test_a_bad_header_is_not_repeated_in_the_message() -> None:
 
 
 @given(st.sampled_from(ALL_KINDS), st.text() | st.from_regex(r"[0-9a-zA-Z:=<,.;+\-_]{0,12}"))
-def test_any_text_is_read_or_refused_and_never_breaks(kind: Kind, text: str) -> None:
+def test_any_text_is_read_or_refused_and_never_breaks(kind: FlagType, text: str) -> None:
     try:
         value = kind.parse(text)
     except ValueError:
@@ -166,6 +166,6 @@ def test_any_text_is_read_or_refused_and_never_breaks(kind: Kind, text: str) -> 
     ("kind", "text"),
     [(kind, text) for kind, text, value in GOOD if value and kind not in (kinds.OPTION, kinds.SEVERITY)],
 )
-def test_what_is_shown_can_be_read_again(kind: Kind, text: str) -> None:
+def test_what_is_shown_can_be_read_again(kind: FlagType, text: str) -> None:
     value = kind.parse(text)
     assert kind.parse(kind.show(value)) == value

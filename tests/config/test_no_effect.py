@@ -20,18 +20,18 @@ from pykubelet.config.no_effect import CONSULTED_GATES, FIELDS, FLAG_ATTRIBUTES,
 from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
 
 SOURCE = Path(pykubelet.__file__).parent
-READERS_IN_CONFIG = ("config/defaults.py", "config/kubelet_flags.py", "config/load.py")
+READERS_IN_CONFIG = ("config/types.py", "config/kubelet_flags.py", "config/load.py")
 """Files of the configuration package that act on settings instead of parsing or validating them."""
 READ_IN_CONFIG = {"feature_gates", "logging", "merge_default_eviction_settings"}
 """Fields that only those files act on; all others are read by the rest of the product."""
 NESTED_READERS = {
-    "authorization": ("server/access.py", "wanted"),
+    "authorization": ("server/auth.py", "wanted"),
     "logging": ("config/kubelet_flags.py", "logs"),
     "logging.options.json": ("config/kubelet_flags.py", "routing"),
     "logging.options.text": ("config/kubelet_flags.py", "routing"),
     "logging.vmodule": ("config/kubelet_flags.py", "item"),
     "register_with_taints": ("node/settings.py", "given"),
-    "reserved_memory": ("resources/memory_reserved.py", "reservation"),
+    "reserved_memory": ("cm/memory/numa_nodes.py", "reservation"),
     "user_namespaces": ("preparing.py", "settings"),
 }
 """File and local name where the fields of a nested struct are read, unless it has the struct's own name."""

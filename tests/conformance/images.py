@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pykubelet.devcluster.identities import Authority, Subject, issue_pem
-from pykubelet.standalone.requirements import Machine
+from pykubelet.standalone.requirements import HostRequirements
 from pykubelet.standalone.seed_images import (
     Entry,
     ImageConfig,
@@ -82,7 +82,7 @@ class Image:
         return image_archive(name, self.entries, config, platform)
 
 
-def read_programs(machine: Machine, built: Path, authority: Authority) -> Programs:
+def read_programs(machine: HostRequirements, built: Path, authority: Authority) -> Programs:
     """Read the programs of this host and those built from the Go module in `built`.
 
     The certificate that agnhost serves is issued by `authority`. Raises EmbeddedError when a program is

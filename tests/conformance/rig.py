@@ -29,8 +29,8 @@ from typing import Any
 
 import yaml
 
+from pykubelet.devcluster.binaries import Binaries as PlanePrograms
 from pykubelet.devcluster.binaries import GoBuild, GoModule, built_module, find_programs
-from pykubelet.devcluster.binaries import Programs as PlanePrograms
 from pykubelet.devcluster.identities import Authority
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN
 from pykubelet.devcluster.reference_kubelet import reference_traces

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from tests.cri.servers import Runtime
 
 
@@ -65,7 +65,7 @@ async def scripted(folder: Path) -> AsyncIterator[Runtime]:
 
 
 @pytest.fixture
-async def cri(scripted: Runtime, metrics: CriMetrics) -> AsyncIterator[Cri]:
+async def cri(scripted: Runtime, metrics: CriMetrics) -> AsyncIterator[RuntimeConnection]:
     """A client of `scripted`; what the handshake asked is forgotten."""
     async with await connect(f"unix://{scripted.path}", timeout=Duration.of(30), metrics=metrics) as client:
         scripted.seen.clear()

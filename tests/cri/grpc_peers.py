@@ -13,7 +13,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int64Value, StringValue
 
 from pykubelet.transport import http2
 from pykubelet.transport.grpc_server import GrpcError, Limits, Server, Streaming, Unary, serving
-from pykubelet.transport.http2 import Kind, Setting, frame
+from pykubelet.transport.http2 import FrameType, Setting, frame
 
 MESSAGE = StringValue(value="x").SerializeToString()
 
@@ -126,12 +126,12 @@ class Raw:
 
     def begin(self, number: int, path: str, headers: Any = (), *, last: bool = False) -> None:
         block = http2.request_headers(path, "localhost") + http2.more_headers(headers)
-        self.send(frame(Kind.HEADERS, http2.END_HEADERS | (1 if last else 0), number, block))
+        self.send(frame(FrameType.HEADERS, http2.END_HEADERS | (1 if last else 0), number, block))
 
     def request(self, number: int, path: str, message: bytes, headers: Any = ()) -> None:
         self.begin(number, path, headers)
         body = struct.pack(">?L", False, len(message)) + message
-        self.send(frame(Kind.DATA, http2.END_STREAM, number, body))
+        self.send(frame(FrameType.DATA, http2.END_STREAM, number, body))
 
     async def read(self) -> bool:
         """Take one frame; False at the end."""
@@ -141,17 +141,17 @@ class Raw:
             payload = await self.reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
             return False
-        if kind == Kind.DATA:
+        if kind == FrameType.DATA:
             self.data[stream].append(len(payload))
-        elif kind == Kind.HEADERS:
+        elif kind == FrameType.HEADERS:
             found = dict(self._decoder.decode(payload))
             self.headers.setdefault(stream, {}).update(found)  # type: ignore[arg-type]  # hpack's are str
-        elif kind == Kind.RST_STREAM:
+        elif kind == FrameType.RST_STREAM:
             self.resets[stream] = http2.read_number(payload)
-        elif kind == Kind.GOAWAY:
+        elif kind == FrameType.GOAWAY:
             self.goaway = http2.read_number(payload[4:])
-        elif kind == Kind.PING and not flags & http2.ACK:
-            self.send(frame(Kind.PING, http2.ACK, 0, payload))
+        elif kind == FrameType.PING and not flags & http2.ACK:
+            self.send(frame(FrameType.PING, http2.ACK, 0, payload))
         return True
 
     async def until(self, condition: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import hpack
 
 from pykubelet.transport import http2
-from pykubelet.transport.http2 import Kind, Setting, frame
+from pykubelet.transport.http2 import FrameType, Setting, frame
 
 Attack = Callable[[], Iterator[bytes]]
 
@@ -28,30 +28,30 @@ MOST_BYTES = 512 * 1024 * 1024
 
 def endless_continuation() -> Iterator[bytes]:
     """Send one header block that never ends."""
-    yield frame(Kind.HEADERS, 0, 1, HEADERS)
+    yield frame(FrameType.HEADERS, 0, 1, HEADERS)
     while True:
-        yield frame(Kind.CONTINUATION, 0, 1, http2.more_headers([("a", "x" * 16_000)])) * 16
+        yield frame(FrameType.CONTINUATION, 0, 1, http2.more_headers([("a", "x" * 16_000)])) * 16
 
 
 def empty_continuations() -> Iterator[bytes]:
     """Send one header block in frames without content."""
-    yield frame(Kind.HEADERS, 0, 1, HEADERS)
+    yield frame(FrameType.HEADERS, 0, 1, HEADERS)
     while True:
-        yield frame(Kind.CONTINUATION, 0, 1) * 4096
+        yield frame(FrameType.CONTINUATION, 0, 1) * 4096
 
 
 def size_updates() -> Iterator[bytes]:
     """Send header blocks of HPACK table size updates, one byte each."""
     block = b"\x20" * http2.MAX_FRAME
     while True:
-        yield frame(Kind.HEADERS, 0, 1, block) + frame(Kind.CONTINUATION, 0, 1, block) * 400
-        yield frame(Kind.CONTINUATION, http2.END_HEADERS, 1, block)
+        yield frame(FrameType.HEADERS, 0, 1, block) + frame(FrameType.CONTINUATION, 0, 1, block) * 400
+        yield frame(FrameType.CONTINUATION, http2.END_HEADERS, 1, block)
 
 
 def pings() -> Iterator[bytes]:
     """Send PING frames and read no reply."""
     while True:
-        yield frame(Kind.PING, 0, 0, bytes(8)) * 4096
+        yield frame(FrameType.PING, 0, 0, bytes(8)) * 4096
 
 
 def settings() -> Iterator[bytes]:
@@ -64,51 +64,51 @@ def long_settings() -> Iterator[bytes]:
     """Send SETTINGS frames of as many settings as fit."""
     payload = struct.pack(">HL", Setting.INITIAL_WINDOW_SIZE, 65_535) * 2730
     while True:
-        yield frame(Kind.SETTINGS, 0, 0, payload) * 16
+        yield frame(FrameType.SETTINGS, 0, 0, payload) * 16
 
 
 def header_blocks() -> Iterator[bytes]:
     """Send response headers again and again, with new names."""
     for number in itertools.count():
         block = HEADERS + http2.more_headers([(f"x-{number}-{part}", "y" * 900) for part in range(15)])
-        yield frame(Kind.HEADERS, http2.END_HEADERS, 1, block)
+        yield frame(FrameType.HEADERS, http2.END_HEADERS, 1, block)
 
 
 def blocks_after_end() -> Iterator[bytes]:
     """End the call and go on with Huffman-coded header blocks, each within all limits and slow to decode."""
     block = hpack.Encoder().encode([(":status", "200"), ("a", "a" * 4000)])
     yield (
-        frame(Kind.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, block)
-        + frame(Kind.HEADERS, http2.END_HEADERS, 1, block) * 90
+        frame(FrameType.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, block)
+        + frame(FrameType.HEADERS, http2.END_HEADERS, 1, block) * 90
     )
     while True:
-        yield frame(Kind.HEADERS, http2.END_HEADERS, 1, block)
+        yield frame(FrameType.HEADERS, http2.END_HEADERS, 1, block)
 
 
 def tiny_messages() -> Iterator[bytes]:
     """Send many messages in response to a unary call."""
-    yield frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS)
+    yield frame(FrameType.HEADERS, http2.END_HEADERS, 1, HEADERS)
     while True:
-        yield frame(Kind.DATA, 0, 1, (struct.pack(">?L", False, 2) + b"xy") * 2340) * 16
+        yield frame(FrameType.DATA, 0, 1, (struct.pack(">?L", False, 2) + b"xy") * 2340) * 16
 
 
 def empty_data() -> Iterator[bytes]:
     """Send DATA frames without content."""
-    yield frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS)
+    yield frame(FrameType.HEADERS, http2.END_HEADERS, 1, HEADERS)
     while True:
-        yield frame(Kind.DATA, 0, 1) * 4096
+        yield frame(FrameType.DATA, 0, 1) * 4096
 
 
 def window_updates() -> Iterator[bytes]:
     """Grow the call's window in single bytes."""
     while True:
-        yield frame(Kind.WINDOW_UPDATE, 0, 1, http2.number(1)) * 4096
+        yield frame(FrameType.WINDOW_UPDATE, 0, 1, http2.number(1)) * 4096
 
 
 def foreign_data() -> Iterator[bytes]:
     """Send data of calls that were never made."""
     while True:
-        yield frame(Kind.DATA, 0, 99, bytes(http2.MAX_FRAME)) * 16
+        yield frame(FrameType.DATA, 0, 99, bytes(http2.MAX_FRAME)) * 16
 
 
 ATTACKS: list[Attack] = [

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.transport import errors
 from pykubelet.transport.grpc_connection import MAX_MESSAGE_BYTES
 from tests.cri.servers import VERSION, Hang, Refuse, Runtime
@@ -35,7 +35,7 @@ from tests.cri.servers import VERSION, Hang, Refuse, Runtime
     ],
 )
 async def test_errors_name_the_call(
-    scripted: Runtime, cri: Cri, status: str, kind: type[errors.CriError], code: str
+    scripted: Runtime, cri: RuntimeConnection, status: str, kind: type[errors.CriError], code: str
 ) -> None:
     scripted.answers["StopContainer"] = Refuse(status, "because")
     with pytest.raises(errors.CriError) as caught:
@@ -45,7 +45,7 @@ async def test_errors_name_the_call(
     assert str(caught.value) == f"StopContainer: rpc error: code = {code} desc = because"
 
 
-async def test_error_without_details(scripted: Runtime, cri: Cri) -> None:
+async def test_error_without_details(scripted: Runtime, cri: RuntimeConnection) -> None:
     scripted.answers["Status"] = Refuse("INTERNAL", "")
     with pytest.raises(errors.CriError, match="no details"):
         await cri.runtime.status()
@@ -69,7 +69,7 @@ async def test_deadline(scripted: Runtime, metrics: CriMetrics, registry: Collec
 
 
 async def test_cancelling_the_task_cancels_the_call(
-    scripted: Runtime, cri: Cri, registry: CollectorRegistry
+    scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry
 ) -> None:
     hang = scripted.answers["PullImage"] = Hang()
     pull = asyncio.ensure_future(cri.images.pull_image(pb.ImageSpec(image="x")))
@@ -84,7 +84,7 @@ async def test_cancelling_the_task_cancels_the_call(
 
 
 async def test_closing_fails_calls_under_way_without_cancelling_their_tasks(
-    scripted: Runtime, cri: Cri
+    scripted: Runtime, cri: RuntimeConnection
 ) -> None:
     scripted.answers["PullImage"] = Hang()
     scripted.answers["GetContainerEvents"] = [pb.ContainerEventResponse(container_id="c"), Hang()]
@@ -107,7 +107,7 @@ async def test_closing_fails_calls_under_way_without_cancelling_their_tasks(
     await cri.close()
 
 
-async def test_runtime_dies_and_comes_back(scripted: Runtime, cri: Cri) -> None:
+async def test_runtime_dies_and_comes_back(scripted: Runtime, cri: RuntimeConnection) -> None:
     assert await cri.runtime.version() == VERSION
     await scripted.stop()
     for _ in range(3):
@@ -120,14 +120,14 @@ async def test_runtime_dies_and_comes_back(scripted: Runtime, cri: Cri) -> None:
     await eventually_answers(cri, within=45)
 
 
-async def test_quick_restart(scripted: Runtime, cri: Cri) -> None:
+async def test_quick_restart(scripted: Runtime, cri: RuntimeConnection) -> None:
     assert await cri.runtime.version() == VERSION
     await scripted.stop()
     await scripted.start()
     await eventually_answers(cri, within=45)
 
 
-async def eventually_answers(cri: Cri, within: float) -> None:
+async def eventually_answers(cri: RuntimeConnection, within: float) -> None:
     async with asyncio.timeout(within):
         while True:
             try:
@@ -137,7 +137,7 @@ async def eventually_answers(cri: Cri, within: float) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_death_during_a_call(scripted: Runtime, cri: Cri) -> None:
+async def test_death_during_a_call(scripted: Runtime, cri: RuntimeConnection) -> None:
     scripted.answers["PullImage"] = Hang()
     async with asyncio.TaskGroup() as tasks:
         pull = tasks.create_task(_failure_of_pull(cri))
@@ -147,13 +147,13 @@ async def test_death_during_a_call(scripted: Runtime, cri: Cri) -> None:
     await scripted.start()
 
 
-async def _failure_of_pull(cri: Cri) -> errors.CriError:
+async def _failure_of_pull(cri: RuntimeConnection) -> errors.CriError:
     with pytest.raises(errors.CriError) as caught:
         await cri.images.pull_image(pb.ImageSpec(image="x"))
     return caught.value
 
 
-async def test_large_answers(scripted: Runtime, cri: Cri) -> None:
+async def test_large_answers(scripted: Runtime, cri: RuntimeConnection) -> None:
     big = pb.ExecSyncResponse(stdout=b"x" * (MAX_MESSAGE_BYTES - 100))
     scripted.answers["ExecSync"] = big
     assert await cri.runtime.exec_sync("c", ["true"]) == big
@@ -162,7 +162,7 @@ async def test_large_answers(scripted: Runtime, cri: Cri) -> None:
         await cri.runtime.exec_sync("c", ["true"])
 
 
-async def test_stream_ends_with_the_runtime(scripted: Runtime, cri: Cri) -> None:
+async def test_stream_ends_with_the_runtime(scripted: Runtime, cri: RuntimeConnection) -> None:
     event = pb.ContainerEventResponse(container_id="c1")
     scripted.answers["GetContainerEvents"] = [event, event, Refuse("UNAVAILABLE", "going down")]
     heard = []
@@ -173,7 +173,7 @@ async def test_stream_ends_with_the_runtime(scripted: Runtime, cri: Cri) -> None
 
 
 async def test_leaving_a_stream_ends_the_call(
-    scripted: Runtime, cri: Cri, registry: CollectorRegistry
+    scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry
 ) -> None:
     hang = Hang()
     scripted.answers["GetContainerEvents"] = [pb.ContainerEventResponse(container_id="c1"), hang]
@@ -187,7 +187,7 @@ async def test_leaving_a_stream_ends_the_call(
     assert registry.get_sample_value("kubelet_runtime_operations_errors_total", labels) is None
 
 
-async def test_cancelling_a_stream(scripted: Runtime, cri: Cri) -> None:
+async def test_cancelling_a_stream(scripted: Runtime, cri: RuntimeConnection) -> None:
     hang = scripted.answers["GetContainerEvents"] = Hang()
 
     async def listen() -> None:
@@ -202,7 +202,7 @@ async def test_cancelling_a_stream(scripted: Runtime, cri: Cri) -> None:
     await asyncio.wait_for(hang.given_up.wait(), 30)
 
 
-async def test_metrics(scripted: Runtime, cri: Cri, registry: CollectorRegistry) -> None:
+async def test_metrics(scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry) -> None:
     await cri.runtime.list_containers()
     await cri.runtime.list_containers()
     scripted.answers["ListContainers"] = Refuse("UNKNOWN", "no")
@@ -223,7 +223,7 @@ async def test_metrics(scripted: Runtime, cri: Cri, registry: CollectorRegistry)
 
 
 async def test_an_invalid_answer_counts_as_an_error(
-    scripted: Runtime, cri: Cri, registry: CollectorRegistry
+    scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry
 ) -> None:
     with pytest.raises(errors.BadResponse, match=r"RunPodSandbox.*not set: pod_sandbox_id"):
         await cri.runtime.run_pod_sandbox(pb.PodSandboxConfig(), "kata")
@@ -252,7 +252,7 @@ async def test_two_agents_in_one_process(scripted: Runtime) -> None:
 
 
 async def test_log_names_calls_but_not_their_contents(
-    scripted: Runtime, cri: Cri, records: list[logging.LogRecord]
+    scripted: Runtime, cri: RuntimeConnection, records: list[logging.LogRecord]
 ) -> None:
     scripted.answers["PullImage"] = Refuse("NOT_FOUND", "no such image")
     auth = pb.AuthConfig(username="user", password="hunter2", registry_token="hunter2")
@@ -272,7 +272,7 @@ async def test_log_names_calls_but_not_their_contents(
     assert all(k["seconds"] >= 0 for k in keys)
 
 
-async def test_many_calls_at_once(scripted: Runtime, cri: Cri) -> None:
+async def test_many_calls_at_once(scripted: Runtime, cri: RuntimeConnection) -> None:
     async with asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(cri.runtime.version()) for _ in range(200)]
     assert all(call.result() == VERSION for call in calls)

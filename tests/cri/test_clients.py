@@ -13,7 +13,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.cri import client as checks
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.transport import errors
 from tests.cri.servers import METHODS, VERSION, Refuse, Runtime
 
@@ -25,7 +25,7 @@ class Rpc(NamedTuple):
 
     method: str
     operation: str
-    call: Callable[[Cri], Any]
+    call: Callable[[RuntimeConnection], Any]
     request: Message
     answer: Message
     result: object = None
@@ -159,7 +159,7 @@ RPCS = [
     Rpc("ImageFsInfo", "image_fs_info", lambda c: c.images.image_fs_info(), pb.ImageFsInfoRequest(),
         pb.ImageFsInfoResponse(), pb.ImageFsInfoResponse()),
 ]
-STREAMS: dict[str, tuple[str, Callable[[Cri], Awaitable[Any]], Message, Message]] = {
+STREAMS: dict[str, tuple[str, Callable[[RuntimeConnection], Awaitable[Any]], Message, Message]] = {
     "StreamPodSandboxes": ("ListPodSandbox", lambda c: c.runtime.list_pod_sandbox(),
         pb.StreamPodSandboxesResponse(pod_sandboxes=[pb.PodSandbox(id="s1")]), pb.PodSandbox(id="s1")),
     "StreamContainers": ("ListContainers", lambda c: c.runtime.list_containers(),
@@ -178,7 +178,7 @@ STREAMS: dict[str, tuple[str, Callable[[Cri], Awaitable[Any]], Message, Message]
 
 
 @pytest.mark.parametrize("rpc", RPCS, ids=[rpc.method for rpc in RPCS])
-async def test_rpc(scripted: Runtime, cri: Cri, registry: CollectorRegistry, rpc: Rpc) -> None:
+async def test_rpc(scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry, rpc: Rpc) -> None:
     scripted.answers[rpc.method] = rpc.answer
     assert await rpc.call(cri) == rpc.result
     [seen] = scripted.seen
@@ -232,7 +232,7 @@ async def test_other_errors_of_a_streamed_list_are_errors(scripted: Runtime, met
             await cri.runtime.list_containers()
 
 
-async def test_command_that_takes_too_long(scripted: Runtime, cri: Cri) -> None:
+async def test_command_that_takes_too_long(scripted: Runtime, cri: RuntimeConnection) -> None:
     scripted.answers["ExecSync"] = Refuse("DEADLINE_EXCEEDED", "timeout 1s exceeded")
     with pytest.raises(errors.CommandTimedOut) as caught:
         await cri.runtime.exec_sync("c1", ["sleep", "9"], 1)
@@ -240,7 +240,7 @@ async def test_command_that_takes_too_long(scripted: Runtime, cri: Cri) -> None:
     assert isinstance(caught.value, errors.DeadlineExceeded)
 
 
-async def test_no_checkpoint_in_negative_time(scripted: Runtime, cri: Cri) -> None:
+async def test_no_checkpoint_in_negative_time(scripted: Runtime, cri: RuntimeConnection) -> None:
     with pytest.raises(ValueError, match="negative"):
         await cri.runtime.checkpoint_container("c1", "/x", -1)
     assert scripted.seen == []

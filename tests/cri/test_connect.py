@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.transport.errors import ConnectError, CriError, EndpointError
 from tests.cri.servers import VERSION, Hang, Refuse, Runtime, raw_server
 
@@ -240,7 +240,7 @@ async def test_connecting_can_be_cancelled(folder: Path) -> None:
                 )
 
 
-async def test_handshake_is_not_measured(cri: Cri, registry: CollectorRegistry) -> None:
+async def test_handshake_is_not_measured(cri: RuntimeConnection, registry: CollectorRegistry) -> None:
     assert (
         registry.get_sample_value("kubelet_runtime_operations_total", {"operation_type": "version"}) is None
     )

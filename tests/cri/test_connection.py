@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.transport import http2
 from pykubelet.transport.grpc_connection import Call, Connection, Status, grpc_timeout
-from pykubelet.transport.http2 import Kind, Setting, frame
+from pykubelet.transport.http2 import FrameType, Setting, frame
 from tests.cri.servers import Runtime
 
 MESSAGE = struct.pack(">?L", False, 5) + b"hello"
@@ -75,9 +75,9 @@ class Server:
         begin = self.headers((":status", "200"), ("content-type", "application/grpc"))
         end = self.headers(("grpc-status", "0"))
         return [
-            frame(Kind.HEADERS, http2.END_HEADERS, stream, begin),
-            frame(Kind.DATA, 0, stream, message),
-            frame(Kind.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, end),
+            frame(FrameType.HEADERS, http2.END_HEADERS, stream, begin),
+            frame(FrameType.DATA, 0, stream, message),
+            frame(FrameType.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, end),
         ]
 
 
@@ -100,7 +100,7 @@ async def test_a_call() -> None:
         "grpc-timeout": "1500m",
         "x-more": "1" * 200,
     }
-    assert data == (Kind.DATA, http2.END_STREAM, 1, struct.pack(">?L", False, 3) + b"ask")
+    assert data == (FrameType.DATA, http2.END_STREAM, 1, struct.pack(">?L", False, 3) + b"ask")
     # In the smallest pieces there are.
     for byte in b"".join(server.good_answer(1)):
         server.connection.data_received(bytes((byte,)))
@@ -120,7 +120,7 @@ async def test_endings(trailers: list[tuple[str, str]], status: Status) -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"")
     block = server.headers((":status", "200"), *trailers)
-    server.send(frame(Kind.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, block))
+    server.send(frame(FrameType.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, block))
     assert await outcome(call) == (None, status)
 
 
@@ -133,7 +133,7 @@ async def test_answers_of_something_else() -> None:
     ):
         call = server.connection.call("/a.B/C", b"")
         block = server.headers((":status", code))
-        server.send(frame(Kind.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, block))
+        server.send(frame(FrameType.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, block))
         _, status = await outcome(call)
         assert status is not None
         assert (status.code, code in status.message) == (meant, True)
@@ -146,16 +146,16 @@ async def test_padding_priorities_continuations_and_pings() -> None:
     padded = http2.END_HEADERS | http2.PADDED | http2.PRIORITIZED
     trailers = server.headers(("grpc-status", "0"))
     server.send(
-        frame(Kind.PING, 0, 0, b"12345678"),
-        frame(Kind.PRIORITY, 0, 1, b"\0" * 5),
-        frame(cast(Kind, 99), 0, 1, b"something new"),
-        frame(Kind.HEADERS, padded, 1, b"\x02" + b"\0" * 5 + block + b"\0\0"),
-        frame(Kind.DATA, http2.PADDED, 1, b"\x03" + MESSAGE + b"\0\0\0"),
-        frame(Kind.HEADERS, http2.END_STREAM, 1, trailers[:1]),
-        frame(Kind.CONTINUATION, http2.END_HEADERS, 1, trailers[1:]),
+        frame(FrameType.PING, 0, 0, b"12345678"),
+        frame(FrameType.PRIORITY, 0, 1, b"\0" * 5),
+        frame(cast(FrameType, 99), 0, 1, b"something new"),
+        frame(FrameType.HEADERS, padded, 1, b"\x02" + b"\0" * 5 + block + b"\0\0"),
+        frame(FrameType.DATA, http2.PADDED, 1, b"\x03" + MESSAGE + b"\0\0\0"),
+        frame(FrameType.HEADERS, http2.END_STREAM, 1, trailers[:1]),
+        frame(FrameType.CONTINUATION, http2.END_HEADERS, 1, trailers[1:]),
     )
     assert await outcome(call) == (b"hello", Status("OK"))
-    assert (Kind.PING, http2.ACK, 0, b"12345678") in server.wire.frames()
+    assert (FrameType.PING, http2.ACK, 0, b"12345678") in server.wire.frames()
 
 
 async def test_requests_wait_until_they_can_be_taken() -> None:
@@ -163,12 +163,12 @@ async def test_requests_wait_until_they_can_be_taken() -> None:
     server.send(http2.settings({Setting.INITIAL_WINDOW_SIZE: 10, Setting.MAX_FRAME_SIZE: 16384}))
     server.wire.frames()
     call = server.connection.call("/a.B/C", b"x" * 95)
-    sent = [one for one in server.wire.frames() if one[0] == Kind.DATA]
+    sent = [one for one in server.wire.frames() if one[0] == FrameType.DATA]
     assert [(flags, len(payload)) for _, flags, _, payload in sent] == [(0, 10)]
-    server.send(frame(Kind.WINDOW_UPDATE, 0, 1, http2.number(50)))
+    server.send(frame(FrameType.WINDOW_UPDATE, 0, 1, http2.number(50)))
     assert [len(payload) for _, _, _, payload in server.wire.frames()] == [50]
     server.send(http2.settings({Setting.INITIAL_WINDOW_SIZE: 1000}))
-    rest = [one for one in server.wire.frames() if one[0] == Kind.DATA]
+    rest = [one for one in server.wire.frames() if one[0] == FrameType.DATA]
     assert [(flags, len(payload)) for _, flags, _, payload in rest] == [(http2.END_STREAM, 40)]
     server.send(*server.good_answer(1))
     assert (await outcome(call))[0] == b"hello"
@@ -180,7 +180,7 @@ async def test_a_deadline_and_its_message_to_the_server() -> None:
     _, status = await outcome(call)
     assert status is not None
     assert status.code == "DEADLINE_EXCEEDED"
-    assert server.wire.frames()[-1] == (Kind.RST_STREAM, 0, 1, http2.number(8))
+    assert server.wire.frames()[-1] == (FrameType.RST_STREAM, 0, 1, http2.number(8))
     # What comes too late is nobody's, and the next call is not confused by it.
     late = server.good_answer(1)
     again = server.connection.call("/a.B/C", b"")
@@ -193,7 +193,7 @@ async def test_a_server_that_keeps_the_deadline_is_heard_first(timeout: float, c
     server = Server()
     call = server.connection.call("/a.B/C", b"", timeout=timeout)
     time.sleep(0.01)  # the loop has not gone round
-    server.send(frame(Kind.RST_STREAM, 0, 1, http2.number(8)))
+    server.send(frame(FrameType.RST_STREAM, 0, 1, http2.number(8)))
     _, status = await outcome(call)
     assert status is not None
     assert status.code == code
@@ -219,7 +219,7 @@ async def test_messages_that_are_refused(message: bytes, code: str) -> None:
 async def test_a_stream_that_ends_without_a_status() -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"")
-    server.send(frame(Kind.DATA, http2.END_STREAM, 1, MESSAGE))
+    server.send(frame(FrameType.DATA, http2.END_STREAM, 1, MESSAGE))
     _, status = await outcome(call)
     assert status is not None
     assert status.code == "INTERNAL"
@@ -228,7 +228,7 @@ async def test_a_stream_that_ends_without_a_status() -> None:
 async def test_going_away_lets_known_calls_end() -> None:
     server = Server()
     known, unknown = (server.connection.call("/a.B/C", b"") for _ in range(2))
-    server.send(frame(Kind.GOAWAY, 0, 0, http2.number(1) + http2.number(0)))
+    server.send(frame(FrameType.GOAWAY, 0, 0, http2.number(1) + http2.number(0)))
     assert not server.connection.usable
     assert (await outcome(unknown))[1] == Status("UNAVAILABLE", "the server is going away")
     server.send(*server.good_answer(1))
@@ -238,7 +238,7 @@ async def test_going_away_lets_known_calls_end() -> None:
 async def test_resets_and_losses() -> None:
     server = Server()
     refused, lost = (server.connection.call("/a.B/C", b"") for _ in range(2))
-    server.send(frame(Kind.RST_STREAM, 0, 1, http2.number(7)))
+    server.send(frame(FrameType.RST_STREAM, 0, 1, http2.number(7)))
     _, status = await outcome(refused)
     assert status is not None
     assert status.code == "UNAVAILABLE"
@@ -304,7 +304,7 @@ def test_no_frames_make_it_stumble(frames: list[tuple[int, int, int, bytes]]) ->
         server = Server()
         call = server.connection.call("/a.B/C", b"ask")
         server.send(
-            *(frame(cast(Kind, kind), flags, stream, payload) for kind, flags, stream, payload in frames)
+            *(frame(cast(FrameType, kind), flags, stream, payload) for kind, flags, stream, payload in frames)
         )
         server.connection.connection_lost(None)
         _, status = await outcome(call)
@@ -313,7 +313,7 @@ def test_no_frames_make_it_stumble(frames: list[tuple[int, int, int, bytes]]) ->
     asyncio.run(run())
 
 
-async def test_large_requests_reach_a_real_server(scripted: Runtime, cri: Cri) -> None:
+async def test_large_requests_reach_a_real_server(scripted: Runtime, cri: RuntimeConnection) -> None:
     scripted.answers["CreateContainer"] = pb.CreateContainerResponse(container_id="c1")
     config = pb.ContainerConfig(envs=[pb.KeyValue(key="BIG", value=b"x" * 3_000_000)])
     async with asyncio.timeout(60):

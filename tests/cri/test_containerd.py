@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.containerd import Details, TaskEvent, decode, delete_task, task_events
 from pykubelet.cri.events_pb2 import SubscribeRequest
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskStart
@@ -58,7 +58,7 @@ def test_decode_what_is_broken() -> None:
         decode(envelope("containerd.events.TaskExit", b"\xff"))
 
 
-async def test_subscribes_to_tasks_of_the_namespace(scripted: Runtime, cri: Cri) -> None:
+async def test_subscribes_to_tasks_of_the_namespace(scripted: Runtime, cri: RuntimeConnection) -> None:
     start, end = TaskStart(container_id="c1"), TaskExit(container_id="c1")
     scripted.answers["Subscribe"] = [wrap(start), envelope("containerd.events.New", b""), wrap(end)]
     async with aclosing(task_events(cri.runtime_channel)) as events:
@@ -68,7 +68,7 @@ async def test_subscribes_to_tasks_of_the_namespace(scripted: Runtime, cri: Cri)
     ]
 
 
-async def test_another_runtime_has_no_such_events(scripted: Runtime, cri: Cri) -> None:
+async def test_another_runtime_has_no_such_events(scripted: Runtime, cri: RuntimeConnection) -> None:
     scripted.answers["Subscribe"] = Refuse("UNIMPLEMENTED", "unknown service")
     async with aclosing(task_events(cri.runtime_channel)) as events:
         with pytest.raises(errors.Unimplemented, match="Subscribe"):
@@ -82,20 +82,22 @@ async def test_another_runtime_has_no_such_events(scripted: Runtime, cri: Cri) -
         Refuse("UNKNOWN", "failed to delete task: cannot delete a running process"),
     ],
 )
-async def test_a_process_takes_a_moment_to_die(scripted: Runtime, cri: Cri, dying: Refuse) -> None:
+async def test_a_process_takes_a_moment_to_die(
+    scripted: Runtime, cri: RuntimeConnection, dying: Refuse
+) -> None:
     scripted.answers["Delete"] = [dying, dying, DeleteResponse()]
     await delete_task(cri.runtime_channel, "c1")
     assert [seen.method for seen in scripted.seen] == ["Kill", "Delete", "Delete", "Delete"]
 
 
-async def test_another_refusal_to_delete_a_task_is_final(scripted: Runtime, cri: Cri) -> None:
+async def test_another_refusal_to_delete_a_task_is_final(scripted: Runtime, cri: RuntimeConnection) -> None:
     scripted.answers["Delete"] = Refuse("UNIMPLEMENTED", "unknown service")
     with pytest.raises(errors.Unimplemented, match="Delete"):
         await delete_task(cri.runtime_channel, "c1")
     assert [seen.method for seen in scripted.seen] == ["Kill", "Delete"]
 
 
-async def test_a_task_that_is_gone(scripted: Runtime, cri: Cri) -> None:
+async def test_a_task_that_is_gone(scripted: Runtime, cri: RuntimeConnection) -> None:
     gone = Refuse("NOT_FOUND", "no running task found")
     scripted.answers |= {"Kill": gone, "Delete": gone}
     await delete_task(cri.runtime_channel, "c1")

@@ -13,7 +13,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int64Value, StringValue
 from pykubelet.transport import http2
 from pykubelet.transport.grpc_connection import connect_unix
 from pykubelet.transport.grpc_server import Limits, serving
-from pykubelet.transport.http2 import Code, Kind, frame
+from pykubelet.transport.http2 import Code, FrameType, frame
 from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
 
@@ -145,9 +145,9 @@ async def test_a_stream_waits_for_a_slow_reader_and_ends_with_it(tmp_path: Path)
         await peer.call("Echo", StringValue(value="others are served meanwhile"))
         assert sum(client.data[1]) == 50_000
         assert peer.service.yielded == 3
-        client.send(frame(Kind.WINDOW_UPDATE, 0, 1, http2.number(20_000)))
+        client.send(frame(FrameType.WINDOW_UPDATE, 0, 1, http2.number(20_000)))
         await client.until(lambda: sum(client.data[1]) >= 65_535)  # the connection's own window
-        client.send(frame(Kind.RST_STREAM, 0, 1, http2.number(8)))
+        client.send(frame(FrameType.RST_STREAM, 0, 1, http2.number(8)))
         await asyncio.wait_for(peer.service.cancelled.wait(), 30)
 
 
@@ -158,7 +158,7 @@ async def test_too_many_calls_wait_or_are_refused(tmp_path: Path) -> None:
         client.request(9, "/t.Test/Echo", MESSAGE)
         await client.until(lambda: client.resets.get(9) is not None)
         assert client.resets == {9: Code.REFUSED_STREAM}
-        client.send(frame(Kind.RST_STREAM, 0, 1, http2.number(8)))
+        client.send(frame(FrameType.RST_STREAM, 0, 1, http2.number(8)))
         await asyncio.wait_for(peer.service.cancelled.wait(), 30)
         await peer.call("Echo", StringValue())  # the loop has gone round: the slot is free
         client.request(11, "/t.Test/Echo", MESSAGE)
@@ -181,7 +181,7 @@ async def test_requests_in_memory_are_bounded(tmp_path: Path) -> None:
     async with served(tmp_path, limits) as peer, raw(tmp_path / "test.sock") as client:
         for number in range(1, 15, 2):
             client.begin(number, "/t.Test/Measure")
-            client.send(frame(Kind.DATA, 0, number, struct.pack(">?L", False, 90_000) + bytes(16_000)))
+            client.send(frame(FrameType.DATA, 0, number, struct.pack(">?L", False, 90_000) + bytes(16_000)))
         await client.until(lambda: bool(client.headers))
         assert {headers["grpc-status"] for headers in client.headers.values()} == {"8"}
         assert peer.server.held <= 100_000

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pykubelet.transport import http2
 from pykubelet.transport.grpc_connection import connect_unix
 from pykubelet.transport.grpc_server import read_timeout, serving
-from pykubelet.transport.http2 import Code, Kind, Setting, frame
+from pykubelet.transport.http2 import Code, FrameType, Setting, frame
 from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
 
@@ -28,31 +28,34 @@ def test_timeouts(text: str, seconds: float | None) -> None:
 
 _HEAD = http2.request_headers("/t.Test/Echo", "localhost")
 
-_OPEN = frame(Kind.HEADERS, http2.END_HEADERS, 1, _HEAD)
+_OPEN = frame(FrameType.HEADERS, http2.END_HEADERS, 1, _HEAD)
 
 
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
-        (frame(Kind.PING, 0, 0, b"short"), Code.FRAME_SIZE),
-        (frame(Kind.PING, 0, 3, bytes(8)), Code.PROTOCOL),
-        (frame(Kind.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE),
-        (frame(Kind.SETTINGS, http2.ACK, 0, bytes(6)), Code.FRAME_SIZE),
+        (frame(FrameType.PING, 0, 0, b"short"), Code.FRAME_SIZE),
+        (frame(FrameType.PING, 0, 3, bytes(8)), Code.PROTOCOL),
+        (frame(FrameType.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE),
+        (frame(FrameType.SETTINGS, http2.ACK, 0, bytes(6)), Code.FRAME_SIZE),
         (http2.settings({Setting.INITIAL_WINDOW_SIZE: 2**31}), Code.FLOW_CONTROL),
         (http2.settings({Setting.MAX_FRAME_SIZE: 100}), Code.PROTOCOL),
-        (frame(Kind.HEADERS, http2.END_HEADERS, 2, _HEAD), Code.PROTOCOL),
-        (frame(Kind.HEADERS, http2.END_HEADERS, 0, _HEAD), Code.PROTOCOL),
-        (frame(Kind.HEADERS, http2.END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff"), Code.COMPRESSION),
-        (frame(Kind.HEADERS, http2.END_HEADERS | http2.PADDED, 1, b"\xff"), Code.PROTOCOL),
-        (frame(Kind.HEADERS, 0, 1, _HEAD) + frame(Kind.PING, 0, 0, bytes(8)), Code.PROTOCOL),
-        (frame(Kind.HEADERS, 0, 1, b"") + frame(Kind.CONTINUATION, 0, 1, b"") * 9, Code.CALM_DOWN),
-        (frame(Kind.HEADERS, 0, 1, bytes(16384)) + frame(Kind.CONTINUATION, 0, 1, b"x"), Code.CALM_DOWN),
-        (frame(Kind.CONTINUATION, http2.END_HEADERS, 1, _HEAD), Code.PROTOCOL),
-        (frame(Kind.DATA, 0, 5, b"x"), Code.PROTOCOL),
-        (frame(Kind.RST_STREAM, 0, 5, bytes(4)), Code.PROTOCOL),
-        (frame(Kind.WINDOW_UPDATE, 0, 0, bytes(4)), Code.PROTOCOL),
-        (frame(Kind.WINDOW_UPDATE, 0, 0, http2.number(2**31 - 1)), Code.FLOW_CONTROL),
-        (frame(Kind.PUSH_PROMISE, 0, 1, bytes(8)), Code.PROTOCOL),
+        (frame(FrameType.HEADERS, http2.END_HEADERS, 2, _HEAD), Code.PROTOCOL),
+        (frame(FrameType.HEADERS, http2.END_HEADERS, 0, _HEAD), Code.PROTOCOL),
+        (frame(FrameType.HEADERS, http2.END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff"), Code.COMPRESSION),
+        (frame(FrameType.HEADERS, http2.END_HEADERS | http2.PADDED, 1, b"\xff"), Code.PROTOCOL),
+        (frame(FrameType.HEADERS, 0, 1, _HEAD) + frame(FrameType.PING, 0, 0, bytes(8)), Code.PROTOCOL),
+        (frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 1, b"") * 9, Code.CALM_DOWN),
+        (
+            frame(FrameType.HEADERS, 0, 1, bytes(16384)) + frame(FrameType.CONTINUATION, 0, 1, b"x"),
+            Code.CALM_DOWN,
+        ),
+        (frame(FrameType.CONTINUATION, http2.END_HEADERS, 1, _HEAD), Code.PROTOCOL),
+        (frame(FrameType.DATA, 0, 5, b"x"), Code.PROTOCOL),
+        (frame(FrameType.RST_STREAM, 0, 5, bytes(4)), Code.PROTOCOL),
+        (frame(FrameType.WINDOW_UPDATE, 0, 0, bytes(4)), Code.PROTOCOL),
+        (frame(FrameType.WINDOW_UPDATE, 0, 0, http2.number(2**31 - 1)), Code.FLOW_CONTROL),
+        (frame(FrameType.PUSH_PROMISE, 0, 1, bytes(8)), Code.PROTOCOL),
         (struct.pack(">BHBBL", 1, 0, 0, 0, 1), Code.FRAME_SIZE),
     ],
 )
@@ -68,11 +71,11 @@ async def test_who_breaks_the_rules_is_told_which_and_cut_off(
 @pytest.mark.parametrize(
     ("frames", "status"),
     [
-        (frame(Kind.DATA, http2.END_STREAM, 1, b""), "13"),
-        (frame(Kind.DATA, http2.END_STREAM, 1, b"\0\0\0\0\5abc"), "13"),
-        (frame(Kind.DATA, http2.END_STREAM, 1, b"\0\0\0\0\1abc"), "13"),
-        (frame(Kind.DATA, 0, 1, b"\1\0\0\0\1a"), "12"),
-        (frame(Kind.DATA, 0, 1, b"\0\xff\xff\xff\xff"), "8"),
+        (frame(FrameType.DATA, http2.END_STREAM, 1, b""), "13"),
+        (frame(FrameType.DATA, http2.END_STREAM, 1, b"\0\0\0\0\5abc"), "13"),
+        (frame(FrameType.DATA, http2.END_STREAM, 1, b"\0\0\0\0\1abc"), "13"),
+        (frame(FrameType.DATA, 0, 1, b"\1\0\0\0\1a"), "12"),
+        (frame(FrameType.DATA, 0, 1, b"\0\xff\xff\xff\xff"), "8"),
     ],
 )
 async def test_requests_that_are_none_end_with_a_status(tmp_path: Path, frames: bytes, status: str) -> None:
@@ -86,18 +89,18 @@ async def test_requests_that_are_none_end_with_a_status(tmp_path: Path, frames: 
 async def test_trailers_of_the_client_complete_its_request(tmp_path: Path) -> None:
     async with served(tmp_path), raw(tmp_path / "test.sock") as client:
         body = struct.pack(">?L", False, len(MESSAGE)) + MESSAGE
-        client.send(_OPEN, frame(Kind.DATA, http2.PADDED, 1, b"\3" + body + bytes(3)))
+        client.send(_OPEN, frame(FrameType.DATA, http2.PADDED, 1, b"\3" + body + bytes(3)))
         trailers = http2.more_headers([("x", "y")])
-        client.send(frame(Kind.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, trailers))
+        client.send(frame(FrameType.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, trailers))
         assert (await client.trailers(1))["grpc-status"] == "0"
 
 
 async def test_what_is_not_grpc_is_told_so_in_http(tmp_path: Path) -> None:
     async with served(tmp_path), raw(tmp_path / "test.sock") as client:
         get = b"\x82\x86\x84" + http2.more_headers([(":authority", "x")])
-        client.send(frame(Kind.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, get))
+        client.send(frame(FrameType.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, get))
         post = b"\x83\x86\x84" + http2.more_headers([("content-type", "application/json")])
-        client.send(frame(Kind.HEADERS, http2.END_HEADERS, 3, post))
+        client.send(frame(FrameType.HEADERS, http2.END_HEADERS, 3, post))
         await client.until(lambda: len(client.headers) == 2)
         assert [client.headers[number][":status"] for number in (1, 3)] == ["405", "415"]
 
@@ -110,7 +113,7 @@ async def test_http1_is_turned_away(tmp_path: Path) -> None:
 
 async def test_a_client_that_only_pings_and_never_reads_is_not_read_from(tmp_path: Path) -> None:
     async with served(tmp_path) as peer, raw(tmp_path / "test.sock") as client:
-        ping = frame(Kind.PING, 0, 0, bytes(8)) * 4096
+        ping = frame(FrameType.PING, 0, 0, bytes(8)) * 4096
         sent = 0
         while sent < 64 << 20:
             client.send(ping)
@@ -125,7 +128,7 @@ async def test_a_client_that_only_pings_and_never_reads_is_not_read_from(tmp_pat
 
 _frames = st.builds(
     lambda kind, flags, stream, payload: frame(kind, flags, stream, payload),
-    st.sampled_from(list(Kind)),
+    st.sampled_from(list(FrameType)),
     st.sampled_from([0, 1, 4, 5, 8, 9, 12, 13, 32, 36, 37, 255]),
     st.sampled_from([0, 1, 1, 3, 5, 7, 2, 2**31 - 1]),
     st.one_of(

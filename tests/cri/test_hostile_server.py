@@ -18,7 +18,7 @@ from pykubelet.transport import http2 as http2_rules
 from pykubelet.transport.endpoint import Endpoint
 from pykubelet.transport.errors import Unavailable
 from pykubelet.transport.grpc_connection import Call, Connection, Status, status_in
-from pykubelet.transport.http2 import FrameBudget, HeaderBlocks, Kind, Setting, Violation, frame
+from pykubelet.transport.http2 import FrameBudget, FrameType, HeaderBlocks, Http2Error, Setting, frame
 from tests.cri.hostile_server import ATTACKS, HEADERS, Attack, blocks_after_end, hostile_server, measured
 from tests.cri.servers import raw_server
 from tests.cri.test_connection import MESSAGE, Server, outcome
@@ -67,7 +67,7 @@ async def test_connection_server_not_reading_aborted_on_close() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         cast(Any, writer.transport).pause_reading()
         writer.write(http2.settings({Setting.INITIAL_WINDOW_SIZE: 2**30}))
-        writer.write(frame(Kind.WINDOW_UPDATE, 0, 0, http2.number(2**30)))
+        writer.write(frame(FrameType.WINDOW_UPDATE, 0, 0, http2.number(2**30)))
         await released.wait()
         writer.close()
 
@@ -119,7 +119,9 @@ async def test_call_unary_second_message_rejected() -> None:
     call = server.connection.call("/a.B/C", b"")
     answer = asyncio.create_task(call.answer())
     await asyncio.sleep(0)
-    server.send(frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS), frame(Kind.DATA, 0, 1, MESSAGE * 2))
+    server.send(
+        frame(FrameType.HEADERS, http2.END_HEADERS, 1, HEADERS), frame(FrameType.DATA, 0, 1, MESSAGE * 2)
+    )
     async with asyncio.timeout(10):
         await answer
     assert _status(call) == "RESOURCE_EXHAUSTED"
@@ -130,7 +132,9 @@ async def test_call_data_beyond_window_closes_connection(monkeypatch: pytest.Mon
     monkeypatch.setattr("pykubelet.transport.grpc_connection._STREAM_WINDOW", 50)
     server = Server()
     call = server.connection.call("/a.B/C", b"")
-    server.send(frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS), *[frame(Kind.DATA, 0, 1, MESSAGE)] * 6)
+    server.send(
+        frame(FrameType.HEADERS, http2.END_HEADERS, 1, HEADERS), *[frame(FrameType.DATA, 0, 1, MESSAGE)] * 6
+    )
     assert server.wire.closed
     assert _status(call) == "UNAVAILABLE"
 
@@ -141,12 +145,12 @@ async def test_call_data_beyond_window_closes_connection(monkeypatch: pytest.Mon
         http2.settings({Setting.MAX_FRAME_SIZE: 0}),
         http2.settings({Setting.MAX_FRAME_SIZE: 2**24}),
         http2.settings({Setting.INITIAL_WINDOW_SIZE: 2**31}),
-        frame(Kind.WINDOW_UPDATE, 0, 0, http2.number(2**31 - 1)),
-        frame(Kind.WINDOW_UPDATE, 0, 1, http2.number(2**31 - 1)),
-        frame(Kind.PING, 0, 0, b"short"),
-        frame(Kind.HEADERS, http2.END_HEADERS, 3, HEADERS),
-        frame(Kind.HEADERS, http2.END_HEADERS, 1, b"\x20\x20\x20" + HEADERS),
-        frame(Kind.CONTINUATION, http2.END_HEADERS, 1, HEADERS),
+        frame(FrameType.WINDOW_UPDATE, 0, 0, http2.number(2**31 - 1)),
+        frame(FrameType.WINDOW_UPDATE, 0, 1, http2.number(2**31 - 1)),
+        frame(FrameType.PING, 0, 0, b"short"),
+        frame(FrameType.HEADERS, http2.END_HEADERS, 3, HEADERS),
+        frame(FrameType.HEADERS, http2.END_HEADERS, 1, b"\x20\x20\x20" + HEADERS),
+        frame(FrameType.CONTINUATION, http2.END_HEADERS, 1, HEADERS),
     ],
 )
 async def test_connection_invalid_frame_closed(frames: bytes) -> None:
@@ -167,8 +171,8 @@ async def test_connection_many_calls_and_pings_within_budget() -> None:
         call = server.connection.call("/a.B/C", b"ask")
         stream = 1 + 2 * number
         server.send(
-            frame(Kind.PING, 0, 0, bytes(8)),
-            frame(Kind.WINDOW_UPDATE, 0, 0, http2.number(8)),
+            frame(FrameType.PING, 0, 0, bytes(8)),
+            frame(FrameType.WINDOW_UPDATE, 0, 0, http2.number(8)),
             *server.good_answer(stream),
         )
         assert await outcome(call) == (b"hello", Status("OK"))
@@ -177,9 +181,9 @@ async def test_connection_many_calls_and_pings_within_budget() -> None:
 async def test_connection_many_stream_messages_within_budget() -> None:
     server = Server()
     call = server.connection.call("/a.B/Watch", b"ask")
-    server.send(frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS))
+    server.send(frame(FrameType.HEADERS, http2.END_HEADERS, 1, HEADERS))
     for _ in range(20_000):
-        server.send(frame(Kind.DATA, 0, 1, MESSAGE))
+        server.send(frame(FrameType.DATA, 0, 1, MESSAGE))
         assert await call.read() == b"hello"
     assert server.connection.usable
 
@@ -187,12 +191,12 @@ async def test_connection_many_stream_messages_within_budget() -> None:
 async def test_connection_unread_stream_messages_bounded() -> None:
     server = Server()
     call = server.connection.call("/a.B/Watch", b"ask")
-    server.send(frame(Kind.HEADERS, http2.END_HEADERS, 1, HEADERS))
+    server.send(frame(FrameType.HEADERS, http2.END_HEADERS, 1, HEADERS))
     for _ in range(40):
-        server.send(frame(Kind.DATA, 0, 1, MESSAGE * 1600))
+        server.send(frame(FrameType.DATA, 0, 1, MESSAGE * 1600))
     assert call.status is None
     for _ in range(2):
-        server.send(frame(Kind.DATA, 0, 1, MESSAGE * 1600))
+        server.send(frame(FrameType.DATA, 0, 1, MESSAGE * 1600))
     assert _status(call) == "RESOURCE_EXHAUSTED"
 
 
@@ -204,7 +208,7 @@ def test_header_blocks_size_update_with_long_integer_accepted() -> None:
 
 
 def test_header_blocks_undecodable_block_error_without_content() -> None:
-    with pytest.raises(Violation) as caught:
+    with pytest.raises(Http2Error) as caught:
         HeaderBlocks().decode(b"\x00\x7f\xff\xff\xff\xff\xff\xff\xff\xff\xff" + b"secret" * 100)
     assert str(caught.value) == "headers cannot be decoded"
 
@@ -214,12 +218,12 @@ def test_frame_budget_refilled_by_time() -> None:
     budget = FrameBudget(lambda: now)
     budget.earn(1e9)
     for _ in range(int(http2_rules._POINTS)):
-        budget.spend(Kind.PING, 8)
-    with pytest.raises(Violation):
-        budget.spend(Kind.PING, 8)
+        budget.spend(FrameType.PING, 8)
+    with pytest.raises(Http2Error):
+        budget.spend(FrameType.PING, 8)
     now = 1.0
     for _ in range(int(http2_rules._POINTS_PER_SECOND) - 2):
-        budget.spend(Kind.PING, 8)
+        budget.spend(FrameType.PING, 8)
 
 
 @pytest.mark.parametrize("headers", [{"grpc-status": "9" * 5000}, {":status": "9" * 5000}])
@@ -234,5 +238,5 @@ def test_header_blocks_unfinished_block_bounded(size: int, most: int) -> None:
     assert blocks.begin(1, 0, bytes(size)) is None
     for _ in range(most):
         assert blocks.resume(1, 0, bytes(size)) is None
-    with pytest.raises(Violation, match="too large"):
+    with pytest.raises(Http2Error, match="too large"):
         blocks.resume(1, 0, bytes(size))

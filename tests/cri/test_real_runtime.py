@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.containerd import task_events
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskStart
 from pykubelet.transport import errors
@@ -43,13 +43,13 @@ class PrivateRuntime(Protocol):
 
 
 @pytest.fixture
-async def real(private_runtime: PrivateRuntime, metrics: CriMetrics) -> AsyncIterator[Cri]:
+async def real(private_runtime: PrivateRuntime, metrics: CriMetrics) -> AsyncIterator[RuntimeConnection]:
     async with await connect(private_runtime.endpoint, timeout=Duration.of(60), metrics=metrics) as cri:
         yield cri
 
 
 @pytest.fixture
-async def image(real: Cri) -> pb.ImageSpec:
+async def image(real: RuntimeConnection) -> pb.ImageSpec:
     """The seed image with a shell."""
     tags = [tag for image in await real.images.list_images() for tag in image.repo_tags]
     return pb.ImageSpec(image=next(tag for tag in tags if "/busybox:" in tag))
@@ -67,7 +67,7 @@ async def config(private_runtime: PrivateRuntime, folder: Path) -> pb.PodSandbox
 
 
 @pytest.fixture
-async def sandbox(real: Cri, config: pb.PodSandboxConfig) -> AsyncIterator[str]:
+async def sandbox(real: RuntimeConnection, config: pb.PodSandboxConfig) -> AsyncIterator[str]:
     sandbox = await real.runtime.run_pod_sandbox(config)
     try:
         yield sandbox
@@ -77,7 +77,7 @@ async def sandbox(real: Cri, config: pb.PodSandboxConfig) -> AsyncIterator[str]:
                 await asyncio.sleep(0.2)
 
 
-async def is_removed(real: Cri, sandbox: str) -> bool:
+async def is_removed(real: RuntimeConnection, sandbox: str) -> bool:
     """Remove a sandbox; one whose container ends at the same moment can fail to be stopped, for once."""
     try:
         await real.runtime.stop_pod_sandbox(sandbox)
@@ -98,7 +98,7 @@ def shell(image: pb.ImageSpec, script: str) -> pb.ContainerConfig:
     )
 
 
-async def test_version_and_status(real: Cri) -> None:
+async def test_version_and_status(real: RuntimeConnection) -> None:
     assert real.version.runtime_name == "containerd"
     assert (await real.runtime.version()) == real.version
     conditions = {c.type: c.status for c in (await real.runtime.status()).status.conditions}
@@ -107,7 +107,7 @@ async def test_version_and_status(real: Cri) -> None:
 
 
 async def test_life_of_a_pod(
-    real: Cri, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec, folder: Path
+    real: RuntimeConnection, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec, folder: Path
 ) -> None:
     runtime = real.runtime
     [found] = await runtime.list_pod_sandbox(pb.PodSandboxFilter(id=sandbox))
@@ -147,7 +147,7 @@ async def test_life_of_a_pod(
     await runtime.remove_container(container)
 
 
-async def test_images(real: Cri, image: pb.ImageSpec) -> None:
+async def test_images(real: RuntimeConnection, image: pb.ImageSpec) -> None:
     assert (await real.images.image_status(image)).image.repo_tags == [image.image]
     missing = await real.images.image_status(pb.ImageSpec(image="pykubelet.local/none:1"))
     assert not missing.HasField("image")
@@ -155,14 +155,14 @@ async def test_images(real: Cri, image: pb.ImageSpec) -> None:
         await real.images.pull_image(pb.ImageSpec(image="127.0.0.1:1/none:1"))
 
 
-async def test_errors_are_counted(real: Cri, registry: CollectorRegistry) -> None:
+async def test_errors_are_counted(real: RuntimeConnection, registry: CollectorRegistry) -> None:
     with pytest.raises(errors.CriError, match="StartContainer"):
         await real.runtime.start_container("none")
     labels = {"operation_type": "start_container"}
     assert registry.get_sample_value("kubelet_runtime_operations_errors_total", labels) == 1
 
 
-async def first_event(cri: Cri) -> pb.ContainerEventResponse | errors.Unimplemented:
+async def first_event(cri: RuntimeConnection) -> pb.ContainerEventResponse | errors.Unimplemented:
     async with aclosing(cri.runtime.container_events()) as events:
         try:
             return await anext(events)
@@ -171,7 +171,7 @@ async def first_event(cri: Cri) -> pb.ContainerEventResponse | errors.Unimplemen
 
 
 async def test_container_events_or_a_clear_no(
-    real: Cri, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
+    real: RuntimeConnection, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
 ) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(first_event(real))
@@ -185,7 +185,7 @@ async def test_container_events_or_a_clear_no(
 
 
 async def test_task_events_of_containerd(
-    real: Cri, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
+    real: RuntimeConnection, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
 ) -> None:
     container = await real.runtime.create_container(sandbox, shell(image, "exit 5"), config)
     async with aclosing(task_events(real.runtime_channel)) as events, asyncio.timeout(60):
@@ -217,7 +217,7 @@ def pid_behind(endpoint: str) -> int:
 
 
 async def test_runtime_is_killed_and_comes_back(
-    real: Cri,
+    real: RuntimeConnection,
     private_runtime: PrivateRuntime,
     sandbox: str,
     config: pb.PodSandboxConfig,
@@ -245,7 +245,7 @@ async def test_runtime_is_killed_and_comes_back(
     assert {failure.call for failure in failures} == {"ContainerStatus"}
 
 
-async def status_or_failure(cri: Cri, container: str) -> pb.ContainerStatus | errors.CriError:
+async def status_or_failure(cri: RuntimeConnection, container: str) -> pb.ContainerStatus | errors.CriError:
     try:
         return (await cri.runtime.container_status(container)).status
     except errors.CriError as err:

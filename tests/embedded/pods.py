@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.standalone.instance import Instance
 
 
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def connected(endpoint: str) -> AsyncIterator[Cri]:
+async def connected(endpoint: str) -> AsyncIterator[RuntimeConnection]:
     """Give a connection for the time of a block."""
     async with await connect(
         endpoint, timeout=Duration.of(60), metrics=CriMetrics(CollectorRegistry())
@@ -59,7 +59,7 @@ async def connected(endpoint: str) -> AsyncIterator[Cri]:
 
 
 async def start_pod(
-    cri: Cri,
+    cri: RuntimeConnection,
     instance: Instance,
     image: str,
     *command: str,
@@ -95,19 +95,19 @@ async def start_pod(
     return Pod(sandbox, container)
 
 
-async def is_running(cri: Cri, pod: Pod) -> bool:
+async def is_running(cri: RuntimeConnection, pod: Pod) -> bool:
     """Whether the pod's container runs."""
     status = await cri.runtime.container_status(pod.container)
     return status.status.state == pb.CONTAINER_RUNNING
 
 
-async def container_pid(cri: Cri, pod: Pod) -> int:
+async def container_pid(cri: RuntimeConnection, pod: Pod) -> int:
     """Give the pid of the container's first process."""
     answer = await cri.runtime.container_status(pod.container, verbose=True)
     return int(json.loads(answer.info["info"])["pid"])
 
 
-async def shell(cri: Cri, pod: Pod, script: str) -> str:
+async def shell(cri: RuntimeConnection, pod: Pod, script: str) -> str:
     """Run a script in the container and give what it wrote."""
     answer = await cri.runtime.exec_sync(pod.container, ["sh", "-c", script], 45)
     assert answer.exit_code == 0, (answer.stdout, answer.stderr)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.standalone.data_dir import (
-    Holder,
+    LockOwner,
     State,
     before_us,
     claim,
@@ -48,7 +48,7 @@ def a_state(**changes: object) -> State:
 def test_one_holds_and_others_are_told_who(instance: Instance) -> None:
     assert holder(instance) is None
     with hold(instance, "up"):
-        assert holder(instance) == Holder(os.getpid(), "up")
+        assert holder(instance) == LockOwner(os.getpid(), "up")
         with pytest.raises(AlreadyRunning, match=f"already running with pid {os.getpid()} on") as caught:
             with hold(instance, "up"):
                 pass
@@ -73,7 +73,7 @@ def test_the_lock_falls_with_a_killed_holder(instance: Instance) -> None:
     process.start()
     try:
         assert held.wait(60)
-        assert holder(instance) == Holder(process.pid, "up")
+        assert holder(instance) == LockOwner(process.pid, "up")
     finally:
         release.set()
         process.join()
@@ -84,7 +84,7 @@ def test_the_lock_falls_with_a_killed_holder(instance: Instance) -> None:
 def test_a_holder_who_has_not_said_who_it_is(instance: Instance) -> None:
     with hold(instance, "up"):
         instance.lock.write_text("")
-        assert holder(instance) == Holder(None, "")
+        assert holder(instance) == LockOwner(None, "")
         with pytest.raises(AlreadyRunning, match="already running on"):
             with hold(instance, "up"):
                 pass

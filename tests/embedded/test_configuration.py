@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pykubelet.standalone.containerd_config import choose_subnet, conflist, containerd_config, toml
 from pykubelet.standalone.instance import EmbeddedError, Instance
-from pykubelet.standalone.requirements import PROGRAMS, Machine, choose_snapshotter
+from pykubelet.standalone.requirements import PROGRAMS, HostRequirements, choose_snapshotter
 from tests.conftest import why_no_machine
 
-MACHINE = Machine(
+MACHINE = HostRequirements(
     programs={name: Path("/usr/bin") / name for name in PROGRAMS},
     cni_folder=Path("/usr/lib/cni"),
     apparmor=False,
@@ -26,7 +26,7 @@ MACHINE = Machine(
 CRI = "io.containerd.grpc.v1.cri"
 
 
-def written(instance: Instance, machine: Machine = MACHINE, **changes: str) -> dict[str, Any]:
+def written(instance: Instance, machine: HostRequirements = MACHINE, **changes: str) -> dict[str, Any]:
     options = {"pause_image": "p:1", "snapshotter": "overlayfs", "cgroup_driver": "cgroupfs", **changes}
     return tomllib.loads(containerd_config(instance, machine, **options))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.linux.iptables import plan_removal, rules_of
 from pykubelet.linux.processes import CommandError
 from pykubelet.standalone import runtime as loopback_guard
@@ -97,7 +97,7 @@ class Node:
     inside: tuple[str, ...]
     """Command prefix that enters the namespace."""
     instance: Instance
-    cri: Cri
+    cri: RuntimeConnection
     pod_ip: str
     pod_pid: int
 

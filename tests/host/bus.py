@@ -5,7 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from pykubelet.linux.dbus import HEAD_BYTES, Kind, Message, decode_message, encode_message, message_size
+from pykubelet.linux.dbus import (
+    HEAD_BYTES,
+    Message,
+    MessageType,
+    decode_message,
+    encode_message,
+    message_size,
+)
 
 
 class Peer:
@@ -35,18 +42,20 @@ class Peer:
         return decode_message(head + await self._reader.readexactly(message_size(head) - HEAD_BYTES))
 
     def answer(self, call: Message, signature: str = "", *body: object) -> None:
-        self.send(Message(kind=Kind.RETURN, serial=1, reply_to=call.serial, signature=signature, body=body))
+        self.send(
+            Message(kind=MessageType.RETURN, serial=1, reply_to=call.serial, signature=signature, body=body)
+        )
 
     def refuse(self, call: Message, name: str, text: str) -> None:
         error = Message(
-            kind=Kind.ERROR, serial=1, reply_to=call.serial, error=name, signature="s", body=(text,)
+            kind=MessageType.ERROR, serial=1, reply_to=call.serial, error=name, signature="s", body=(text,)
         )
         self.send(error)
 
     def signal(self, member: str, signature: str = "", *body: object) -> None:
         self.send(
             Message(
-                kind=Kind.SIGNAL,
+                kind=MessageType.SIGNAL,
                 serial=1,
                 path="/org/freedesktop/systemd1",
                 interface="org.freedesktop.systemd1.Manager",

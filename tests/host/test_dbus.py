@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from pykubelet.linux.dbus import DBusError, Kind, connect
+from pykubelet.linux.dbus import DBusError, MessageType, connect
 from tests.host.bus import Peer, listening
 
 TARGET = ("org.example", "/org/example", "org.example.Things")
@@ -27,7 +27,7 @@ async def test_calls_are_answered_in_any_order(at: Path) -> None:
     async def serve(peer: Peer) -> None:
         greeting.append(await peer.welcome())
         calls = [await peer.read() for _ in range(3)]
-        assert {call.kind for call in calls} == {Kind.CALL}
+        assert {call.kind for call in calls} == {MessageType.CALL}
         assert {(call.destination, call.path, call.interface) for call in calls} == {TARGET}
         peer.signal("Noise")
         for call in reversed(calls):

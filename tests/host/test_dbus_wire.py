@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from pykubelet.linux.dbus import (
     HEAD_BYTES,
-    Kind,
+    DBusProtocolError,
     Message,
+    MessageType,
     Variant,
-    WireError,
     decode,
     decode_message,
     encode,
@@ -60,7 +60,7 @@ def test_known_bytes(signature: str, values: tuple[Any, ...], raw: str) -> None:
 def test_known_message() -> None:
     """The first call that every client of a bus makes."""
     message = Message(
-        kind=Kind.CALL,
+        kind=MessageType.CALL,
         serial=1,
         path="/org/freedesktop/DBus",
         interface="org.freedesktop.DBus",
@@ -78,7 +78,9 @@ def test_the_other_byte_order() -> None:
     raw = bytes.fromhex(
         "42 02 00 01 00000004 00000007 0000000f 05 01 75 00 00000003 08 01 67 00 01 75 00 00 0000002a"
     )
-    assert decode_message(raw) == Message(kind=Kind.RETURN, serial=7, reply_to=3, signature="u", body=(42,))
+    assert decode_message(raw) == Message(
+        kind=MessageType.RETURN, serial=7, reply_to=3, signature="u", body=(42,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_the_other_byte_order() -> None:
     ],
 )
 def test_what_is_no_value(signature: str, raw: str) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(DBusProtocolError):
         decode(signature, bytes.fromhex(raw))
 
 
@@ -108,7 +110,7 @@ def test_what_is_no_value(signature: str, raw: str) -> None:
     "signature", ["a", "(", "()", "a{s}", "a{vs}", "{sv}", "z", "a{sv", "(s))", "a" * 40 + "u", "s" * 256]
 )
 def test_what_is_no_signature(signature: str) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(DBusProtocolError):
         split_signature(signature)
 
 
@@ -132,7 +134,7 @@ def test_what_is_no_signature(signature: str) -> None:
     ],
 )
 def test_values_that_do_not_fit(signature: str, values: tuple[Any, ...]) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(DBusProtocolError):
         encode(signature, values)
 
 
@@ -140,10 +142,10 @@ def test_depth_is_bounded() -> None:
     value = Variant("u", 1)
     for _ in range(80):
         value = Variant("v", value)
-    with pytest.raises(WireError, match="deep"):
+    with pytest.raises(DBusProtocolError, match="deep"):
         encode("v", (value,))
     raw = b"\x01v\x00" * 80 + b"\x01u\x00"
-    with pytest.raises(WireError, match="deep"):
+    with pytest.raises(DBusProtocolError, match="deep"):
         decode("v", raw + bytes(-len(raw) % 4) + bytes(4))
 
 
@@ -213,7 +215,7 @@ def test_messages_are_read_as_written(
     typed: tuple[str, tuple[Any, ...]], serial: int, word: str, path: str
 ) -> None:
     message = Message(
-        kind=Kind.SIGNAL,
+        kind=MessageType.SIGNAL,
         serial=serial,
         path=path,
         interface=word,
@@ -232,7 +234,7 @@ def test_nonsense_is_a_wire_error_and_nothing_else(raw: bytes, typed: tuple[str,
     for signature in (typed[0], "a(sv)", "a{sv}ov"):
         try:
             decode(signature, raw)
-        except WireError:
+        except DBusProtocolError:
             continue
 
 
@@ -243,5 +245,5 @@ def test_a_broken_message_is_a_wire_error_and_nothing_else(data: st.DataObject) 
     raw[at] = data.draw(st.integers(0, 255))
     try:
         decode_message(bytes(raw))
-    except WireError:
+    except DBusProtocolError:
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.linux.port_owner import Listener, PortHolder, parse_listeners, port_holder
+from pykubelet.linux.port_owner import Listener, PortOwner, parse_listeners, port_holder
 
 HEADINGS = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -61,7 +61,7 @@ def bound(family: socket.AddressFamily, address: str) -> socket.socket:
         sock.close()
 
 
-def is_ours(holder: PortHolder | None) -> bool:
+def is_ours(holder: PortOwner | None) -> bool:
     return holder is not None and holder.pid == os.getpid()
 
 
@@ -74,4 +74,4 @@ def test_a_holder_that_cannot_be_seen(tmp_path: Path) -> None:
     assert holder is not None
     assert holder.pid == 0
     assert str(holder) == "another process"
-    assert str(PortHolder(1, "::", 5, "foo")) == "pid 5 (foo)"
+    assert str(PortOwner(1, "::", 5, "foo")) == "pid 5 (foo)"

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from pykubelet.linux.process_limits import OpenFiles, attainable, has
+from pykubelet.linux.process_limits import FileDescriptorLimits, attainable, has
 
 
-def in_a_child(wanted: int, before: tuple[int, int]) -> OpenFiles:
+def in_a_child(wanted: int, before: tuple[int, int]) -> FileDescriptorLimits:
     """Limits cannot be taken back, so a process of its own tries them."""
     script = (
         "import resource, sys\n"
@@ -18,18 +18,18 @@ def in_a_child(wanted: int, before: tuple[int, int]) -> OpenFiles:
         "print(got.soft, got.hard, got.wanted)\n"
     )
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    return OpenFiles(*map(int, out.split()))
+    return FileDescriptorLimits(*map(int, out.split()))
 
 
 def test_both_limits_become_what_was_asked_for() -> None:
-    assert in_a_child(2000, (1000, 3000)) == OpenFiles(2000, 2000, 2000)
+    assert in_a_child(2000, (1000, 3000)) == FileDescriptorLimits(2000, 2000, 2000)
     assert in_a_child(3000, (1000, 3000)).reached
 
 
 @pytest.mark.skipif(has("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
 def test_without_the_capability_the_soft_limit_meets_the_hard_one() -> None:
     got = in_a_child(1_000_000, (1000, 3000))
-    assert got == OpenFiles(3000, 3000, 1_000_000)
+    assert got == FileDescriptorLimits(3000, 3000, 1_000_000)
     assert not got.reached
 
 
@@ -42,4 +42,4 @@ def test_more_than_any_kernel_gives_is_not_fatal() -> None:
 def test_no_hard_limit_allows_anything() -> None:
     assert attainable(5, resource.RLIM_INFINITY) == 5
     assert attainable(5, 4) == 4
-    assert OpenFiles(resource.RLIM_INFINITY, resource.RLIM_INFINITY, 10).reached
+    assert FileDescriptorLimits(resource.RLIM_INFINITY, resource.RLIM_INFINITY, 10).reached

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.images.metrics import ImageMetrics
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages
 
@@ -20,8 +20,8 @@ def metrics(registry: CollectorRegistry) -> ImageMetrics:
 
 
 @pytest.fixture
-def journal() -> Journal:
-    return Journal()
+def journal() -> PodHistory:
+    return PodHistory()
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials, PullSecret, Registries
-from pykubelet.images.image_manager import ImagePuller, PresentImage
+from pykubelet.images.image_manager import ImageManager, PresentImage
 from pykubelet.images.metrics import ImageMetrics, size_label
 from pykubelet.images.puller import ImageError, PullLimits, explain, failure_text, joined
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import BadResponse, CriError, Unavailable
 from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages, a_pod, a_sandbox, an_image
@@ -41,35 +41,35 @@ def clock() -> Clock:
 
 
 def make_puller(
-    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics, **options: Any
-) -> ImagePuller:
+    service: FakeImages, journal: PodHistory, scope: TaskScope, metrics: ImageMetrics, **options: Any
+) -> ImageManager:
     options.setdefault("limits", PullLimits(qps=0))
-    return ImagePuller(service, journal, scope, metrics=metrics, **options)
+    return ImageManager(service, journal, scope, metrics=metrics, **options)
 
 
 @pytest.fixture
 def puller(
-    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics, clock: Clock
-) -> ImagePuller:
+    service: FakeImages, journal: PodHistory, scope: TaskScope, metrics: ImageMetrics, clock: Clock
+) -> ImageManager:
     return make_puller(service, journal, scope, metrics, clock=clock)
 
 
-async def ensure(puller: ImagePuller, pod: Pod, secrets: tuple[PullSecret, ...] = ()) -> PresentImage:
+async def ensure(puller: ImageManager, pod: Pod, secrets: tuple[PullSecret, ...] = ()) -> PresentImage:
     return await puller.ensure(pod, pod.spec.containers[0], a_sandbox(pod), secrets)
 
 
-async def refusal(puller: ImagePuller, pod: Pod, secrets: tuple[PullSecret, ...] = ()) -> ImageError:
+async def refusal(puller: ImageManager, pod: Pod, secrets: tuple[PullSecret, ...] = ()) -> ImageError:
     with pytest.raises(ImageError) as caught:
         await ensure(puller, pod, secrets)
     return caught.value
 
 
-def events(journal: Journal, uid: str = "uid-1") -> list[tuple[str, str, str]]:
+def events(journal: PodHistory, uid: str = "uid-1") -> list[tuple[str, str, str]]:
     assert all(event.where == WHERE for event in journal.events(uid))
     return [(event.kind, event.reason, event.message) for event in journal.events(uid)]
 
 
-async def test_present(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_present(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
     service.present[APP] = an_image(APP, uid=1000)
     for policy in ("IfNotPresent", "Never"):
         assert await ensure(puller, a_pod(APP, policy)) == PresentImage(f"sha256:{APP}", 1000, "")
@@ -78,7 +78,7 @@ async def test_present(puller: ImagePuller, service: FakeImages, journal: Journa
     assert service.pulls == []
 
 
-async def test_absent_and_never(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_absent_and_never(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
     service.offered[APP] = an_image(APP)
     err = await refusal(puller, a_pod(APP, "Never"))
     text = f'Container image "{APP}" is not present with pull policy of Never'
@@ -87,7 +87,7 @@ async def test_absent_and_never(puller: ImagePuller, service: FakeImages, journa
     assert service.pulls == []
 
 
-async def test_pull(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_pull(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
     service.offered["registry.example.com/app:latest"] = an_image("x", size=12345)
     service.pull_seconds = 1.2345
     pod = a_pod("registry.example.com/app", annotations={"a": "b"})
@@ -109,7 +109,7 @@ async def test_pull(puller: ImagePuller, service: FakeImages, journal: Journal) 
     assert [note.text for note in journal.timeline("uid-1")] == [event[2] for event in events(journal)]
 
 
-async def test_always_pulls_what_is_present(puller: ImagePuller, service: FakeImages) -> None:
+async def test_always_pulls_what_is_present(puller: ImageManager, service: FakeImages) -> None:
     service.offered[APP] = service.present[APP] = an_image(APP)
     for count in (1, 2):
         await ensure(puller, a_pod(APP, "Always"))
@@ -126,7 +126,7 @@ async def test_always_pulls_what_is_present(puller: ImagePuller, service: FakeIm
     ],
 )
 async def test_the_images_user(
-    puller: ImagePuller, service: FakeImages, image: pb.Image, expected: tuple[int | None, str]
+    puller: ImageManager, service: FakeImages, image: pb.Image, expected: tuple[int | None, str]
 ) -> None:
     service.offered[APP] = image
     for _ in ("pulled", "present"):
@@ -134,7 +134,7 @@ async def test_the_images_user(
         assert (found.uid, found.username) == expected
 
 
-async def test_invalid_name(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_invalid_name(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
     err = await refusal(puller, a_pod("Not Valid", "Always"))
     text = (
         'Failed to apply default image tag "Not Valid": couldn\'t parse image name "Not Valid": '
@@ -147,7 +147,7 @@ async def test_invalid_name(puller: ImagePuller, service: FakeImages, journal: J
     assert len(huge.message) < 5000
 
 
-async def test_inspection_fails(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_inspection_fails(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
     service.broken = Unavailable("ImageStatus", "Unavailable", "gone")
     err = await refusal(puller, a_pod(APP))
     text = f'Failed to inspect image "{APP}": rpc error: code = Unavailable desc = gone'
@@ -156,7 +156,7 @@ async def test_inspection_fails(puller: ImagePuller, service: FakeImages, journa
 
 
 async def test_inspection_fails_after_the_pull(
-    puller: ImagePuller, service: FakeImages, journal: Journal
+    puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP, uid=1000)
     service.broken = Unavailable("ImageStatus", "Unavailable", "gone")
@@ -168,7 +168,7 @@ async def test_inspection_fails_after_the_pull(
     assert (await ensure(puller, a_pod(APP))).uid == 1000
 
 
-async def test_back_off(puller: ImagePuller, service: FakeImages, journal: Journal, clock: Clock) -> None:
+async def test_back_off(puller: ImageManager, service: FakeImages, journal: PodHistory, clock: Clock) -> None:
     pod = a_pod(APP)
     failure = f"rpc error: code = NotFound desc = {APP}: not found"
     for pause in (10, 20, 40, 80, 160, 300, 300):
@@ -192,7 +192,7 @@ async def test_back_off(puller: ImagePuller, service: FakeImages, journal: Journ
 
 
 async def test_back_off_is_forgotten_after_ten_good_minutes(
-    puller: ImagePuller, service: FakeImages, clock: Clock
+    puller: ImageManager, service: FakeImages, clock: Clock
 ) -> None:
     for pause in (10, 20, 40):
         assert (await refusal(puller, a_pod(APP))).retry_after == pause
@@ -201,7 +201,7 @@ async def test_back_off_is_forgotten_after_ten_good_minutes(
     assert (await refusal(puller, a_pod(APP))).retry_after == 10
 
 
-async def test_back_off_is_by_pod_and_image(puller: ImagePuller, service: FakeImages) -> None:
+async def test_back_off_is_by_pod_and_image(puller: ImageManager, service: FakeImages) -> None:
     service.offered["other:1"] = an_image("other:1")
     await refusal(puller, a_pod(APP))
     await ensure(puller, a_pod("other:1"))
@@ -212,14 +212,14 @@ async def test_back_off_is_by_pod_and_image(puller: ImagePuller, service: FakeIm
     assert (await refusal(puller, a_pod(APP, uid="uid-2"))).reason == "ImagePullBackOff"
 
 
-async def test_back_off_does_not_hold_back_what_is_present(puller: ImagePuller, service: FakeImages) -> None:
+async def test_back_off_does_not_hold_back_what_is_present(puller: ImageManager, service: FakeImages) -> None:
     await refusal(puller, a_pod(APP))
     service.present[APP] = an_image(APP)
     await ensure(puller, a_pod(APP))
 
 
 async def test_success_after_failure(
-    puller: ImagePuller, service: FakeImages, clock: Clock, journal: Journal
+    puller: ImageManager, service: FakeImages, clock: Clock, journal: PodHistory
 ) -> None:
     await refusal(puller, a_pod(APP))
     clock.now += 10
@@ -229,7 +229,7 @@ async def test_success_after_failure(
 
 
 async def test_too_many_pulls(
-    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics
+    service: FakeImages, journal: PodHistory, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     puller = make_puller(service, journal, scope, metrics, limits=PullLimits(qps=1, burst=2))
     for number in range(3):
@@ -243,7 +243,9 @@ async def test_too_many_pulls(
     await ensure(puller, a_pod("app:2"))
 
 
-async def test_one_pull_for_forty_pods(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_one_pull_for_forty_pods(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     service.offered[APP] = an_image(APP)
     service.pull_seconds = 5
     pods = [
@@ -259,7 +261,7 @@ async def test_one_pull_for_forty_pods(puller: ImagePuller, service: FakeImages,
         assert [reason for _, reason, _ in events(journal, pod.uid)] == ["Pulling", "Pulled"]
 
 
-async def test_always_shares_only_what_is_still_new(puller: ImagePuller, service: FakeImages) -> None:
+async def test_always_shares_only_what_is_still_new(puller: ImageManager, service: FakeImages) -> None:
     service.offered[APP] = an_image("old")
     service.pull_seconds = 5
     async with asyncio.TaskGroup() as group:
@@ -273,7 +275,7 @@ async def test_always_shares_only_what_is_still_new(puller: ImagePuller, service
     assert (len(service.pulls), service.most_pulling) == (2, 1)
 
 
-async def test_a_digest_is_shared_even_with_always(puller: ImagePuller, service: FakeImages) -> None:
+async def test_a_digest_is_shared_even_with_always(puller: ImageManager, service: FakeImages) -> None:
     name = f"registry.example.com/app@sha256:{'a' * 64}"
     service.offered[name] = an_image("x")
     service.pull_seconds = 5
@@ -284,7 +286,9 @@ async def test_a_digest_is_shared_even_with_always(puller: ImagePuller, service:
     assert len(service.pulls) == 1
 
 
-async def test_late_comers_do_not_boast(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_late_comers_do_not_boast(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     service.offered[APP] = an_image(APP)
     service.pull_seconds = 5
     async with asyncio.TaskGroup() as group:
@@ -295,7 +299,9 @@ async def test_late_comers_do_not_boast(puller: ImagePuller, service: FakeImages
     assert "in 2s (2s including waiting)" in events(journal, "uid-2")[-1][2]
 
 
-async def test_waiting_for_a_turn_is_told(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_waiting_for_a_turn_is_told(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     service.offered["a:1"] = service.offered["b:1"] = an_image("x")
     service.pull_seconds = 5
     async with asyncio.TaskGroup() as group:
@@ -313,7 +319,7 @@ def secret(name: str, username: str) -> PullSecret:
     )
 
 
-async def test_logins_are_not_shared(puller: ImagePuller, service: FakeImages) -> None:
+async def test_logins_are_not_shared(puller: ImageManager, service: FakeImages) -> None:
     service.offered[APP] = an_image(APP)
     service.logins = {("alice", "p")}
     service.pull_seconds = 5
@@ -327,7 +333,7 @@ async def test_logins_are_not_shared(puller: ImagePuller, service: FakeImages) -
 
 
 async def test_every_login_is_tried_in_order(
-    service: FakeImages, journal: Journal, scope: TaskScope, metrics: ImageMetrics
+    service: FakeImages, journal: PodHistory, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     service.offered[APP] = an_image(APP)
     service.logins = {("node", "p")}
@@ -344,7 +350,7 @@ async def test_every_login_is_tried_in_order(
     assert err.message == "[unauthorized: one, unauthorized: two, unauthorized: node]"
 
 
-async def test_a_bad_secret(puller: ImagePuller, service: FakeImages, journal: Journal) -> None:
+async def test_a_bad_secret(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
     bad = PullSecret("default", "mine", "kubernetes.io/dockercfg", {".dockercfg": b"hunter2"})
     err = await refusal(puller, a_pod(APP), (bad,))
     assert err.reason == "ErrImagePull"
@@ -356,7 +362,7 @@ async def test_a_bad_secret(puller: ImagePuller, service: FakeImages, journal: J
 
 
 async def test_a_pod_deleted_while_pulling(
-    puller: ImagePuller, service: FakeImages, journal: Journal
+    puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP)
     service.pull_seconds = 60
@@ -371,7 +377,7 @@ async def test_a_pod_deleted_while_pulling(
     assert [reason for _, reason, _ in events(journal)] == ["Pulling"]
 
 
-async def test_the_last_pod_deleted_ends_the_pull(puller: ImagePuller, service: FakeImages) -> None:
+async def test_the_last_pod_deleted_ends_the_pull(puller: ImageManager, service: FakeImages) -> None:
     service.offered[APP] = an_image(APP)
     service.pull_seconds = 60
     with pytest.raises(TimeoutError):
@@ -383,7 +389,7 @@ async def test_the_last_pod_deleted_ends_the_pull(puller: ImagePuller, service: 
 
 
 async def test_the_agent_stops_while_pulling(
-    service: FakeImages, journal: Journal, metrics: ImageMetrics
+    service: FakeImages, journal: PodHistory, metrics: ImageMetrics
 ) -> None:
     service.offered[APP] = an_image(APP)
     service.pull_seconds = 60
@@ -397,7 +403,7 @@ async def test_the_agent_stops_while_pulling(
     assert (await refusal(puller, a_pod(APP, uid="uid-2"))).reason == "ImageInspectError"
 
 
-async def test_few_questions_for_many_pods(puller: ImagePuller, service: FakeImages) -> None:
+async def test_few_questions_for_many_pods(puller: ImageManager, service: FakeImages) -> None:
     service.present[APP] = an_image(APP)
     for number in range(40):
         await ensure(puller, a_pod(APP, uid=f"uid-{number}"))
@@ -405,7 +411,7 @@ async def test_few_questions_for_many_pods(puller: ImagePuller, service: FakeIma
     assert 5 <= len(service.statuses) <= 6
 
 
-async def test_a_removed_image_is_noticed(puller: ImagePuller, service: FakeImages) -> None:
+async def test_a_removed_image_is_noticed(puller: ImageManager, service: FakeImages) -> None:
     service.present[APP] = service.offered[APP] = an_image(APP)
     await ensure(puller, a_pod(APP))
     del service.present[APP]
@@ -420,20 +426,20 @@ async def test_a_removed_image_is_noticed(puller: ImagePuller, service: FakeImag
     assert len(service.pulls) == 2, "unless we removed it ourselves"
 
 
-async def test_absence_is_not_remembered(puller: ImagePuller, service: FakeImages) -> None:
+async def test_absence_is_not_remembered(puller: ImageManager, service: FakeImages) -> None:
     await refusal(puller, a_pod(APP, "Never"))
     service.present[APP] = an_image(APP)
     await ensure(puller, a_pod(APP, "Never"))
 
 
-async def test_a_moved_tag_is_known_after_the_pull(puller: ImagePuller, service: FakeImages) -> None:
+async def test_a_moved_tag_is_known_after_the_pull(puller: ImageManager, service: FakeImages) -> None:
     service.present[APP], service.offered[APP] = an_image("old"), an_image("new")
     assert (await ensure(puller, a_pod(APP))).id == "sha256:old"
     assert (await ensure(puller, a_pod(APP, "Always"))).id == "sha256:new"
     assert (await ensure(puller, a_pod(APP))).id == "sha256:new"
 
 
-async def test_handlers_and_annotations_are_told_apart(puller: ImagePuller, service: FakeImages) -> None:
+async def test_handlers_and_annotations_are_told_apart(puller: ImageManager, service: FakeImages) -> None:
     service.present[APP] = an_image(APP)
     pod = a_pod(APP)
     for handler in ("", "kata", ""):
@@ -445,7 +451,7 @@ async def test_handlers_and_annotations_are_told_apart(puller: ImagePuller, serv
 
 
 async def test_an_image_that_is_no_containers(
-    puller: ImagePuller, service: FakeImages, journal: Journal
+    puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP)
     pod = a_pod("other")
@@ -483,7 +489,7 @@ def test_failure_text() -> None:
     assert joined(["a", "b", "a"]) == "[a, b]"
 
 
-async def test_metrics(puller: ImagePuller, service: FakeImages, registry: CollectorRegistry) -> None:
+async def test_metrics(puller: ImageManager, service: FakeImages, registry: CollectorRegistry) -> None:
     service.offered[APP] = an_image(APP, size=20 * 1024**2)
     service.pull_seconds = 3
     await refusal(puller, a_pod(APP, "Never"))

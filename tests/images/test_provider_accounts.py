@@ -14,7 +14,12 @@ from pykubelet.api.core import ServiceAccount
 from pykubelet.api.duration import Duration
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
-from pykubelet.images.credential_provider import CredentialProvider, Found, ProviderPlugins, TokenAttributes
+from pykubelet.images.credential_provider import (
+    CredentialProvider,
+    ProviderPlugins,
+    ProviderResult,
+    TokenAttributes,
+)
 from pykubelet.images.credentials import ServiceAccountCoordinates
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.objects.base import ObjectError
@@ -88,7 +93,7 @@ class Plugin:
             [provider], folder, scope, ImageMetrics(CollectorRegistry()), accounts
         )
 
-    async def lookup(self, uid: str = "one", account: str = "builder") -> Found:
+    async def lookup(self, uid: str = "one", account: str = "builder") -> ProviderResult:
         pod = a_pod("app", uid=uid)
         pod.spec.service_account_name = account
         return await self._plugins.lookup(REPOSITORY, pod)
@@ -160,8 +165,8 @@ async def test_who_is_not_asked_for(tmp_path: Path, scope: TaskScope, accounts: 
     plugin = Plugin(
         tmp_path, scope, accounts, required_service_account_annotation_keys=["example.com/opt-in"]
     )
-    assert await plugin.lookup() == Found([], [])
-    assert await plugin.lookup(account="") == Found([], [])
+    assert await plugin.lookup() == ProviderResult([], [])
+    assert await plugin.lookup(account="") == ProviderResult([], [])
     assert plugin.requests == []
     relaxed = Plugin(tmp_path, scope, accounts, require_service_account=False)
     assert len((await relaxed.lookup(account="")).credentials) == 1

@@ -18,17 +18,17 @@ from pykubelet.images import credential_provider as provider_exec
 from pykubelet.images.credential_provider import (
     CredentialProvider,
     ExecEnvVar,
-    Found,
     ProviderError,
     ProviderPlugins,
+    ProviderResult,
     TokenAttributes,
     ask_provider,
 )
 from pykubelet.images.credentials import Credentials
-from pykubelet.images.image_manager import ImagePuller
+from pykubelet.images.image_manager import ImageManager
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.puller import PullLimits
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages, a_pod, a_sandbox, an_image
 
@@ -195,7 +195,9 @@ async def test_cancelled(write: Write, tmp_path: Path) -> None:
         assert await gone(int((tmp_path / name).read_text()))
 
 
-async def lookup(plugins: ProviderPlugins, repository: str = REPOSITORY, pod: Pod | None = None) -> Found:
+async def lookup(
+    plugins: ProviderPlugins, repository: str = REPOSITORY, pod: Pod | None = None
+) -> ProviderResult:
     return await plugins.lookup(repository, pod or a_pod("app"))
 
 
@@ -203,11 +205,13 @@ async def test_only_for_matching_images(
     write: Write, tmp_path: Path, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     plugins = ProviderPlugins([write(saying(answer()))], tmp_path, scope, metrics)
-    assert await lookup(plugins, "quay.io/team/app") == Found([], [])
-    assert await lookup(plugins, "registry.example.com:5000/app") == Found([], [])
+    assert await lookup(plugins, "quay.io/team/app") == ProviderResult([], [])
+    assert await lookup(plugins, "registry.example.com:5000/app") == ProviderResult([], [])
     assert runs(tmp_path) == 0
-    assert await lookup(plugins) == Found([Credentials("user", "hunter2")], [])
-    assert await lookup(plugins, "a.other.example.com/app") == Found([], []), "its answer does not fit"
+    assert await lookup(plugins) == ProviderResult([Credentials("user", "hunter2")], [])
+    assert await lookup(plugins, "a.other.example.com/app") == ProviderResult([], []), (
+        "its answer does not fit"
+    )
     assert runs(tmp_path) == 2
 
 
@@ -327,14 +331,14 @@ async def test_a_pull_uses_providers_and_tells_of_their_failures(
     tmp_path: Path,
     scope: TaskScope,
     metrics: ImageMetrics,
-    journal: Journal,
+    journal: PodHistory,
     service: FakeImages,
 ) -> None:
     image = f"{REPOSITORY}:1"
     service.offered[image] = an_image(image)
     service.logins = {("user", "hunter2")}
     providers = [write(saying(answer())), write("exit 7", "broken")]
-    puller = ImagePuller(
+    puller = ImageManager(
         service,
         journal,
         scope,

@@ -24,7 +24,7 @@ from pykubelet.images.credentials import (
     ServiceAccountCoordinates,
     read_config_json,
 )
-from pykubelet.images.image_manager import ImagePuller, PresentImage
+from pykubelet.images.image_manager import ImageManager, PresentImage
 from pykubelet.images.image_reference import parse_image_name
 from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
 from pykubelet.images.pull_manager import (
@@ -46,7 +46,7 @@ from pykubelet.images.pull_records import (
     encode_pulled,
 )
 from pykubelet.images.puller import ImageError, PullLimits
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import CriError, Unavailable
 from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import FakeImages, a_pod, a_sandbox, an_image
@@ -80,7 +80,7 @@ class Rig:
         self.root = root
         self.service = service
         self.registry = registry
-        self.journal = Journal()
+        self.journal = PodHistory()
         self._scope = scope
         self._metrics = PullRecordMetrics(registry)
         self._image_metrics = ImageMetrics(registry)
@@ -96,8 +96,8 @@ class Rig:
         await made.start()
         return made
 
-    async def puller(self, policy: str = POLICIES[1], *allowlist: str) -> ImagePuller:
-        return ImagePuller(
+    async def puller(self, policy: str = POLICIES[1], *allowlist: str) -> ImageManager:
+        return ImageManager(
             self.service,
             self.journal,
             self._scope,
@@ -401,11 +401,11 @@ def private(service: FakeImages) -> FakeImages:
     return service
 
 
-async def ensure(puller: ImagePuller, pod: Pod, *secrets: PullSecret) -> PresentImage:
+async def ensure(puller: ImageManager, pod: Pod, *secrets: PullSecret) -> PresentImage:
     return await puller.ensure(pod, pod.spec.containers[0], a_sandbox(pod), secrets)
 
 
-async def rejection(puller: ImagePuller, pod: Pod, *secrets: PullSecret) -> ImageError:
+async def rejection(puller: ImageManager, pod: Pod, *secrets: PullSecret) -> ImageError:
     with pytest.raises(ImageError) as caught:
         await ensure(puller, pod, *secrets)
     return caught.value
@@ -568,7 +568,7 @@ async def test_puller_intent_that_cannot_be_written_prevents_the_pull(
 # Crashes and other unknown outcomes.
 
 
-async def killed(rig: Rig, puller: ImagePuller, reached: Callable[[], bool], *secrets: PullSecret) -> None:
+async def killed(rig: Rig, puller: ImageManager, reached: Callable[[], bool], *secrets: PullSecret) -> None:
     """Leave the disk as a kill during a pull does, as soon as a condition holds."""
     snapshot: dict[Path, bytes] = {}
     task = asyncio.create_task(ensure(puller, a_pod(IMAGE, uid="killed"), *secrets))

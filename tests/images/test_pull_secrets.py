@@ -9,8 +9,8 @@ from pykubelet.api.core import Secret
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import NamedRef, Pod
 from pykubelet.images.credentials import Credentials, SecretCoordinates, pull_secrets, secrets_keyring
-from pykubelet.objects.base import NoObjects, ObjectMissing
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.objects.base import NoObjects, ObjectNotFound
+from pykubelet.podconfig.pod_history import PodHistory
 from tests.images.fakes import a_pod
 
 REGISTRY = "registry.example.com"
@@ -34,7 +34,7 @@ SECRETS = {
 class Secrets(NoObjects):
     async def secret(self, pod: Pod, name: str) -> Secret:
         if name not in SECRETS:
-            raise ObjectMissing(f'secret "{name}" not found')
+            raise ObjectNotFound(f'secret "{name}" not found')
         return SECRETS[name]
 
 
@@ -54,7 +54,7 @@ def pulling(*names: str) -> Pod:
     ],
 )
 async def test_logins_in_the_pods_order(names: tuple[str, ...], users: list[str]) -> None:
-    journal, pod = Journal(), pulling(*names)
+    journal, pod = PodHistory(), pulling(*names)
     secrets = await pull_secrets(pod, Secrets(), journal)
     found = secrets_keyring(secrets).lookup(f"{REGISTRY}/app")
     assert found == [Credentials(user, "hunter2") for user in users]
@@ -63,13 +63,13 @@ async def test_logins_in_the_pods_order(names: tuple[str, ...], users: list[str]
 
 
 async def test_pull_secrets_carry_the_coordinates_of_their_secret() -> None:
-    secrets = await pull_secrets(pulling("new"), Secrets(), Journal())
+    secrets = await pull_secrets(pulling("new"), Secrets(), PodHistory())
     [credentials] = secrets_keyring(secrets).lookup(f"{REGISTRY}/app")
     assert credentials.source == SecretCoordinates("secret-1", "default", "new")
 
 
 async def test_those_that_cannot_be_had_are_told_and_passed_over() -> None:
-    journal, pod = Journal(), pulling("absent", "new", "gone")
+    journal, pod = PodHistory(), pulling("absent", "new", "gone")
     secrets = await pull_secrets(pod, Secrets(), journal)
     assert [secret.name for secret in secrets] == ["new"]
     (event,) = journal.events(pod.uid)

@@ -19,15 +19,15 @@ from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials, PullSecret
-from pykubelet.images.image_manager import ImagePuller, PresentImage
+from pykubelet.images.image_manager import ImageManager, PresentImage
 from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
 from pykubelet.images.puller import ImageError, PullLimits
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.util.tasks import TaskScope
 from tests.conftest import RunningRuntime
 from tests.images.fakes import a_pod, a_sandbox
@@ -58,7 +58,9 @@ def guarded_registry(folder: Path) -> Iterator[Registry]:
 
 
 @pytest.fixture
-async def cri(private_runtime: RunningRuntime, registry: CollectorRegistry) -> AsyncIterator[Cri]:
+async def cri(
+    private_runtime: RunningRuntime, registry: CollectorRegistry
+) -> AsyncIterator[RuntimeConnection]:
     """The runtime; images that a test brings are removed."""
     async with await connect(
         private_runtime.endpoint, timeout=Duration.of(60), metrics=CriMetrics(registry)
@@ -77,8 +79,8 @@ class Node:
 
     def __init__(
         self,
-        cri: Cri,
-        journal: Journal,
+        cri: RuntimeConnection,
+        journal: PodHistory,
         scope: TaskScope,
         metrics: ImageMetrics,
         root_dir: Path,
@@ -87,7 +89,7 @@ class Node:
         self.ahead = 0.0
         self.journal = journal
         self.root_dir = root_dir
-        self.puller = ImagePuller(
+        self.puller = ImageManager(
             cri.images,
             journal,
             scope,
@@ -112,8 +114,8 @@ class Node:
 
 @pytest.fixture
 async def node(
-    cri: Cri,
-    journal: Journal,
+    cri: RuntimeConnection,
+    journal: PodHistory,
     scope: TaskScope,
     metrics: ImageMetrics,
     registry: CollectorRegistry,
@@ -144,7 +146,9 @@ def calls(registry: CollectorRegistry, operation: str) -> float:
     return registry.get_sample_value("kubelet_runtime_operations_total", labels) or 0
 
 
-async def test_pull_and_find_again(node: Node, cri: Cri, open_registry: Registry, name: str) -> None:
+async def test_pull_and_find_again(
+    node: Node, cri: RuntimeConnection, open_registry: Registry, name: str
+) -> None:
     open_registry.push(name, "1", user="1234")
     pod = a_pod(f"{open_registry.host}/{name}:1")
     pulled = await node.ensure(pod)
@@ -245,8 +249,8 @@ async def test_credentials_of_the_node_come_after_those_of_the_pod(
 
 
 async def test_credential_provider(
-    cri: Cri,
-    journal: Journal,
+    cri: RuntimeConnection,
+    journal: PodHistory,
     scope: TaskScope,
     metrics: ImageMetrics,
     guarded_registry: Registry,
@@ -279,7 +283,7 @@ async def test_credential_provider(
         )
     )
     providers = load_providers(tmp_path / "config.yaml", tmp_path)
-    puller = ImagePuller(
+    puller = ImageManager(
         cri.images,
         journal,
         scope,
@@ -338,7 +342,7 @@ async def test_many_pods_cost_one_pull(
 
 
 async def test_a_removed_image_is_pulled_again(
-    node: Node, cri: Cri, open_registry: Registry, name: str
+    node: Node, cri: RuntimeConnection, open_registry: Registry, name: str
 ) -> None:
     open_registry.push(name, "1")
     pod = a_pod(f"{open_registry.host}/{name}:1")

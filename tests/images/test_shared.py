@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.util.singleflight import SharedCalls, Stopped
+from pykubelet.util.singleflight import ScopeClosed, Singleflight
 from pykubelet.util.tasks import TaskScope
 
 
@@ -51,8 +51,8 @@ async def scope() -> AsyncIterator[TaskScope]:
 
 
 @pytest.fixture
-def calls(scope: TaskScope) -> SharedCalls[str, int]:
-    return SharedCalls(scope, "test")
+def calls(scope: TaskScope) -> Singleflight[str, int]:
+    return Singleflight(scope, "test")
 
 
 async def settle() -> None:
@@ -60,7 +60,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_many_share_one(calls: SharedCalls[str, int], work: Work) -> None:
+async def test_many_share_one(calls: Singleflight[str, int], work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         askers = [group.create_task(calls.run("a", work)) for _ in range(40)]
         other = group.create_task(calls.run("b", work))
@@ -72,7 +72,7 @@ async def test_many_share_one(calls: SharedCalls[str, int], work: Work) -> None:
     assert await calls.run("a", work) == 3, "an answer is not kept"
 
 
-async def test_a_failure_is_everybodys_and_not_the_agents(calls: SharedCalls[str, int], work: Work) -> None:
+async def test_a_failure_is_everybodys_and_not_the_agents(calls: Singleflight[str, int], work: Work) -> None:
     work.fails = True
     work.may_end.set()
     failures = await asyncio.gather(*(calls.run("a", work) for _ in range(3)), return_exceptions=True)
@@ -81,7 +81,7 @@ async def test_a_failure_is_everybodys_and_not_the_agents(calls: SharedCalls[str
     assert await calls.run("a", work) == 2
 
 
-async def test_fresh_answers_cost_one_more_call(calls: SharedCalls[str, int], work: Work) -> None:
+async def test_fresh_answers_cost_one_more_call(calls: Singleflight[str, int], work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         first = group.create_task(calls.run("a", work, fresh=True))
         await settle()
@@ -94,7 +94,7 @@ async def test_fresh_answers_cost_one_more_call(calls: SharedCalls[str, int], wo
     assert work.most == 1
 
 
-async def test_the_first_asker_may_leave(calls: SharedCalls[str, int], work: Work) -> None:
+async def test_the_first_asker_may_leave(calls: Singleflight[str, int], work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         first = group.create_task(calls.run("a", work))
         second = group.create_task(calls.run("a", work))
@@ -108,7 +108,7 @@ async def test_the_first_asker_may_leave(calls: SharedCalls[str, int], work: Wor
     assert work.cancelled == 0
 
 
-async def test_when_all_leave_the_call_ends(calls: SharedCalls[str, int], work: Work) -> None:
+async def test_when_all_leave_the_call_ends(calls: Singleflight[str, int], work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         askers = [group.create_task(calls.run("a", work)) for _ in range(2)]
         await settle()
@@ -122,7 +122,7 @@ async def test_when_all_leave_the_call_ends(calls: SharedCalls[str, int], work: 
     assert later.result() == 2
 
 
-async def test_a_waiting_fresh_call_may_be_given_up(calls: SharedCalls[str, int], work: Work) -> None:
+async def test_a_waiting_fresh_call_may_be_given_up(calls: Singleflight[str, int], work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         first = group.create_task(calls.run("a", work))
         await settle()
@@ -140,18 +140,18 @@ async def test_a_waiting_fresh_call_may_be_given_up(calls: SharedCalls[str, int]
 async def test_the_end_of_the_scope_is_told(work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         async with TaskScope() as scope:
-            calls: SharedCalls[str, int] = SharedCalls(scope, "test")
+            calls: Singleflight[str, int] = Singleflight(scope, "test")
             waiting = group.create_task(_outcome(calls, work))
             await settle()
-        assert isinstance(await waiting, Stopped)
-        assert isinstance(await _outcome(calls, work), Stopped), "and later ones as well"
+        assert isinstance(await waiting, ScopeClosed)
+        assert isinstance(await _outcome(calls, work), ScopeClosed), "and later ones as well"
     assert work.running == 0
 
 
-async def _outcome(calls: SharedCalls[str, int], work: Work) -> int | Exception:
+async def _outcome(calls: Singleflight[str, int], work: Work) -> int | Exception:
     try:
         return await calls.run("a", work)
-    except Stopped as err:
+    except ScopeClosed as err:
         return err
 
 
@@ -163,7 +163,7 @@ def test_never_two_at_once_and_nobody_is_forgotten(steps: list[tuple[str, int]])
     async def play() -> None:
         work = Work()
         async with TaskScope() as scope:
-            calls: SharedCalls[str, int] = SharedCalls(scope, "test")
+            calls: Singleflight[str, int] = Singleflight(scope, "test")
             async with asyncio.TaskGroup() as group:
                 askers: list[asyncio.Task[int]] = []
                 for step, number in steps:

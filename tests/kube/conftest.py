@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pykubelet.apiserver.client import ApiClient
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.certs import NAMES, Authority, Pair
@@ -36,8 +36,8 @@ async def server(authority: Authority, server_pair: Pair) -> AsyncIterator[Serve
 
 
 @pytest.fixture
-def access(server: Server, authority: Authority) -> Access:
-    return Access(server.url, ca=authority.certificate.read_bytes(), token="t0k3n")
+def access(server: Server, authority: Authority) -> RestConfig:
+    return RestConfig(server.url, ca=authority.certificate.read_bytes(), token="t0k3n")
 
 
 Opener = Callable[..., ApiClient]
@@ -49,7 +49,7 @@ async def opened() -> AsyncIterator[Opener]:
     async with AsyncExitStack() as stack:
         transports: list[Transport] = []
 
-        def open_client(access: Access, limit: TokenBucket | None = None, **options: Any) -> ApiClient:
+        def open_client(access: RestConfig, limit: TokenBucket | None = None, **options: Any) -> ApiClient:
             ours = {name: options.pop(name) for name in ("timeout", "retries") if name in options}
             transport = Transport(access, **options)
             transports.append(transport)
@@ -61,7 +61,7 @@ async def opened() -> AsyncIterator[Opener]:
 
 
 @pytest.fixture
-def client(opened: Opener, access: Access) -> ApiClient:
+def client(opened: Opener, access: RestConfig) -> ApiClient:
     return opened(access, timeout=30)
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import Page, RawPage, Resource
-from pykubelet.apiserver.reflector import Update, WatchEvent
+from pykubelet.apiserver.reflector import StoreDelta, WatchEvent
 
 
 def pod(
@@ -42,13 +42,13 @@ class Heard:
     """Follows updates as an owner would, and remembers them."""
 
     def __init__(self) -> None:
-        self.updates: list[Update[Pod]] = []
+        self.updates: list[StoreDelta[Pod]] = []
         self.pods: dict[str, Pod] = {}
 
-    async def __call__(self, update: Update[Pod]) -> None:
+    async def __call__(self, update: StoreDelta[Pod]) -> None:
         self.follow(update)
 
-    def follow(self, update: Update[Pod]) -> None:
+    def follow(self, update: StoreDelta[Pod]) -> None:
         self.updates.append(update)
         for gone in update.removed:
             assert self.pods.pop(gone.full_name).uid == gone.uid

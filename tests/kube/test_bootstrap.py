@@ -21,7 +21,7 @@ from pykubelet.apiserver.certificates.bootstrap import (
 )
 from pykubelet.apiserver.client import NODES
 from pykubelet.apiserver.errors import KubeconfigError
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
@@ -63,7 +63,7 @@ class Node:
             )
         )
 
-    async def ensure(self, **options: Any) -> Access:
+    async def ensure(self, **options: Any) -> RestConfig:
         return await asyncio.wait_for(
             ensure_client_config(
                 self.kubeconfig, self.bootstrap, self.pki, "one", load_kubeconfig, **options
@@ -99,7 +99,7 @@ async def test_bootstrap(node: Node, signing: Signing, server: Server, opened: O
 
 def test_the_kubeconfig_is_the_references(tmp_path: Path) -> None:
     path, pair = tmp_path / "kubeconfig", tmp_path / "kubelet-client-current.pem"
-    write_kubeconfig(path, Access("https://10.0.0.1:6443", ca=b"ca", token="secret"), pair)
+    write_kubeconfig(path, RestConfig("https://10.0.0.1:6443", ca=b"ca", token="secret"), pair)
     assert (
         path.read_text()
         == f"""\
@@ -124,7 +124,7 @@ users:
     client-key: {pair}
 """
     )
-    reached = Access(
+    reached = RestConfig(
         "https://api/x", ca=tmp_path / "ca", tls_server_name="api.test", proxy="http://p:1", compression=False
     )
     write_kubeconfig(path, reached, pair)

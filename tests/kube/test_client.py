@@ -12,19 +12,19 @@ from pykubelet.apiserver.client import LEASES, NODES, PODS, SERVICE_ACCOUNTS, Ap
 from pykubelet.apiserver.errors import (
     AlreadyExists,
     ApiError,
-    BadAnswer,
     BadRequest,
     Conflict,
     Forbidden,
     Gone,
     Invalid,
+    InvalidResponse,
     NotFound,
     ServerError,
     TooManyRequests,
     Unauthorized,
     Unreachable,
 )
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.tls import client_context
 from pykubelet.apiserver.transport import USER_AGENT
 from tests.kube.conftest import Opener
@@ -227,7 +227,7 @@ async def test_retry_after_is_obeyed(server: Server, client: ApiClient) -> None:
     ("code", "wait", "asked"), [(429, "31", 1), (503, "", 1), (429, "0", 3), (409, "0", 1)]
 )
 async def test_when_a_retry_is_the_callers(
-    server: Server, access: Access, opened: Opener, code: int, wait: str, asked: int
+    server: Server, access: RestConfig, opened: Opener, code: int, wait: str, asked: int
 ) -> None:
     server.default = refuse(code, "X", "later", {"Retry-After": wait} if wait else None)
     with pytest.raises(ApiError) as caught:
@@ -236,7 +236,7 @@ async def test_when_a_retry_is_the_callers(
     assert caught.value.retry_after == (float(wait) if wait else None)
 
 
-async def test_retry_after_from_the_status(server: Server, access: Access, opened: Opener) -> None:
+async def test_retry_after_from_the_status(server: Server, access: RestConfig, opened: Opener) -> None:
     server.say(refuse(429, "TooManyRequests", "later", retryAfterSeconds=7))
     with pytest.raises(TooManyRequests) as caught:
         await opened(access, retries=0).get(PODS, "web", "default")
@@ -248,11 +248,15 @@ async def test_retry_after_from_the_status(server: Server, access: Access, opene
     [
         (reset, Unreachable, "closed without an answer"),
         (cut(b'{"metadata": {', 100), Unreachable, "broke in the middle"),
-        (text('{"metadata": {"name": "w'), BadAnswer, "not a Pod"),
-        (text('{"metadata": {"name": 3}}'), BadAnswer, "Expected `str`, got `int` - at `metadata.name`"),
-        (text("<html>login</html>"), BadAnswer, "not a Pod"),
-        (text(b"\xff\xfe"), BadAnswer, "not a Pod"),
-        (text(b"[" * 100_000), BadAnswer, "not a Pod"),
+        (text('{"metadata": {"name": "w'), InvalidResponse, "not a Pod"),
+        (
+            text('{"metadata": {"name": 3}}'),
+            InvalidResponse,
+            "Expected `str`, got `int` - at `metadata.name`",
+        ),
+        (text("<html>login</html>"), InvalidResponse, "not a Pod"),
+        (text(b"\xff\xfe"), InvalidResponse, "not a Pod"),
+        (text(b"[" * 100_000), InvalidResponse, "not a Pod"),
         (text(b"[" * 100_000, 500), ServerError, r"500: \[\[\["),
         (answer(code=302, headers={"Location": "https://elsewhere.example/"}), ApiError, "302"),
     ],
@@ -272,7 +276,7 @@ async def test_an_answer_may_not_be_endless(
 ) -> None:
     monkeypatch.setattr("pykubelet.apiserver.client.MAX_ANSWER_BYTES", 1000)
     server.say(text("x" * 1001))
-    with pytest.raises(BadAnswer, match="longer than 1000 bytes"):
+    with pytest.raises(InvalidResponse, match="longer than 1000 bytes"):
         await client.get(PODS, "web", "default")
 
 

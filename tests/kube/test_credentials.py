@@ -21,7 +21,7 @@ from pykubelet.apiserver.credentials import (
 )
 from pykubelet.apiserver.errors import NoCredentials, Unauthorized
 from pykubelet.apiserver.metrics import RestMetrics
-from pykubelet.apiserver.rest_config import Access, ExecPlugin, Impersonation
+from pykubelet.apiserver.rest_config import ExecPlugin, Impersonation, RestConfig
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.servers import Server, answer, refuse
@@ -49,7 +49,7 @@ async def test_a_replaced_token_is_used_at_once(
     server.default = answer(NODE)
     token = tmp_path / "token"
     token.write_text(" first\n")
-    client = opened(Access(server.url, ca=authority.certificate, token_file=token))
+    client = opened(RestConfig(server.url, ca=authority.certificate, token_file=token))
     await client.get(NODES, "one")
     token.write_text("second")
     await client.get(NODES, "one")
@@ -70,7 +70,7 @@ async def test_a_replacement_that_does_not_show_is_seen_after_a_401(
     token = tmp_path / "token"
     token.write_text("first")
     stat = token.stat()
-    client = opened(Access(server.url, ca=authority.certificate, token_file=token))
+    client = opened(RestConfig(server.url, ca=authority.certificate, token_file=token))
     server.say(answer(NODE), refuse(401, "Unauthorized"), answer(NODE))
     await client.get(NODES, "one")
     token.write_text("later")
@@ -85,7 +85,7 @@ async def test_a_replacement_that_does_not_show_is_seen_after_a_401(
 
 async def test_the_file_wins_over_the_token_beside_it(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    source = CredentialSource(Access("https://x", insecure=True, token="static", token_file=token))
+    source = CredentialSource(RestConfig("https://x", insecure=True, token="static", token_file=token))
     assert (await source.current()).headers == (("Authorization", "Bearer static"),)
     token.write_text("fresh")
     assert (await source.current()).headers == (("Authorization", "Bearer fresh"),)
@@ -96,7 +96,7 @@ async def test_a_token_is_read_again_each_minute(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first")
     stat = token.stat()
-    source = CredentialSource(Access("https://x", insecure=True, token_file=token))
+    source = CredentialSource(RestConfig("https://x", insecure=True, token_file=token))
     first = await source.current()
     assert await source.current() is first
     token.write_text("later")
@@ -119,13 +119,15 @@ async def test_bad_tokens(tmp_path: Path, contents: bytes, words: str) -> None:
     token = tmp_path / "token"
     token.write_bytes(contents)
     with pytest.raises(NoCredentials, match=words):
-        await CredentialSource(Access("https://x", insecure=True, token_file=token)).current()
+        await CredentialSource(RestConfig("https://x", insecure=True, token_file=token)).current()
 
 
 async def test_basic_login_and_impersonation(server: Server, authority: Authority, opened: Opener) -> None:
     server.default = answer(NODE)
     who = Impersonation("jané 李", "7", ("a", "b"), {"Re/ason%": ("x", "y")})
-    access = Access(server.url, ca=authority.certificate, username="me", password="pässword", impersonate=who)
+    access = RestConfig(
+        server.url, ca=authority.certificate, username="me", password="pässword", impersonate=who
+    )
     client = opened(access)
     await client.get(NODES, "one")
     await client.patch(NODES, "one", {})
@@ -151,7 +153,7 @@ async def test_plugin_token(server: Server, authority: Authority, scripts: Scrip
     script = scripts("plugin", 'echo run >> "$COUNT"\n' + says(credential(token="from-plugin")))
     count = script.with_name("count")
     plugin = ExecPlugin(str(script), V1, env={"COUNT": str(count)})
-    client = opened(Access(server.url, ca=authority.certificate, plugin=plugin))
+    client = opened(RestConfig(server.url, ca=authority.certificate, plugin=plugin))
     await asyncio.gather(*(client.get(NODES, "one") for _ in range(5)))
     assert {s.header("Authorization") for s in server.seen} == {"Bearer from-plugin"}
     assert count.read_text() == "run\n"
@@ -171,7 +173,7 @@ async def test_plugin_is_told_what_is_asked(scripts: Scripts, tmp_path: Path) ->
     plugin = ExecPlugin(
         str(script), V1, ("a b", "$c"), {"A": "mine"}, provide_cluster_info=True, cluster_config={"aud": "x"}
     )
-    access = Access("https://api:6443", tls_server_name="n", proxy="http://p:1")
+    access = RestConfig("https://api:6443", tls_server_name="n", proxy="http://p:1")
     await ask_plugin(plugin, access, b"PEM", environ={"PATH": "/usr/bin:/bin", "A": "theirs"})
     assert (tmp_path / "rest").read_text() == "a b|$c|mine|/usr/bin:/bin|"
     assert json.loads((tmp_path / "info").read_text()) == {
@@ -209,7 +211,7 @@ async def test_plugin_certificate_and_its_rotation(
     registry = CollectorRegistry()
     ahead = [0.0]
     client = opened(
-        Access(server.url, ca=authority.certificate, plugin=plugin),
+        RestConfig(server.url, ca=authority.certificate, plugin=plugin),
         metrics=RestMetrics(registry),
         clock=lambda: time.time() + ahead[0],
     )
@@ -236,7 +238,7 @@ async def test_a_plugin_is_not_run_for_every_request_because_the_clock_is_wrong(
         return PluginAnswer(f"token-{runs}", expires=datetime.fromtimestamp(900, UTC))
 
     monkeypatch.setattr("pykubelet.apiserver.credentials.ask_plugin", ask)
-    access = Access("https://x", insecure=True, plugin=ExecPlugin("plugin", V1))
+    access = RestConfig("https://x", insecure=True, plugin=ExecPlugin("plugin", V1))
     source = CredentialSource(access, clock=lambda: now[0])
     first = await source.current()
     for _ in range(10):
@@ -261,7 +263,7 @@ async def test_credentials_that_cannot_be_renewed_are_told_once(
     server: Server, authority: Authority, scripts: Scripts, opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = scripts("plugin", says(credential(token="old")))
-    client = opened(Access(server.url, ca=authority.certificate, plugin=ExecPlugin(str(script), V1)))
+    client = opened(RestConfig(server.url, ca=authority.certificate, plugin=ExecPlugin(str(script), V1)))
     server.default = refuse(401, "Unauthorized", "who are you")
     with pytest.raises(Unauthorized):
         await client.get(NODES, "one")
@@ -278,9 +280,9 @@ async def test_credentials_that_cannot_be_renewed_are_told_once(
 
 async def test_other_credentials_come_first(tmp_path: Path) -> None:
     plugin = ExecPlugin("/does/not/exist", V1)
-    source = CredentialSource(Access("https://x", insecure=True, token="t", plugin=plugin))
+    source = CredentialSource(RestConfig("https://x", insecure=True, token="t", plugin=plugin))
     assert (await source.current()).headers == (("Authorization", "Bearer t"),)
-    plain = CredentialSource(Access("http://x", plugin=plugin))
+    plain = CredentialSource(RestConfig("http://x", plugin=plugin))
     assert (await plain.current()).headers == ()
 
 
@@ -296,7 +298,7 @@ async def test_a_failing_plugin_is_not_run_for_every_request(
     monkeypatch.setattr("pykubelet.apiserver.credentials.PLUGIN_PAUSE_SECONDS", 300)
     count = tmp_path / "count"
     script = scripts("plugin", f"echo run >> {count}; echo no network >&2; exit 3")
-    client = opened(Access(server.url, ca=authority.certificate, plugin=ExecPlugin(str(script), V1)))
+    client = opened(RestConfig(server.url, ca=authority.certificate, plugin=ExecPlugin(str(script), V1)))
     for _ in range(3):
         with pytest.raises(NoCredentials, match=r"plugin failed with status 3: no network"):
             await client.get(NODES, "one")
@@ -327,7 +329,7 @@ async def test_plugins_that_fail(
         monkeypatch.setattr("pykubelet.apiserver.credentials.TIMEOUT_SECONDS", 0.5)
     begin = time.monotonic()
     with pytest.raises(PluginError, match=words) as caught:
-        await ask_plugin(ExecPlugin(str(scripts("plugin", body)), V1), Access("https://x"), None)
+        await ask_plugin(ExecPlugin(str(scripts("plugin", body)), V1), RestConfig("https://x"), None)
     assert "s3cret" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert time.monotonic() - begin < 30
@@ -336,19 +338,19 @@ async def test_plugins_that_fail(
 async def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
     hint = "Install it:\n  brew install \x1b[1maws"
     with pytest.raises(PluginError, match=r"no-such-plugin was not found: Install it: brew install \[1maws"):
-        await ask_plugin(ExecPlugin("no-such-plugin", V1, install_hint=hint), Access("https://x"), None)
+        await ask_plugin(ExecPlugin("no-such-plugin", V1, install_hint=hint), RestConfig("https://x"), None)
     with pytest.raises(PluginError, match=r"was not found: install it"):
-        await ask_plugin(ExecPlugin("no-such-plugin", V1), Access("https://x"), None)
+        await ask_plugin(ExecPlugin("no-such-plugin", V1), RestConfig("https://x"), None)
     plain = tmp_path / "plain"
     plain.touch()
     with pytest.raises(PluginError, match="could not be started: Permission denied"):
-        await ask_plugin(ExecPlugin(str(plain), V1), Access("https://x"), None)
+        await ask_plugin(ExecPlugin(str(plain), V1), RestConfig("https://x"), None)
 
 
 async def test_nothing_of_a_plugin_survives_its_end(scripts: Scripts, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = scripts("plugin", f"sleep 300 & echo $! > {pids}; echo $$ >> {pids}; wait")
-    task = asyncio.ensure_future(ask_plugin(ExecPlugin(str(script), V1), Access("https://x"), None))
+    task = asyncio.ensure_future(ask_plugin(ExecPlugin(str(script), V1), RestConfig("https://x"), None))
     await until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -21,7 +21,12 @@ from pykubelet.apiserver.certificates.bootstrap import (
     request_name,
     usages,
 )
-from pykubelet.apiserver.certificates.key_generation import Draft, MakingError, draft_request, self_signed
+from pykubelet.apiserver.certificates.key_generation import (
+    KeyGenerationError,
+    SigningRequest,
+    draft_request,
+    self_signed,
+)
 from pykubelet.apiserver.certificates.x509 import Subject, certificates, read_request, subject
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import Forbidden
@@ -47,7 +52,7 @@ async def signing(server: Server, authority: Authority) -> Signing:
     return Signing(server, authority)
 
 
-async def ask(client: ApiClient, draft: Draft, **options: Any) -> bytes:
+async def ask(client: ApiClient, draft: SigningRequest, **options: Any) -> bytes:
     options = {"seconds": 60, **options}
     return await request_certificate(client, draft, CLIENT_SIGNER, datetime.now(UTC), **options)
 
@@ -86,7 +91,7 @@ async def test_an_rsa_key_is_kept_too() -> None:
 async def test_long_names_and_impossible_ones() -> None:
     long = dataclasses.replace(NODE, common_name="system:node:" + "n" * 250)
     assert read_request((await draft_request(long)).request.encode())[0] == long
-    with pytest.raises(MakingError, match=r"no key could be made: .*A-label") as caught:
+    with pytest.raises(KeyGenerationError, match=r"no key could be made: .*A-label") as caught:
         await draft_request(dataclasses.replace(NODE, dns=("münchen",)))
     assert "\n" not in str(caught.value)
 
@@ -127,10 +132,10 @@ async def test_making_is_bounded_and_cancellable(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
     monkeypatch.setattr(certificate_making, "_SECONDS", 0.1)
-    with pytest.raises(MakingError, match=r"within 0.1 s"):
+    with pytest.raises(KeyGenerationError, match=r"within 0.1 s"):
         await draft_request(NODE)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
-    with pytest.raises(MakingError, match="cannot be run, No such file"):
+    with pytest.raises(KeyGenerationError, match="cannot be run, No such file"):
         await draft_request(NODE)
 
 

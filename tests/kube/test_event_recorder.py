@@ -31,7 +31,7 @@ from pykubelet.apiserver.events import (
     node_reference,
     pod_reference,
 )
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from tests.kube.servers import Server, answer
 
 SOURCE = EventSource(component="kubelet", host="one")
@@ -148,7 +148,7 @@ async def test_a_long_queue_does_not_wait() -> None:
 
 @pytest.mark.looptime
 async def test_from_the_journal_of_pods() -> None:
-    store, journal = Store(), Journal()
+    store, journal = Store(), PodHistory()
     pod = Pod(metadata=ObjectMeta(name="web", namespace="default", uid="u1", resource_version="5"))
     async with recording(store) as recorder:
         journal.listen(recorder.pod_event)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.core import Event, EventSource, ObjectReference
 from pykubelet.api.meta import ObjectMeta, to_document
-from pykubelet.apiserver.events import COMBINED, Correlator, Write, event_name, new_event, node_reference
+from pykubelet.apiserver.events import COMBINED, EventCorrelator, Write, event_name, new_event, node_reference
 
 SOURCE = EventSource(component="kubelet", host="one")
 WEB = ObjectReference(kind="Pod", namespace="default", name="web", uid="u1", api_version="v1")
@@ -25,7 +25,7 @@ def event(
 
 
 def make(
-    correlator: Correlator, *messages: str, at: float = 0, reason: str = "BackOff"
+    correlator: EventCorrelator, *messages: str, at: float = 0, reason: str = "BackOff"
 ) -> list[Write | None]:
     return [correlator.correlate(event(message, reason, at=at), at) for message in messages]
 
@@ -62,7 +62,7 @@ def test_names_are_valid_whatever_the_object() -> None:
 
 
 def test_the_same_again_is_counted() -> None:
-    correlator = Correlator()
+    correlator = EventCorrelator()
     first, *others = make(correlator, "m", "m", "m")
     assert first is not None
     assert (first.exists, first.event.count) == (False, 1)
@@ -97,7 +97,7 @@ def test_the_same_again_is_counted() -> None:
     ],
 )
 def test_what_makes_an_event_another(other: Event) -> None:
-    correlator = Correlator()
+    correlator = EventCorrelator()
     correlator.correlate(event(), 0)
     write = correlator.correlate(other, 0)
     assert write is not None
@@ -105,7 +105,7 @@ def test_what_makes_an_event_another(other: Event) -> None:
 
 
 def test_similar_ones_are_combined_from_the_tenth() -> None:
-    correlator = Correlator()
+    correlator = EventCorrelator()
     writes = [w for w in make(correlator, *(f"m{n}" for n in range(13))) if w]
     assert [w.event.message for w in writes[:9]] == [f"m{n}" for n in range(9)]
     assert [(w.event.message, w.event.count, w.exists) for w in writes[9:]] == [
@@ -121,14 +121,14 @@ def test_similar_ones_are_combined_from_the_tenth() -> None:
 
 
 def test_combining_ends_after_ten_quiet_minutes() -> None:
-    correlator = Correlator()
+    correlator = EventCorrelator()
     make(correlator, *(f"m{n}" for n in range(12)))
     assert [w.event.message for w in make(correlator, "x", at=600) if w] == [f"{COMBINED}x"]
     assert [w.event.message for w in make(correlator, "y", at=1201) if w] == ["y"]
 
 
 def test_spam_is_kept_back_but_counted() -> None:
-    correlator = Correlator()
+    correlator = EventCorrelator()
     writes = make(correlator, *["m"] * 30)
     assert [w is not None for w in writes] == [True] * 25 + [False] * 5
     # Of another type, or about another object, is another matter.
@@ -142,7 +142,7 @@ def test_spam_is_kept_back_but_counted() -> None:
 
 
 def test_what_the_server_says_counts() -> None:
-    correlator = Correlator()
+    correlator = EventCorrelator()
     (write,) = make(correlator, "m")
     assert write is not None
     correlator.written(
@@ -171,7 +171,7 @@ THINGS = st.tuples(
 @given(st.lists(THINGS, max_size=80))
 def test_counts_add_up(things: list[tuple[str, str, str, int, float]]) -> None:
     """Kept back or not, combined or not: every event is counted once, and no object is told too often."""
-    correlator, now = Correlator(), 0.0
+    correlator, now = EventCorrelator(), 0.0
     written: dict[str, int] = {}
     sent: Counter[tuple[str, str]] = Counter()
     for number, (name, kind, reason, message, gap) in enumerate(things, 1):
@@ -192,7 +192,7 @@ def test_counts_add_up(things: list[tuple[str, str, str, int, float]]) -> None:
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=5)), min_size=200, max_size=400))
 def test_memory_is_bounded(things: list[tuple[int, str]]) -> None:
-    correlator = Correlator(remembered=20)
+    correlator = EventCorrelator(remembered=20)
     for number, message in things:
         about = ObjectReference(kind="Pod", namespace="default", name=f"p{number}", uid=f"u{number}")
         correlator.correlate(event(message, about=about), 0)

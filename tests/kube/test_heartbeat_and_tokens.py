@@ -18,7 +18,7 @@ from pykubelet.api.node import (
 )
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import CONFIG_MAPS, SECRETS, SERVICES, ApiClient, read_object
-from pykubelet.apiserver.errors import BadAnswer, Conflict, Forbidden
+from pykubelet.apiserver.errors import Conflict, Forbidden, InvalidResponse
 from pykubelet.node.lease import heartbeat, renewed
 from pykubelet.objects.tokens import ServiceToken, request_token
 from tests.kube.servers import Server, answer, refuse
@@ -139,7 +139,7 @@ async def test_a_token(server: Server, client: ApiClient) -> None:
 
 async def test_no_token(server: Server, client: ApiClient) -> None:
     server.say(answer({"status": {}}))
-    with pytest.raises(BadAnswer, match="no token for service account team/builder"):
+    with pytest.raises(InvalidResponse, match="no token for service account team/builder"):
         await request_token(client, POD, "builder")
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from pykubelet.apiserver.connection_pool import (
     AddressInfo,
-    Connections,
-    HungUp,
-    Interrupted,
-    NoConnectionInTime,
+    ConnectionClosed,
+    ConnectionPool,
+    ConnectTimeout,
+    ResponseTruncated,
     SharedResolver,
 )
-from pykubelet.apiserver.errors import BadAnswer
-from pykubelet.transport.http1 import ResponseReader, WireError
+from pykubelet.apiserver.errors import InvalidResponse
+from pykubelet.transport.http1 import HttpProtocolError, ResponseReader
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -68,8 +68,8 @@ async def serving(script: Callable[[_Server], Script]) -> AsyncIterator[_Server]
 
 
 @asynccontextmanager
-async def connected(server: _Server, keep: float = 30.0) -> AsyncIterator[Connections]:
-    connections = Connections(
+async def connected(server: _Server, keep: float = 30.0) -> AsyncIterator[ConnectionPool]:
+    connections = ConnectionPool(
         server.url,
         None,
         "",
@@ -96,7 +96,7 @@ def answering(answer: bytes, times: int = 1000) -> Callable[[_Server], Script]:
     return made
 
 
-async def ask(connections: Connections, method: str = "PATCH", limit: int = 1000) -> ResponseReader:
+async def ask(connections: ConnectionPool, method: str = "PATCH", limit: int = 1000) -> ResponseReader:
     async with asyncio.timeout(60):
         return await connections.ask(
             method, "/api/v1/x", [("fieldManager", "a b&c")], [("Accept", "application/json")], b"{}", limit
@@ -151,18 +151,18 @@ async def test_a_kept_connection_that_the_server_closes(method: str, repeated: b
             assert (await ask(connections, method)).status == 200
             assert server.connections == 2
         else:
-            with pytest.raises(HungUp):
+            with pytest.raises(ConnectionClosed):
                 await ask(connections, method)
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (b"", HungUp),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nhalf", Interrupted),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", Interrupted),
-        (b"SSH-2.0-OpenSSH_9\r\n", WireError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1500\r\n\r\n" + b"x" * 1500, BadAnswer),
+        (b"", ConnectionClosed),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nhalf", ResponseTruncated),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", ResponseTruncated),
+        (b"SSH-2.0-OpenSSH_9\r\n", HttpProtocolError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1500\r\n\r\n" + b"x" * 1500, InvalidResponse),
     ],
 )
 async def test_answers_that_are_none(answer: bytes, error: type[Exception]) -> None:
@@ -223,7 +223,7 @@ async def test_closing_ends_what_waits() -> None:
             while not server.requests:
                 await asyncio.sleep(0.01)
         connections.close()
-        with pytest.raises(HungUp):
+        with pytest.raises(ConnectionClosed):
             await waiting
 
 
@@ -232,7 +232,7 @@ async def test_no_connection_in_time() -> None:
         await asyncio.sleep(60)
         return []
 
-    connections = Connections(
+    connections = ConnectionPool(
         "https://elsewhere.example",
         None,
         "",
@@ -241,5 +241,5 @@ async def test_no_connection_in_time() -> None:
         keep_seconds=30,
         connect_seconds=0.05,
     )
-    with pytest.raises(NoConnectionInTime):
+    with pytest.raises(ConnectTimeout):
         await ask(connections)

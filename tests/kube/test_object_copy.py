@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubelet.apiserver.client import PODS
-from pykubelet.apiserver.errors import BadAnswer, Gone, ServerError
-from pykubelet.apiserver.reflector import ObjectCopy, Unreadable
+from pykubelet.apiserver.errors import Gone, InvalidResponse, ServerError
+from pykubelet.apiserver.reflector import Store, Unreadable
 from tests.kube.making import Heard, pod, status, watch_event
 
 BAD = {"containers": "none"}
 
 
-def listed(copy: ObjectCopy[Any], *objects: Any) -> Any:
+def listed(copy: Store[Any], *objects: Any) -> Any:
     return copy.replace([copy.read(json.dumps(obj).encode()) for obj in objects])
 
 
@@ -22,7 +22,7 @@ def names(objects: Any) -> list[str]:
 
 
 def test_a_listing_tells_only_differences() -> None:
-    copy = ObjectCopy(PODS)
+    copy = Store(PODS)
     first = listed(copy, pod("a", 1), pod("b", 2), pod("c", 3))
     assert (names(first.changed), names(first.removed), first.listed) == (["a@1", "b@2", "c@3"], [], True)
     kept = copy.objects["default", "a"]
@@ -33,7 +33,7 @@ def test_a_listing_tells_only_differences() -> None:
 
 
 def test_events() -> None:
-    copy = ObjectCopy(PODS)
+    copy = Store(PODS)
     listed(copy, pod("a", 1), pod("b", 2))
     applied = copy.apply(
         [
@@ -51,7 +51,7 @@ def test_events() -> None:
 
 
 def test_a_name_used_again_in_one_batch() -> None:
-    copy = ObjectCopy(PODS)
+    copy = Store(PODS)
     listed(copy, pod("a", 1))
     applied = copy.apply([watch_event("DELETED", pod("a", 2)), watch_event("ADDED", pod("a", 3, uid="new"))])
     assert (names(applied.update.removed), names(applied.update.changed)) == (["a@2"], ["a@3"])
@@ -60,14 +60,14 @@ def test_a_name_used_again_in_one_batch() -> None:
 
 
 def test_a_missed_deletion() -> None:
-    copy = ObjectCopy(PODS)
+    copy = Store(PODS)
     listed(copy, pod("a", 1))
     applied = copy.apply([watch_event("MODIFIED", pod("a", 9, uid="new"))])
     assert (names(applied.update.removed), names(applied.update.changed)) == (["a@1"], ["a@9"])
 
 
 def test_an_error_ends_the_batch_but_not_what_came_before() -> None:
-    copy = ObjectCopy(PODS)
+    copy = Store(PODS)
     applied = copy.apply(
         [
             watch_event("ADDED", pod("a", 4)),
@@ -82,7 +82,7 @@ def test_an_error_ends_the_batch_but_not_what_came_before() -> None:
 
 
 def test_what_cannot_be_read_keeps_its_last_good_form() -> None:
-    copy = ObjectCopy(PODS)
+    copy = Store(PODS)
     listed(copy, pod("a", 1), pod("b", 1))
     applied = copy.apply([watch_event("MODIFIED", pod("a", 2, **BAD))])
     assert (applied.update.changed, applied.update.removed, applied.version) == ((), (), "2")
@@ -109,16 +109,16 @@ def test_what_cannot_be_read_keeps_its_last_good_form() -> None:
     [{}, {"metadata": None}, {"metadata": {"namespace": "x"}}, {"metadata": {"name": 3}}, [], "x", None],
 )
 def test_an_object_without_a_name(obj: Any) -> None:
-    copy = ObjectCopy(PODS)
-    with pytest.raises(BadAnswer, match="cannot be told apart"):
+    copy = Store(PODS)
+    with pytest.raises(InvalidResponse, match="cannot be told apart"):
         copy.read(json.dumps(obj).encode())
     applied = copy.apply([watch_event("ADDED", pod("a", 4)), watch_event("ADDED", obj)])
-    assert isinstance(applied.error, BadAnswer)
+    assert isinstance(applied.error, InvalidResponse)
     assert names(applied.update.changed) == ["a@4"]
 
 
 def test_missing_fields_are_defaults() -> None:
-    found = ObjectCopy(PODS).read(b'{"metadata": {"name": "a"}, "spec": {"containers": null}}')
+    found = Store(PODS).read(b'{"metadata": {"name": "a"}, "spec": {"containers": null}}')
     assert not isinstance(found, Unreadable)
     assert (found.uid, found.spec.containers) == ("", [])
 
@@ -132,7 +132,7 @@ STEPS = st.lists(st.tuples(KINDS, st.sets(NAMES, max_size=3), st.integers(1, 3),
 @given(STEPS)
 def test_whoever_follows_the_updates_has_the_copy(steps: list[tuple[str, set[str], int, bool]]) -> None:
     """Whatever happens, the owner's picture made of updates alone is the copy itself."""
-    copy, heard, version = ObjectCopy(PODS), Heard(), 0
+    copy, heard, version = Store(PODS), Heard(), 0
     for kind, chosen, uid, bad in steps:
         objects = []
         for name in sorted(chosen):

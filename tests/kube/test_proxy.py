@@ -14,7 +14,7 @@ import uvloop
 from pykubelet.apiserver.client import NODES, ApiClient
 from pykubelet.apiserver.errors import KubeconfigError, TimedOut, TlsError, Unreachable
 from pykubelet.apiserver.proxy import proxy_from_environment, proxy_problem
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.certs import Authority, Pair
@@ -64,7 +64,7 @@ def test_problem_hides_the_password() -> None:
 
 async def test_unusable_proxy_of_the_environment() -> None:
     with pytest.raises(KubeconfigError, match=r"in the environment is not the URL of a proxy"):
-        Transport(Access("https://10.0.0.1"), environ={"HTTPS_PROXY": "socks4://x:1"})
+        Transport(RestConfig("https://10.0.0.1"), environ={"HTTPS_PROXY": "socks4://x:1"})
 
 
 @dataclass
@@ -121,7 +121,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 async def test_through_a_proxy(server: Server, authority: Authority, opened: Opener) -> None:
     server.default = answer({"metadata": {"name": "one"}})
     async with proxying() as proxy:
-        access = Access(
+        access = RestConfig(
             server.url, ca=authority.certificate, token="t", proxy=proxy.url, tls_server_name="api.test"
         )
         client = opened(access)
@@ -139,7 +139,7 @@ async def test_through_a_proxy(server: Server, authority: Authority, opened: Ope
         url = proxy.url
     await client.transport.close_all()
     with pytest.raises(Unreachable, match="the proxy cannot be reached"):
-        await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+        await opened(RestConfig(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
 
 
 def test_through_a_proxy_with_tls(authority: Authority, server_pair: Pair) -> None:
@@ -149,7 +149,7 @@ def test_through_a_proxy_with_tls(authority: Authority, server_pair: Pair) -> No
         async with serving(server_context(authority, server_pair)) as server:
             server.default = answer({"metadata": {"name": "one"}})
             async with proxying(server_context(authority, server_pair)) as proxy:
-                access = Access(server.url, ca=authority.certificate, token="t", proxy=proxy.url)
+                access = RestConfig(server.url, ca=authority.certificate, token="t", proxy=proxy.url)
                 async with Transport(access) as transport:
                     client = ApiClient(transport, TokenBucket(-1, 0))
                     await client.get(NODES, "one")
@@ -229,7 +229,7 @@ def test_through_a_socks_proxy(authority: Authority, server_pair: Pair, node_pai
     async def scenario() -> None:
         async with serving(server_context(authority, server_pair)) as server, socks() as proxy:
             server.default = answer({"metadata": {"name": "one"}})
-            access = Access(
+            access = RestConfig(
                 # A name that only the proxy can resolve.
                 f"https://api.test:{server.port}",
                 ca=authority.certificate,
@@ -260,7 +260,7 @@ async def test_socks_with_addresses_and_without_tls(opened: Opener) -> None:
     async with serving(None) as server, socks() as proxy:
         server.default = answer({"metadata": {"name": "one"}})
         for host in ("127.0.0.1", "[::1]"):
-            access = Access(f"http://{host}:{server.port}", proxy=f"socks5h://127.0.0.1:{proxy.port}")
+            access = RestConfig(f"http://{host}:{server.port}", proxy=f"socks5h://127.0.0.1:{proxy.port}")
             await opened(access).get(NODES, "one")
         assert [host for host, _ in proxy.asked] == ["127.0.0.1", "::1"]
 
@@ -283,20 +283,20 @@ async def test_a_socks_proxy_that_refuses(
             setattr(proxy, name, value)
         url = f"socks5://me:wrong@127.0.0.1:{proxy.port}"
         with pytest.raises(Unreachable, match=words):
-            await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+            await opened(RestConfig(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
         if "login" in state:
             url = f"socks5://127.0.0.1:{proxy.port}"
             with pytest.raises(Unreachable, match="give user and password"):
-                await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+                await opened(RestConfig(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
     with pytest.raises(Unreachable, match=r"the proxy cannot be reached: .*refused"):
-        await opened(Access(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
+        await opened(RestConfig(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
 
 
 async def test_a_silent_socks_proxy(server: Server, authority: Authority, opened: Opener) -> None:
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(30), "127.0.0.1", 0)
     try:
         url = f"socks5://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        client = opened(Access(server.url, ca=authority.certificate, proxy=url), timeout=0.3)
+        client = opened(RestConfig(server.url, ca=authority.certificate, proxy=url), timeout=0.3)
         with pytest.raises(TimedOut):
             await client.get(NODES, "one")
     finally:

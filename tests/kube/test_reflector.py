@@ -11,9 +11,9 @@ from aiohttp import web
 
 from pykubelet.apiserver.client import PODS, ApiClient
 from pykubelet.apiserver.errors import (
-    BadAnswer,
     Forbidden,
     Gone,
+    InvalidResponse,
     ServerError,
     StatusCause,
     StatusDetails,
@@ -22,9 +22,9 @@ from pykubelet.apiserver.errors import (
     Unauthorized,
     Unreachable,
 )
-from pykubelet.apiserver.reflector import Reflector, Source
-from pykubelet.apiserver.rest_config import Access
-from pykubelet.util.backoff import Pauses
+from pykubelet.apiserver.reflector import ListerWatcher, Reflector
+from pykubelet.apiserver.rest_config import RestConfig
+from pykubelet.util.backoff import Backoff
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
 from tests.kube.making import Heard, ScriptedSource, event, page, pod, status
@@ -50,7 +50,7 @@ def bookmark(version: str) -> Any:
 
 
 @asynccontextmanager
-async def reflecting(source: Source, heard: Heard, **options: Any) -> AsyncIterator[Reflector[Any]]:
+async def reflecting(source: ListerWatcher, heard: Heard, **options: Any) -> AsyncIterator[Reflector[Any]]:
     reflector = Reflector(source, PODS, heard, **options)
     task = asyncio.ensure_future(reflector.run())
     try:
@@ -254,7 +254,7 @@ async def test_who_is_refused_waits_as_for_a_server_that_is_away() -> None:
     [
         Forbidden(403, "Forbidden"),
         ServerError(500, "InternalError"),
-        BadAnswer("nonsense"),
+        InvalidResponse("nonsense"),
         [b'{"type": "ADDED", "object": {"met'],
         [event("MODIFIED", pod("a", 6)), 5, b'{"type": "ADDED", "object": {"met'],
         [b"nonsense\n"],
@@ -353,7 +353,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(self: Reflector[Any], *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        self._pauses = Pauses(first=0.02, limit=0.05)
+        self._pauses = Backoff(first=0.02, limit=0.05)
 
     monkeypatch.setattr(Reflector, "__init__", init)
 
@@ -415,7 +415,7 @@ async def test_a_silent_watch_is_given_up(
 
 @pytest.mark.usefixtures("quick")
 async def test_a_server_that_dies_and_comes_back(
-    authority: Authority, server_pair: Pair, access: Access, opened: Opener
+    authority: Authority, server_pair: Pair, access: RestConfig, opened: Opener
 ) -> None:
     heard = Heard()
     context = server_context(authority, server_pair)
@@ -424,12 +424,12 @@ async def test_a_server_that_dies_and_comes_back(
 
 
 async def _dies_and_comes_back(
-    context: ssl.SSLContext, port: int, heard: Heard, access: Access, opened: Opener
+    context: ssl.SSLContext, port: int, heard: Heard, access: RestConfig, opened: Opener
 ) -> None:
     async with serving(context, port) as first:
         first.say(listing([pod("a", 4)], "5"))
         first.default = stream(bookmark("6"), end=False)
-        client = opened(Access(first.url, ca=access.ca))
+        client = opened(RestConfig(first.url, ca=access.ca))
         stack = reflecting(client, heard)
         await stack.__aenter__()
         await until(lambda: len(first.seen) == 2)

@@ -4,11 +4,11 @@ import pytest
 
 from pykubelet.apiserver.errors import TimedOut, Unreachable
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 
 
 def test_pauses_grow_and_begin_anew() -> None:
-    pauses = Pauses(chance=lambda: 0.0)
+    pauses = Backoff(chance=lambda: 0.0)
     now, found = 0.0, []
     for _ in range(8):
         found.append(pauses.next(now))
@@ -21,18 +21,18 @@ def test_pauses_grow_and_begin_anew() -> None:
 
 
 def test_another_cause_is_another_story() -> None:
-    pauses = Pauses(chance=lambda: 0.0)
+    pauses = Backoff(chance=lambda: 0.0)
     causes = [True, True, True, False, False, True]
     assert [pauses.next(0, cause) for cause in causes] == [0.8, 1.6, 3.2, 0.8, 1.6, 0.8]
 
 
 def test_chance_stretches_up_to_twofold() -> None:
-    assert Pauses(chance=lambda: 0.999).next(0) == pytest.approx(1.6, rel=0.01)
-    assert len({Pauses().next(0) for _ in range(20)}) > 10
+    assert Backoff(chance=lambda: 0.999).next(0) == pytest.approx(1.6, rel=0.01)
+    assert len({Backoff().next(0) for _ in range(20)}) > 10
 
 
 def test_an_hour_away_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = Complaints(get_logger("pykubelet.test"), "Failed to list", resource="pods")
+    complaints = ErrorLogLimiter(get_logger("pykubelet.test"), "Failed to list", resource="pods")
     refused, late = Unreachable("https://x", "refused"), TimedOut("https://x", "late")
     with caplog.at_level(logging.INFO, "pykubelet"):
         for second in range(3600):
@@ -45,7 +45,7 @@ def test_an_hour_away_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_flapping_is_told_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = Complaints(get_logger("pykubelet.test"), "Failed to list", resource="pods")
+    complaints = ErrorLogLimiter(get_logger("pykubelet.test"), "Failed to list", resource="pods")
     with caplog.at_level(logging.INFO, "pykubelet"):
         for second in range(0, 1200, 5):
             complaints.failed(Unreachable("https://x", f"cause {second}"), float(second))

@@ -26,7 +26,7 @@ from pykubelet.apiserver.certificates.store import (
 from pykubelet.apiserver.certificates.x509 import Lifetime, Subject
 from pykubelet.apiserver.client import NODES, PODS, ApiClient
 from pykubelet.apiserver.errors import NoCredentials, Unreachable
-from pykubelet.apiserver.reflector import Reflector, Update
+from pykubelet.apiserver.reflector import Reflector, StoreDelta
 from pykubelet.apiserver.transport import Transport
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.util.rate_limiter import TokenBucket
@@ -265,7 +265,7 @@ class Life:
             await asyncio.sleep(0.02)
 
     async def watch(self) -> None:
-        async def follow(update: Update[Pod]) -> None:
+        async def follow(update: StoreDelta[Pod]) -> None:
             self.watched += len(update.changed)
 
         await Reflector(self.client, PODS, follow).run()

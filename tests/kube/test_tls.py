@@ -17,7 +17,7 @@ from aiohttp import web
 from pykubelet.apiserver.certificates.x509 import certificates, lifetime
 from pykubelet.apiserver.client import NODES, ApiClient
 from pykubelet.apiserver.errors import NoCredentials, Superseded, TlsError, Unauthorized, Unreachable
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.tls import BadMaterial, client_context
 from pykubelet.apiserver.transport import Transport, explain
 from pykubelet.util.rate_limiter import TokenBucket
@@ -52,10 +52,10 @@ async def test_client_certificate_from_files_and_inline(
 ) -> None:
     server.default = answer(NODE)
     await opened(
-        Access(server.url, ca=authority.certificate, certificate=node_pair.certificate, key=node_pair.key)
+        RestConfig(server.url, ca=authority.certificate, certificate=node_pair.certificate, key=node_pair.key)
     ).get(NODES, "one")
     await opened(
-        Access(
+        RestConfig(
             server.url,
             ca=authority.certificate.read_bytes(),
             certificate=node_pair.certificate.read_bytes(),
@@ -72,7 +72,9 @@ async def test_one_file_with_certificate_and_key(
     both = tmp_path / "kubelet-client-current.pem"
     both.write_bytes(node_pair.pem)
     server.default = answer(NODE)
-    await opened(Access(server.url, ca=authority.certificate, certificate=both, key=both)).get(NODES, "one")
+    await opened(RestConfig(server.url, ca=authority.certificate, certificate=both, key=both)).get(
+        NODES, "one"
+    )
     assert server.seen[0].subject == "system:node:one"
 
 
@@ -83,15 +85,15 @@ async def test_server_certificate_out_of_its_time(
     pair = authority.sign("/CN=kube-apiserver", NAMES, **change)
     async with serving(server_context(authority, pair)) as server:
         with pytest.raises(TlsError, match=r"not valid now .*: renew it, or check this machine's clock"):
-            await opened(Access(server.url, ca=authority.certificate)).get(NODES, "one")
+            await opened(RestConfig(server.url, ca=authority.certificate)).get(NODES, "one")
 
 
 async def test_wrong_authority(server: Server, stranger: Authority, opened: Opener) -> None:
     with pytest.raises(TlsError, match=r"not signed by the kubeconfig's certificate-authority") as caught:
-        await opened(Access(server.url, ca=stranger.certificate)).get(NODES, "one")
+        await opened(RestConfig(server.url, ca=stranger.certificate)).get(NODES, "one")
     assert "\n" not in str(caught.value)
     with pytest.raises(TlsError, match=r"not signed by"):
-        await opened(Access(server.url)).get(NODES, "one")
+        await opened(RestConfig(server.url)).get(NODES, "one")
 
 
 async def test_wrong_name_and_tls_server_name(authority: Authority, opened: Opener) -> None:
@@ -99,26 +101,26 @@ async def test_wrong_name_and_tls_server_name(authority: Authority, opened: Open
     async with serving(server_context(authority, pair)) as server:
         server.default = answer(NODE)
         with pytest.raises(TlsError, match=r"for another name than 127.0.0.1 .*set tls-server-name"):
-            await opened(Access(server.url, ca=authority.certificate)).get(NODES, "one")
+            await opened(RestConfig(server.url, ca=authority.certificate)).get(NODES, "one")
         with pytest.raises(TlsError, match=r"for another name than other.test"):
-            await opened(Access(server.url, ca=authority.certificate, tls_server_name="other.test")).get(
+            await opened(RestConfig(server.url, ca=authority.certificate, tls_server_name="other.test")).get(
                 NODES, "one"
             )
-        await opened(Access(server.url, ca=authority.certificate, tls_server_name="api.test")).get(
+        await opened(RestConfig(server.url, ca=authority.certificate, tls_server_name="api.test")).get(
             NODES, "one"
         )
 
 
 async def test_insecure(server: Server, opened: Opener) -> None:
     server.default = answer(NODE)
-    await opened(Access(server.url, insecure=True, token="x")).get(NODES, "one")
+    await opened(RestConfig(server.url, insecure=True, token="x")).get(NODES, "one")
     assert server.seen[0].header("Authorization") == "Bearer x"
 
 
 async def test_the_authority_itself_may_be_a_leaf(server: Server, server_pair: Pair, opened: Opener) -> None:
     """Go trusts whatever is in the file, not only what signs itself."""
     server.default = answer(NODE)
-    await opened(Access(server.url, ca=server_pair.certificate)).get(NODES, "one")
+    await opened(RestConfig(server.url, ca=server_pair.certificate)).get(NODES, "one")
 
 
 async def test_expired_client_certificate_refused_in_the_handshake(
@@ -128,7 +130,7 @@ async def test_expired_client_certificate_refused_in_the_handshake(
         # The server's own reason gets lost when it hangs up too quickly; ours does not.
         with pytest.raises(Unreachable, match=r"\(the client certificate expired at 20"):
             await opened(
-                Access(
+                RestConfig(
                     server.url,
                     ca=authority.certificate,
                     certificate=expired_pair.certificate,
@@ -136,7 +138,7 @@ async def test_expired_client_certificate_refused_in_the_handshake(
                 )
             ).patch(NODES, "one", {})
         with pytest.raises(Unreachable):
-            await opened(Access(server.url, ca=authority.certificate)).patch(NODES, "one", {})
+            await opened(RestConfig(server.url, ca=authority.certificate)).patch(NODES, "one", {})
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_what_the_server_says_of_us(reason: str, words: str) -> None:
     err.reason = reason
     told = aiohttp.ClientOSError(1, "x")
     told.__cause__ = err
-    found = explain(told, Access("https://api:6443"))
+    found = explain(told, RestConfig("https://api:6443"))
     assert isinstance(found, TlsError)
     assert words in found.why
 
@@ -170,7 +172,7 @@ async def test_expired_client_certificate_refused_with_401(
         server.default = refuse(401, "Unauthorized", "Unauthorized")
         with pytest.raises(Unauthorized, match=r"\(the client certificate expired at 20"):
             await opened(
-                Access(
+                RestConfig(
                     server.url,
                     ca=authority.certificate,
                     certificate=expired_pair.certificate,
@@ -182,10 +184,10 @@ async def test_expired_client_certificate_refused_with_401(
 async def test_a_server_without_tls(opened: Opener, authority: Authority) -> None:
     async with serving(None) as server:
         server.default = answer(NODE)
-        await opened(Access(server.url, token="s3cret", username="me")).get(NODES, "one")
+        await opened(RestConfig(server.url, token="s3cret", username="me")).get(NODES, "one")
         assert server.seen[0].header("Authorization") == ""
         with pytest.raises(TlsError, match=r"does not speak TLS"):
-            await opened(Access(server.url.replace("http:", "https:"), ca=authority.certificate)).get(
+            await opened(RestConfig(server.url.replace("http:", "https:"), ca=authority.certificate)).get(
                 NODES, "one"
             )
 
@@ -195,7 +197,7 @@ async def test_a_replaced_client_certificate_is_used_at_once(
 ) -> None:
     files = files_of(node_pair, tmp_path)
     client = opened(
-        Access(server.url, ca=authority.certificate, certificate=files.certificate, key=files.key)
+        RestConfig(server.url, ca=authority.certificate, certificate=files.certificate, key=files.key)
     )
     server.default = answer(NODE)
     await client.get(NODES, "one")
@@ -233,7 +235,7 @@ async def test_a_stream_that_begins_while_certificates_change(
 ) -> None:
     files = files_of(node_pair, tmp_path)
     client = opened(
-        Access(server.url, ca=authority.certificate, certificate=files.certificate, key=files.key)
+        RestConfig(server.url, ca=authority.certificate, certificate=files.certificate, key=files.key)
     )
     changed = asyncio.Event()
 
@@ -267,7 +269,7 @@ async def test_a_replaced_authority(
     shutil.copy(authority.certificate, trusted)
     async with serving(server_context(authority, server_pair)) as server:
         server.default = answer(NODE)
-        client = opened(Access(server.url, ca=trusted))
+        client = opened(RestConfig(server.url, ca=trusted))
         await client.get(NODES, "one")
         shutil.copy(stranger.certificate, trusted)
         with pytest.raises(TlsError):
@@ -287,7 +289,7 @@ async def test_a_replaced_server_certificate(
 ) -> None:
     async with serving(server_context(authority, server_pair)) as server:
         server.default = answer(NODE)
-        client = opened(Access(server.url, ca=authority.certificate))
+        client = opened(RestConfig(server.url, ca=authority.certificate))
         await client.get(NODES, "one")
         server.identify_as(stranger.sign("/CN=evil", NAMES))
         await client.transport.close_all()
@@ -329,7 +331,7 @@ async def test_unusable_material(
     change: BadFiles,
     words: str,
 ) -> None:
-    access = Access(**{"server": server.url, "ca": authority.certificate, **change(tmp_path, node_pair)})
+    access = RestConfig(**{"server": server.url, "ca": authority.certificate, **change(tmp_path, node_pair)})
     with pytest.raises(NoCredentials, match=words) as caught:
         await opened(access).get(NODES, "one")
     assert "\n" not in str(caught.value)
@@ -376,7 +378,7 @@ def test_on_the_loop_that_the_agent_uses(authority: Authority, server_pair: Pair
     async def scenario() -> list[str]:
         async with serving(server_context(authority, server_pair)) as server:
             server.default = answer(NODE)
-            access = Access(
+            access = RestConfig(
                 server.url, ca=authority.certificate, certificate=node_pair.certificate, key=node_pair.key
             )
             async with Transport(access) as transport:

@@ -15,7 +15,7 @@ from pykubelet.apiserver.client import EVENTS, LEASES, NODES, PODS, ApiClient, L
 from pykubelet.apiserver.connection_pool import SharedResolver
 from pykubelet.apiserver.errors import TimedOut, TooManyRequests, Unauthorized, Unreachable
 from pykubelet.apiserver.metrics import RestMetrics
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport, _new_socket
 from pykubelet.util.rate_limiter import TokenBucket
 from tests.kube.conftest import Opener
@@ -25,7 +25,7 @@ from tests.kube.waiting import until
 POD = {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"}}
 
 
-async def test_timeout(server: Server, access: Access, opened: Opener) -> None:
+async def test_timeout(server: Server, access: RestConfig, opened: Opener) -> None:
     server.default = hang()
     with pytest.raises(TimedOut, match=r"get .*/pods/web: there was no answer in time \(0.7 s\)"):
         await opened(access, timeout=0.7).get(PODS, "web", "default")
@@ -38,9 +38,9 @@ async def test_refused_connection_and_unknown_name(opened: Opener) -> None:
     async with serving(None) as server:
         url = server.url
     with pytest.raises(Unreachable, match=r"cannot be reached: .*([Rr]efused|Connect call failed)"):
-        await opened(Access(url)).get(PODS, "web", "default")
+        await opened(RestConfig(url)).get(PODS, "web", "default")
     with pytest.raises(Unreachable, match=r"the name api.invalid cannot be resolved"):
-        await opened(Access("https://api.invalid:6443", insecure=True)).get(PODS, "web", "default")
+        await opened(RestConfig("https://api.invalid:6443", insecure=True)).get(PODS, "web", "default")
 
 
 async def test_connections_are_reused(server: Server, client: ApiClient) -> None:
@@ -50,7 +50,7 @@ async def test_connections_are_reused(server: Server, client: ApiClient) -> None
     assert len({seen.peer for seen in server.seen}) == 1
 
 
-async def test_close_all_frees_whoever_waits(server: Server, access: Access, opened: Opener) -> None:
+async def test_close_all_frees_whoever_waits(server: Server, access: RestConfig, opened: Opener) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         late = request.method == "PATCH"
         return await (hang() if late else stream(b'{"metadata"', end=False))(request)
@@ -88,7 +88,7 @@ async def test_cancelling_a_request_leaves_the_client_usable(server: Server, cli
     assert (await client.get(PODS, "web", "default")).uid == "u1"
 
 
-async def test_limit_spreads_requests(server: Server, access: Access, opened: Opener) -> None:
+async def test_limit_spreads_requests(server: Server, access: RestConfig, opened: Opener) -> None:
     server.default = answer(POD)
     client = opened(access, TokenBucket(20, 1))
     begin = time.monotonic()
@@ -96,7 +96,7 @@ async def test_limit_spreads_requests(server: Server, access: Access, opened: Op
     assert time.monotonic() - begin >= 0.2
 
 
-async def test_metrics(server: Server, access: Access, opened: Opener) -> None:
+async def test_metrics(server: Server, access: RestConfig, opened: Opener) -> None:
     registry = CollectorRegistry()
     server.default = refuse(404, "NotFound")
     server.say(answer(POD), reset, reset)
@@ -122,7 +122,7 @@ async def test_metrics(server: Server, access: Access, opened: Opener) -> None:
     assert value("rest_client_request_retries_total", code="429", verb="GET") == 2
 
 
-async def test_three_clients(server: Server, access: Access) -> None:
+async def test_three_clients(server: Server, access: RestConfig) -> None:
     server.default = hang()
     async with Transport(access) as transport:
         clients = make_clients(
@@ -150,20 +150,20 @@ async def test_three_clients(server: Server, access: Access) -> None:
 async def test_without_compression(server: Server, authority: Any, opened: Opener) -> None:
     server.default = answer(POD)
     ca = authority.certificate.read_bytes()
-    await opened(Access(server.url, ca=ca)).get(PODS, "web", "default")
-    await opened(Access(server.url, ca=ca, compression=False)).get(PODS, "web", "default")
+    await opened(RestConfig(server.url, ca=ca)).get(PODS, "web", "default")
+    await opened(RestConfig(server.url, ca=ca, compression=False)).get(PODS, "web", "default")
     assert "gzip" in server.seen[0].header("Accept-Encoding")
     assert server.seen[1].header("Accept-Encoding") == "identity"
 
 
-async def test_a_server_below_a_path(server: Server, access: Access, opened: Opener) -> None:
+async def test_a_server_below_a_path(server: Server, access: RestConfig, opened: Opener) -> None:
     server.default = answer(POD)
-    await opened(Access(server.url + "/k8s/clusters/c-1", ca=access.ca)).get(NODES, "one")
+    await opened(RestConfig(server.url + "/k8s/clusters/c-1", ca=access.ca)).get(NODES, "one")
     assert server.seen[0].path == "/k8s/clusters/c-1/api/v1/nodes/one"
 
 
 async def test_a_pause_ends_early_when_the_server_is_back(
-    server: Server, access: Access, opened: Opener
+    server: Server, access: RestConfig, opened: Opener
 ) -> None:
     server.default = answer(POD)
     client = opened(access)
@@ -182,7 +182,7 @@ async def test_a_pause_ends_early_when_the_server_is_back(
 
 
 async def test_who_was_refused_does_not_wait_once_he_is_somebody_again(
-    server: Server, access: Access, opened: Opener
+    server: Server, access: RestConfig, opened: Opener
 ) -> None:
     client = opened(access)
     server.default = refuse(401, "Unauthorized")
@@ -197,13 +197,13 @@ async def test_who_was_refused_does_not_wait_once_he_is_somebody_again(
     assert time.monotonic() - begin < 30
 
 
-async def test_a_body_that_does_not_end(server: Server, access: Access, opened: Opener) -> None:
+async def test_a_body_that_does_not_end(server: Server, access: RestConfig, opened: Opener) -> None:
     server.default = stream(b'{"metadata": ', end=False)
     with pytest.raises(TimedOut):
         await opened(access, timeout=0.2).get(PODS, "web", "default")
 
 
-async def test_a_hanging_server_counts_as_away(server: Server, access: Access, opened: Opener) -> None:
+async def test_a_hanging_server_counts_as_away(server: Server, access: RestConfig, opened: Opener) -> None:
     registry = CollectorRegistry()
     server.default = hang()
     client = opened(access, timeout=0.2, metrics=RestMetrics(registry))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pykubelet.apiserver.connection_pool import Turns
+from pykubelet.apiserver.connection_pool import ConcurrencyLimiter
 from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.looptime
 class _Server:
     """Takes its time for each request, and counts how many are there at once."""
 
-    def __init__(self, turns: Turns, seconds: float) -> None:
+    def __init__(self, turns: ConcurrencyLimiter, seconds: float) -> None:
         self._turns = turns
         self.seconds = seconds
         self.now = self.most = 0
@@ -38,7 +38,7 @@ class _Server:
 
 
 async def test_a_quick_server_needs_one() -> None:
-    server = _Server(Turns(12), 0.004)
+    server = _Server(ConcurrencyLimiter(12), 0.004)
     await server.ask_many(40)
     assert server.most == 1
     assert server.order == list(range(40))
@@ -46,7 +46,7 @@ async def test_a_quick_server_needs_one() -> None:
 
 async def test_a_slow_server_gets_as_many_as_allowed() -> None:
     loop = asyncio.get_running_loop()
-    server = _Server(Turns(12), 0.2)
+    server = _Server(ConcurrencyLimiter(12), 0.2)
     began = loop.time()
     await server.ask_many(120)
     assert server.most == 12
@@ -55,7 +55,7 @@ async def test_a_slow_server_gets_as_many_as_allowed() -> None:
 
 async def test_who_is_stuck_does_not_keep_the_others_back() -> None:
     loop = asyncio.get_running_loop()
-    turns = Turns(12)
+    turns = ConcurrencyLimiter(12)
     stuck, quick = _Server(turns, 60), _Server(turns, 0.01)
     async with asyncio.TaskGroup() as group:
         group.create_task(stuck.ask_many(14))
@@ -72,7 +72,7 @@ async def test_who_is_stuck_does_not_keep_the_others_back() -> None:
 
 
 async def test_what_was_allowed_is_forgotten_after_silence() -> None:
-    turns = Turns(12)
+    turns = ConcurrencyLimiter(12)
     server = _Server(turns, 0.2)
     await server.ask_many(40)
     server.seconds, server.most = 0.004, 0
@@ -85,7 +85,7 @@ async def test_what_was_allowed_is_forgotten_after_silence() -> None:
 
 
 async def test_whoever_is_cancelled_takes_no_turn_with_him() -> None:
-    turns = Turns(1)
+    turns = ConcurrencyLimiter(1)
     server = _Server(turns, 1.0)
     first, second, third = (asyncio.ensure_future(server.ask(number)) for number in range(3))
     await asyncio.sleep(0.5)
@@ -106,7 +106,7 @@ async def test_whoever_is_cancelled_takes_no_turn_with_him() -> None:
 
 async def test_cancelled_in_the_moment_that_turns_are_given_out() -> None:
     """Whoever is cancelled ends by that and nothing else, or the one who cancelled would not know it."""
-    turns = Turns(1)
+    turns = ConcurrencyLimiter(1)
     async with TaskScope() as scope:
         async with turns:
             waiting = scope.start(_enter(turns), name="waiting")
@@ -118,6 +118,6 @@ async def test_cancelled_in_the_moment_that_turns_are_given_out() -> None:
             pass
 
 
-async def _enter(turns: Turns) -> None:
+async def _enter(turns: ConcurrencyLimiter) -> None:
     async with turns:
         pass

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.apiserver.errors import BadAnswer
+from pykubelet.apiserver.errors import InvalidResponse
 from pykubelet.apiserver.reflector import WatchStream
 
 TEXTS = st.text(max_size=20)
@@ -67,7 +67,7 @@ def test_a_cut_loses_only_what_is_not_whole(events: list[dict[str, Any]], cut: i
     ],
 )
 def test_what_is_no_event(line: bytes) -> None:
-    with pytest.raises(BadAnswer, match="not an event"):
+    with pytest.raises(InvalidResponse, match="not an event"):
         WatchStream().feed(line + b"\n")
 
 
@@ -77,9 +77,9 @@ def test_an_event_has_a_bound() -> None:
     for _ in range(5):
         assert len(stream.feed(event + b"\n" + event + b"\n")) == 2
     stream = WatchStream(max_line_bytes=500)
-    with pytest.raises(BadAnswer, match="longer than"):
+    with pytest.raises(InvalidResponse, match="longer than"):
         stream.feed(event + b"\n")
     stream = WatchStream(max_line_bytes=500)
-    with pytest.raises(BadAnswer, match="longer than"):
+    with pytest.raises(InvalidResponse, match="longer than"):
         for byte in event:
             stream.feed(bytes([byte]))

@@ -18,7 +18,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.linux.host_info import Machine
 from pykubelet.node.conditions import RuntimeHealth
-from pykubelet.node.informer import KnownNode
+from pykubelet.node.informer import CachedNode
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import NOT_BUILT, Facts, image_list
 from pykubelet.node.status_inputs import NodeSources
@@ -164,7 +164,7 @@ class MemoryApi:
         self.fails: list[KubeError | None] = []
         self.away: KubeError | None = None
         self.closed = 0
-        self.on_change: Callable[[KnownNode | None], None] = lambda node: None
+        self.on_change: Callable[[CachedNode | None], None] = lambda node: None
 
     @property
     def node(self) -> dict[str, Any]:
@@ -193,8 +193,8 @@ class MemoryApi:
         del self.objects["nodes/vm"]
         self.on_change(None)
 
-    def known(self) -> KnownNode:
-        return read_object(KnownNode, json.dumps(self.node).encode())
+    def known(self) -> CachedNode:
+        return read_object(CachedNode, json.dumps(self.node).encode())
 
     async def close_all(self) -> None:
         self.closed += 1

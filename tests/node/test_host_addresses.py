@@ -6,7 +6,7 @@ import pytest
 
 from pykubelet.api.node import NodeAddress
 from pykubelet.linux.network import IPAddress, NodeIPError
-from pykubelet.node.addresses import HostAddresses, told_to_pods
+from pykubelet.node.addresses import HostIPs, told_to_pods
 from pykubelet.node.settings import NodeSettings
 from pykubelet.util.tasks import TaskScope
 from tests.node.making import settings
@@ -57,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 async def test_found_late_and_lost(machine: Machine) -> None:
-    known, changes = HostAddresses(settings()), []
+    known, changes = HostIPs(settings()), []
     held = known.ips
     known.on_change = lambda: changes.append(list(held))
     await known.look()
@@ -80,7 +80,7 @@ async def test_found_late_and_lost(machine: Machine) -> None:
 
 
 async def test_the_cluster_has_the_last_word(machine: Machine) -> None:
-    known = HostAddresses(settings())
+    known = HostIPs(settings())
     machine.ip = ip_address("192.0.2.7")
     await known.look()
     known.follow(addresses(("Hostname", "vm")))

@@ -11,10 +11,10 @@ import pytest
 from pykubelet.apiserver.client import Page
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.node.conditions import RuntimeHealth
-from pykubelet.node.informer import KnownNode, NodeInformer
-from pykubelet.node.lease import Bell, stretched
+from pykubelet.node.informer import CachedNode, NodeInformer
+from pykubelet.node.lease import WakeupTimer, stretched
 from pykubelet.node.status import plain_version
-from pykubelet.node.status_inputs import Observer
+from pykubelet.node.status_inputs import NodeStatusCollector
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
 from tests.kube.making import ScriptedSource, event, page
@@ -62,14 +62,14 @@ class TestInformer:
         assert informer.node is None
 
     def test_the_status_is_read_when_wanted(self) -> None:
-        known = msgspec.json.decode(json.dumps(node(1)).encode(), type=KnownNode)
+        known = msgspec.json.decode(json.dumps(node(1)).encode(), type=CachedNode)
         whole = known.whole()
         assert len(whole.status.images) == 2
         assert whole.status.images[1].names is None
         assert str(whole.status.capacity["memory"]) == "24682416Ki"
-        assert KnownNode().whole().status.conditions == []
+        assert CachedNode().whole().status.conditions == []
         with pytest.raises(ValueError, match="many"):
-            KnownNode(status=msgspec.Raw(b'{"capacity": {"cpu": "many"}}')).whole()
+            CachedNode(status=msgspec.Raw(b'{"capacity": {"cpu": "many"}}')).whole()
 
     async def test_a_page_of_nothing_readable_keeps_the_last(self) -> None:
         bad = {"metadata": {"name": "vm", "uid": "n1", "resourceVersion": "9"}, "spec": {"taints": 3}}
@@ -164,7 +164,7 @@ class TestObserver:
             return runtime.images
 
         sources = runtime.sources(list_images=images, problems=lambda: ["shutting down"])
-        observer = Observer(sources, settings(ips=(ip_address("203.0.113.77"),)))
+        observer = NodeStatusCollector(sources, settings(ips=(ip_address("203.0.113.77"),)))
         for _ in range(8):
             found = await observer.facts()
             assert found.runtime_version == "containerd://1.6.20"
@@ -179,7 +179,7 @@ class TestObserver:
         runtime = FakeRuntime()
         runtime.hangs = True
         loop = asyncio.get_running_loop()
-        observer = Observer(runtime.sources(), settings())
+        observer = NodeStatusCollector(runtime.sources(), settings())
         found = await observer.facts()
         await observer.refresh()
         assert loop.time() <= 10.1
@@ -187,7 +187,7 @@ class TestObserver:
 
 
 async def test_bell() -> None:
-    bell, loop = Bell(), asyncio.get_running_loop()
+    bell, loop = WakeupTimer(), asyncio.get_running_loop()
     assert not await bell.sleep(3)
     assert loop.time() == pytest.approx(3)
     bell.ring()

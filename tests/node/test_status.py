@@ -14,7 +14,7 @@ from pykubelet.api.node import ContainerImage, Node, NodeAddress, NodeCondition,
 from pykubelet.apiserver.client import NODES, read_object
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.node.conditions import Pressures, Transition
+from pykubelet.node.conditions import NodePressure, Transition
 from pykubelet.node.lease import renewed
 from pykubelet.node.registration import blank_node
 from pykubelet.node.status import (
@@ -121,7 +121,7 @@ class TestChanges:
             ({"volumes_in_use": ["kubernetes.io/csi/x"]}, "volumesInUse"),
             ({"runtime_version": "containerd://2.0.0"}, "nodeInfo"),
             ({"capacity": amounts(cpu="4")}, "capacity"),
-            ({"pressures": Pressures(disk=True)}, "conditions"),
+            ({"pressures": NodePressure(disk=True)}, "conditions"),
             ({"problems": ["broken"]}, "conditions"),
             ({"warning": "slow"}, "conditions"),
             ({"machine": dataclasses.replace(MACHINE, swap_bytes=4096)}, "nodeInfo"),
@@ -200,7 +200,7 @@ class TestConditions:
     def test_a_life(self) -> None:
         node, events = self.conditions(Node(), NOW)
         assert events == ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"]
-        node, events = self.conditions(node, LATER, pressures=Pressures(memory=True, pids=True))
+        node, events = self.conditions(node, LATER, pressures=NodePressure(memory=True, pids=True))
         assert events == ["NodeHasInsufficientMemory", "NodeHasInsufficientPID"]
         memory, disk, pids, ready = node.status.conditions
         assert [c.status for c in node.status.conditions] == ["True", "False", "True", "True"]
@@ -211,7 +211,7 @@ class TestConditions:
         assert (memory.last_transition_time, disk.last_transition_time) == (LATER, NOW)
         assert (disk.last_heartbeat_time, ready.last_transition_time) == (LATER, NOW)
         assert pids.reason == "KubeletHasInsufficientPID"
-        node, events = self.conditions(node, LATER, problems=["one"], pressures=Pressures(disk=True))
+        node, events = self.conditions(node, LATER, problems=["one"], pressures=NodePressure(disk=True))
         assert events == [
             "NodeHasSufficientMemory",
             "NodeHasDiskPressure",

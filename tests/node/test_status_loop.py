@@ -10,11 +10,11 @@ import pytest
 from pykubelet.api.node import NodeAddress
 from pykubelet.apiserver.client import NODES
 from pykubelet.apiserver.errors import Conflict, Forbidden, KubeError, ServerError, Unreachable
-from pykubelet.node.conditions import Pressures
+from pykubelet.node.conditions import NodePressure
 from pykubelet.node.registration import blank_node
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import next_node
-from pykubelet.node.status_inputs import Observer
+from pykubelet.node.status_inputs import NodeStatusCollector
 from pykubelet.node.status_loop import NodeEvents, StatusLoop
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
@@ -33,7 +33,7 @@ class Reporting:
         self.runtime = FakeRuntime()
         self.recorded = Recorded()
         self.changes: dict[str, Any] = sources
-        self.pressures = Pressures()
+        self.pressures = NodePressure()
         self.reported: list[list[str]] = []
         made = self.runtime.sources(
             **{
@@ -42,7 +42,7 @@ class Reporting:
                 **sources,
             }
         )
-        self.observer = Observer(made, self.settings)
+        self.observer = NodeStatusCollector(made, self.settings)
         self.loop = StatusLoop(
             self.api,
             self.settings,
@@ -172,7 +172,7 @@ class TestRhythm:
     async def test_a_change_is_told_within_a_round(self) -> None:
         it = Reporting()
         async with it.settled():
-            it.pressures = Pressures(memory=True)
+            it.pressures = NodePressure(memory=True)
             await asyncio.sleep(11)
             assert it.api.conditions()["MemoryPressure"] == "True"
             assert it.recorded.reasons[-1] == "NodeHasInsufficientMemory"
@@ -216,7 +216,7 @@ class TestFaults:
         it = Reporting()
         async with it.settled():
             it.api.fails = [Conflict(409)]
-            it.pressures = Pressures(disk=True)
+            it.pressures = NodePressure(disk=True)
             it.loop.wake()
             await asyncio.sleep(1)
             assert it.api.asked == ["patch nodes", "get nodes", "patch nodes"]
@@ -227,7 +227,7 @@ class TestFaults:
         it = Reporting()
         async with it.settled():
             it.api.away = AWAY
-            it.pressures = Pressures(disk=True)
+            it.pressures = NodePressure(disk=True)
             it.loop.wake()
             await asyncio.sleep(1)
             assert it.api.asked == ["patch nodes", *["get nodes"] * 4]
@@ -242,7 +242,7 @@ class TestFaults:
         it = Reporting()
         async with it.settled():
             it.api.away = err
-            it.pressures = Pressures(disk=True)
+            it.pressures = NodePressure(disk=True)
             it.loop.wake()
             await asyncio.sleep(1)
             assert len(it.api.asked) == (1 if isinstance(err, Forbidden) else 5)
@@ -259,7 +259,7 @@ class TestFaults:
         it = Reporting(volumes_in_use=volumes)
         async with it.settled():
             failing = True
-            it.pressures = Pressures(disk=True)
+            it.pressures = NodePressure(disk=True)
             it.loop.wake()
             await asyncio.sleep(1)
             assert it.api.conditions()["DiskPressure"] == "False"
@@ -296,7 +296,7 @@ class TestOthers:
     async def test_our_own_writes_do_not_ring(self) -> None:
         it = Reporting()
         async with it.settled():
-            it.pressures = Pressures(disk=True)
+            it.pressures = NodePressure(disk=True)
             it.loop.wake()
             await asyncio.sleep(9)
             assert it.api.asked == ["patch nodes"]
@@ -370,7 +370,7 @@ class TestOthers:
         it = Reporting()
         async with it.settled():
             listener, it.api.on_change = it.api.on_change, lambda node: None
-            it.pressures = Pressures(disk=True)
+            it.pressures = NodePressure(disk=True)
             await asyncio.sleep(31)
             assert it.api.asked == ["patch nodes", "get nodes", "get nodes"]
             document = it.api.node
@@ -404,7 +404,7 @@ class TestOthers:
             it.api.put_node(it.api.node, uid=it.api.node["metadata"]["uid"])
             known = it.api.known()
             known.status = msgspec.Raw(b'{"capacity": {"cpu": "many"}}')
-            it.pressures = Pressures(disk=True)
+            it.pressures = NodePressure(disk=True)
             it.loop.seen(known)
             await asyncio.sleep(1.1)
             assert it.api.asked == ["get nodes", "patch nodes"]

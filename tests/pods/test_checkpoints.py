@@ -14,7 +14,7 @@ from pykubelet.api.node import Node, NodeStatus
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.quantity import Quantity
-from pykubelet.objects.base import NoObjects, ObjectError, ObjectMissing
+from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
 from pykubelet.podconfig.checkpoints import CheckpointedObjects, Checkpoints
 
 
@@ -43,7 +43,7 @@ class Cluster(NoObjects):
         if self.away:
             raise ObjectError(f"{what}: the API server is away")
         if self.gone:
-            raise ObjectMissing(f"{what} not found")
+            raise ObjectNotFound(f"{what} not found")
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
         self._check(name)
@@ -211,5 +211,5 @@ async def test_what_pods_used_is_had_without_the_api_server(tmp_path: Path) -> N
     with pytest.raises(ObjectError, match="away"):
         await objects.config_map(pod("unknown"), "map")
     cluster.away, cluster.gone = False, True
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectNotFound):
         await objects.config_map(pod("a"), "map")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.errors import Forbidden, Unreachable
-from pykubelet.objects.base import MOMENTS, NoObjects, ObjectError, ObjectMissing
+from pykubelet.objects.base import MOMENTS, NoObjects, ObjectError, ObjectNotFound
 from pykubelet.objects.cluster_objects import ClusterObjects, object_ttl
 from pykubelet.util.tasks import TaskScope
 from tests.pods.object_api import ObjectApi, pod, settle, volumes
@@ -118,7 +118,7 @@ async def test_a_change_is_told_to_those_whom_it_concerns(make: Make, api: Objec
     api.remove("configmaps", "settings")
     await settle()
     assert len(heard) == 4
-    with pytest.raises(ObjectMissing, match=r'^configmap "settings" not found$'):
+    with pytest.raises(ObjectNotFound, match=r'^configmap "settings" not found$'):
         await objects.config_map(web, "settings")
     assert api.count("get") == 0
     api.put("configmaps", "settings", data={"a": "3"})
@@ -138,7 +138,7 @@ async def test_what_a_list_does_not_show_yet_is_asked_for(make: Make, api: Objec
     objects.register(web)
     assert (await objects.secret(web, "keys")).data == {"k": b"x"}
     for _ in range(3):
-        with pytest.raises(ObjectMissing, match=r'^configmap "absent" not found$'):
+        with pytest.raises(ObjectNotFound, match=r'^configmap "absent" not found$'):
             await objects.config_map(web, "absent")
     # Once it is certain that there is none, the watch is trusted.
     assert api.count("get") == 2
@@ -267,7 +267,7 @@ async def test_whoever_is_not_registered_is_served_too(make: Make, api: ObjectAp
     objects = make()
     api.put("configmaps", "settings", data={"a": "1"})
     assert (await objects.config_map(a_pod(), "settings")).data == {"a": "1"}
-    with pytest.raises(ObjectMissing, match=r'^secrets "keys" not found$'):
+    with pytest.raises(ObjectNotFound, match=r'^secrets "keys" not found$'):
         await objects.secret(a_pod(), "keys")
     api.broken = Forbidden(403, "Forbidden", 'configmaps "settings" is forbidden: User "x" cannot')
     with pytest.raises(ObjectError, match=r'^configmaps "settings" is forbidden: User "x" cannot$'):
@@ -342,7 +342,7 @@ async def test_the_cache_goes_on_without_the_api_server(make: Make, api: ObjectA
     with pytest.raises(ObjectError, match="cannot be reached"):
         await objects.config_map(web, "settings")
     api.broken = None
-    with pytest.raises(ObjectMissing, match=r'^configmaps "settings" not found$'):
+    with pytest.raises(ObjectNotFound, match=r'^configmaps "settings" not found$'):
         await objects.config_map(web, "settings")
     api.put("configmaps", "settings", data={"a": "1"})
     await objects.config_map(web, "settings")
@@ -364,7 +364,7 @@ async def test_the_cache_never_goes_back(make: Make, api: ObjectApi) -> None:
     await asyncio.sleep(61)
     assert (await objects.config_map(web, "settings")).data == {"a": "2"}
     api.remove("configmaps", "settings")
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectNotFound):
         await objects.config_map(web, "settings")
 
 

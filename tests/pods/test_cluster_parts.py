@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.selector import LabelRequirement, LabelSelector
 from pykubelet.apiserver.errors import Forbidden, Unreachable
-from pykubelet.objects.base import ObjectError, ObjectMissing
+from pykubelet.objects.base import ObjectError, ObjectNotFound
 from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.objects.runtime_classes import RuntimeClasses, default_handler
 from pykubelet.objects.services import Services, no_services
@@ -91,7 +91,7 @@ async def test_handlers(api: ObjectApi, scope: TaskScope) -> None:
     assert await classes.handler(pod(runtimeClassName="")) == ""
     assert api.asked == []
     assert await classes.handler(pod(runtimeClassName="gvisor")) == "runsc"
-    with pytest.raises(ObjectMissing, match=r'^runtimeclass\.node\.k8s\.io "kata" not found$'):
+    with pytest.raises(ObjectNotFound, match=r'^runtimeclass\.node\.k8s\.io "kata" not found$'):
         await classes.handler(pod(runtimeClassName="kata"))
     api.put("runtimeclasses", "kata", "", handler="kata")
     # Also before the watch has told of it.
@@ -151,9 +151,11 @@ async def test_trust_bundles(api: ObjectApi, scope: TaskScope) -> None:
     chosen = LabelSelector(match_labels={"tier": "one"})
     assert await objects.trust_bundle(web, signer=signer, selector=chosen) == pem(ONE)
     for nothing in (None, LabelSelector(match_labels={"tier": "three"})):
-        with pytest.raises(ObjectMissing, match=r"^combination of signerName and labelSelector matched zero"):
+        with pytest.raises(
+            ObjectNotFound, match=r"^combination of signerName and labelSelector matched zero"
+        ):
             await objects.trust_bundle(web, signer=signer, selector=nothing)
-    with pytest.raises(ObjectMissing, match=r'bundle\.certificates\.k8s\.io "absent" not found$'):
+    with pytest.raises(ObjectNotFound, match=r'bundle\.certificates\.k8s\.io "absent" not found$'):
         await objects.trust_bundle(web, name="absent")
     wrong = LabelSelector(match_expressions=[LabelRequirement(key="tier", operator="Near")])
     with pytest.raises(ObjectError, match='while parsing label selector: "Near" is not a valid'):

@@ -11,7 +11,7 @@ import pytest
 from pykubelet.api.core import ConfigMap
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import Problem
-from pykubelet.objects.base import ObjectMissing
+from pykubelet.objects.base import ObjectNotFound
 from pykubelet.podconfig.file_source import FileSource
 from pykubelet.podconfig.local_objects import LocalObject, LocalObjects, title
 from tests.pods.making import NODE, Heard, manifest, static
@@ -52,7 +52,7 @@ def objects() -> LocalObjects:
 async def value(objects: LocalObjects, name: str = "c") -> str:
     try:
         found: ConfigMap = await objects.config_map(static(), name)
-    except ObjectMissing:
+    except ObjectNotFound:
         return ""
     return found.data["key"]
 

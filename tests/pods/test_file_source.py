@@ -14,7 +14,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.linux import inotify
 from pykubelet.podconfig import file_source
 from pykubelet.podconfig import file_source as path_watch
-from pykubelet.podconfig.file_source import FileSource, Look, folders_around
+from pykubelet.podconfig.file_source import DirectorySnapshot, FileSource, folders_around
 from pykubelet.podconfig.file_source import look as folder_look
 from tests.pods.making import NODE, Heard, manifest
 
@@ -115,7 +115,7 @@ async def test_file_source_file_recreated_during_look_adds_its_pods_once(
     file, late = folder / "web.yaml", list[str]()
     file.write_text(manifest("web"))
 
-    def look(path: Path, *arguments: Any) -> Look:
+    def look(path: Path, *arguments: Any) -> DirectorySnapshot:
         if late:
             file.unlink()
             file.write_text(late.pop())

@@ -9,10 +9,10 @@ from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.images.credentials import pull_secrets, secrets_keyring
-from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
+from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
 from pykubelet.podconfig.local_objects import LocalObject, LocalObjects
 from pykubelet.podconfig.manifests import read_manifest
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from tests.pods.making import static
 
 Given = list[tuple[str, LocalObject]]
@@ -68,9 +68,9 @@ async def test_pods_get_the_objects_of_their_namespace(objects: LocalObjects) ->
     )
     assert (await objects.config_map(pod, "c")).data == {"key": "1"}
     assert (await objects.secret(pod, "s")).data == {"key": b"1"}
-    with pytest.raises(ObjectMissing, match=r'^configmap "o" not found$'):
+    with pytest.raises(ObjectNotFound, match=r'^configmap "o" not found$'):
         await objects.config_map(pod, "o")
-    with pytest.raises(ObjectMissing, match=r'^secret "c" not found$'):
+    with pytest.raises(ObjectNotFound, match=r'^secret "c" not found$'):
         await objects.secret(pod, "c")
     pod.metadata.namespace = "other"
     assert (await objects.config_map(pod, "o")).data == {"key": "2"}
@@ -79,9 +79,9 @@ async def test_pods_get_the_objects_of_their_namespace(objects: LocalObjects) ->
 async def test_nothing_is_missing_before_the_first_look(objects: LocalObjects) -> None:
     with pytest.raises(ObjectError) as err:
         await objects.config_map(static(), "c")
-    assert not isinstance(err.value, ObjectMissing)
+    assert not isinstance(err.value, ObjectNotFound)
     objects.offer([])
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectNotFound):
         await objects.config_map(static(), "c")
 
 
@@ -155,7 +155,7 @@ async def test_an_immutable_one_stays_until_its_manifest_is_gone(
     assert told == []
     assert objects.offer([("/m/a", config_map(immutable=True))]) == []
     objects.offer([])
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectNotFound):
         await objects.config_map(static(), "c")
     assert objects.offer([("/m/a", config_map(value="2"))]) == []
     assert (await objects.config_map(static(), "c")).data == {"key": "2"}
@@ -179,6 +179,6 @@ async def test_a_secret_of_the_folder_opens_a_registry(objects: LocalObjects) ->
     }
     (given,) = read_manifest(json.dumps(document).encode(), "here").objects
     objects.offer([("/m/login.yaml", given)])
-    found = await pull_secrets(user("web", pull="login"), objects, Journal())
+    found = await pull_secrets(user("web", pull="login"), objects, PodHistory())
     (credentials,) = secrets_keyring(found).lookup("registry.example.com/team/app")
     assert (credentials.username, credentials.password) == ("robot", "hunter2")

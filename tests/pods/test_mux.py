@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pykubelet.api.meta import to_document
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import PODS
-from pykubelet.apiserver.reflector import ObjectCopy, WatchEvent
+from pykubelet.apiserver.reflector import Store, WatchEvent
 from pykubelet.podconfig.mux import PodChange, PodMux
 from pykubelet.podconfig.static_pods import MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, seen_time
 
@@ -305,7 +305,7 @@ class TestUpdate:
         self, listed: bool, steps: list[list[tuple[str, str, str, str, str]] | tuple[Pod, ...]]
     ) -> None:
         """Verify that differences lead to the same changes and pods as full sets, also with clashing uids."""
-        known, by_update, by_set = ObjectCopy(PODS), PodMux(lambda: 1), PodMux(lambda: 1)
+        known, by_update, by_set = Store(PODS), PodMux(lambda: 1), PodMux(lambda: 1)
         if listed:
             assert by_update.set("api", []) == by_set.set("api", []) == []
         for number, step in enumerate(steps):

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from pykubelet.api.pod import Container, ContainerPort, HTTPGetAction, HTTPHeader
 from pykubelet.probes.network_probes import http_check, lifecycle_get, unverified_tls
-from pykubelet.probes.types import BadTarget, Outcome
+from pykubelet.probes.types import BadTarget, ProbeResult
 from tests.probes.parts import target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -58,7 +58,7 @@ async def ask(
     timeout: float = 20,
     scheme: str = "",
     headers: dict[str, str] | None = None,
-) -> Outcome:
+) -> ProbeResult:
     sent = [HTTPHeader(name=name, value=value) for name, value in (headers or {}).items()]
     action = HTTPGetAction(port=port, path=path, scheme=scheme, http_headers=sent)
     return await http_check(action, target(), timeout, unverified_tls())
@@ -179,7 +179,7 @@ async def test_nobody_listens() -> None:
     async with site(answering(200)) as port:
         pass
     outcome = await ask(port)
-    assert outcome == Outcome(
+    assert outcome == ProbeResult(
         "failure", f'Get "http://127.0.0.1:{port}/": dial tcp 127.0.0.1:{port}: connect: connection refused'
     )
 
@@ -229,7 +229,7 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
 async def test_tls_is_not_verified(certificate: ssl.SSLContext) -> None:
     async with site(answering(200), certificate) as port:
         outcome = await ask(port, scheme="HTTPS")
-    assert outcome == Outcome("success", "body")
+    assert outcome == ProbeResult("success", "body")
 
 
 async def test_plain_http_where_tls_was_asked_for(certificate: ssl.SSLContext) -> None:
@@ -242,10 +242,10 @@ async def test_plain_http_where_tls_was_asked_for(certificate: ssl.SSLContext) -
 def test_the_same_on_uvloop(certificate: ssl.SSLContext) -> None:
     async def all_of_it() -> None:
         async with site(answering(200)) as port:
-            assert await ask(port) == Outcome("success", "body")
+            assert await ask(port) == ProbeResult("success", "body")
         assert "connection refused" in (await ask(port)).output
         async with site(answering(200), certificate) as port:
-            assert await ask(port, scheme="HTTPS") == Outcome("success", "body")
+            assert await ask(port, scheme="HTTPS") == ProbeResult("success", "body")
         async with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", close=False) as port:
             assert (await ask(port, timeout=1)).errored
         async with site(answering(200)) as port:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pykubelet.probes.network_probes import parse_url, request_target, write_request
 from pykubelet.probes.types import OUTPUT_LIMIT
-from pykubelet.transport.http1 import HEAD_LIMIT, ResponseReader, WireError
+from pykubelet.transport.http1 import HEAD_LIMIT, HttpProtocolError, ResponseReader
 
 
 def read(data: bytes, *cuts: int, ended: bool = True) -> ResponseReader:
@@ -90,7 +90,7 @@ def test_a_connection_is_used_again_only_after_a_whole_answer(data: bytes, reusa
     ],
 )
 def test_what_is_not_http_is_refused(data: bytes, words: str) -> None:
-    with pytest.raises(WireError, match=words):
+    with pytest.raises(HttpProtocolError, match=words):
         read(data)
 
 
@@ -99,7 +99,7 @@ def test_no_bytes_make_it_stumble(data: bytes, cuts: list[int]) -> None:
     for start in (b"", HEAD, HEAD + b"Transfer-Encoding: chunked\r\n\r\n"):
         try:
             reader = read(start + data, *cuts)
-        except WireError:
+        except HttpProtocolError:
             continue
         assert reader.done
         assert 100 < reader.status < 1000
@@ -149,7 +149,7 @@ def test_requests(headers: list[tuple[str, str]], expected: list[str]) -> None:
 
 @pytest.mark.parametrize("headers", [("A\r\nB", "c"), ("A", "b\r\nEvil: 1"), ("A b", "c"), ("", "x")])
 def test_headers_cannot_break_out(headers: tuple[str, str]) -> None:
-    with pytest.raises(WireError, match="invalid header field"):
+    with pytest.raises(HttpProtocolError, match="invalid header field"):
         lines(headers)
 
 

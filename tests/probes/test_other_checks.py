@@ -16,7 +16,7 @@ from pykubelet.api.pod import Container, EnvVar, ExecAction, GRPCAction, Probe, 
 from pykubelet.probes.grpc_probe import decode_status, encode_request, grpc_check
 from pykubelet.probes.network_probes import tcp_check
 from pykubelet.probes.runner import BUSY_SECONDS, Checker, ExecSlots, exec_check, expand
-from pykubelet.probes.types import BadTarget, Outcome, Target
+from pykubelet.probes.types import BadTarget, ProbeResult, Target
 from pykubelet.transport.errors import CommandTimedOut, CriError
 from tests.probes.parts import exec_probe, target
 
@@ -27,12 +27,12 @@ async def test_tcp() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        assert await tcp_check(TCPSocketAction(port=port), target(), 20) == Outcome("success")
-        assert await tcp_check(TCPSocketAction(port=port, host="localhost"), target(ip=""), 20) == Outcome(
-            "success"
-        )
+        assert await tcp_check(TCPSocketAction(port=port), target(), 20) == ProbeResult("success")
+        assert await tcp_check(
+            TCPSocketAction(port=port, host="localhost"), target(ip=""), 20
+        ) == ProbeResult("success")
     refused = await tcp_check(TCPSocketAction(port=port), target(), 20)
-    assert refused == Outcome("failure", f"dial tcp 127.0.0.1:{port}: connect: connection refused")
+    assert refused == ProbeResult("failure", f"dial tcp 127.0.0.1:{port}: connect: connection refused")
 
 
 async def test_tcp_hosts_that_do_not_exist() -> None:
@@ -58,7 +58,7 @@ async def test_tcp_gives_up_in_time() -> None:
         finally:
             for client in waiting:
                 client.close()
-    assert outcome == Outcome("failure", f"dial tcp 127.0.0.1:{port}: i/o timeout")
+    assert outcome == ProbeResult("failure", f"dial tcp 127.0.0.1:{port}: i/o timeout")
 
 
 # gRPC
@@ -89,7 +89,7 @@ async def health_server(statuses: dict[str, Any], seen: list[Any] | None = None)
         await server.stop(None)
 
 
-async def ask_grpc(port: int, service: str | None = None, timeout: float = 30) -> Outcome:
+async def ask_grpc(port: int, service: str | None = None, timeout: float = 30) -> ProbeResult:
     return await grpc_check(GRPCAction(port=port, service=service), target(), timeout, "kube-probe/1.36")
 
 
@@ -97,19 +97,19 @@ async def test_grpc_health() -> None:
     seen: list[Any] = []
     statuses = {"": b"\x08\x01", "sick": b"\x08\x02", "odd": b"\x08\x63", "none": b"", "junk": b"\x08"}
     async with health_server(statuses, seen) as port:
-        assert await ask_grpc(port) == Outcome("success", "service healthy")
+        assert await ask_grpc(port) == ProbeResult("success", "service healthy")
         sick = await ask_grpc(port, "sick")
-        assert sick == Outcome("failure", 'service unhealthy (responded with "NOT_SERVING")')
+        assert sick == ProbeResult("failure", 'service unhealthy (responded with "NOT_SERVING")')
         assert '"99"' in (await ask_grpc(port, "odd")).output
         assert '"UNKNOWN"' in (await ask_grpc(port, "none")).output
         assert "cut short" in (await ask_grpc(port, "junk")).output
         missing = await ask_grpc(port, "missing")
-        assert missing == Outcome(
+        assert missing == ProbeResult(
             "failure",
             "error: health rpc probe failed: rpc error: code = NotFound desc = unknown service",
         )
         slow = await ask_grpc(port, "slow", 1.5)
-        assert slow == Outcome("failure", "timeout: health rpc did not complete within 1.5s")
+        assert slow == ProbeResult("failure", "timeout: health rpc did not complete within 1.5s")
     assert seen[0]["user-agent"] == "kube-probe/1.36"
 
 
@@ -154,7 +154,9 @@ def test_grpc_answers_never_make_it_stumble(message: bytes) -> None:
 # exec
 
 
-async def run_exec(answer: Any, env: tuple[EnvVar, ...] = (), command: tuple[str, ...] = ("x",)) -> Outcome:
+async def run_exec(
+    answer: Any, env: tuple[EnvVar, ...] = (), command: tuple[str, ...] = ("x",)
+) -> ProbeResult:
     async def exec_sync(container_id: str, words: list[str], timeout: int) -> tuple[int, bytes]:
         assert (container_id, timeout) == ("c1", 3)
         if isinstance(answer, Exception):
@@ -167,13 +169,15 @@ async def run_exec(answer: Any, env: tuple[EnvVar, ...] = (), command: tuple[str
 
 
 async def test_exec() -> None:
-    assert await run_exec((0, b"fine")) == Outcome("success", "fine")
-    assert await run_exec((7, b"bad\xff")) == Outcome("failure", "bad�")
+    assert await run_exec((0, b"fine")) == ProbeResult("success", "fine")
+    assert await run_exec((7, b"bad\xff")) == ProbeResult("failure", "bad�")
     assert len((await run_exec((1, b"x" * 100_000))).output) == 10 * 1024
     late = await run_exec(CommandTimedOut(["x"], 3, "deadline"))
-    assert late == Outcome("failure", 'command timed out: "x" timed out after 3s')
+    assert late == ProbeResult("failure", 'command timed out: "x" timed out after 3s')
     broken = await run_exec(CriError("ExecSync", "NotFound", "no such container"))
-    assert broken == Outcome("unknown", "rpc error: code = NotFound desc = no such container", errored=True)
+    assert broken == ProbeResult(
+        "unknown", "rpc error: code = NotFound desc = no such container", errored=True
+    )
     filled = await run_exec((0, b""), (EnvVar(name="A", value="1"),), ("cat", "/tmp/$(A)$$(A)$(B)"))
     assert filled.output == "cat /tmp/1$(A)$(B)"
 
@@ -269,11 +273,11 @@ async def test_a_look_that_goes_wrong_is_tried_three_times() -> None:
     checker = Checker(exec_sync, ExecSlots(1))
     broken = CriError("ExecSync", "Unknown", "no")
     answers[:] = [broken, broken, 0]
-    assert await checker.check(exec_probe("x"), target()) == Outcome("success", "out")
+    assert await checker.check(exec_probe("x"), target()) == ProbeResult("success", "out")
     answers[:] = [broken, broken, broken, 0]
     assert (await checker.check(exec_probe("x"), target())).errored
     asked, answers[:] = 0, [1, 0]
-    assert await checker.check(exec_probe("x"), target()) == Outcome("failure", "out")
+    assert await checker.check(exec_probe("x"), target()) == ProbeResult("failure", "out")
     assert asked == 1
 
 

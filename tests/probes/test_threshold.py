@@ -3,14 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.probes.results import ProbeState, begin, step
-from pykubelet.probes.types import KINDS, Kind, Terms, Verdict
+from pykubelet.probes.types import KINDS, Kind, ProbeParameters, Verdict
 
 counts = st.integers(1, 5)
 kinds = st.sampled_from(KINDS)
 
 
-def terms(successes: int = 1, failures: int = 3) -> Terms:
-    return Terms(delay=0, period=10, timeout=1, successes=successes, failures=failures)
+def terms(successes: int = 1, failures: int = 3) -> ProbeParameters:
+    return ProbeParameters(delay=0, period=10, timeout=1, successes=successes, failures=failures)
 
 
 def play(kind: Kind, outcomes: str, successes: int = 1, failures: int = 3) -> tuple[ProbeState, list[str]]:

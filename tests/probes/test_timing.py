@@ -3,19 +3,19 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.probes.prober import Beat, first_beat, next_beat, phase_of
-from pykubelet.probes.types import Terms
+from pykubelet.probes.prober import ProbeTick, first_beat, next_beat, phase_of
+from pykubelet.probes.types import ProbeParameters
 
 periods = st.integers(1, 3600)
 phases = st.floats(0, 1, exclude_max=True)
 moments = st.floats(0, 1e6)
 
 
-def terms(period: int) -> Terms:
-    return Terms(delay=0, period=period, timeout=1, successes=1, failures=3)
+def terms(period: int) -> ProbeParameters:
+    return ProbeParameters(delay=0, period=period, timeout=1, successes=1, failures=3)
 
 
-def beats(period: int, outcomes: list[bool], phase: float = 0.0) -> list[Beat]:
+def beats(period: int, outcomes: list[bool], phase: float = 0.0) -> list[ProbeTick]:
     found = [first_beat(terms(period), 100.0, phase, waited_for=True, ran_before=False)]
     for passed in outcomes:
         found.append(next_beat(found[-1], terms(period), passed, found[-1].due, phase))
@@ -35,7 +35,7 @@ def test_the_first_success_ends_the_haste() -> None:
 
 
 def test_a_slow_look_delays_and_does_not_pile_up() -> None:
-    beat = next_beat(Beat(100.0, 0.0), terms(10), True, 137.0, 0.0)
+    beat = next_beat(ProbeTick(100.0, 0.0), terms(10), True, 137.0, 0.0)
     assert beat.due == 137.0
     assert next_beat(beat, terms(10), True, 138.0, 0.0).due == 147.0
 

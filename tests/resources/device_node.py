@@ -10,7 +10,7 @@ from typing import Any
 
 from pykubelet.api.pod import Pod
 from pykubelet.cm.devices.manager import DeviceManager
-from pykubelet.cm.topology.hints import ANYWHERE, Hint
+from pykubelet.cm.topology.hints import ANYWHERE, TopologyHint
 from tests.device_plugin.process import RESOURCE, plugin_process
 from tests.resources.making import pod_of
 
@@ -62,7 +62,7 @@ class Node:
         capacity, allocatable, _ = self.manager.amounts()
         return (int(capacity[resource]), int(allocatable[resource])) if resource in capacity else None
 
-    async def admit(self, pod: Pod, chosen: Hint = ANYWHERE) -> None:
+    async def admit(self, pod: Pod, chosen: TopologyHint = ANYWHERE) -> None:
         if self.pods.uids is not None:
             self.pods.uids.add(pod.metadata.uid)
         for container in (*pod.spec.init_containers, *pod.spec.containers):

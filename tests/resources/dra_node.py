@@ -15,10 +15,10 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.resource_claim import ResourceClaim
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.cm.dra.claims import ClaimError
-from pykubelet.cm.dra.health import HealthBook
-from pykubelet.cm.dra.manager import DynamicResources
+from pykubelet.cm.dra.health import DeviceHealthCache
+from pykubelet.cm.dra.manager import DraManager
 from pykubelet.cm.dra.metrics import DraMetrics
-from pykubelet.cm.dra.plugins import Drivers
+from pykubelet.cm.dra.plugins import DraPluginRegistry
 from pykubelet.pluginmanager.registration import PluginRegistration
 from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import DRIVER, DriverProcess, driver_process
@@ -36,9 +36,11 @@ class Node:
         self.objects: dict[str, ResourceClaim] = {}
         self.registry = CollectorRegistry()
         metrics = DraMetrics(self.registry)
-        self.health = HealthBook(folder, tasks, lambda driver, devices: self.unwell.append((driver, devices)))
-        self.drivers = Drivers(tasks, metrics, self.health, self.woken.append)
-        self.claims = DynamicResources(folder, self.fetch, self.drivers, metrics=metrics, health=self.health)
+        self.health = DeviceHealthCache(
+            folder, tasks, lambda driver, devices: self.unwell.append((driver, devices))
+        )
+        self.drivers = DraPluginRegistry(tasks, metrics, self.health, self.woken.append)
+        self.claims = DraManager(folder, self.fetch, self.drivers, metrics=metrics, health=self.health)
 
     async def fetch(self, namespace: str, name: str) -> ResourceClaim:
         if name not in self.objects:

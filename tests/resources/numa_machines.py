@@ -3,19 +3,19 @@
 from pathlib import Path
 
 from pykubelet.cm.memory.numa_nodes import MemoryNode
-from pykubelet.cm.topology.hints import Hint
+from pykubelet.cm.topology.hints import TopologyHint
 
 GIB = 1 << 30
 GOLDEN = Path(__file__).parents[1] / "data/golden"
 
 
-def hint(text: str) -> Hint:
+def hint(text: str) -> TopologyHint:
     """Read a hint."""
     nodes = text.removesuffix("!")
-    return Hint(None if nodes == "any" else frozenset(map(int, nodes.split("."))), text.endswith("!"))
+    return TopologyHint(None if nodes == "any" else frozenset(map(int, nodes.split("."))), text.endswith("!"))
 
 
-def hints(text: str) -> list[Hint]:
+def hints(text: str) -> list[TopologyHint]:
     """Read hints."""
     return list(map(hint, text.split()))
 

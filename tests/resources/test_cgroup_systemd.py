@@ -10,7 +10,7 @@ from pykubelet.api import cpuset
 from pykubelet.cm.cgroups.driver import (
     CgroupDriver,
     CgroupError,
-    Slices,
+    SystemdSlices,
     cpu_bits,
     in_whole_percent,
     start_properties,
@@ -225,7 +225,7 @@ class TestDriver:
 
 
 async def test_the_root_is_not_started(recorder: Any) -> None:
-    await Slices(recorder, unified=True).start(())
+    await SystemdSlices(recorder, unified=True).start(())
     assert recorder.asked == []
 
 

@@ -12,7 +12,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm import capacity as huge_pages
 from pykubelet.cm.capacity import allocatable, enforced, overcommitment, read_capacity
-from pykubelet.cm.cgroups.pod_cgroups import Demand, Demands, TierPolicy, tier_values
+from pykubelet.cm.cgroups.pod_cgroups import Demands, QosDemand, QosPolicy, tier_values
 from pykubelet.cm.cgroups.values import (
     CgroupValues,
     PodPolicy,
@@ -241,19 +241,19 @@ class TestWrites:
         assert 1 <= weight_of_shares(low) <= weight_of_shares(high) <= 10000
 
 
-def together(demands: list[Demand]) -> Demands:
+def together(demands: list[QosDemand]) -> Demands:
     return Demands({str(number): demand for number, demand in enumerate(demands)})
 
 
 class TestTiers:
     def test_burstable_weighs_as_its_pods(self) -> None:
         demands = [
-            Demand("Burstable", 100, 1),
-            Demand("Burstable", 10, 1),
-            Demand("Guaranteed", 4000, 1),
-            Demand("BestEffort", 0, 0),
+            QosDemand("Burstable", 100, 1),
+            QosDemand("Burstable", 10, 1),
+            QosDemand("Guaranteed", 4000, 1),
+            QosDemand("BestEffort", 0, 0),
         ]
-        values = tier_values(together(demands), TierPolicy(page_sizes=SIZES))
+        values = tier_values(together(demands), QosPolicy(page_sizes=SIZES))
         unbounded = {"2MB": 1 << 62, "1GB": 1 << 62}
         assert values == {
             "Guaranteed": CgroupValues(huge_pages=unbounded),
@@ -262,8 +262,8 @@ class TestTiers:
         }
 
     def test_reserved_memory_is_out_of_reach_for_lower_tiers(self) -> None:
-        demands = [Demand("Guaranteed", 0, 4 * GIB), Demand("Burstable", 0, 2 * GIB)]
-        policy = TierPolicy(memory_reserved=50, allocatable_memory=10 * GIB)
+        demands = [QosDemand("Guaranteed", 0, 4 * GIB), QosDemand("Burstable", 0, 2 * GIB)]
+        policy = QosPolicy(memory_reserved=50, allocatable_memory=10 * GIB)
         values = tier_values(together(demands), policy)
         assert values["Guaranteed"].memory is None
         assert values["Burstable"].memory == 8 * GIB
@@ -271,33 +271,37 @@ class TestTiers:
 
     @pytest.mark.parametrize("burstable", [6 * GIB, 7 * GIB])
     def test_when_all_memory_is_reserved_nothing_is_left_for_the_rest(self, burstable: int) -> None:
-        demands = [Demand("Guaranteed", 0, 4 * GIB), Demand("Burstable", 0, burstable)]
-        values = tier_values(together(demands), TierPolicy(memory_reserved=100, allocatable_memory=10 * GIB))
+        demands = [QosDemand("Guaranteed", 0, 4 * GIB), QosDemand("Burstable", 0, burstable)]
+        values = tier_values(together(demands), QosPolicy(memory_reserved=100, allocatable_memory=10 * GIB))
         assert values["Burstable"].memory == 6 * GIB
         (limit,) = (one.text for one in v1_writes(values["BestEffort"]) if one.controller == "memory")
         assert limit == "4096"
 
     def test_protection_on_v2(self) -> None:
-        demands = [Demand("Guaranteed", 0, 40), Demand("Burstable", 0, 2), Demand("BestEffort", 0, 0)]
-        on = tier_values(together(demands), TierPolicy(protect_memory=True))
+        demands = [
+            QosDemand("Guaranteed", 0, 40),
+            QosDemand("Burstable", 0, 2),
+            QosDemand("BestEffort", 0, 0),
+        ]
+        on = tier_values(together(demands), QosPolicy(protect_memory=True))
         assert on["Guaranteed"].unified == {"memory.min": "42"}
         assert on["Burstable"].unified == {"memory.low": "2"}
-        off = tier_values(together(demands), TierPolicy(protect_memory=False))
+        off = tier_values(together(demands), QosPolicy(protect_memory=False))
         assert off["Guaranteed"].unified == {"memory.min": "0"}
 
     @given(
         st.lists(
             st.builds(
-                Demand,
+                QosDemand,
                 st.sampled_from(["Guaranteed", "Burstable", "BestEffort"]),
                 st.integers(0, 10**6),
                 st.integers(0, 10**12),
             )
         )
     )
-    def test_only_burstable_pods_weigh(self, demands: list[Demand]) -> None:
+    def test_only_burstable_pods_weigh(self, demands: list[QosDemand]) -> None:
         total = sum(demand.milli_cpu for demand in demands if demand.qos == "Burstable")
-        tiers: dict[QOSClass, CgroupValues] = tier_values(together(demands), TierPolicy())
+        tiers: dict[QOSClass, CgroupValues] = tier_values(together(demands), QosPolicy())
         assert tiers["Burstable"].shares == shares_of(total)
         assert tiers["BestEffort"].shares == MIN_SHARES
 
@@ -307,7 +311,7 @@ class TestTiers:
                 st.sampled_from(["a", "b", "c"]),
                 st.none()
                 | st.builds(
-                    Demand,
+                    QosDemand,
                     st.sampled_from(["Guaranteed", "Burstable", "BestEffort"]),
                     st.integers(0, 10**6),
                     st.integers(0, 10**12),
@@ -316,9 +320,9 @@ class TestTiers:
         )
     )
     def test_demands_put_any_sequence_sums_equal_full_sums(
-        self, puts: list[tuple[str, Demand | None]]
+        self, puts: list[tuple[str, QosDemand | None]]
     ) -> None:
-        demands, model = Demands(), dict[str, Demand]()
+        demands, model = Demands(), dict[str, QosDemand]()
         for uid, demand in puts:
             assert demands.put(uid, demand) == model.pop(uid, None)
             if demand is not None:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api import cpuset
 from pykubelet.cm.cpu.manager import CpuManager, CpuMetrics, CpusetUpdate, RunningContainer, open_cpu_manager
 from pykubelet.cm.cpu.state import FILE_NAME
-from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hint, HintProvider, PolicyError
+from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, HintProvider, PolicyError, TopologyHint
 from pykubelet.config.types import KubeletConfiguration
 from tests.resources.cpu_machines import machine, write, write_system
 from tests.resources.making import pod_of
@@ -50,7 +50,7 @@ def test_it_provides_hints(bench: Bench) -> None:
     hints = provider.hints(pod, pod.spec.containers[0])["cpu"]
     assert hints == provider.pod_hints(pod)["cpu"]
     assert hints is not None
-    assert Hint(frozenset({1}), preferred=True) in hints
+    assert TopologyHint(frozenset({1}), preferred=True) in hints
 
 
 def test_given_kept_and_taken_back(bench: Bench) -> None:
@@ -59,7 +59,7 @@ def test_given_kept_and_taken_back(bench: Bench) -> None:
     assert before.startswith(b'{"policyName":"static","defaultCpuSet":"0-15","checksum":')
     pod = pod_of(ask("4"), ask("500m"))
     for container in pod.spec.containers:
-        cpus.allocate(pod, container, Hint(frozenset({1}), preferred=True))
+        cpus.allocate(pod, container, TopologyHint(frozenset({1}), preferred=True))
     assert cpus.exclusive_of(pod.uid, "c0") == {4, 5, 12, 13}
     assert cpus.exclusive_of(pod.uid, "c1") == frozenset()
     assert cpus.has_exclusive(pod.uid)
@@ -109,7 +109,7 @@ def test_numbers(bench: Bench) -> None:
     registry = CollectorRegistry()
     cpus = bench.start(CpuMetrics(registry))
     pod = pod_of(ask("4"))
-    cpus.allocate(pod, pod.spec.containers[0], Hint(frozenset({1}), preferred=True))
+    cpus.allocate(pod, pod.spec.containers[0], TopologyHint(frozenset({1}), preferred=True))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"kubelet_cpu_manager_{name}", labels)
@@ -175,7 +175,7 @@ class TestOffline:
     def test_while_it_runs(self, bench: Bench) -> None:
         cpus = bench.start()
         pod = pod_of(ask("2"))
-        cpus.allocate(pod, pod.spec.containers[0], Hint(frozenset({1}), preferred=True))
+        cpus.allocate(pod, pod.spec.containers[0], TopologyHint(frozenset({1}), preferred=True))
         assert cpus.cpuset_of(pod.uid, "c0") == "4,12"
         both = running((pod.uid, "c0", "own"), ("web", "c0", "web"))
         bench.online("0-3,5,7-11,13,15")
@@ -186,7 +186,7 @@ class TestOffline:
         bench.online("0-4,8-11,13-15")
         assert cpus.reconcile(both) == [CpusetUpdate("own", "4"), CpusetUpdate("web", "0-3,8-11,13-15")]
         more = pod_of(ask("3"))
-        cpus.allocate(more, more.spec.containers[0], Hint(frozenset({1}), preferred=True))
+        cpus.allocate(more, more.spec.containers[0], TopologyHint(frozenset({1}), preferred=True))
         assert cpus.exclusive_of(more.uid, "c0") == {13, 14, 15}
         bench.online("0-15")
         assert CpusetUpdate("own", "4,12") in cpus.reconcile(both)

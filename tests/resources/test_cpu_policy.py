@@ -11,7 +11,7 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.cpu.policy import CpuOptions, StaticPolicy, check_machine, read_options, reserve
 from pykubelet.cm.cpu.state import CpuState
 from pykubelet.cm.cpu.topology import CpuTopology
-from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hint, PolicyError
+from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, PolicyError, TopologyHint
 from pykubelet.config.types import KubeletConfiguration
 from tests.resources.cpu_machines import machine
 from tests.resources.making import pod_of
@@ -33,15 +33,15 @@ def containers(pod: Pod) -> list[Container]:
     return [*pod.spec.init_containers, *pod.spec.containers]
 
 
-def admit(policy: StaticPolicy, state: CpuState, pod: Pod, chosen: Hint = ANYWHERE) -> CpuState:
+def admit(policy: StaticPolicy, state: CpuState, pod: Pod, chosen: TopologyHint = ANYWHERE) -> CpuState:
     """Give all of a pod's containers what they ask for."""
     for container in containers(pod):
         state = policy.allocate(state, pod, container, chosen)
     return state
 
 
-def near(*nodes: int, preferred: bool = True) -> Hint:
-    return Hint(frozenset(nodes), preferred=preferred)
+def near(*nodes: int, preferred: bool = True) -> TopologyHint:
+    return TopologyHint(frozenset(nodes), preferred=preferred)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ class TestHints:
             ("11", "", []),
         ],
     )
-    def test_where_there_is_room(self, count: str, used: str, hints: list[Hint]) -> None:
+    def test_where_there_is_room(self, count: str, used: str, hints: list[TopologyHint]) -> None:
         state = CpuState(DUAL.all)
         if used:
             state = state.with_assigned("other", "c", cpuset.parse(used))
@@ -376,7 +376,7 @@ def test_pods_come_and_go(data: st.DataObject, topology: CpuTopology, options: d
                     container.restart_policy = "Always"
             pods.append(pod)
             try:
-                state = admit(own, state, pod, Hint(data.draw(nodes), preferred=True))
+                state = admit(own, state, pod, TopologyHint(data.draw(nodes), preferred=True))
             except AllocationError:
                 pods.pop()
         check(own, state, start, pods)

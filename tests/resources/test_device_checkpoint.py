@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykubelet.cm.devices.checkpoint import decode, encode, read_checkpoint, write_checkpoint
-from pykubelet.cm.devices.registry import Device, DeviceTable, Holder, Holding
+from pykubelet.cm.devices.registry import Device, DeviceAllocation, DeviceOwner, DeviceRegistry
 from pykubelet.cm.topology.hints import PolicyError
 
 # Made by the reference's own data types and its checksum.
@@ -32,8 +32,8 @@ def test_the_references_files_are_understood(text: str) -> None:
 
 def test_what_is_in_it() -> None:
     table = decode(FROM_GO[3].encode())
-    held = table.holdings[Holder("uid-1", "c", "example.com/gpu")]
-    assert held == Holding({-1: ("d<&>3",), 0: ("d1", "dé2\n"), 10: ("x",), 2: ()}, b"\x01\x02\xff")
+    held = table.holdings[DeviceOwner("uid-1", "c", "example.com/gpu")]
+    assert held == DeviceAllocation({-1: ("d<&>3",), 0: ("d1", "dé2\n"), 10: ("x",), 2: ()}, b"\x01\x02\xff")
     assert held.ids == {"d<&>3", "d1", "dé2\n", "x"}
     assert set(decode(FROM_GO[2].encode()).resources) == {"example.com/a", "example.com/b", "example.com/n"}
     # Nothing can be given out before the plugin is back.
@@ -41,7 +41,7 @@ def test_what_is_in_it() -> None:
 
 
 def test_an_empty_file_is_the_references_empty_file() -> None:
-    assert json.loads(encode(DeviceTable())) == json.loads(FROM_GO[0])
+    assert json.loads(encode(DeviceRegistry())) == json.loads(FROM_GO[0])
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_no_file_is_no_devices(tmp_path: Path) -> None:
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 holdings = st.dictionaries(
-    st.builds(Holder, names, names, names),
+    st.builds(DeviceOwner, names, names, names),
     st.builds(
-        Holding,
+        DeviceAllocation,
         st.dictionaries(st.integers(-1, 2**62), st.lists(names, max_size=3).map(tuple), max_size=3),
         st.binary(max_size=20),
     ),
@@ -83,8 +83,10 @@ holdings = st.dictionaries(
 
 @settings(max_examples=50)
 @given(held=holdings, offered=st.dictionaries(names, st.sets(names, max_size=3), max_size=3))
-def test_what_is_written_is_read_again(held: dict[Holder, Holding], offered: dict[str, set[str]]) -> None:
-    table = DeviceTable(held)
+def test_what_is_written_is_read_again(
+    held: dict[DeviceOwner, DeviceAllocation], offered: dict[str, set[str]]
+) -> None:
+    table = DeviceRegistry(held)
     for resource, ids in offered.items():
         table.list(resource, map(Device, ids))
     found = decode(encode(table))
@@ -95,7 +97,7 @@ def test_what_is_written_is_read_again(held: dict[Holder, Holding], offered: dic
 def test_writing_replaces_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "f"
     write_checkpoint(path, b"old")
-    write_checkpoint(path, encode(DeviceTable()))
+    write_checkpoint(path, encode(DeviceRegistry()))
     assert read_checkpoint(path).holdings == {}
     assert [one.name for one in tmp_path.iterdir()] == ["f"]
     assert path.stat().st_mode & 0o777 == 0o600

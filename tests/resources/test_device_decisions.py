@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import Container
 from pykubelet.cm.devices import device_plugin_pb2 as pb
 from pykubelet.cm.devices.plugins import read_devices
-from pykubelet.cm.devices.registry import Device, DeviceTable, Holder, Holding, Resource
-from pykubelet.cm.devices.run_options import DeviceGrants, DeviceNode, HostMount
+from pykubelet.cm.devices.registry import Device, DeviceAllocation, DeviceOwner, DeviceRegistry, Resource
+from pykubelet.cm.devices.run_options import DeviceNode, DeviceRunOptions, HostMount
 from pykubelet.cm.devices.selection import ChoiceError, choose, device_hints, grants_of, is_served, reusable
-from pykubelet.cm.topology.hints import Hint
+from pykubelet.cm.topology.hints import TopologyHint
 from tests.resources.making import pod_of
 
 R = "example.com/r"
@@ -132,12 +132,12 @@ def test_whatever_the_plugin_wishes(
     ],
 )
 def test_who_is_served_already(size: int, held: str | None, resource: Resource | None, problem: Any) -> None:
-    holding = Holding({-1: tuple(held)}, b"") if held is not None else None
+    holding = DeviceAllocation({-1: tuple(held)}, b"") if held is not None else None
     if isinstance(problem, bool):
-        assert is_served(Holder("u", "c", R), size, holding, resource) is problem
+        assert is_served(DeviceOwner("u", "c", R), size, holding, resource) is problem
         return
     with pytest.raises(ChoiceError) as caught:
-        is_served(Holder("u", "c", R), size, holding, resource)
+        is_served(DeviceOwner("u", "c", R), size, holding, resource)
     assert str(caught.value) == problem
 
 
@@ -158,7 +158,7 @@ def test_init_containers_leave_devices_behind() -> None:
     assert left(first, i0="ab", i1="a", i2="bc", c0="", c1="b") == "c"
 
 
-def hints_text(found: list[Hint] | None) -> Any:
+def hints_text(found: list[TopologyHint] | None) -> Any:
     if found is None:
         return None
     return [f"{''.join(map(str, sorted(one.nodes or ())))}{'!' if one.preferred else ''}" for one in found]
@@ -213,11 +213,11 @@ def test_what_a_container_gets() -> None:
         one.cdi_devices.add(name="v.com/c=1")
     second.annotations["k"] = "v"
     held = {
-        "b/b": Holding({}, second.SerializeToString()),
-        "a/a": Holding({}, first.SerializeToString()),
+        "b/b": DeviceAllocation({}, second.SerializeToString()),
+        "a/a": DeviceAllocation({}, first.SerializeToString()),
     }
     grants, clashes = grants_of(held)
-    assert grants == DeviceGrants(
+    assert grants == DeviceRunOptions(
         devices=(DeviceNode("/dev/x", "/dev/y", "rw"),),
         cdi_devices=("v.com/c=1",),
         mounts=(HostMount("/lib", "/lib", True),),
@@ -225,7 +225,7 @@ def test_what_a_container_gets() -> None:
         annotations={"k": "v"},
     )
     assert clashes == ["environment variable A", "device /dev/y"]
-    assert grants_of({}) == (DeviceGrants(), [])
+    assert grants_of({}) == (DeviceRunOptions(), [])
     assert grants.and_cdi(()) is grants
     more = grants.and_cdi(("b=1", "b=1", *grants.cdi_devices))
     assert more.cdi_devices == (*grants.cdi_devices, "b=1")
@@ -243,11 +243,11 @@ def test_lists_that_lie_are_read_as_far_as_they_make_sense() -> None:
 
 class TestTable:
     def test_a_life_of_devices(self) -> None:
-        table = DeviceTable()
+        table = DeviceRegistry()
         assert not table.knows(R)
         table.list(R, [Device("a"), Device("b", nodes=frozenset({0, 1})), Device("c", healthy=False)])
         assert table.counts() == ({R: 3}, {R: 2})
-        holder = Holder("u", "c", R)
+        holder = DeviceOwner("u", "c", R)
         table.promise(holder, "b")
         assert table.available(R) == {"a"}
         assert not table.keep_only([])
@@ -270,7 +270,7 @@ class TestTable:
         assert not table.gone
 
     def test_a_resource_that_is_offered_is_not_forgotten(self) -> None:
-        table = DeviceTable(known=[R])
+        table = DeviceRegistry(known=[R])
         table.list(R, [Device("a")])
         table.forget(R)
         assert table.usable(R) == {"a"}

@@ -8,7 +8,7 @@ import pytest
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ExtendedRequestMapping, ExtendedResourceClaimStatus
 from pykubelet.cm.devices.run_options import DeviceNode
-from pykubelet.cm.topology.hints import AllocationError, Hint
+from pykubelet.cm.topology.hints import AllocationError, TopologyHint
 from tests.device_plugin.process import RESOURCE
 from tests.resources.device_node import TWO, node_in, plugin_in, wanting
 from tests.resources.making import pod_of
@@ -97,13 +97,20 @@ async def test_devices_near_to_the_chosen_nodes(tmp_path: Path) -> None:
             plugin.behave(devices={"d1": "Healthy", "d2": "Healthy"}, nodes={"d1": [0], "d2": [1]})
             container = pod.spec.containers[0]
             await node.until(lambda: node.manager.hints(pod, container)[RESOURCE] is not None)
-            zero, one = Hint(frozenset({0}), preferred=True), Hint(frozenset({1}), preferred=True)
+            zero, one = (
+                TopologyHint(frozenset({0}), preferred=True),
+                TopologyHint(frozenset({1}), preferred=True),
+            )
             both = frozenset({0, 1})
-            assert node.manager.hints(pod, container) == {RESOURCE: [zero, one, Hint(both, preferred=False)]}
+            assert node.manager.hints(pod, container) == {
+                RESOURCE: [zero, one, TopologyHint(both, preferred=False)]
+            }
             assert node.manager.pod_hints(pod) == node.manager.hints(pod, container)
             await node.admit(pod, one)
             assert node.manager.held(pod.metadata.uid, "c0") == {RESOURCE: {"d2": {1}}}
-            assert node.manager.hints(pod, container) == {RESOURCE: [one, Hint(both, preferred=False)]}
+            assert node.manager.hints(pod, container) == {
+                RESOURCE: [one, TopologyHint(both, preferred=False)]
+            }
             assert node.manager.pod_hints(pod) == node.manager.hints(pod, container)
             assert node.manager.hints(other, other.spec.containers[0]) == {RESOURCE: []}
             assert node.checkpoint()["PodDeviceEntries"][0]["DeviceIDs"] == {"1": ["d2"]}

@@ -12,9 +12,9 @@ from pykubelet.api.resource_claim import ResourceClaim
 from pykubelet.cm.dra import dra_pb2 as pb
 from pykubelet.cm.dra.claims import (
     ClaimError,
-    ClaimRecord,
+    ClaimInfo,
+    PodClaim,
     PreparedDevice,
-    WantedClaim,
     drivers_of,
     requests_of,
     serves,
@@ -63,15 +63,15 @@ MADE = {"name": "nic", "resourceClaimTemplateName": "t"}
     ("claims", "status", "wanted"),
     [
         ([], {}, []),
-        ([NAMED], {}, [WantedClaim("shared")]),
+        ([NAMED], {}, [PodClaim("shared")]),
         (
             [NAMED, MADE],
             {"resourceClaimStatuses": [{"name": "nic", "resourceClaimName": "p-nic-x7"}]},
-            [WantedClaim("shared"), WantedClaim("p-nic-x7", made=True)],
+            [PodClaim("shared"), PodClaim("p-nic-x7", made=True)],
         ),
         ([MADE], {"resourceClaimStatuses": [{"name": "nic"}]}, []),
-        ([NAMED, {"name": "again", "resourceClaimName": "shared"}], {}, [WantedClaim("shared")]),
-        ([], {"extendedResourceClaimStatus": EXTENDED}, [WantedClaim("extra")]),
+        ([NAMED, {"name": "again", "resourceClaimName": "shared"}], {}, [PodClaim("shared")]),
+        ([], {"extendedResourceClaimStatus": EXTENDED}, [PodClaim("extra")]),
         ([MADE], {}, 'pod "ns/p": ResourceClaim not created yet'),
         (
             [{"name": "odd"}],
@@ -81,7 +81,7 @@ MADE = {"name": "nic", "resourceClaimTemplateName": "t"}
     ],
 )
 def test_the_claims_of_a_pod(
-    claims: list[dict[str, Any]], status: dict[str, Any], wanted: list[WantedClaim] | str
+    claims: list[dict[str, Any]], status: dict[str, Any], wanted: list[PodClaim] | str
 ) -> None:
     pod = pod_with(claims, status)
     if isinstance(wanted, str):
@@ -123,7 +123,7 @@ def claim(owner: str = "pod-1", reserved: str = "pod-1", drivers: tuple[str, ...
     ],
 )
 def test_who_may_use_a_claim(found: ResourceClaim, made: bool, said: list[str] | str) -> None:
-    pod, wanted = pod_with([NAMED]), WantedClaim("c", made=made)
+    pod, wanted = pod_with([NAMED]), PodClaim("c", made=made)
     if isinstance(said, str):
         with pytest.raises(ClaimError) as caught:
             drivers_of(pod, wanted, found)
@@ -183,7 +183,7 @@ def test_the_devices_of_a_request(request_name: str, names: list[str], fits: boo
 
 
 def test_the_cdi_names_of_a_request() -> None:
-    record = ClaimRecord("ns", "c", "u")
+    record = ClaimInfo("ns", "c", "u")
     record.devices = {
         "z": (PreparedDevice("p", "1", ("a",), ("z/x=1", "z/x=2")), PreparedDevice("p", "2", (), ("z/x=3",))),
         "b": (PreparedDevice("p", "1", ("b/sub",), ("b/x=1",)),),
@@ -195,7 +195,7 @@ def test_the_cdi_names_of_a_request() -> None:
     assert list(record.cdi_devices("else")) == ["z/x=3"]
 
 
-ASKED = [ClaimRecord("ns", name, f"uid-{name}", devices={"d": ()}) for name in ("one", "two")]
+ASKED = [ClaimInfo("ns", name, f"uid-{name}", devices={"d": ()}) for name in ("one", "two")]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_share_of_a_device() -> None:
 @given(st.lists(st.sets(st.sampled_from("abc"))))
 def test_each_driver_is_asked_about_its_claims_and_no_others(drivers: list[set[str]]) -> None:
     records = [
-        ClaimRecord("ns", f"c{number}", str(number), devices=dict.fromkeys(sorted(mine), ()))
+        ClaimInfo("ns", f"c{number}", str(number), devices=dict.fromkeys(sorted(mine), ()))
         for number, mine in enumerate(drivers)
     ]
     batches = by_driver(records)

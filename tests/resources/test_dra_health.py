@@ -11,7 +11,7 @@ from pykubelet.api.pod_status import ResourceHealth
 from pykubelet.cm.dra import dra_health_pb2 as pb
 from pykubelet.cm.dra import health as dra_health
 from pykubelet.cm.dra.claims import PreparedDevice
-from pykubelet.cm.dra.health import Device, Health, HealthBook, shortened, updated
+from pykubelet.cm.dra.health import Device, DeviceHealthCache, Health, shortened, updated
 from pykubelet.podconfig.static_pods import write_atomically
 from pykubelet.util.tasks import TaskScope
 
@@ -62,7 +62,7 @@ class Book:
     def __init__(self, folder: Path, tasks: TaskScope, *, messages: bool = True) -> None:
         self.now = 1_800_000_000.0
         self.told: list[set[Device]] = []
-        self.book = HealthBook(
+        self.book = DeviceHealthCache(
             folder, tasks, lambda _, devices: self.told.append(devices), messages=messages, clock=self.clock
         )
 

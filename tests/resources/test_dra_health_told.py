@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.cm.dra.health import HealthBook
+from pykubelet.cm.dra.health import DeviceHealthCache
 from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import DRIVER
 from tests.resources.dra_node import Node, driver_of, new_node, pod_using
@@ -32,7 +32,7 @@ async def test_how_devices_are(node: Node) -> None:
         assert node.claims.users(DRIVER, {("pool", "else")}) == set()
         await node.until(lambda: "on fire" in (node.folder / "dra_health_state").read_text())
         async with TaskScope() as tasks:
-            later = HealthBook(node.folder, tasks)
+            later = DeviceHealthCache(node.folder, tasks)
             (record,) = node.claims.records(pod.uid)
             assert later.of(DRIVER, record.devices[DRIVER][0]).health == "Unhealthy"
         driver.kill()

@@ -7,7 +7,7 @@ import pytest
 
 from pykubelet.cm.dra import plugins as dra_plugins
 from pykubelet.cm.dra.claims import ClaimError
-from pykubelet.cm.dra.plugins import Drivers
+from pykubelet.cm.dra.plugins import DraPluginRegistry
 from pykubelet.pluginmanager.registration import Plugin, RegistrationRefused
 from pykubelet.util.tasks import TaskScope
 from tests.dra_plugin.process import DRIVER, PREPARE, UNPREPARE
@@ -95,7 +95,7 @@ def test_versions(versions: tuple[str, ...], chosen: str) -> None:
 async def test_a_plugin_that_can_never_be_asked_is_refused(plugin: Plugin) -> None:
     async with TaskScope() as tasks:
         with pytest.raises(RegistrationRefused):
-            Drivers(tasks).validate(plugin)
+            DraPluginRegistry(tasks).validate(plugin)
 
 
 async def test_who_registers_twice_stays_registered(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_who_registers_twice_stays_registered(tmp_path: Path) -> None:
     again = Plugin("DRAPlugin", "d", str(tmp_path / "x.sock"), ("v1.DRAPlugin",))
     told: list[tuple[str, bool]] = []
     async with TaskScope() as tasks:
-        drivers = Drivers(tasks)
+        drivers = DraPluginRegistry(tasks)
         drivers.listen(lambda driver, usable: told.append((driver, usable)))
         await drivers.register(first)
         with pytest.raises(RegistrationRefused, match="already registered for DRA driver plugin d"):

@@ -13,9 +13,9 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.resource_claim import ResourceClaim
 from pykubelet.cm.dra import dra_pb2 as pb
-from pykubelet.cm.dra.claims import ClaimError, ClaimRecord, decode
-from pykubelet.cm.dra.manager import DynamicResources
-from pykubelet.cm.dra.plugins import Drivers
+from pykubelet.cm.dra.claims import ClaimError, ClaimInfo, decode
+from pykubelet.cm.dra.manager import DraManager
+from pykubelet.cm.dra.plugins import DraPluginRegistry
 from pykubelet.pluginmanager.client import PluginError
 
 CLAIMS = {"a": ("x",), "b": ("x", "y"), "c": ("y",)}
@@ -49,7 +49,7 @@ class FakePlugin:
         self._all = drivers
         self._name = name
 
-    async def prepare(self, claims: Sequence[ClaimRecord]) -> pb.NodePrepareResourcesResponse:
+    async def prepare(self, claims: Sequence[ClaimInfo]) -> pb.NodePrepareResourcesResponse:
         await self._before()
         answer = pb.NodePrepareResourcesResponse()
         for claim in claims:
@@ -58,7 +58,7 @@ class FakePlugin:
         await self._after()
         return answer
 
-    async def unprepare(self, claims: Sequence[ClaimRecord]) -> pb.NodeUnprepareResourcesResponse:
+    async def unprepare(self, claims: Sequence[ClaimInfo]) -> pb.NodeUnprepareResourcesResponse:
         await self._before()
         answer = pb.NodeUnprepareResourcesResponse()
         for claim in claims:
@@ -119,8 +119,8 @@ def test_nothing_is_forgotten(steps: list[tuple[str, str]]) -> None:
 async def _walk(folder: Path, steps: list[tuple[str, str]]) -> None:
     drivers = FakeDrivers()
 
-    def agent() -> DynamicResources:
-        return DynamicResources(folder, fetch, cast(Drivers, drivers))
+    def agent() -> DraManager:
+        return DraManager(folder, fetch, cast(DraPluginRegistry, drivers))
 
     claims, ready = agent(), set[str]()
 

@@ -9,7 +9,7 @@ import pytest
 
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import KubeError, NotFound, TimedOut
-from pykubelet.cm.dra.slices import Slices
+from pykubelet.cm.dra.slices import ResourceSliceCleaner
 from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
@@ -38,8 +38,8 @@ async def at_once() -> None:
     return
 
 
-def slices(server: Server, tasks: TaskScope) -> Slices:
-    return Slices(cast(ApiClient, server), "n1", tasks, at_once)
+def slices(server: Server, tasks: TaskScope) -> ResourceSliceCleaner:
+    return ResourceSliceCleaner(cast(ApiClient, server), "n1", tasks, at_once)
 
 
 async def test_all_go_at_the_start_once_the_node_is_there() -> None:
@@ -49,7 +49,7 @@ async def test_all_go_at_the_start_once_the_node_is_there() -> None:
         await there.wait()
 
     async with TaskScope() as tasks:
-        Slices(cast(ApiClient, server), "n1", tasks, node_there).start()
+        ResourceSliceCleaner(cast(ApiClient, server), "n1", tasks, node_there).start()
         await asyncio.sleep(60)
         assert server.asked == []
         there.set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cm.dra.claims import ClaimRecord, PreparedDevice, decode, encode, read_state, write_state
+from pykubelet.cm.dra.claims import ClaimInfo, PreparedDevice, decode, encode, read_state, write_state
 from pykubelet.cm.topology.hints import PolicyError
 
 # As the reference kubelet wrote it on a node without claims.
@@ -42,7 +42,7 @@ DATA = {
         }
     ],
 }
-RECORD = ClaimRecord(
+RECORD = ClaimInfo(
     "default",
     "example",
     "067798be-454e-4be4-9047-1aa06aea63f7",
@@ -75,7 +75,7 @@ def test_a_claim_of_the_reference() -> None:
 
 def test_lists_that_go_never_set() -> None:
     claim = {"ClaimUID": "u", "ClaimName": "c", "Namespace": "n", "PodUIDs": None, "DriverState": None}
-    assert decode(written({**DATA, "ClaimInfoStateList": [claim]})) == [ClaimRecord("n", "c", "u")]
+    assert decode(written({**DATA, "ClaimInfoStateList": [claim]})) == [ClaimInfo("n", "c", "u")]
     assert decode(written({**DATA, "ClaimInfoStateList": None})) == []
 
 
@@ -89,7 +89,7 @@ DEVICES = st.builds(
     st.none() | TEXT,
 )
 RECORDS = st.builds(
-    ClaimRecord,
+    ClaimInfo,
     TEXT,
     TEXT,
     TEXT,
@@ -99,7 +99,7 @@ RECORDS = st.builds(
 
 
 @given(st.lists(RECORDS, max_size=4, unique_by=lambda one: one.key))
-def test_what_is_written_is_read(records: list[ClaimRecord]) -> None:
+def test_what_is_written_is_read(records: list[ClaimInfo]) -> None:
     content = encode(records)
     assert decode(content) == sorted(records, key=lambda one: one.key)
     assert encode(reversed(records)) == content

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cm.topology.hints import ANYWHERE, Hint, Hints, Numa, Policy, admits, breadth, merge, node_sets
+from pykubelet.cm.topology.hints import (
+    ANYWHERE,
+    Hints,
+    NumaTopology,
+    Policy,
+    TopologyHint,
+    admits,
+    breadth,
+    merge,
+    node_sets,
+)
 from tests.resources.numa_machines import GOLDEN, hint, hints
 
 CASES = [json.loads(line) for line in (GOLDEN / "topology-merge.jsonl").read_text().splitlines()]
@@ -25,7 +35,7 @@ def test_merging_equals_the_reference() -> None:
         for policy in POLICIES[1:]:
             for suffix, known in (("", {}), (" closest", distances)):
                 expected, admitted = case["expected"][policy + suffix]
-                found = merge(policy, Numa(nodes, known), providers)
+                found = merge(policy, NumaTopology(nodes, known), providers)
                 assert found == hint(expected), (policy + suffix, case)
                 assert admits(policy, found) is admitted
 
@@ -50,13 +60,13 @@ def test_the_recording_tells_policies_and_options_apart() -> None:
         ("single-numa-node", [{"cpu": None}], hint("any!")),
     ],
 )
-def test_the_published_examples(policy: Policy, providers: list[Hints], expected: Hint) -> None:
-    assert merge(policy, Numa(frozenset({0, 1})), providers) == expected
+def test_the_published_examples(policy: Policy, providers: list[Hints], expected: TopologyHint) -> None:
+    assert merge(policy, NumaTopology(frozenset({0, 1})), providers) == expected
 
 
-def _some_hints(nodes: int) -> st.SearchStrategy[list[Hint] | None]:
+def _some_hints(nodes: int) -> st.SearchStrategy[list[TopologyHint] | None]:
     sets = st.sampled_from([None, *node_sets(range(nodes))])
-    return st.none() | st.lists(st.builds(Hint, sets, st.booleans()), max_size=5)
+    return st.none() | st.lists(st.builds(TopologyHint, sets, st.booleans()), max_size=5)
 
 
 _PROVIDERS = st.lists(st.dictionaries(st.sampled_from("abc"), _some_hints(3), max_size=2), max_size=3)
@@ -64,7 +74,7 @@ _PROVIDERS = st.lists(st.dictionaries(st.sampled_from("abc"), _some_hints(3), ma
 
 @given(_PROVIDERS, st.sampled_from(POLICIES))
 def test_no_order_matters(providers: list[Hints], policy: Policy) -> None:
-    machine = Numa(frozenset(range(3)))
+    machine = NumaTopology(frozenset(range(3)))
     turned: list[Hints] = [
         {name: None if some is None else some[::-1] for name, some in reversed(hints.items())}
         for hints in reversed(providers)
@@ -74,7 +84,7 @@ def test_no_order_matters(providers: list[Hints], policy: Policy) -> None:
 
 @given(_PROVIDERS)
 def test_a_preferred_result_is_what_every_resource_prefers(providers: list[Hints]) -> None:
-    merged = merge("restricted", Numa(frozenset(range(3))), providers)
+    merged = merge("restricted", NumaTopology(frozenset(range(3))), providers)
     named = [some for hints in providers for some in hints.values() if some is not None]
     agreeing = [
         any(each.preferred and each.nodes in (None, merged.nodes) for each in some) if some else False
@@ -85,16 +95,20 @@ def test_a_preferred_result_is_what_every_resource_prefers(providers: list[Hints
 
 
 def test_eight_nodes_and_five_resources_take_no_combinations() -> None:
-    every: list[Hint] | None = [Hint(nodes, len(nodes) == 2) for nodes in node_sets(range(8))]
-    merged = merge("best-effort", Numa(frozenset(range(8))), [dict.fromkeys("abcde", every)])
+    every: list[TopologyHint] | None = [TopologyHint(nodes, len(nodes) == 2) for nodes in node_sets(range(8))]
+    merged = merge("best-effort", NumaTopology(frozenset(range(8))), [dict.fromkeys("abcde", every)])
     assert merged == hint("0.1!")
 
 
 def test_sixteen_nodes_on_which_nobody_agrees() -> None:
     """As many as `max-allowable-numa-nodes` may allow; the agent must not stand still for an hour."""
-    machine = Numa(frozenset(range(16)))
-    some: list[Hint] | None = [Hint(nodes, preferred=False) for nodes in node_sets(machine.nodes)]
-    high: list[Hint] | None = [Hint(nodes, preferred=True) for nodes in node_sets(range(3, 16))]
+    machine = NumaTopology(frozenset(range(16)))
+    some: list[TopologyHint] | None = [
+        TopologyHint(nodes, preferred=False) for nodes in node_sets(machine.nodes)
+    ]
+    high: list[TopologyHint] | None = [
+        TopologyHint(nodes, preferred=True) for nodes in node_sets(range(3, 16))
+    ]
     assert merge("best-effort", machine, [{"a": some}, {"b": high}]) == hint("3")
 
 

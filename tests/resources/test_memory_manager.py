@@ -16,7 +16,7 @@ from pykubelet.cm.memory.manager import MemoryManager
 from pykubelet.cm.memory.numa_memory import copied, same
 from pykubelet.cm.memory.numa_nodes import MemoryNode
 from pykubelet.cm.memory.state import MemoryState, read_state
-from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hint, Hints
+from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hints, TopologyHint
 from pykubelet.config.types import MemoryReservation
 from pykubelet.podconfig.defaults import apply_defaults
 from tests.resources.making import amounts, pod_of
@@ -117,7 +117,7 @@ _CONTAINER = st.tuples(st.integers(1, 9), st.integers(0, 2), st.booleans())
 _POD = st.tuples(st.lists(_CONTAINER, max_size=2), st.lists(_CONTAINER, min_size=1, max_size=2))
 _CHOSEN = st.one_of(
     st.just(ANYWHERE),
-    st.builds(Hint, st.frozensets(st.integers(0, 2), min_size=1), st.booleans()),
+    st.builds(TopologyHint, st.frozensets(st.integers(0, 2), min_size=1), st.booleans()),
 )
 _STEP = st.tuples(
     st.sampled_from(["add", "add", "remove", "start", "restart"]), _POD, _CHOSEN, st.integers(0, 9)

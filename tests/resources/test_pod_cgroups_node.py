@@ -17,7 +17,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.cm.capacity import allocatable, overcommitment, reserved_amounts
 from pykubelet.cm.cgroups import node_cgroups, pod_cgroups
 from pykubelet.cm.cgroups.driver import CgroupError
-from pykubelet.cm.cgroups.node_cgroups import NodeLimits
+from pykubelet.cm.cgroups.node_cgroups import NodeAllocatableEnforcer
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
@@ -111,7 +111,9 @@ async def test_pods_that_use_too_much_are_left_in_peace_for_a_while() -> None:
             raise CgroupError(errno.EBUSY, "more is in use")
 
     groups: Any = SimpleNamespace(write=write)
-    limits = NodeLimits(KubeletConfiguration(), groups, CAPACITY, (), lambda *event: told.append(event[1]))
+    limits = NodeAllocatableEnforcer(
+        KubeletConfiguration(), groups, CAPACITY, (), lambda *event: told.append(event[1])
+    )
     await limits.limit_pods(("kubepods",))
     for _ in range(100):
         await limits.retry(("kubepods",))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.agent.host_setup import StartError, open_books
+from pykubelet.agent.host_setup import StartupError, open_books
 from pykubelet.api.pod import ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm import resize as resize_book
@@ -18,7 +18,7 @@ from pykubelet.cm.resize import (
     ALLOCATED,
     WRITE_SECONDS,
     PodResources,
-    ResourceBook,
+    ResourceCheckpoint,
     decode,
     encode,
     read_books,
@@ -102,7 +102,7 @@ class TestFormat:
         (tmp_path / ACTUATED).write_bytes(content)
         with pytest.raises(PolicyError, match=problem):
             read_books(tmp_path)
-        with pytest.raises(StartError) as caught:
+        with pytest.raises(StartupError) as caught:
             open_books(tmp_path)
         assert str(tmp_path / ACTUATED) in str(caught.value)
         assert "delete that file" in str(caught.value)
@@ -182,7 +182,7 @@ class TestBook:
             write_atomically(file, content, mode)
 
         monkeypatch.setattr(resize_book, "write_atomically", maybe)
-        book = ResourceBook(tmp_path / ALLOCATED)
+        book = ResourceCheckpoint(tmp_path / ALLOCATED)
         task = asyncio.create_task(book.write_behind())
         book.put("a", A)
         await asyncio.sleep(2 * WRITE_SECONDS)
@@ -193,7 +193,7 @@ class TestBook:
         task.cancel()
 
     def test_an_old_version_never_replaces_a_newer_one(self, tmp_path: Path) -> None:
-        book = ResourceBook(tmp_path / ALLOCATED)
+        book = ResourceCheckpoint(tmp_path / ALLOCATED)
         book.put("a", B)
         old = book._version()
         book.put_for_good("a", A)

@@ -12,7 +12,7 @@ import pytest
 
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupDriver
-from pykubelet.cm.cgroups.pod_cgroups import PodCgroups, PodGroup
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroup, PodCgroups
 from pykubelet.cm.cgroups.values import CgroupValues, weight_of_shares
 from pykubelet.cm.resize import PodLimits
 from pykubelet.config.feature_gates import FeatureGates
@@ -42,9 +42,9 @@ class TestV2:
         return folder
 
     @staticmethod
-    def group(tmp_path: Path, **values: Any) -> PodGroup:
+    def group(tmp_path: Path, **values: Any) -> PodCgroup:
         machine = Cgroups(CgroupMode.V2, tmp_path, dict.fromkeys(("cpu", "memory"), tmp_path), {})
-        return PodGroup(CgroupDriver(machine), ("pods", "one"), CgroupValues(**values), unified=True)
+        return PodCgroup(CgroupDriver(machine), ("pods", "one"), CgroupValues(**values), unified=True)
 
     async def test_bounds_come_and_grow(self, tmp_path: Path, folder: Path) -> None:
         group = self.group(tmp_path, shares=1024, quota=50_000, memory=64 * MI)

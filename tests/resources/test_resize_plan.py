@@ -13,10 +13,10 @@ from pykubelet.cm.cgroups.values import shares_of_weight, weight_of_shares
 from pykubelet.cm.resize import (
     NOTHING,
     ContainerResize,
+    ContainerSizes,
     PodLimits,
     PodResources,
     Scope,
-    Sizes,
     at_most,
     in_effect,
     in_order,
@@ -89,7 +89,7 @@ class TestViews:
         main = made.spec.containers[0]
         assert in_effect(main, made, ALL) == needs({"limits": {"cpu": "200m", "memory": "256Mi"}})
         assert in_effect(main, made, Scope(whole=False)) is main.resources
-        assert sizes_of(main.resources, made.spec.resources) == Sizes(256 * MI, 0, 200, 0)
+        assert sizes_of(main.resources, made.spec.resources) == ContainerSizes(256 * MI, 0, 200, 0)
 
     def test_what_a_pod_still_has_is_not_free(self) -> None:
         promised, had = pod(SMALL, beside=MORE), pod(MORE, beside=SMALL)
@@ -104,7 +104,7 @@ class TestViews:
 
     @given(st.tuples(*(st.integers(0, 2**20) for _ in range(4))))
     def test_sizes_there_and_back(self, numbers: tuple[int, int, int, int]) -> None:
-        sizes = Sizes(*numbers)
+        sizes = ContainerSizes(*numbers)
         container = pod({"limits": {"ephemeral-storage": "1Gi"}}).spec.containers[0]
         sized = with_sizes(container, sizes)
         assert sizes_of(sized.resources, None) == sizes
@@ -158,11 +158,11 @@ class TestPlan:
     def test_the_round_of_memory_leaves_the_cpus(self) -> None:
         plan = plan_resize(pod(MORE), {"main"}, resources_of(pod(SMALL), ALL), ALL)
         one = plan.containers["main"]
-        assert one.after("memory") == Sizes(128 * MI, 64 * MI, 200, 100)
-        assert one.after("cpu") == one.wanted == Sizes(128 * MI, 64 * MI, 300, 150)
+        assert one.after("memory") == ContainerSizes(128 * MI, 64 * MI, 200, 100)
+        assert one.after("cpu") == one.wanted == ContainerSizes(128 * MI, 64 * MI, 300, 150)
 
 
-sizes = st.builds(Sizes, *(st.integers(0, 5) for _ in range(4)))
+sizes = st.builds(ContainerSizes, *(st.integers(0, 5) for _ in range(4)))
 resizes = st.lists(st.builds(ContainerResize, st.text("ab", max_size=2), sizes, sizes), max_size=5)
 limits = st.builds(PodLimits, st.integers(1, 9), st.integers(-1, 9), st.integers(2, 9))
 
@@ -203,7 +203,7 @@ class TestOrder:
 
 
 def shrinking(limit: int, before: int = 100) -> ContainerResize:
-    return ContainerResize("main", Sizes(memory_limit=limit), Sizes(memory_limit=before))
+    return ContainerResize("main", ContainerSizes(memory_limit=limit), ContainerSizes(memory_limit=before))
 
 
 POD = "attempting to set pod memory limit ({}) below current usage ({})"
@@ -223,7 +223,7 @@ MAIN = 'attempting to set container "main" memory limit ({}) below current usage
         (None, 0, None, [shrinking(50, before=0)], {"main": 60}, MAIN.format(50, 60)),
         (None, 0, None, [shrinking(50)], {}, 'missing container "main" memory usage'),
         (None, 0, None, [shrinking(0)], {"main": 60}, ""),
-        (None, 0, None, [ContainerResize("main", Sizes(memory_limit=50))], {"main": 60}, ""),
+        (None, 0, None, [ContainerResize("main", ContainerSizes(memory_limit=50))], {"main": 60}, ""),
         (50, 99, 60, [shrinking(50)], {"main": 55}, f"[{POD.format(50, 60)}, {MAIN.format(50, 55)}]"),
     ],
 )

@@ -9,14 +9,23 @@ import pytest
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.memory.manager import MemoryManager
 from pykubelet.cm.memory.numa_nodes import MemoryNode
-from pykubelet.cm.topology.hints import AllocationError, Hint, HintProvider, Hints, Policy, PolicyError
-from pykubelet.cm.topology.manager import Refusal, Scope, TopologyManager
+from pykubelet.cm.topology.hints import (
+    AllocationError,
+    HintProvider,
+    Hints,
+    Policy,
+    PolicyError,
+    TopologyHint,
+)
+from pykubelet.cm.topology.manager import Scope, TopologyManager, TopologyRejection
 from pykubelet.config.types import MemoryReservation
 from tests.resources.making import amounts, pod_of
 from tests.resources.numa_machines import hint, hints, machine
 
 GUARANTEED = {"limits": {"cpu": "1", "memory": "4Gi"}}
-MISALIGNED = Refusal("TopologyAffinityError", "Resources cannot be allocated with Topology locality")
+MISALIGNED = TopologyRejection(
+    "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
+)
 
 
 class Recording:
@@ -25,7 +34,7 @@ class Recording:
     def __init__(self, text: str, error: AllocationError | None = None) -> None:
         self.offered: Hints = {"example.com/gpu": hints(text)}
         self.error = error
-        self.given: list[tuple[str, Hint]] = []
+        self.given: list[tuple[str, TopologyHint]] = []
         self.asked: list[str] = []
 
     def hints(self, pod: Pod, container: Container) -> Hints:
@@ -36,11 +45,11 @@ class Recording:
         self.asked.append("pod")
         return self.offered
 
-    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> Awaitable[None] | None:
+    def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> Awaitable[None] | None:
         self.give(container, chosen)
         return None
 
-    def give(self, container: Container, chosen: Hint) -> None:
+    def give(self, container: Container, chosen: TopologyHint) -> None:
         if self.error is not None and container.name == "c1":
             raise self.error
         self.given.append((container.name, chosen))
@@ -90,20 +99,20 @@ async def test_the_scope_decides_who_is_asked_about() -> None:
     [
         (
             AllocationError("not enough cpus available to satisfy request"),
-            Refusal(
+            TopologyRejection(
                 "UnexpectedAdmissionError",
                 "Allocate failed due to not enough cpus available to satisfy request, which is unexpected",
             ),
         ),
         (
             AllocationError("SMT Alignment Error: no", "SMTAlignmentError"),
-            Refusal("SMTAlignmentError", "SMT Alignment Error: no"),
+            TopologyRejection("SMTAlignmentError", "SMT Alignment Error: no"),
         ),
     ],
 )
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
 async def test_a_failed_allocation_refuses_the_pod(
-    policy: Policy, error: AllocationError, expected: Refusal
+    policy: Policy, error: AllocationError, expected: TopologyRejection
 ) -> None:
     failing = Recording("0!", error)
     assert await topology(policy, failing).admit(pod_of(GUARANTEED, GUARANTEED)) == expected
@@ -144,11 +153,11 @@ async def test_close_nodes_are_preferred_on_demand() -> None:
 class Slow(Recording):
     """One that has to ask somebody before it can give."""
 
-    async def _later(self, container: Container, chosen: Hint) -> None:
+    async def _later(self, container: Container, chosen: TopologyHint) -> None:
         await asyncio.sleep(5)
         self.give(container, chosen)
 
-    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> Awaitable[None]:
+    def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> Awaitable[None]:
         return self._later(container, chosen)
 
 

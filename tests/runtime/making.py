@@ -5,7 +5,7 @@ from typing import Any
 from pykubelet.api.meta import ObjectMeta, Resources
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.quantity import Quantity
-from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts
+from pykubelet.kuberuntime.options import RunContainerOptions, RuntimeNodeOptions
 
 
 def make_container(name: str = "main", **fields: Any) -> Container:
@@ -25,10 +25,10 @@ def make_pod(*containers: Container, **fields: Any) -> Pod:
     )
 
 
-def make_facts(**fields: Any) -> ContainerFacts:
+def make_facts(**fields: Any) -> RunContainerOptions:
     """Facts of a container on a plain node."""
-    fields.setdefault("node", NodeFacts())
-    return ContainerFacts(**fields)
+    fields.setdefault("node", RuntimeNodeOptions())
+    return RunContainerOptions(**fields)
 
 
 def amounts(**values: str) -> Resources:

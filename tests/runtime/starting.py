@@ -8,10 +8,10 @@ from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import PodSetting, Starter
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.volumes.plugin import MountedVolume
 from tests.runtime.making import make_pod
 
@@ -19,7 +19,7 @@ from tests.runtime.making import make_pod
 async def start(
     root: Path,
     runtime: object,
-    node: NodeFacts,
+    node: RuntimeNodeOptions,
     container: Container,
     volumes: dict[str, MountedVolume] | None = None,
     last: ObservedContainer | None = None,
@@ -28,7 +28,7 @@ async def start(
     cri, nothing = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None)
     observer = Observer(cri)
     await observer.new_sandbox("sandbox")
-    starter = Starter(
+    starter = ContainerStarter(
         cri,
         observer,
         node,
@@ -36,7 +36,7 @@ async def start(
         nothing,
         nothing,
         nothing,
-        Journal(),
+        PodHistory(),
         lambda *_: None,
         nothing,
         lambda: None,
@@ -49,7 +49,7 @@ async def start(
         PresentImage("sha256:x", 0, ""),
         "sandbox",
         pb.PodSandboxConfig(),
-        PodSetting("/kubepods", volumes or {}),
+        PodStartContext("/kubepods", volumes or {}),
         (),
         ObservedPod(uid=pod.uid, containers=(last,) if last is not None else ()),
     )

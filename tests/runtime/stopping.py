@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from pykubelet.api.pod import Container, ExecAction, Lifecycle, LifecycleHandler
-from pykubelet.kuberuntime.kill import HookRunner, Killer
+from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import CriError
 from tests.runtime.making import make_container
 
@@ -78,14 +78,14 @@ class StoppingRuntime:
         asyncio.get_running_loop().call_later(seconds, self._end_of(container_id).set)
 
 
-def make_killer(runtime: StoppingRuntime, journal: Journal | None = None) -> Killer:
+def make_killer(runtime: StoppingRuntime, journal: PodHistory | None = None) -> ContainerKiller:
     """Build a killer whose hooks run in the same runtime; httpGet hooks are not served."""
     cri: Any = SimpleNamespace(runtime=runtime)
 
     async def no_get(*_: object) -> str | None:
         return "connection refused"
 
-    return Killer(cri, HookRunner(cri, no_get, lambda uid: "10.0.0.2"), journal or Journal())
+    return ContainerKiller(cri, HookRunner(cri, no_get, lambda uid: "10.0.0.2"), journal or PodHistory())
 
 
 def hooked(name: str = "main", **fields: Any) -> Container:

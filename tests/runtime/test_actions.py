@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.kuberuntime.decide import Actions, Verdicts, decide
+from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide
 from pykubelet.kuberuntime.kill import containers_by_name
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
@@ -197,15 +197,15 @@ def test_probes_and_requests_kill() -> None:
     of = pod("a")
     picture = seen(of, ("a", "running"))
     running = picture.containers[0].id
-    failed_liveness = decide(of, picture, Verdicts(liveness={running: False}))
+    failed_liveness = decide(of, picture, ProbeResults(liveness={running: False}))
     assert summary(failed_liveness) == "kill:a start:a"
     assert failed_liveness.kill[0].message == "Container a failed liveness probe, will be restarted"
     assert failed_liveness.kill[0].reason == "LivenessProbe"
-    assert summary(decide(of, picture, Verdicts(startup={running: False}))) == "kill:a start:a"
-    assert summary(decide(of, picture, Verdicts(liveness={running: True}))) == ""
+    assert summary(decide(of, picture, ProbeResults(startup={running: False}))) == "kill:a start:a"
+    assert summary(decide(of, picture, ProbeResults(liveness={running: True}))) == ""
     assert summary(decide(of, picture, None, frozenset({running}))) == "kill:a start:a"
     never = pod("a", policy="Never")
-    assert summary(decide(never, picture, Verdicts(liveness={running: False}))) == "kill-pod kill:a"
+    assert summary(decide(never, picture, ProbeResults(liveness={running: False}))) == "kill-pod kill:a"
     assert summary(decide(never, picture, None, frozenset({running}))) == "kill:a start:a"
 
 
@@ -221,8 +221,8 @@ def test_a_changed_definition_restarts_whatever_the_policy() -> None:
 def test_a_sidecars_startup_probe_holds_back_the_rest() -> None:
     picture = seen(PROBED_SIDE, ("side", "running"))
     side = picture.containers[0].id
-    assert summary(decide(PROBED_SIDE, picture, Verdicts(startup={side: True}))) == "start:main"
-    assert summary(decide(PROBED_SIDE, picture, Verdicts(startup={side: False}))) == "kill:side init:side"
+    assert summary(decide(PROBED_SIDE, picture, ProbeResults(startup={side: True}))) == "start:main"
+    assert summary(decide(PROBED_SIDE, picture, ProbeResults(startup={side: False}))) == "kill:side init:side"
 
 
 @pytest.mark.parametrize(("operator", "again"), [("In", True), ("NotIn", False)])

@@ -6,7 +6,7 @@ import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.start import StartError
 from pykubelet.transport.errors import CriError, NotFound
 from tests.runtime.making import make_container
@@ -47,7 +47,7 @@ async def start_again(root: Path, runtime: Runtime, phase: ContainerPhase) -> No
     """Start a container whose third incarnation was seen in this phase."""
     container = make_container()
     last = ObservedContainer(id="old", name=container.name, phase=phase, attempt=2, restart_count=2)
-    await start(root, runtime, NodeFacts(pod_logs_dir=str(root / "logs")), container, last=last)
+    await start(root, runtime, RuntimeNodeOptions(pod_logs_dir=str(root / "logs")), container, last=last)
 
 
 @pytest.fixture

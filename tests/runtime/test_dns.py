@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import DNSOption, PodDNSConfig
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.dns import PodDNS, check_resolv_conf, parse_resolv_conf, pod_dns
-from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import Starter
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.kuberuntime.start import ContainerStarter
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
 from tests.runtime.making import make_pod
 
 HOST = "nameserver 192.0.2.1\nsearch example.com\noptions timeout:1 rotate\n"
-CLUSTER = NodeFacts(cluster_dns=("10.96.0.10",), cluster_domain="cluster.local", host_ips=("192.0.2.2",))
+CLUSTER = RuntimeNodeOptions(
+    cluster_dns=("10.96.0.10",), cluster_domain="cluster.local", host_ips=("192.0.2.2",)
+)
 CLUSTER_SEARCHES = ("shop.svc.cluster.local", "svc.cluster.local", "cluster.local")
 FROM_HOST = PodDNS(("192.0.2.1",), ("example.com",), ("timeout:1", "rotate"))
 FROM_CLUSTER = PodDNS(("10.96.0.10",), (*CLUSTER_SEARCHES, "example.com"), ("ndots:5",))
@@ -42,7 +44,7 @@ def test_policies(policy: str, host_network: bool, wanted: PodDNS) -> None:
 
 
 def test_without_cluster_dns_the_hosts_is_used_and_said() -> None:
-    dns = pod_dns(make_pod(), NodeFacts(), HOST)
+    dns = pod_dns(make_pod(), RuntimeNodeOptions(), HOST)
     assert (dns.servers, dns.searches) == (FROM_HOST.servers, FROM_HOST.searches)
     (warning,) = dns.warnings
     assert warning.reason == "MissingClusterDNS"
@@ -54,7 +56,7 @@ def test_without_cluster_dns_the_hosts_is_used_and_said() -> None:
 
 
 def test_without_a_cluster_domain_only_the_server_is_the_clusters() -> None:
-    dns = pod_dns(make_pod(), NodeFacts(cluster_dns=("10.96.0.10",)), HOST)
+    dns = pod_dns(make_pod(), RuntimeNodeOptions(cluster_dns=("10.96.0.10",)), HOST)
     assert dns == PodDNS(("10.96.0.10",), ("example.com",), ("ndots:5",))
 
 
@@ -65,7 +67,7 @@ def test_without_a_cluster_domain_only_the_server_is_the_clusters() -> None:
 def test_an_empty_setting_keeps_pods_off_the_hosts_dns(
     host_ips: tuple[str, ...], servers: tuple[str, ...]
 ) -> None:
-    dns = pod_dns(make_pod(dns_policy="Default"), NodeFacts(host_ips=host_ips), None)
+    dns = pod_dns(make_pod(dns_policy="Default"), RuntimeNodeOptions(host_ips=host_ips), None)
     assert dns == PodDNS(servers, (".",))
     cluster = pod_dns(make_pod(), CLUSTER, None)
     assert cluster == PodDNS(("10.96.0.10",), CLUSTER_SEARCHES, ("ndots:5",))
@@ -153,7 +155,7 @@ def test_reading_resolv_conf(text: str, wanted: PodDNS) -> None:
 
 
 def test_a_server_line_without_a_server_is_an_error() -> None:
-    with pytest.raises(ConfigProblem, match="nameserver"):
+    with pytest.raises(ContainerConfigError, match="nameserver"):
         pod_dns(make_pod(), CLUSTER, "nameserver\n")
 
 
@@ -196,12 +198,16 @@ class SandboxRuntime:
 async def test_sandbox_without_cluster_dns_records_event_on_pod_and_node(
     tmp_path: Path, static: bool, expected: int
 ) -> None:
-    cri, nothing, journal = cast(Any, SimpleNamespace(runtime=SandboxRuntime())), cast(Any, None), Journal()
+    cri, nothing, journal = (
+        cast(Any, SimpleNamespace(runtime=SandboxRuntime())),
+        cast(Any, None),
+        PodHistory(),
+    )
     on_node: list[tuple[str, str, str]] = []
-    starter = Starter(
+    starter = ContainerStarter(
         cri,
         Observer(cri),
-        NodeFacts(pod_logs_dir=str(tmp_path)),
+        RuntimeNodeOptions(pod_logs_dir=str(tmp_path)),
         PodDirs(tmp_path),
         nothing,
         nothing,
@@ -223,7 +229,7 @@ async def test_sandbox_without_cluster_dns_records_event_on_pod_and_node(
 
 
 def test_journal_event_not_kept_reaches_listeners_only() -> None:
-    journal, heard = Journal(), []
+    journal, heard = PodHistory(), []
     journal.listen(lambda pod, event: heard.append((pod.uid, event.reason)))
     pod = make_pod()
     journal.event(pod, "Warning", "FailedValidation", "duplicate", keep=False)

@@ -16,11 +16,11 @@ from pykubelet.api.pod import (
     ObjectFieldSelector,
     ResourceFieldSelector,
 )
-from pykubelet.cm.devices.run_options import DeviceGrants
+from pykubelet.cm.devices.run_options import DeviceRunOptions
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.kuberuntime.env import MAX_LINE_BYTES, container_env, parse_env_file
-from pykubelet.kuberuntime.errors import ConfigProblem, MissingSource
-from pykubelet.kuberuntime.options import ContainerFacts, MountedVolume, NodeFacts
+from pykubelet.kuberuntime.errors import ContainerConfigError, MissingSource
+from pykubelet.kuberuntime.options import MountedVolume, RunContainerOptions, RuntimeNodeOptions
 from pykubelet.objects.services import ClusterService, ServicePort, service_env
 from tests.runtime.making import amounts, make_container, make_facts, make_pod
 
@@ -40,8 +40,8 @@ def secret(name: str) -> Mapping[str, bytes]:
     return SECRETS[name]
 
 
-def facts(**more: Any) -> ContainerFacts:
-    more.setdefault("node", NodeFacts(host_ips=("192.0.2.2",), allocatable=amounts(cpu="2")))
+def facts(**more: Any) -> RunContainerOptions:
+    more.setdefault("node", RuntimeNodeOptions(host_ips=("192.0.2.2",), allocatable=amounts(cpu="2")))
     more = {"config_map": config_map, "secret": secret, "pod_ips": ("10.0.0.1",)} | more
     return make_facts(**more)
 
@@ -61,7 +61,7 @@ def test_variables_refer_to_those_above_and_to_services() -> None:
         EnvVar(name="A", value="a"),
         EnvVar(name="B", value="$(A)$$(A) $(WEB_SERVICE_HOST) $(GIVEN)"),
         service_env={"WEB_SERVICE_HOST": "10.96.7.7", "A": "never"},
-        grants=DeviceGrants(env={"GIVEN": "device"}),
+        grants=DeviceRunOptions(env={"GIVEN": "device"}),
     )
     assert list(env.items()) == [
         ("GIVEN", "device"),
@@ -146,7 +146,7 @@ def test_addresses(
         for name in ("podIP", "podIPs")
     ]
     main = make_container(env=env)
-    given = facts(node=NodeFacts(host_ips=host), pod_ips=ips)
+    given = facts(node=RuntimeNodeOptions(host_ips=host), pod_ips=ips)
     found = container_env(make_pod(main, host_network=host_network), main, given)
     assert tuple(found.values()) == values
 
@@ -172,15 +172,15 @@ def test_addresses(
     ],
 )
 def test_values_that_are_missing(source: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigProblem, match=message):
+    with pytest.raises(ContainerConfigError, match=message):
         env_of(variable("X", **source))
 
 
 def test_other_failures_of_a_look_up_are_not_optional() -> None:
     def broken(name: str) -> Mapping[str, str]:
-        raise ConfigProblem("the API server does not answer")
+        raise ContainerConfigError("the API server does not answer")
 
-    with pytest.raises(ConfigProblem, match="does not answer"):
+    with pytest.raises(ContainerConfigError, match="does not answer"):
         env_of(
             variable("X", config_map_key_ref=KeySelector(name="a", key="b", optional=True)), config_map=broken
         )
@@ -188,13 +188,13 @@ def test_other_failures_of_a_look_up_are_not_optional() -> None:
 
 def test_a_node_without_an_api_server_says_so() -> None:
     container = make_container(env_from=[EnvFromSource(secret_ref=NamedRef(name="keys"))])
-    with pytest.raises(ConfigProblem, match="secret keys: this node has no API server"):
-        container_env(make_pod(container), container, ContainerFacts(node=NodeFacts()))
+    with pytest.raises(ContainerConfigError, match="secret keys: this node has no API server"):
+        container_env(make_pod(container), container, RunContainerOptions(node=RuntimeNodeOptions()))
 
 
 def test_services_must_be_known_except_for_static_pods() -> None:
     container = make_container()
-    with pytest.raises(ConfigProblem, match="services have not yet been read"):
+    with pytest.raises(ContainerConfigError, match="services have not yet been read"):
         container_env(make_pod(container), container, facts(service_env=None))
     static = make_pod(container, annotations={"kubernetes.io/config.source": "file"})
     assert container_env(static, container, facts(service_env=None)) == {}
@@ -203,11 +203,11 @@ def test_services_must_be_known_except_for_static_pods() -> None:
 def test_an_environment_that_grows_without_end_is_refused() -> None:
     doubling = [EnvVar(name="V0", value="x" * 1000)]
     doubling += [EnvVar(name=f"V{n + 1}", value=f"$(V{n})$(V{n})") for n in range(60)]
-    with pytest.raises(ConfigProblem, match="more than"):
+    with pytest.raises(ContainerConfigError, match="more than"):
         env_of(*doubling)
     wide = [EnvVar(name="V", value="x" * 1_000_000)]
     wide += [EnvVar(name=f"W{n}", value="$(V)") for n in range(50)]
-    with pytest.raises(ConfigProblem, match="more than"):
+    with pytest.raises(ContainerConfigError, match="more than"):
         env_of(*wide)
 
 
@@ -221,7 +221,7 @@ def file_facts(text: str | None, **gates: bool) -> dict[str, Any]:
             raise FileNotFoundError(path)
         return in_env_file(text, key)
 
-    node = NodeFacts(gates=FeatureGates().with_overrides(gates))
+    node = RuntimeNodeOptions(gates=FeatureGates().with_overrides(gates))
     return {"node": node, "env_file": read, "volumes": {"v": MountedVolume("/v")}}
 
 
@@ -246,7 +246,7 @@ def test_values_in_files() -> None:
     ],
 )
 def test_values_that_are_not_in_files(wish: EnvVar, text: str | None, message: str) -> None:
-    with pytest.raises(ConfigProblem, match=message):
+    with pytest.raises(ContainerConfigError, match=message):
         env_of(wish, **file_facts(text))
 
 

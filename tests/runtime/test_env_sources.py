@@ -18,11 +18,11 @@ from pykubelet.kuberuntime import env as env_sources
 from pykubelet.kuberuntime.config import make_container_config
 from pykubelet.kuberuntime.env import EnvFile, container_env, gather_env_sources, parse_env_file
 from pykubelet.kuberuntime.observe import ObservedPod
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import PodSetting, Starter, StartError
-from pykubelet.objects.base import NoObjects, ObjectError, ObjectMissing
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext, StartError
+from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.volumes.plugin import MountedVolume
 from tests.golden import as_recorded, unordered_env
 from tests.runtime.making import make_facts, make_pod
@@ -54,7 +54,7 @@ class Objects(NoObjects):
     async def _give(self, name: str, missing: str) -> ConfigMap | Secret:
         self.asked.append(name)
         await asyncio.sleep(0.5)
-        found = self.found.get(name, ObjectMissing(missing))
+        found = self.found.get(name, ObjectNotFound(missing))
         if isinstance(found, ObjectError):
             raise found
         return found
@@ -116,12 +116,12 @@ class Started:
     """A starter that gets as far as the request for a container."""
 
     def __init__(self, root: Path, objects: Objects | None, services: dict[str, str] | None) -> None:
-        self.journal = Journal()
+        self.journal = PodHistory()
         nothing = cast(Any, None)
-        self.starter = Starter(
+        self.starter = ContainerStarter(
             nothing,
             nothing,
-            NodeFacts(pod_logs_dir=str(root / "logs")),
+            RuntimeNodeOptions(pod_logs_dir=str(root / "logs")),
             PodDirs(root),
             nothing,
             nothing,
@@ -145,7 +145,7 @@ class Started:
                 PresentImage("sha256:x", 0, ""),
                 "sandbox",
                 pb.PodSandboxConfig(),
-                PodSetting("/kubepods", mounted),
+                PodStartContext("/kubepods", mounted),
                 ("10.0.0.2",),
                 ObservedPod(uid=pod.uid),
             )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPlan, GcPolicy, plan_gc, plan_log_folders
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
@@ -232,7 +232,9 @@ async def test_remove_container_logs_deleted_off_the_event_loop(
     monkeypatch.setattr(Path, "glob", recorded)
     status = pb.ContainerStatusResponse(status=pb.ContainerStatus(log_path=str(folder / "0.log")))
     runtime = AsyncMock(container_status=AsyncMock(return_value=status))
-    await GarbageCollector(cast(Cri, SimpleNamespace(runtime=runtime)), tmp_path, None).remove_container("c")
+    await GarbageCollector(
+        cast(RuntimeConnection, SimpleNamespace(runtime=runtime)), tmp_path, None
+    ).remove_container("c")
     assert [path.name for path in folder.iterdir()] == ["1.log"]
     assert threads
     assert threading.current_thread() not in threads
@@ -240,7 +242,7 @@ async def test_remove_container_logs_deleted_off_the_event_loop(
 
 
 @pytest.fixture
-async def cri(private_runtime: RunningRuntime) -> AsyncIterator[Cri]:
+async def cri(private_runtime: RunningRuntime) -> AsyncIterator[RuntimeConnection]:
     async with connected(private_runtime.endpoint) as connection:
         yield connection
 
@@ -248,7 +250,7 @@ async def cri(private_runtime: RunningRuntime) -> AsyncIterator[Cri]:
 class Node:
     """Pods made by hand in a real runtime, as an agent makes them."""
 
-    def __init__(self, cri: Cri, runtime: RunningRuntime, folder: Path) -> None:
+    def __init__(self, cri: RuntimeConnection, runtime: RunningRuntime, folder: Path) -> None:
         self.cri = cri
         self.runtime = runtime
         self.logs = folder / "pods"
@@ -324,7 +326,9 @@ class Node:
 
 
 @pytest.fixture
-async def node(cri: Cri, private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator[Node]:
+async def node(
+    cri: RuntimeConnection, private_runtime: RunningRuntime, tmp_path: Path
+) -> AsyncIterator[Node]:
     node = Node(cri, private_runtime, tmp_path)
     try:
         yield node

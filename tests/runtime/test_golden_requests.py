@@ -14,14 +14,19 @@ from pykubelet.kuberuntime.config import make_container_config, make_sandbox_con
 from pykubelet.kuberuntime.env import container_env
 from pykubelet.kuberuntime.errors import MissingSource
 from pykubelet.kuberuntime.mounts import sub_path
-from pykubelet.kuberuntime.options import ContainerFacts, MountedVolume, NodeFacts, SandboxFacts
+from pykubelet.kuberuntime.options import (
+    MountedVolume,
+    RunContainerOptions,
+    RunSandboxOptions,
+    RuntimeNodeOptions,
+)
 from pykubelet.objects.services import ClusterService, ServicePort, service_env
 from pykubelet.podconfig.defaults import apply_defaults
 from tests.golden import GOLDEN, as_recorded, unordered_env
 
 POD_DIR = "ROOT/pods/POD_UID"
 
-NODE = NodeFacts(
+NODE = RuntimeNodeOptions(
     cluster_dns=("10.96.0.10",),
     cluster_domain="cluster.local",
     host_ips=("192.0.2.2",),
@@ -69,7 +74,9 @@ def given_pod(stem: str, name: str) -> tuple[Pod, dict[str, Any]]:
     return pod, document
 
 
-def container_facts(stem: str, pod: Pod, document: dict[str, Any], container: Container) -> ContainerFacts:
+def container_facts(
+    stem: str, pod: Pod, document: dict[str, Any], container: Container
+) -> RunContainerOptions:
     objects = {(d["kind"], d["metadata"]["name"]): d for d in given(stem)}
 
     def config_map(name: str) -> dict[str, str]:
@@ -105,13 +112,13 @@ def container_facts(stem: str, pod: Pod, document: dict[str, Any], container: Co
         "secret": secret,
         "service_env": service_env(SERVICES, pod.metadata.namespace, bool(pod.spec.enable_service_links)),
     }
-    env = container_env(pod, container, ContainerFacts(**facts))
+    env = container_env(pod, container, RunContainerOptions(**facts))
     sub_paths = {
         index: f"{POD_DIR}/volume-subpaths/{mount.name}/{container.name}/{index}"
         for index, mount in enumerate(container.volume_mounts)
         if sub_path(mount, env)
     }
-    return ContainerFacts(**facts, sub_paths=sub_paths)
+    return RunContainerOptions(**facts, sub_paths=sub_paths)
 
 
 @pytest.mark.parametrize(("stem", "name", "recorded"), recordings())
@@ -121,7 +128,7 @@ def test_requests_are_the_recorded_ones(stem: str, name: str, recorded: list[dic
     compared = []
     for request in recorded:
         if request["method"] == "RunPodSandbox":
-            facts = SandboxFacts(
+            facts = RunSandboxOptions(
                 node=NODE, cgroup_parent=CLUSTER_PARENTS[qos_class(pod)], resolv_conf="nameserver 192.0.2.1\n"
             )
             ours = as_recorded(make_sandbox_config(pod, facts))

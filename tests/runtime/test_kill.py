@@ -5,7 +5,7 @@ import pytest
 from pykubelet.api.pod import Container, Lifecycle, LifecycleHandler, Probe, SleepAction
 from pykubelet.kuberuntime.decide import KillReason
 from pykubelet.kuberuntime.kill import KillError
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import CriError
 from tests.runtime.making import make_container, make_pod
 from tests.runtime.stopping import StoppingRuntime, hooked, make_killer, running
@@ -17,7 +17,7 @@ def sidecar(name: str) -> Container:
     return make_container(name, restart_policy="Always")
 
 
-def warnings(journal: Journal) -> list[tuple[str, str, str]]:
+def warnings(journal: PodHistory) -> list[tuple[str, str, str]]:
     return [(e.reason, e.message, e.where) for e in journal.events("u-1") if e.kind == "Warning"]
 
 
@@ -54,7 +54,7 @@ async def test_container_grace_period_zero_skips_hook(grace: int) -> None:
 
 
 async def test_pod_hook_beyond_grace_period_lives_until_container_ends() -> None:
-    journal = Journal()
+    journal = PodHistory()
     runtime = StoppingRuntime(exec_seconds=3600, stop_seconds={"main": 60})
     pod = make_pod(hooked(), termination_grace_period_seconds=30)
     await make_killer(runtime, journal).pod(pod, running("main"))
@@ -77,7 +77,7 @@ async def test_pod_sleep_hook_beyond_grace_period_is_not_waited_for() -> None:
 
 
 async def test_pod_failed_hook_reports_event_and_stops() -> None:
-    journal, runtime = Journal(), StoppingRuntime(exit_code=3)
+    journal, runtime = PodHistory(), StoppingRuntime(exit_code=3)
     pod = make_pod(hooked(), termination_grace_period_seconds=30)
     await make_killer(runtime, journal).pod(pod, running("main"))
     assert runtime.signalled == ["main"]
@@ -147,7 +147,7 @@ async def test_pod_shorter_grace_period_keeps_running_hook() -> None:
 
 async def test_pod_shorter_grace_period_sends_no_second_hook_or_signal() -> None:
     runtime = StoppingRuntime(stop_seconds={"main": 60})
-    journal = Journal()
+    journal = PodHistory()
     killer = make_killer(runtime, journal)
     pod = make_pod(hooked(), termination_grace_period_seconds=100)
     first = asyncio.create_task(killer.pod(pod, running("main")))

@@ -14,7 +14,7 @@ from pykubelet.kuberuntime.linux_resources import (
     overhead_resources,
     sandbox_resources,
 )
-from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts, SandboxFacts
+from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
 from tests.runtime.making import amounts, make_container, make_pod
 
 GIB = 1 << 30
@@ -45,7 +45,9 @@ def made(
     container = container_of(requests or {}, limits or {})
     node.setdefault("memory_capacity", 10 * GIB)
     return container_resources(
-        make_pod(container, **(pod or {})), container, ContainerFacts(node=NodeFacts(**node), **(facts or {}))
+        make_pod(container, **(pod or {})),
+        container,
+        RunContainerOptions(node=RuntimeNodeOptions(**node), **(facts or {})),
     )
 
 
@@ -207,8 +209,8 @@ def test_huge_pages_that_are_not_asked_for_are_forbidden() -> None:
     )
 
     def limits(pod: Pod, wanted: FeatureGates) -> list[tuple[str, int]]:
-        node = NodeFacts(huge_page_sizes=("2MB", "1GB", "64KB"), gates=wanted)
-        message = container_resources(pod, container, ContainerFacts(node=node))
+        node = RuntimeNodeOptions(huge_page_sizes=("2MB", "1GB", "64KB"), gates=wanted)
+        message = container_resources(pod, container, RunContainerOptions(node=node))
         return [(limit.page_size, limit.limit) for limit in message.hugepage_limits]
 
     assert limits(pod, gates()) == [("2MB", 4 << 20), ("1GB", GIB), ("64KB", 0)]
@@ -242,11 +244,11 @@ def test_any_resource_name_has_a_size_or_none(suffix: str) -> None:
 def test_sandboxes_have_the_sum_without_the_overhead() -> None:
     container = container_of({"cpu": "100m"}, {"cpu": "500m", "memory": "64Mi"})
     pod = make_pod(container, container_of({}, {"cpu": "500m"}), overhead=amounts(cpu="250m", memory="1Mi"))
-    message = sandbox_resources(pod, SandboxFacts(node=NodeFacts()))
+    message = sandbox_resources(pod, RunSandboxOptions(node=RuntimeNodeOptions()))
     assert (message.cpu_shares, message.cpu_quota, message.cpu_period) == (102, 100_000, 100_000)
     assert message.memory_limit_in_bytes == 64 << 20
-    overhead = overhead_resources(pod, NodeFacts())
+    overhead = overhead_resources(pod, RuntimeNodeOptions())
     assert (overhead.cpu_shares, overhead.cpu_quota, overhead.memory_limit_in_bytes) == (256, 25_000, 1 << 20)
-    assert overhead_resources(make_pod(container), NodeFacts()) == cri.LinuxContainerResources()
-    exclusive = sandbox_resources(pod, SandboxFacts(node=NodeFacts(), exclusive_cpus=True))
+    assert overhead_resources(make_pod(container), RuntimeNodeOptions()) == cri.LinuxContainerResources()
+    exclusive = sandbox_resources(pod, RunSandboxOptions(node=RuntimeNodeOptions(), exclusive_cpus=True))
     assert exclusive.cpu_quota == -1

@@ -5,11 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import VolumeDevice, VolumeMount
-from pykubelet.cm.devices.run_options import DeviceGrants, DeviceNode, HostMount
+from pykubelet.cm.devices.run_options import DeviceNode, DeviceRunOptions, HostMount
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.mounts import container_devices, container_mounts, sub_path
-from pykubelet.kuberuntime.options import ContainerFacts, IdMappings, IdRange, MountedVolume, NodeFacts
+from pykubelet.kuberuntime.options import (
+    IdMappings,
+    IdRange,
+    MountedVolume,
+    RunContainerOptions,
+    RuntimeNodeOptions,
+)
 from tests.runtime.making import make_container, make_facts, make_pod
 
 VOLUMES = {
@@ -51,10 +57,10 @@ def test_volumes_come_in_the_order_of_the_spec() -> None:
 def test_granted_mounts_and_own_files() -> None:
     made = mounts(
         wish(),
-        grants=DeviceGrants(mounts=(HostMount("/dev/x", "/x", read_only=True),)),
+        grants=DeviceRunOptions(mounts=(HostMount("/dev/x", "/x", read_only=True),)),
         hosts_file="/pods/etc-hosts",
         termination_log="/pods/end",
-        node=NodeFacts(selinux=True),
+        node=RuntimeNodeOptions(selinux=True),
     )
     assert made == [
         cri.Mount(container_path="/x", host_path="/dev/x", readonly=True),
@@ -85,7 +91,7 @@ def test_sub_paths_must_have_been_prepared() -> None:
     made = mounts(*wishes, sub_paths={1: "/safe/1", 2: "/safe/2"})
     assert [mount.host_path for mount in made] == ["/pods/data", "/safe/1", "/safe/2"]
     with pytest.raises(
-        ConfigProblem, match='failed to prepare subPath for volumeMount "data" of container "main"'
+        ContainerConfigError, match='failed to prepare subPath for volumeMount "data" of container "main"'
     ):
         mounts(*wishes, sub_paths={1: "/safe/1"})
 
@@ -97,12 +103,14 @@ def test_images_as_volumes() -> None:
 
 
 def test_a_missing_volume() -> None:
-    with pytest.raises(ConfigProblem, match='cannot find volume "absent" to mount into container "main"'):
+    with pytest.raises(
+        ContainerConfigError, match='cannot find volume "absent" to mount into container "main"'
+    ):
         mounts(wish("absent"))
 
 
 def test_unknown_propagation() -> None:
-    with pytest.raises(ConfigProblem, match='invalid MountPropagation mode: "Sideways"'):
+    with pytest.raises(ContainerConfigError, match='invalid MountPropagation mode: "Sideways"'):
         mounts(wish(mount_propagation="Sideways"))
 
 
@@ -134,7 +142,7 @@ def test_recursive_read_only(fields: dict[str, Any], supported: bool, wanted: bo
     ],
 )
 def test_recursive_read_only_that_cannot_be(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigProblem, match=message):
+    with pytest.raises(ContainerConfigError, match=message):
         mounts(wish(**fields))
 
 
@@ -175,7 +183,7 @@ def test_sub_path(fields: dict[str, str], path: str) -> None:
     ],
 )
 def test_sub_paths_that_are_refused(fields: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigProblem, match=message):
+    with pytest.raises(ContainerConfigError, match=message):
         sub_path(wish(**fields), {"UP": "../x", "ROOT": "/", "EMPTY": "", "RAW": "/\udcff"})
 
 
@@ -183,7 +191,7 @@ def test_sub_paths_that_are_refused(fields: dict[str, str], message: str) -> Non
 def test_no_sub_path_leads_out_of_the_volume(expression: str, value: str) -> None:
     try:
         path = sub_path(wish(sub_path_expr=expression), {"N": value})
-    except ConfigProblem:
+    except ContainerConfigError:
         return
     assert not path.startswith("/")
     assert ".." not in path.split("/")
@@ -191,9 +199,9 @@ def test_no_sub_path_leads_out_of_the_volume(expression: str, value: str) -> Non
 
 def test_devices() -> None:
     container = make_container(volume_devices=[VolumeDevice(name="disk", device_path="/dev/xvda")])
-    facts = ContainerFacts(
-        node=NodeFacts(),
-        grants=DeviceGrants(devices=(DeviceNode("/dev/gpu0", "/dev/gpu", "rw"),)),
+    facts = RunContainerOptions(
+        node=RuntimeNodeOptions(),
+        grants=DeviceRunOptions(devices=(DeviceNode("/dev/gpu0", "/dev/gpu", "rw"),)),
         block_volumes={"disk": DeviceNode("/pods/volumeDevices/disk", "", "r")},
     )
     assert container_devices(container, facts) == [
@@ -211,5 +219,5 @@ def test_devices() -> None:
 )
 def test_devices_that_are_refused(device: VolumeDevice, message: str) -> None:
     container = make_container(volume_devices=[device])
-    with pytest.raises(ConfigProblem, match=message):
-        container_devices(container, ContainerFacts(node=NodeFacts()))
+    with pytest.raises(ContainerConfigError, match=message):
+        container_devices(container, RunContainerOptions(node=RuntimeNodeOptions()))

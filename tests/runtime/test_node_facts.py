@@ -7,7 +7,7 @@ import pytest
 from pykubelet.cm.capacity import allocatable, machine_amounts
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.kuberuntime.options import NodeFacts, gather_node_facts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_facts
 
 CONFIG = KubeletConfiguration(
     eviction_hard={"memory.available": "100Mi", "nodefs.available": "1%"},
@@ -21,7 +21,7 @@ def facts(
     *,
     cgroup_v2: bool = False,
     ignore_eviction: bool = False,
-) -> NodeFacts:
+) -> RuntimeNodeOptions:
     return gather_node_facts(
         config,
         FeatureGates(),

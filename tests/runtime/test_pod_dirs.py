@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import Starter
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.kuberuntime.start import ContainerStarter
+from pykubelet.podconfig.pod_history import PodHistory
 from tests.runtime.making import make_pod
 from tests.trees import deep_directory, nest
 
@@ -104,10 +104,10 @@ def test_remove_logs_deep_tree_is_removed(name: str) -> None:
     nothing = cast(Any, None)
     pod = make_pod()
     with deep_directory() as logs:
-        node = NodeFacts(pod_logs_dir=str(logs))
+        node = RuntimeNodeOptions(pod_logs_dir=str(logs))
         cri = cast(Any, SimpleNamespace(runtime=nothing))
-        starter = Starter(
-            *(cri, nothing, node, nothing, nothing, nothing, nothing, Journal(), lambda *_: None, nothing),
+        starter = ContainerStarter(
+            *(cri, nothing, node, nothing, nothing, nothing, nothing, PodHistory(), lambda *_: None, nothing),
             lambda: None,
             None,
         )

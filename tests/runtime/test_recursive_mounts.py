@@ -7,7 +7,7 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.options import NodeFacts, recursive_handlers
+from pykubelet.kuberuntime.options import RuntimeNodeOptions, recursive_handlers
 from pykubelet.kuberuntime.start import StartError
 from pykubelet.volumes.plugin import MountedVolume
 from tests.runtime.starting import start
@@ -40,7 +40,7 @@ class Runtime:
         pass
 
 
-async def mounted(root: Path, mode: str, handler: str, node: NodeFacts) -> pb.Mount:
+async def mounted(root: Path, mode: str, handler: str, node: RuntimeNodeOptions) -> pb.Mount:
     """How a container's only volume is asked for."""
     runtime = Runtime(handler)
     mount = {"name": "v", "mountPath": "/v", "readOnly": True, "recursiveReadOnly": mode}
@@ -52,13 +52,17 @@ async def mounted(root: Path, mode: str, handler: str, node: NodeFacts) -> pb.Mo
 
 @pytest.mark.parametrize(("handler", "recursive"), [("", True), ("kata", False), ("unheard-of", False)])
 async def test_if_possible(tmp_path: Path, handler: str, recursive: bool) -> None:
-    node = NodeFacts(pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME))
+    node = RuntimeNodeOptions(
+        pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME)
+    )
     made = await mounted(tmp_path, "IfPossible", handler, node)
     assert (made.readonly, made.recursive_read_only) == (True, recursive)
 
 
 async def test_where_it_has_to_be(tmp_path: Path) -> None:
-    node = NodeFacts(pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME))
+    node = RuntimeNodeOptions(
+        pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME)
+    )
     assert (await mounted(tmp_path, "Enabled", "", node)).recursive_read_only
     with pytest.raises(StartError, match="it is not supported by the runtime"):
         await mounted(tmp_path, "Enabled", "kata", node)

@@ -5,25 +5,25 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import ContainerPort, EnvVar, Lifecycle, PodSecurityContext, SecurityContext, Sysctl
-from pykubelet.cm.devices.run_options import DeviceGrants
+from pykubelet.cm.devices.run_options import DeviceRunOptions
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
-from pykubelet.kuberuntime.errors import ConfigProblem, InvalidHostname, RootNotAllowed
-from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts, SandboxFacts
+from pykubelet.kuberuntime.errors import ContainerConfigError, InvalidHostname, RootNotAllowed
+from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
 from tests.runtime.making import make_container, make_pod
 
-NODE = NodeFacts(cluster_dns=("10.96.0.10",), cluster_domain="cluster.local")
+NODE = RuntimeNodeOptions(cluster_dns=("10.96.0.10",), cluster_domain="cluster.local")
 
 
 def sandbox(*containers: Any, **fields: Any) -> cri.PodSandboxConfig:
-    facts = SandboxFacts(node=NODE, attempt=2, cgroup_parent="/kubepods/podu-1", resolv_conf="")
+    facts = RunSandboxOptions(node=NODE, attempt=2, cgroup_parent="/kubepods/podu-1", resolv_conf="")
     return make_sandbox_config(make_pod(*containers, **fields), facts)
 
 
 def container(container_fields: dict[str, Any], **facts: Any) -> cri.ContainerConfig:
     subject = make_container(**container_fields)
-    return make_container_config(make_pod(subject), subject, ContainerFacts(**{"node": NODE} | facts))
+    return make_container_config(make_pod(subject), subject, RunContainerOptions(**{"node": NODE} | facts))
 
 
 def test_sandbox_identity() -> None:
@@ -90,7 +90,7 @@ def test_commands_see_the_environment() -> None:
             "stdin_once": True,
             "tty": True,
         },
-        grants=DeviceGrants(env={"GPU": "0"}, cdi_devices=("vendor.com/gpu=0",), annotations={"a": "b"}),
+        grants=DeviceRunOptions(env={"GPU": "0"}, cdi_devices=("vendor.com/gpu=0",), annotations={"a": "b"}),
         attempt=3,
         image_id="sha256:1",
     )
@@ -119,12 +119,12 @@ def test_commands_see_the_environment() -> None:
     ],
 )
 def test_stop_signal(name: str | None, gate: bool, signal: int) -> None:
-    node = NodeFacts(gates=FeatureGates().with_overrides({"ContainerStopSignals": gate}))
+    node = RuntimeNodeOptions(gates=FeatureGates().with_overrides({"ContainerStopSignals": gate}))
     assert container({"lifecycle": Lifecycle(stop_signal=name)}, node=node).stop_signal == signal
 
 
 def test_arguments_that_fill_the_memory_are_refused() -> None:
-    with pytest.raises(ConfigProblem, match="more than"):
+    with pytest.raises(ContainerConfigError, match="more than"):
         container({"args": ["$(V)"] * 100_000}, service_env={"V": "x" * 1_000_000})
 
 
@@ -140,16 +140,16 @@ def test_bytes_of_secrets_reach_the_runtime() -> None:
 
 @pytest.mark.parametrize("field", ["working_dir", "image"])
 def test_text_that_is_none_is_refused(field: str) -> None:
-    with pytest.raises(ConfigProblem, match="cannot be sent"):
+    with pytest.raises(ContainerConfigError, match="cannot be sent"):
         container({field: "\ud800"})
 
 
 def test_bytes_in_arguments_are_refused() -> None:
-    with pytest.raises(ConfigProblem, match="cannot be sent"):
+    with pytest.raises(ContainerConfigError, match="cannot be sent"):
         container({"args": ["$(RAW)"]}, service_env={"RAW": "\udcff"})
-    with pytest.raises(ConfigProblem, match="cannot be sent"):
+    with pytest.raises(ContainerConfigError, match="cannot be sent"):
         container({"env": [EnvVar(name="A", value="\ud800")]})
-    with pytest.raises(ConfigProblem, match="cannot be sent"):
+    with pytest.raises(ContainerConfigError, match="cannot be sent"):
         sandbox(annotations={"a": "\ud800"})
 
 
@@ -157,8 +157,8 @@ def test_requests_are_the_same_each_time_and_leave_the_pod_alone() -> None:
     subject = make_container(env=[EnvVar(name="A", value="$(B)")], ports=[ContainerPort(container_port=1)])
     pod = make_pod(subject, labels={"a": "b"})
     before = repr(pod)
-    facts = ContainerFacts(node=NODE, service_env={"B": "b"})
+    facts = RunContainerOptions(node=NODE, service_env={"B": "b"})
     first = make_container_config(pod, subject, facts).SerializeToString(deterministic=True)
     assert make_container_config(pod, subject, facts).SerializeToString(deterministic=True) == first
-    make_sandbox_config(pod, SandboxFacts(node=NODE))
+    make_sandbox_config(pod, RunSandboxOptions(node=NODE))
     assert repr(pod) == before

@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
-from pykubelet.cm.cgroups.pod_cgroups import PodGroup
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
 from pykubelet.cm.resize import (
     Part,
     PodLimits,
@@ -20,8 +20,8 @@ from pykubelet.cm.resize import (
     resources_of,
 )
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
-from pykubelet.kuberuntime.decide import Actions, Resize, Verdicts, decide
+from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.decide import Actions, ProbeResults, Resize, decide
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import (
     ActualResources,
@@ -30,7 +30,7 @@ from pykubelet.kuberuntime.observe import (
     ObservedSandbox,
     observed_container,
 )
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.resize import ResizeError, Resizer, without_overhead
 from pykubelet.transport.errors import CriError, Unimplemented
 
@@ -73,7 +73,7 @@ def plan(wanted: Pod, has: Pod) -> ResizePlan:
 
 
 def decided(wanted: Pod, has: Pod, **verdicts: Any) -> Actions:
-    return decide(wanted, seen(wanted), Verdicts(**verdicts), resizes=plan(wanted, has))
+    return decide(wanted, seen(wanted), ProbeResults(**verdicts), resizes=plan(wanted, has))
 
 
 class TestDecision:
@@ -225,7 +225,9 @@ class Machine:
         self, wanted: Pod, has: Pod, *, actions: Resize | None = None, sandbox_id: str = "sb0"
     ) -> None:
         resize = actions or decided(wanted, has).resize
-        resizer = Resizer(cast(Cri, self), NodeFacts(), lambda _: cast(PodGroup, self), self)
+        resizer = Resizer(
+            cast(RuntimeConnection, self), RuntimeNodeOptions(), lambda _: cast(PodCgroup, self), self
+        )
         await resizer.apply(wanted, sandbox_id, resize)
 
 

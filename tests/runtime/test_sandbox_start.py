@@ -8,10 +8,10 @@ import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import Starter
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.kuberuntime.start import ContainerStarter
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import CriError, Unavailable
 from tests.runtime.making import make_pod
 
@@ -41,11 +41,11 @@ async def test_sandbox_failed_call_has_its_own_event(
         return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id="box"))
 
     runtime = SimpleNamespace(run_pod_sandbox=run_pod_sandbox, pod_sandbox_status=pod_sandbox_status)
-    cri, nothing, journal = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None), Journal()
-    starter = Starter(
+    cri, nothing, journal = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None), PodHistory()
+    starter = ContainerStarter(
         cri,
         Observer(cri),
-        NodeFacts(pod_logs_dir=str(tmp_path / "logs")),
+        RuntimeNodeOptions(pod_logs_dir=str(tmp_path / "logs")),
         PodDirs(tmp_path),
         nothing,
         nothing,

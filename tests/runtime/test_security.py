@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import Capabilities, PodSecurityContext, Profile, SecurityContext, SELinuxOptions
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.kuberuntime.config import make_container_config
-from pykubelet.kuberuntime.errors import ConfigProblem, RootNotAllowed
-from pykubelet.kuberuntime.options import ContainerFacts, IdMappings, IdRange, NodeFacts, SandboxFacts
+from pykubelet.kuberuntime.errors import ContainerConfigError, RootNotAllowed
+from pykubelet.kuberuntime.options import (
+    IdMappings,
+    IdRange,
+    RunContainerOptions,
+    RunSandboxOptions,
+    RuntimeNodeOptions,
+)
 from pykubelet.kuberuntime.security import (
     MASKED_PATHS,
     READONLY_PATHS,
@@ -25,17 +31,17 @@ IDS = IdMappings((IdRange(0, 65536, 65536),), (IdRange(0, 131072, 65536),))
 def security(
     own: SecurityContext | None = None, whole: PodSecurityContext | None = None, **fields: Any
 ) -> cri.LinuxContainerSecurityContext:
-    facts = {name: fields.pop(name) for name in list(fields) if name in ContainerFacts.__slots__}
-    facts.setdefault("node", NodeFacts())
+    facts = {name: fields.pop(name) for name in list(fields) if name in RunContainerOptions.__slots__}
+    facts.setdefault("node", RuntimeNodeOptions())
     container = make_container(security_context=own)
     pod = make_pod(container, security_context=whole or PodSecurityContext(), **fields)
-    return container_security(pod, container, ContainerFacts(**facts))
+    return container_security(pod, container, RunContainerOptions(**facts))
 
 
 def sandbox(whole: PodSecurityContext | None = None, **fields: Any) -> cri.LinuxSandboxSecurityContext:
-    facts = {name: fields.pop(name) for name in list(fields) if name in SandboxFacts.__slots__}
+    facts = {name: fields.pop(name) for name in list(fields) if name in RunSandboxOptions.__slots__}
     pod = make_pod(security_context=whole or PodSecurityContext(), **fields)
-    return sandbox_security(pod, SandboxFacts(node=NodeFacts(), **facts))
+    return sandbox_security(pod, RunSandboxOptions(node=RuntimeNodeOptions(), **facts))
 
 
 def test_the_containers_wish_comes_before_the_pods() -> None:
@@ -89,7 +95,7 @@ def test_groups_are_in_the_references_order() -> None:
 def test_unknown_groups_policy() -> None:
     whole = PodSecurityContext(supplemental_groups_policy="Sometimes")
     for make in (security, sandbox):
-        with pytest.raises(ConfigProblem, match="unsupported supplementalGroupsPolicy: Sometimes"):
+        with pytest.raises(ContainerConfigError, match="unsupported supplementalGroupsPolicy: Sometimes"):
             make(whole=whole)
 
 
@@ -132,7 +138,9 @@ def test_a_sandbox_is_privileged_if_any_container_is() -> None:
     ],
 )
 def test_hidden_paths(proc_mount: str | None, masked: tuple[str, ...], read_only: tuple[str, ...]) -> None:
-    message = security(SecurityContext(proc_mount=proc_mount), node=NodeFacts(masked_paths=("/sys/x",)))
+    message = security(
+        SecurityContext(proc_mount=proc_mount), node=RuntimeNodeOptions(masked_paths=("/sys/x",))
+    )
     assert tuple(message.masked_paths) == masked
     assert tuple(message.readonly_paths) == read_only
 
@@ -167,7 +175,7 @@ def test_seccomp(
     message = security(
         SecurityContext(seccomp_profile=own),
         PodSecurityContext(seccomp_profile=whole),
-        node=NodeFacts(seccomp_root="/root/seccomp", seccomp_default=default),
+        node=RuntimeNodeOptions(seccomp_root="/root/seccomp", seccomp_default=default),
     )
     assert message.seccomp == wanted
     assert sandbox(PodSecurityContext(seccomp_profile=whole)).seccomp == RUNTIME
@@ -175,7 +183,7 @@ def test_seccomp(
 
 @pytest.mark.parametrize("name", [None, "", "../../etc/passwd", "a/../../x", ".."])
 def test_seccomp_profiles_that_are_refused(name: str | None) -> None:
-    with pytest.raises(ConfigProblem, match=r"localhostProfile must be set|is not below"):
+    with pytest.raises(ContainerConfigError, match=r"localhostProfile must be set|is not below"):
         security(SecurityContext(seccomp_profile=Profile(type="Localhost", localhost_profile=name)))
 
 
@@ -217,7 +225,7 @@ def test_apparmor(
     [(Profile(type="Localhost"), "missing localhost apparmor"), (Profile(type="X"), "unknown apparmor")],
 )
 def test_apparmor_profiles_that_are_refused(profile: Profile, problem: str) -> None:
-    with pytest.raises(ConfigProblem, match=problem):
+    with pytest.raises(ContainerConfigError, match=problem):
         security(SecurityContext(app_armor_profile=profile))
 
 
@@ -260,7 +268,7 @@ def test_user_namespaces() -> None:
     assert sandbox(host_users=False, id_mappings=IDS).namespace_options.userns_options == wanted
     host = cri.UserNamespace(mode=cri.NODE)
     assert sandbox(host_users=True, id_mappings=IDS).namespace_options.userns_options == host
-    with pytest.raises(ConfigProblem, match="runtime does not support user namespaces"):
+    with pytest.raises(ContainerConfigError, match="runtime does not support user namespaces"):
         sandbox(host_users=False)
 
 
@@ -314,7 +322,7 @@ def test_nobody_who_must_not_is_root(uid: int, run_as: int | None) -> None:
     container = make_container(security_context=SecurityContext(run_as_user=run_as, run_as_non_root=True))
     pod = make_pod(container)
     allowed = verify_run_as_non_root(pod, container, uid, "") is None
-    sent = container_security(pod, container, ContainerFacts(node=NodeFacts(), image_uid=uid))
+    sent = container_security(pod, container, RunContainerOptions(node=RuntimeNodeOptions(), image_uid=uid))
     assert not (allowed and sent.run_as_user.value == 0)
 
 
@@ -322,7 +330,7 @@ def test_nobody_who_must_not_is_root(uid: int, run_as: int | None) -> None:
 def test_make_container_config_run_as_non_root_never_starts_root(image: int, run_as: int | None) -> None:
     """Verify that the start itself is rejected, not only that the rule could be asked (CVE-2019-11245)."""
     container = make_container(security_context=SecurityContext(run_as_user=run_as, run_as_non_root=True))
-    facts = ContainerFacts(node=NodeFacts(), image_uid=image)
+    facts = RunContainerOptions(node=RuntimeNodeOptions(), image_uid=image)
     user = image if run_as is None else run_as
     if user:
         sent = make_container_config(make_pod(container), container, facts)

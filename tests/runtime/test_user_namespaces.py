@@ -5,11 +5,11 @@ import pytest
 
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod, PodSpec
-from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.user_namespaces import UNIT, IdSpace, UserNamespaces, parse_getsubids
+from pykubelet.kuberuntime.user_namespaces import UNIT, UserNamespaceRange, UserNamespaces, parse_getsubids
 
-SPACE = IdSpace(first=UNIT, count=3 * UNIT, block=UNIT)
+SPACE = UserNamespaceRange(first=UNIT, count=3 * UNIT, block=UNIT)
 
 
 def pod(uid: str, host_users: bool | None = False) -> Pod:
@@ -29,7 +29,7 @@ def test_each_pod_has_a_block_of_its_own_for_life(tmp_path: Path) -> None:
     dirs = PodDirs(tmp_path)
     spaces = UserNamespaces(dirs, SPACE, supported=True)
     assert [first_id(spaces, uid) for uid in "abc"] == [UNIT, 2 * UNIT, 3 * UNIT]
-    with pytest.raises(ConfigProblem, match="in use"):
+    with pytest.raises(ContainerConfigError, match="in use"):
         spaces.of(pod("d"))
     after_restart = UserNamespaces(dirs, SPACE, supported=True)
     assert first_id(after_restart, "b") == 2 * UNIT
@@ -61,26 +61,26 @@ def test_a_damaged_file_is_a_problem_and_not_a_new_block(tmp_path: Path, content
     dirs = PodDirs(tmp_path)
     dirs.make("a")
     (dirs.pod("a") / "userns").write_text(content)
-    with pytest.raises(ConfigProblem, match="user namespace of pod a"):
+    with pytest.raises(ContainerConfigError, match="user namespace of pod a"):
         UserNamespaces(dirs, SPACE, supported=True).of(pod("a"))
 
 
 @pytest.mark.parametrize(
     ("space", "says"),
     [
-        (IdSpace(UNIT, 110 * UNIT, UNIT), None),
-        (IdSpace(UNIT + 1, 110 * UNIT, UNIT), "multiple"),
-        (IdSpace(0, 110 * UNIT, UNIT), "below"),
-        (IdSpace(UNIT, 109 * UNIT, UNIT), "too few"),
+        (UserNamespaceRange(UNIT, 110 * UNIT, UNIT), None),
+        (UserNamespaceRange(UNIT + 1, 110 * UNIT, UNIT), "multiple"),
+        (UserNamespaceRange(0, 110 * UNIT, UNIT), "below"),
+        (UserNamespaceRange(UNIT, 109 * UNIT, UNIT), "too few"),
     ],
 )
-def test_bad_spaces_are_refused(space: IdSpace, says: str | None) -> None:
+def test_bad_spaces_are_refused(space: UserNamespaceRange, says: str | None) -> None:
     problem = space.problem(max_pods=110)
     assert problem is None if says is None else says in (problem or "")
 
 
 def test_getsubids() -> None:
-    assert parse_getsubids("0: kubelet 65536 7208960\n", UNIT) == IdSpace(65536, 7208960, UNIT)
+    assert parse_getsubids("0: kubelet 65536 7208960\n", UNIT) == UserNamespaceRange(65536, 7208960, UNIT)
     for text in ("", "0: kubelet 1 2\n1: kubelet 3 4\n", "0: kubelet x y\n"):
-        with pytest.raises(ConfigProblem):
+        with pytest.raises(ContainerConfigError):
             parse_getsubids(text, UNIT)

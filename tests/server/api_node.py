@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry, Counter
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import ApiClient
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.podconfig.pod_history import Note
+from pykubelet.podconfig.pod_history import TimelineEntry
 from pykubelet.server.api import ApiParts, api_server
 from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
@@ -145,7 +145,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
             people.rules = {("token-viewer", "get", "pods"), ("token-viewer", "get", "metrics")}
             api = await stack.enter_async_context(serving(None))
             api.default = people.answer
-            transport = Transport(Access(api.url))
+            transport = Transport(RestConfig(api.url))
             stack.push_async_exit(transport)
             config = KubeletConfiguration(address="127.0.0.1", port=unused_port(), **settings)
             config.authentication.x509.client_ca_file = str(authority.certificate)
@@ -155,7 +155,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
             runtime.log.parent.mkdir()
             runtime.containers["u1/main"] = [pb.Container(id="c1", created_at=2)]
             view = ScriptedView([pod_of("web", "u1", node="")])
-            view.notes = {"u1": [Note(time=1, station="sync", text="began")]}
+            view.notes = {"u1": [TimelineEntry(time=1, station="sync", text="began")]}
             (tmp_path / "logs").mkdir()
             parts = ApiParts(
                 config=config,

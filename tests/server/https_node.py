@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pykubelet.apiserver.client import ApiClient
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator, ClientCertificates
@@ -129,7 +129,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
             scope = await stack.enter_async_context(TaskScope())
             api = await stack.enter_async_context(serving(None))
             api.default = node.people.answer
-            transport = Transport(Access(api.url))
+            transport = Transport(RestConfig(api.url))
             stack.push_async_exit(transport)
             client = ApiClient(transport, TokenBucket(-1, 0), timeout=30)
             for name in ("crt", "key"):

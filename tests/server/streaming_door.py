@@ -13,8 +13,8 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pods import Lookup
-from pykubelet.server.streaming import StreamLimits, Streams
+from pykubelet.server.pods import PodLookup
+from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import ServingTls, TlsSettings
 from pykubelet.transport.errors import CriError
 from tests.kube.certs import Authority, Pair
@@ -170,8 +170,8 @@ async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...,
                 pb.Container(id="c1", created_at=2),
             ]
             runtime.sandboxes = [pb.PodSandbox(id="s1", created_at=5, labels={"io.kubernetes.pod.uid": "u1"})]
-            lookup = Lookup(view, runtime, lambda uid: {"mirror": "u1"}.get(uid, uid))
-            streams = Streams(lookup, limits or StreamLimits(), metrics, idle_seconds=idle_seconds)
+            lookup = PodLookup(view, runtime, lambda uid: {"mirror": "u1"}.get(uid, uid))
+            streams = StreamingEndpoints(lookup, limits or StreamLimits(), metrics, idle_seconds=idle_seconds)
             port = await stack.enter_async_context(
                 https_server(
                     "127.0.0.1",

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from pykubelet.apiserver.errors import TimedOut
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.server.auth import (
-    AccessProblem,
     AlwaysAllow,
+    AuthConfigError,
     Authenticator,
     authorize,
     make_authenticator,
     make_judge,
 )
 from pykubelet.server.identity import (
+    AuthorizerAttributes,
     BadCredentials,
-    Refused,
-    Shown,
+    HttpError,
+    RequestCredentials,
     User,
-    Wish,
     bearer_token,
     certificate_user,
     websocket_token,
@@ -30,7 +30,7 @@ from pykubelet.server.identity import (
 )
 from pykubelet.server.metrics import path_label
 from pykubelet.server.pipeline import is_plain
-from pykubelet.server.reviews import NoAnswer, TokenReviews
+from pykubelet.server.reviews import ReviewUnavailable, TokenReviews
 from pykubelet.util.tasks import TaskScope
 from tests.server import reviewing
 from tests.server.reviewing import Api, metrics, user_info
@@ -72,7 +72,7 @@ scope = reviewing.scope
     ],
 )
 def test_what_a_path_asks_for(method: str, path: str, verb: str, subresources: list[str]) -> None:
-    assert wishes(method, path) == [Wish(verb, name) for name in subresources]
+    assert wishes(method, path) == [AuthorizerAttributes(verb, name) for name in subresources]
 
 
 @given(st.text(), st.text())
@@ -214,10 +214,10 @@ class Rules:
     def __init__(self, *allowed: str, broken: str = "") -> None:
         self.allowed_names, self.broken, self.asked = allowed, broken, list[str]()
 
-    async def allowed(self, user: User, wish: Wish) -> bool:
+    async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
         self.asked.append(wish.subresource)
         if wish.subresource == self.broken:
-            raise NoAnswer("down")
+            raise ReviewUnavailable("down")
         return wish.subresource in self.allowed_names
 
 
@@ -244,7 +244,7 @@ async def test_any_one_wish_is_enough(rules: Rules, status: int, text: str, aske
     try:
         await authorize(rules, User("jane"), wishes("GET", "/pods"))
         outcome = (0, "")
-    except Refused as refusal:
+    except HttpError as refusal:
         outcome = (refusal.status, refusal.text)
     assert (outcome, rules.asked) == ((status, text), asked)
 
@@ -258,20 +258,23 @@ async def test_the_ways_to_be_known(scope: TaskScope) -> None:
     api = Api(authenticated=True, user=user_info("jane"))
     tokens = TokenReviews(api, scope, 60, metrics())
     strict, lax = Authenticator(None, tokens, anonymous=False), Authenticator(None, tokens, anonymous=True)
-    jane = await strict.user(Shown(authorization="Bearer t"))
+    jane = await strict.user(RequestCredentials(authorization="Bearer t"))
     assert jane is not None
     assert jane.groups == ("g", "system:authenticated")
-    assert await strict.user(Shown(protocols=[hidden("t"), "v4"])) == jane
-    assert await strict.user(Shown()) is None
-    nobody = await lax.user(Shown())
+    assert await strict.user(RequestCredentials(protocols=[hidden("t"), "v4"])) == jane
+    assert await strict.user(RequestCredentials()) is None
+    nobody = await lax.user(RequestCredentials())
     assert nobody == User("system:anonymous", groups=("system:unauthenticated",))
     api.status = {}
     # A bad token is worse than none.
-    assert await lax.user(Shown(authorization="Bearer bad")) is None
+    assert await lax.user(RequestCredentials(authorization="Bearer bad")) is None
     api.errors = [TimedOut("x", "down")]
-    assert await lax.user(Shown(authorization="Bearer unknown")) is None
+    assert await lax.user(RequestCredentials(authorization="Bearer unknown")) is None
     # Without the means to check tokens they are as good as nothing.
-    assert await Authenticator(None, None, anonymous=True).user(Shown(authorization="Bearer t")) == nobody
+    assert (
+        await Authenticator(None, None, anonymous=True).user(RequestCredentials(authorization="Bearer t"))
+        == nobody
+    )
 
 
 @pytest.mark.parametrize(
@@ -295,6 +298,6 @@ async def test_configurations_that_cannot_work_are_explained(
         for parent in parents:
             place = getattr(place, parent)
         setattr(place, name, value)
-    with pytest.raises(AccessProblem, match=words):
+    with pytest.raises(AuthConfigError, match=words):
         make_authenticator(config, None, scope, metrics())
         make_judge(config, None, lambda: "n", scope, metrics())

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.server.api import ApiParts, api_routes, api_server
-from pykubelet.server.auth import AccessProblem
+from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.listeners import PortError
 from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics
@@ -255,6 +255,6 @@ async def test_starting_says_what_is_wrong(start: Start, pairs: dict[str, Pair])
         async with api_server(node.parts):
             pytest.fail("must not serve")
     node.parts.config.tls_cipher_suites = ["TLS_RSA_WITH_RC4_128_SHA"]
-    with pytest.raises(AccessProblem, match="tlsCipherSuites"):
+    with pytest.raises(AuthConfigError, match="tlsCipherSuites"):
         async with api_server(node.parts):
             pytest.fail("must not serve")

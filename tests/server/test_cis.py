@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pykubelet.cli.up import cluster_config
-from pykubelet.config.load import Loaded, load
+from pykubelet.config.load import LoadedConfig, load
 from pykubelet.server.tls import TlsSettings, server_context
 from pykubelet.standalone.instance import Instance
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 
 @pytest.fixture
-def loaded(tmp_path: Path) -> Loaded:
+def loaded(tmp_path: Path) -> LoadedConfig:
     authority = tmp_path / "ca.crt"
     authority.touch()
     config = tmp_path / "kubelet.yaml"
@@ -25,7 +25,7 @@ def loaded(tmp_path: Path) -> Loaded:
     return load([f"--config={config}", f"--kubeconfig={tmp_path / 'kubeconfig'}"])
 
 
-def _ciphers_are_strong(loaded: Loaded) -> bool:
+def _ciphers_are_strong(loaded: LoadedConfig) -> bool:
     context = server_context(TlsSettings.of(loaded.config, request_certificates=True))
     ciphers = context.get_ciphers()
     return bool(ciphers) and all(
@@ -34,7 +34,7 @@ def _ciphers_are_strong(loaded: Loaded) -> bool:
     )
 
 
-CHECKS: dict[str, Callable[[Loaded], object]] = {
+CHECKS: dict[str, Callable[[LoadedConfig], object]] = {
     "4.2.1": lambda loaded: not loaded.config.authentication.anonymous.enabled,
     "4.2.2": lambda loaded: loaded.config.authorization.mode == "Webhook",
     "4.2.3": lambda loaded: loaded.config.authentication.x509.client_ca_file,
@@ -51,7 +51,7 @@ CHECKS: dict[str, Callable[[Loaded], object]] = {
 }
 
 
-def test_the_default_configuration_is_as_the_page_says(loaded: Loaded) -> None:
+def test_the_default_configuration_is_as_the_page_says(loaded: LoadedConfig) -> None:
     told = {}
     for line in PAGE.read_text().splitlines():
         if line.startswith("| 4.2."):

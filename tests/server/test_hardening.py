@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.container_actions import ContainerActions
-from pykubelet.server.pods import Lookup
+from pykubelet.server.pods import PodLookup
 from pykubelet.server.readonly import health_routes, read_only_routes, spec_routes
 from pykubelet.server.tls import TlsSettings, server_context
 from pykubelet.volumes.errors import VolumeError
@@ -119,7 +119,7 @@ async def test_checkpoints_are_made_one_at_a_time(tmp_path: Path) -> None:
 
     runtime = Slow()
     runtime.containers["u1/main"] = [pb.Container(id="c1", created_at=1)]
-    lookup = Lookup(ScriptedView([pod_of("web", "u1", node="")]), runtime, str)
+    lookup = PodLookup(ScriptedView([pod_of("web", "u1", node="")]), runtime, str)
     app = web.Application()
     app.add_routes(ContainerActions(lookup, tmp_path / "c", lambda: START).checkpoint_routes())
     async with TestClient(TestServer(app)) as client:

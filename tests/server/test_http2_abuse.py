@@ -28,8 +28,16 @@ from hypothesis import strategies as st
 from pykubelet.server.connections import app_runner
 from pykubelet.server.http2 import frames as http2_frames
 from pykubelet.server.http2.connection import Http2, Http2Connection
-from pykubelet.server.http2.frames import BUDGET, LONGEST_FRAME, PREFACE, BadFrames, Budget, Frames, TooBusy
-from pykubelet.server.http2.headers import Malformed, NotHere, answer_head, request_head
+from pykubelet.server.http2.frames import (
+    BUDGET,
+    LONGEST_FRAME,
+    PREFACE,
+    BadFrames,
+    Budget,
+    BudgetExceeded,
+    Frames,
+)
+from pykubelet.server.http2.headers import Malformed, UnsupportedRequest, answer_head, request_head
 from pykubelet.server.http2.stream import Stream
 from tests.server import http2_site
 from tests.server.http2_client import Client
@@ -212,14 +220,14 @@ def test_a_budget_comes_back_with_time() -> None:
     now = 0.0
     budget = Budget(lambda: now)
     budget.spend(BUDGET)
-    with pytest.raises(TooBusy):
+    with pytest.raises(BudgetExceeded):
         budget.spend(1)
     now = 5.0
     for _ in range(1000):
         budget.spend(1)
     budget.earn(10 * BUDGET)
     budget.spend(BUDGET)
-    with pytest.raises(TooBusy):
+    with pytest.raises(BudgetExceeded):
         budget.spend(BUDGET)
 
 
@@ -264,7 +272,7 @@ def test_a_head_is_one_head(fields: list[tuple[bytes, bytes]], good: bool, ended
         fields = [(name.encode(), value.encode()) for name, value in REQUEST] + fields
     try:
         written, chunked, _ = request_head(fields, ended=ended)
-    except (Malformed, NotHere):
+    except (Malformed, UnsupportedRequest):
         return
     lines = written.split(b"\r\n")
     assert lines[-2:] == [b"", b""]

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from pykubelet.server import node_logs
-from pykubelet.server.identity import Refused
+from pykubelet.server.identity import HttpError
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.node_logs import LogQuery, check_log_query, journal_arguments, read_log_query
 from pykubelet.server.pipeline import counted
@@ -85,7 +85,7 @@ def test_what_is_asked(text: str, query: LogQuery | None) -> None:
     ],
 )
 def test_what_is_refused(text: str, status: int, says: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HttpError) as refused:
         query = read(text)
         assert query is not None
         check_log_query(query)
@@ -103,7 +103,7 @@ def test_nothing_gets_to_the_program_but_options_with_values(
         query = read_log_query(asked)
         assert query is not None
         check_log_query(query)
-    except Refused:
+    except HttpError:
         return
     for argument in journal_arguments(query):
         assert re.fullmatch(

@@ -16,7 +16,7 @@ import uvloop
 
 from pykubelet.api.meta import from_json
 from pykubelet.api.pod import PodList
-from pykubelet.podconfig.pod_history import Event, Note
+from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.listeners import PortError, http_server, unix_server
 from pykubelet.server.manifests import control_routes
 from pykubelet.server.pods import NodePods, PodJournal, pod_list_json
@@ -45,7 +45,7 @@ def view() -> ScriptedView:
     return ScriptedView(
         listed=[web, pod_of("job", "u2")],
         events={"u1": [Event("Normal", "Started", "Started container main", "spec", 10.0, 12.5, 2)]},
-        notes={"u1": [Note(9.0, "decide", "start main")]},
+        notes={"u1": [TimelineEntry(9.0, "decide", "start main")]},
         states={"u2": "terminating"},
     )
 

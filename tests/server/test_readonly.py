@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
-from pykubelet.agent.servers import ServingParts, serving
+from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
@@ -66,7 +66,7 @@ async def read_only_port(
     settings = AgentSettings(
         KubeletFlags(root_dir=str(tmp_path)), config, FeatureGates({}), "node1.example.com"
     )
-    parts = ServingParts(
+    parts = ServerDependencies(
         settings=settings,
         ips=["127.0.0.1"],
         flag_values={},

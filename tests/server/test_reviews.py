@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pykubelet.apiserver.errors import BadAnswer, Forbidden, KubeError, ServerError, TimedOut
-from pykubelet.server.identity import BadCredentials, User, Wish
+from pykubelet.apiserver.errors import Forbidden, InvalidResponse, KubeError, ServerError, TimedOut
+from pykubelet.server.identity import AuthorizerAttributes, BadCredentials, User
 from pykubelet.server.reviews import (
     MOST_AT_ONCE,
     MOST_REMEMBERED,
     MOST_WAITING,
     AccessReviews,
-    AnswerCache,
-    NoAnswer,
+    ReviewCache,
+    ReviewUnavailable,
     TokenReviews,
 )
 from pykubelet.util.tasks import TaskScope
@@ -29,7 +29,7 @@ scope = reviewing.scope
 @pytest.mark.looptime
 async def test_answers_are_kept_for_their_time_and_asked_for_once(scope: TaskScope) -> None:
     asked: list[str] = []
-    cache: AnswerCache[str, str] = AnswerCache(scope, lambda answer: len(answer), most=2, name="test")
+    cache: ReviewCache[str, str] = ReviewCache(scope, lambda answer: len(answer), most=2, name="test")
 
     async def ask(answer: str) -> str:
         asked.append(answer)
@@ -53,7 +53,7 @@ async def test_answers_are_kept_for_their_time_and_asked_for_once(scope: TaskSco
 
 @pytest.mark.looptime
 async def test_whoever_gives_up_does_not_take_the_answer_from_others(scope: TaskScope) -> None:
-    cache: AnswerCache[str, int] = AnswerCache(scope, lambda _: 60, most=9, name="test")
+    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, most=9, name="test")
 
     async def ask() -> int:
         await asyncio.sleep(1)
@@ -69,17 +69,17 @@ async def test_whoever_gives_up_does_not_take_the_answer_from_others(scope: Task
 
 @pytest.mark.looptime
 async def test_failures_reach_everybody_and_are_not_kept(scope: TaskScope) -> None:
-    cache: AnswerCache[str, int] = AnswerCache(scope, lambda _: 60, most=9, name="test")
+    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, most=9, name="test")
 
     async def fail() -> int:
         await asyncio.sleep(1)
-        raise NoAnswer("down")
+        raise ReviewUnavailable("down")
 
     async def ask() -> int:
         return 7
 
     outcomes = await asyncio.gather(*(cache.get("q", fail) for _ in range(3)), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [NoAnswer] * 3
+    assert [type(outcome) for outcome in outcomes] == [ReviewUnavailable] * 3
     assert await cache.get("q", ask) == 7
 
 
@@ -187,14 +187,14 @@ async def test_token_reviews_too_many_waiting_longest_evicted(scope: TaskScope, 
 
 
 async def refused(user: Coroutine[Any, Any, User]) -> str:
-    with pytest.raises(NoAnswer) as caught:
+    with pytest.raises(ReviewUnavailable) as caught:
         await user
     return str(caught.value)
 
 
 @pytest.mark.looptime
 async def test_answer_cache_question_asked_again_after_abandonment_fetched_again(scope: TaskScope) -> None:
-    cache: AnswerCache[str, int] = AnswerCache(scope, lambda _: 60, most=9, name="test")
+    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, most=9, name="test")
 
     async def fetch() -> int:
         await asyncio.sleep(1)
@@ -216,7 +216,7 @@ def access(api: Api, scope: TaskScope, node: str = "n1") -> AccessReviews:
 async def test_yes_and_no_are_remembered_for_different_times(scope: TaskScope) -> None:
     api = Api(allowed=True)
     reviews = access(api, scope)
-    user, wish = User("jane", "1", ("g",), {"k": ["v"]}), Wish("get", "proxy")
+    user, wish = User("jane", "1", ("g",), {"k": ["v"]}), AuthorizerAttributes("get", "proxy")
     assert await reviews.allowed(user, wish)
     spec = api.asked[0].spec
     assert (spec.user, spec.uid, spec.groups, spec.extra) == ("jane", "1", ["g"], {"k": ["v"]})
@@ -238,14 +238,16 @@ async def test_yes_and_no_are_remembered_for_different_times(scope: TaskScope) -
     assert len(api.asked) == 3
     # Somebody else, or something else, is another question.
     await reviews.allowed(User("jane", "2", ("g",), {"k": ["v"]}), wish)
-    await reviews.allowed(user, Wish("create", "proxy"))
+    await reviews.allowed(user, AuthorizerAttributes("create", "proxy"))
     assert len(api.asked) == 5
 
 
 @pytest.mark.looptime
 async def test_both_yes_and_no_is_no_answer(scope: TaskScope) -> None:
-    with pytest.raises(NoAnswer):
-        await access(Api(allowed=True, denied=True), scope).allowed(User("x"), Wish("get", "proxy"))
+    with pytest.raises(ReviewUnavailable):
+        await access(Api(allowed=True, denied=True), scope).allowed(
+            User("x"), AuthorizerAttributes("get", "proxy")
+        )
 
 
 @pytest.mark.looptime
@@ -256,7 +258,7 @@ async def test_both_yes_and_no_is_no_answer(scope: TaskScope) -> None:
         ([ServerError(500)] * 5, 5, True),
         ([Forbidden(403)], 1, True),
         ([TimedOut("https://x", "slow")], 1, True),
-        ([BadAnswer("?")], 1, True),
+        ([InvalidResponse("?")], 1, True),
     ],
 )
 async def test_what_is_put_off_is_asked_again(
@@ -266,13 +268,13 @@ async def test_what_is_put_off_is_asked_again(
     api.errors = list(errors)
     reviews = access(api, scope)
     if fails:
-        with pytest.raises(NoAnswer):
-            await reviews.allowed(User("x"), Wish("get", "proxy"))
+        with pytest.raises(ReviewUnavailable):
+            await reviews.allowed(User("x"), AuthorizerAttributes("get", "proxy"))
     else:
-        assert await reviews.allowed(User("x"), Wish("get", "proxy"))
+        assert await reviews.allowed(User("x"), AuthorizerAttributes("get", "proxy"))
     assert len(api.asked) == asked
     api.errors = []
-    assert await reviews.allowed(User("x"), Wish("get", "proxy"))
+    assert await reviews.allowed(User("x"), AuthorizerAttributes("get", "proxy"))
 
 
 @pytest.mark.looptime
@@ -283,6 +285,6 @@ async def test_an_api_server_that_never_answers_is_waited_for_half_a_minute(scop
 
     loop = asyncio.get_running_loop()
     before = loop.time()
-    with pytest.raises(NoAnswer):
-        await access(Silent(), scope).allowed(User("x"), Wish("get", "proxy"))
+    with pytest.raises(ReviewUnavailable):
+        await access(Silent(), scope).allowed(User("x"), AuthorizerAttributes("get", "proxy"))
     assert 29 < loop.time() - before < 31

@@ -13,10 +13,10 @@ from multidict import MultiDict
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.server.identity import Refused
+from pykubelet.server.identity import HttpError
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pods import Lookup
-from pykubelet.server.streaming import StreamLimits, Streams, StreamWish, ports_of
+from pykubelet.server.pods import PodLookup
+from pykubelet.server.streaming import RemoteCommandOptions, StreamingEndpoints, StreamLimits, ports_of
 from pykubelet.transport.errors import from_status
 from tests.kube.certs import NAMES, Authority, Pair
 from tests.server.streaming_door import UPGRADED, Door, FakeRuntime, doors, on_uvloop, saying
@@ -365,9 +365,9 @@ async def _status(door: Door) -> int:
 def test_limits_of_all_and_of_one() -> None:
     limits = StreamLimits(most=3, most_of_one=2)
     with limits.one_more("a"), limits.one_more("a"):
-        with pytest.raises(Refused), limits.one_more("a"):
+        with pytest.raises(HttpError), limits.one_more("a"):
             pytest.fail("too many of one")
-        with limits.one_more("b"), pytest.raises(Refused), limits.one_more("c"):
+        with limits.one_more("b"), pytest.raises(HttpError), limits.one_more("c"):
             pytest.fail("too many")
     with limits.one_more("a"), limits.one_more("a"):
         pass
@@ -376,20 +376,20 @@ def test_limits_of_all_and_of_one() -> None:
 @pytest.mark.parametrize(
     ("query", "wish"),
     [
-        ({"input": "1"}, StreamWish(True, False, False, False)),
-        ({"output": "1", "error": "1", "tty": "1"}, StreamWish(False, True, False, True)),
-        ({"output": "true", "error": "1"}, StreamWish(False, False, True, False)),
+        ({"input": "1"}, RemoteCommandOptions(True, False, False, False)),
+        ({"output": "1", "error": "1", "tty": "1"}, RemoteCommandOptions(False, True, False, True)),
+        ({"output": "true", "error": "1"}, RemoteCommandOptions(False, False, True, False)),
     ],
 )
-def test_wishes(query: dict[str, str], wish: StreamWish) -> None:
-    assert StreamWish.of(query) == wish
+def test_wishes(query: dict[str, str], wish: RemoteCommandOptions) -> None:
+    assert RemoteCommandOptions.of(query) == wish
 
 
 @given(st.lists(st.text(max_size=8), max_size=3))
 def test_ports_are_ports_or_refused(values: list[str]) -> None:
     try:
         ports = ports_of(MultiDict(("port", value) for value in values))
-    except Refused:
+    except HttpError:
         return
     assert ports
     assert all(0 < port < 65536 for port in ports)
@@ -397,6 +397,8 @@ def test_ports_are_ports_or_refused(values: list[str]) -> None:
 
 def test_heads_are_not_answered() -> None:
     metrics = ServerMetrics(CollectorRegistry())
-    streams = Streams(Lookup(ScriptedView(), FakeRuntime(), str), StreamLimits(), metrics, idle_seconds=1)
+    streams = StreamingEndpoints(
+        PodLookup(ScriptedView(), FakeRuntime(), str), StreamLimits(), metrics, idle_seconds=1
+    )
     assert {route.method for route in streams.routes()} == {"GET", "POST"}
     assert all(isinstance(route, web.RouteDef) for route in streams.routes())

@@ -17,14 +17,14 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Pod
 from pykubelet.cli.exec import PROTOCOL, Data, FrameReader, FrameWriter, RemoteCommand
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.container_actions import ContainerActions
 from pykubelet.server.container_logs import ContainerLogs
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pods import Lookup
-from pykubelet.server.streaming import StreamLimits, Streams
+from pykubelet.server.pods import PodLookup
+from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import ServingTls, TlsSettings
 from tests.conftest import RunningRuntime
 from tests.embedded.pods import connected
@@ -43,7 +43,7 @@ class Node:
 
     port: int
     authority: Authority
-    cri: Cri
+    cri: RuntimeConnection
     container: str
     sandbox: str
 
@@ -83,9 +83,9 @@ async def node(private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator
         stack.push_async_callback(cri.runtime.remove_pod_sandbox, sandbox)
         stack.push_async_callback(cri.runtime.stop_pod_sandbox, sandbox)
         metrics, limits = ServerMetrics(CollectorRegistry()), StreamLimits()
-        lookup = Lookup(ScriptedView([pod]), cri.runtime, str)
+        lookup = PodLookup(ScriptedView([pod]), cri.runtime, str)
         routes = [
-            *Streams(lookup, limits, metrics, idle_seconds=60).routes(),
+            *StreamingEndpoints(lookup, limits, metrics, idle_seconds=60).routes(),
             *ContainerLogs(lookup, limits, split_streams=False, idle_seconds=60).routes(),
             *ContainerActions(lookup, tmp_path / "checkpoints", lambda: START).run_routes(),
         ]
@@ -103,7 +103,7 @@ async def node(private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator
         yield Node(port, authority, cri, container, sandbox)
 
 
-async def _start_pod(cri: Cri, runtime: RunningRuntime) -> tuple[Pod, str, str]:
+async def _start_pod(cri: RuntimeConnection, runtime: RunningRuntime) -> tuple[Pod, str, str]:
     uid = str(uuid.uuid4())
     labels = {
         "io.kubernetes.pod.uid": uid,

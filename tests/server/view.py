@@ -6,7 +6,7 @@ from typing import Any
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.podconfig.pod_history import Event, Note
+from pykubelet.podconfig.pod_history import Event, TimelineEntry
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -34,14 +34,14 @@ class ScriptedView:
 
     listed: list[Pod] = field(default_factory=list)
     events: dict[str, list[Event]] = field(default_factory=dict)
-    notes: dict[str, list[Note]] = field(default_factory=dict)
+    notes: dict[str, list[TimelineEntry]] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
     restarts: list[tuple[str, str | None]] = field(default_factory=list)
 
     def pods(self) -> list[Pod]:
         return self.listed
 
-    def journal(self, uid: str) -> tuple[list[Event], list[Note]]:
+    def journal(self, uid: str) -> tuple[list[Event], list[TimelineEntry]]:
         return self.events.get(uid, []), self.notes.get(uid, [])
 
     def restart(self, uid: str, container: str | None) -> list[str]:

@@ -13,11 +13,11 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.kuberuntime.observe import ObservedPod, ObservedSandbox
 from pykubelet.podconfig.mux import Operation, PodChange, PodStore
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
-from pykubelet.podworkers.pod_admission import AdmissionParts, Admitting
+from pykubelet.podworkers.pod_admission import AdmissionParts, PodAdmission
 from pykubelet.podworkers.workers import PodWorkers
-from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
 from pykubelet.util.tasks import TaskScope
 from tests.admission.making import node
@@ -65,10 +65,10 @@ class Here:
         *,
         own: Node | None = None,
         newest: Callable[[], Node] | None = None,
-        resizing: Resizing | None = None,
+        resizing: AllocationManager | None = None,
         **links: Any,
     ) -> None:
-        self.store, self.statuses, self.journal = PodStore(), StatusStore(), Journal()
+        self.store, self.statuses, self.journal = PodStore(), StatusStore(), PodHistory()
         self.life = Life(statuses=self.statuses)
         self.workers = PodWorkers(self.life, scope, 60.0)
         self.registry = CollectorRegistry()
@@ -82,8 +82,8 @@ class Here:
             assert newest is not None
             return newest()
 
-        resizing = resizing or Resizing(self.journal)
-        self.desk = Admitting(
+        resizing = resizing or AllocationManager(self.journal)
+        self.desk = PodAdmission(
             AdmissionParts(
                 own=own or node(), fetch=fetch if newest is not None else None, gates=FeatureGates(), **links
             ),

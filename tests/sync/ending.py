@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kuberuntime.kill import HookRunner, Killer
+from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.objects.base import NoObjects
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.podsync.syncer import Fate, PodLifeOnNode
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.podsync.syncer import Fate, NodePodSyncer
 from pykubelet.probes.prober import Prober
-from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
 from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import NOW
@@ -39,7 +39,7 @@ class EndingNode:
         self.may_report = asyncio.Event()
         """Set when the API server accepts the pod's status."""
         self.may_report.set()
-        self.statuses, self.journal = StatusStore(), Journal()
+        self.statuses, self.journal = StatusStore(), PodHistory()
         self.exit_code, self.stop_seconds = exit_code, stop_seconds
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -58,14 +58,14 @@ class EndingNode:
         }
         self.prober = Prober(self.exec_sync, lambda *_: None, CollectorRegistry(), host_ip=lambda: "")
         self.probes: list[tuple[float, str]] = []
-        self._resizing = Resizing(self.journal)
+        self._resizing = AllocationManager(self.journal)
         self._resizing.take(pod, None)
         self._resizing.made(pod)
         for container in pod.spec.containers:
             self._resizing.starting(pod, container)
         self.life = self.new_life()
 
-    def new_life(self, *, cluster: bool = True) -> PodLifeOnNode:
+    def new_life(self, *, cluster: bool = True) -> NodePodSyncer:
         """Build what a kubelet process knows of the pod: nothing, at first."""
         parts: Any = self
         observer: Any = SimpleNamespace(pod=self._observe)
@@ -76,13 +76,15 @@ class EndingNode:
         )
         dirs: Any = SimpleNamespace(remove=lambda uid: self._call("remove directory"))
         registrar: Any = SimpleNamespace(stopped=lambda uid: None, told=self._reported, remove=self._delete)
-        return PodLifeOnNode(
+        return NodePodSyncer(
             cri=parts,
             observer=observer,
             doer=parts,
             starter=starter,
             remover=parts,
-            killer=Killer(parts, HookRunner(parts, self._no_get, lambda uid: "10.0.0.2"), self.journal),
+            killer=ContainerKiller(
+                parts, HookRunner(parts, self._no_get, lambda uid: "10.0.0.2"), self.journal
+            ),
             prober=self.prober,
             volumes=volumes,
             cgroups=cgroups,

@@ -29,18 +29,18 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.labels import POD_UID
-from pykubelet.kuberuntime.options import NodeFacts
-from pykubelet.kuberuntime.user_namespaces import IdSpace
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.user_namespaces import UserNamespaceRange
 from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.objects.base import NoObjects, PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podsync.executor import Volumes
 from pykubelet.podworkers.api_server_sync import ClusterParts
-from pykubelet.podworkers.engine import EngineParts, PodEngine
+from pykubelet.podworkers.engine import EngineDependencies, PodEngine
 from pykubelet.podworkers.pod_admission import AdmissionParts
 from pykubelet.transport.errors import NotFound as NotInRuntime
 from pykubelet.util.tasks import TaskScope
@@ -370,7 +370,7 @@ async def engine_with_fakes(
         max_pods=1000, cgroup_root="/pyk", pod_logs_dir=str(root / "logs"), resolv_conf=""
     )
     cri = cast(
-        Cri,
+        RuntimeConnection,
         _Cri(
             runtime,
             images or FakeImages(),
@@ -385,12 +385,14 @@ async def engine_with_fakes(
     settings = AgentSettings(KubeletFlags(root_dir=str(root)), config, gates, NODE)
     async with TaskScope() as scope:
         allotment = make_allotment(settings, registry)
-        parts = EngineParts(
+        parts = EngineDependencies(
             config=config,
             node_name=NODE,
             host_ips=["10.1.0.1"],
             cri=cri,
-            node=NodeFacts(pod_logs_dir=str(root / "logs"), memory_capacity=64 << 30, allocatable=capacity),
+            node=RuntimeNodeOptions(
+                pod_logs_dir=str(root / "logs"), memory_capacity=64 << 30, allocatable=capacity
+            ),
             root_dir=root,
             credential_providers=(),
             credential_provider_dir=root,
@@ -409,7 +411,7 @@ async def engine_with_fakes(
             runtime_errors=list,
             network_errors=network_errors,
             collector=GarbageCollector(cri, root / "logs", None),
-            id_space=IdSpace(65536, 65536 * 1000, 65536),
+            id_space=UserNamespaceRange(65536, 65536 * 1000, 65536),
             user_namespaces=False,
             legacy_logs=None,
             admission=AdmissionParts(

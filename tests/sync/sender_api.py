@@ -13,7 +13,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.client import Resource
 from pykubelet.apiserver.errors import Conflict, KubeError, NotFound, Unreachable
-from pykubelet.status.manager import StatusMetrics, StatusSender
+from pykubelet.status.manager import StatusManager, StatusMetrics
 from pykubelet.util.tasks import TaskScope
 from tests.sync.making import LATER, container, make_status, waiting
 from tests.sync.strategic import apply_patch
@@ -107,7 +107,7 @@ class Api:
         self.pods[pod.full_name] = written
         return written
 
-    def sync(self, sender: StatusSender) -> None:
+    def sync(self, sender: StatusManager) -> None:
         """Have the watch catch up."""
         now = {pod.uid: pod for pod in self.pods.values()}
         for uid in {*self.watched, *now}:
@@ -133,8 +133,8 @@ async def sending(
     running: set[str] | None = None,
     metrics: StatusMetrics | None = None,
     crowded: Callable[[], bool] = lambda: False,
-) -> AsyncIterator[StatusSender]:
-    sender = StatusSender(
+) -> AsyncIterator[StatusManager]:
+    sender = StatusManager(
         api,
         object_of=api.watched.get,
         may_run=lambda uid: uid in (running or ()),

@@ -12,11 +12,11 @@ from pykubelet.api.pod import Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.resize import PodResources
 from pykubelet.podconfig.mux import PodChange
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION, is_static_pod
 from pykubelet.podworkers.pod_admission import AdmittedPods, LazyPods
-from pykubelet.podworkers.worker import State
-from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.resize.allocation_manager import AllocationManager
 from tests.admission.making import asking, node, requests_of
 from tests.sync.desk import Here, here, settle
 
@@ -65,7 +65,7 @@ ENDED = ("block", "static", "wait", "terminate", "end", "wait")
 class Scenario:
     """A node's admission, on which operations are done."""
 
-    def __init__(self, desk: Here, resizing: Resizing) -> None:
+    def __init__(self, desk: Here, resizing: AllocationManager) -> None:
         self.desk = desk
         self.resizing = resizing
         self.waiting: set[str] = set()
@@ -130,7 +130,7 @@ class Scenario:
             by_name.setdefault(worker.name, set()).add(worker.uid)
         assert {name: set(found) for name, found in workers._named.items()} == by_name
         ending = workers.ending()
-        assert set(ending) == {one.uid for one in workers.all() if one.state is not State.SYNCING}
+        assert set(ending) == {one.uid for one in workers.all() if one.state is not PodWorkerState.SYNCING}
         assert list(ending.values()) == sorted(ending.values())
         static = {pod.uid for pod in store.pods() if is_static_pod(pod)}
         assert {pod.uid for pod in store.static_pods()} == static
@@ -159,7 +159,7 @@ def test_usage_after_any_operations_equals_sum_over_all_pods(done: list[tuple[st
     """Verify that no component changes the share of a pod without marking it."""
 
     async def run() -> None:
-        resizing = Resizing(Journal())
+        resizing = AllocationManager(PodHistory())
         async with here(own=node(cpu="100", pods="100"), resizing=resizing) as desk:
             scenario = Scenario(desk, resizing)
             scenario.check()

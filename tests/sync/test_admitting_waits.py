@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from pykubelet.admission.handler import Answer, Attempt, Later, Refusal
+from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, PodAdmitAttributes
 from pykubelet.api.node import Node
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.podconfig.mux import PodChange
@@ -125,16 +125,16 @@ class Slow:
         self.given: list[str] = []
         self.released: list[str] = []
 
-    def admit(self, attempt: Attempt) -> Answer | Later:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
         one = attempt.pod
         if not any("dongle" in name for name in one.spec.containers[0].resources.requests):
             return None
-        return Later(lambda: self._give(one.uid), apart=self.apart)
+        return DeferredResult(lambda: self._give(one.uid), apart=self.apart)
 
     async def _give(self, uid: str) -> Answer:
         await asyncio.sleep(1)
         self.given.append(uid)
-        return Refusal("UnexpectedAdmissionError", "no dongle left") if uid == "greedy" else None
+        return AdmitRejection("UnexpectedAdmissionError", "no dongle left") if uid == "greedy" else None
 
 
 @pytest.mark.looptime
@@ -191,14 +191,14 @@ class Booting:
         self.registered = asyncio.Event()
         self.late = False
 
-    def admit(self, attempt: Attempt) -> Answer | Later:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
         if not any("dongle" in name for name in attempt.pod.spec.containers[0].resources.requests):
             return None
         if self.registered.is_set():
             return None
         if self.late:
-            return Refusal("UnexpectedAdmissionError", "no dongle present")
-        return Later(self._wait, apart=True, again=True, why="waiting for the plugin")
+            return AdmitRejection("UnexpectedAdmissionError", "no dongle present")
+        return DeferredResult(self._wait, apart=True, again=True, why="waiting for the plugin")
 
     async def _wait(self) -> None:
         try:
@@ -288,8 +288,8 @@ async def test_what_was_given_to_a_pod_that_goes_meanwhile_is_taken_back(apart: 
 
 async def test_a_pod_that_is_refused_while_it_runs_keeps_what_it_has_until_its_end() -> None:
     class Never(Slow):
-        def admit(self, attempt: Attempt) -> Answer:
-            return Refusal("Never", "not this one")
+        def admit(self, attempt: PodAdmitAttributes) -> Answer:
+            return AdmitRejection("Never", "not this one")
 
     never = Never()
     async with here(allocation=never, released=never.released.append) as desk:

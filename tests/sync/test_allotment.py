@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.handler import Attempt, Later, Refusal
+from pykubelet.admission.handler import AdmitRejection, DeferredResult, PodAdmitAttributes
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.cpu.manager import CpuManager, RunningContainer
 from pykubelet.cm.cpu.policy import StaticPolicy
 from pykubelet.cm.cpu.state import FILE_NAME
 from pykubelet.cm.memory.manager import MemoryManager
-from pykubelet.cm.topology.hints import Hint, Hints
+from pykubelet.cm.topology.hints import Hints, TopologyHint
 from pykubelet.cm.topology.manager import AlignmentMetrics, TopologyManager, TopologyMetrics
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.options import ALL, Share, Shares
-from pykubelet.podsync.resource_allocator import LEAVING_SECONDS, Allotment, wants_devices
+from pykubelet.kuberuntime.options import ALL, CpusetAssigner, CpusetAssignment
+from pykubelet.podsync.resource_allocator import LEAVING_SECONDS, ResourceAllocator, wants_devices
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import TaskScope
 from tests.resources.cpu_machines import machine
@@ -30,7 +30,7 @@ from tests.resources.making import pod_of
 
 MACHINE = machine(cores=2, threads=1)
 GUARANTEED = {"limits": {"cpu": "1", "memory": "1Gi"}}
-NOT_ENOUGH = Refusal(
+NOT_ENOUGH = AdmitRejection(
     "UnexpectedAdmissionError",
     "Allocate failed due to not enough cpus available to satisfy request: requested=1, available=0, "
     "which is unexpected",
@@ -55,7 +55,7 @@ class Dongles:
     def pod_hints(self, pod: Pod) -> Hints:
         return {}
 
-    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> Awaitable[None]:
+    def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> Awaitable[None]:
         async def ask() -> None:
             await asyncio.sleep(1)
             self.having.add(pod.uid)
@@ -105,15 +105,15 @@ class Here:
             asking=dongles,
             metrics=TopologyMetrics(self.registry, AlignmentMetrics(self.registry)),
         )
-        self.allotment = Allotment(cpus, memory, topology, dongles)
+        self.allotment = ResourceAllocator(cpus, memory, topology, dongles)
         self.leaving: set[str] = set()
         self.allotment.listen_to(lambda uid: uid in self.leaving)
         self.running: list[RunningContainer] = []
 
     def come(self, pod: Pod) -> object:
-        return self.allotment.admit(Attempt(pod=pod, node=Node()))
+        return self.allotment.admit(PodAdmitAttributes(pod=pod, node=Node()))
 
-    def run(self, pod: Pod, container_id: str) -> Share:
+    def run(self, pod: Pod, container_id: str) -> CpusetAssignment:
         """Make the pod's container as it is made on a node."""
         share = self.allotment.of(pod, pod.spec.containers[0])
         self.allotment.made(pod, pod.spec.containers[0], container_id, share.cpus)
@@ -134,15 +134,15 @@ def here(tmp_path: Path) -> Here:
 
 
 async def test_what_is_given_is_written_down_and_taken_back(here: Here) -> None:
-    shares: Shares = here.allotment
+    shares: CpusetAssigner = here.allotment
     mine, others = pod_of(GUARANTEED), pod_of({})
-    assert shares.of(others, others.spec.containers[0]) == Share("0-1")
+    assert shares.of(others, others.spec.containers[0]) == CpusetAssignment("0-1")
     assert here.come(mine) is None
     assert here.come(others) is None
     assert shares.has_exclusive(mine.uid)
     assert not shares.has_exclusive(others.uid)
-    assert shares.of(mine, mine.spec.containers[0]) == Share("1", exclusive=True)
-    assert shares.of(others, others.spec.containers[0]) == Share("0")
+    assert shares.of(mine, mine.spec.containers[0]) == CpusetAssignment("1", exclusive=True)
+    assert shares.of(others, others.spec.containers[0]) == CpusetAssignment("0")
     assert json.loads(here.file.read_text())["entries"] == {mine.uid: {"c0": "1"}}
     # It is asked again after each restart.
     assert here.come(mine) is None
@@ -187,7 +187,7 @@ async def test_a_pod_waits_for_those_who_leave(here: Here) -> None:
     assert here.come(old) is None
     here.leaving.add(old.uid)
     answer = here.come(new)
-    assert isinstance(answer, Later)
+    assert isinstance(answer, DeferredResult)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(_answer(answer))
         await asyncio.sleep(LEAVING_SECONDS - 1)
@@ -203,7 +203,7 @@ async def test_nobody_waits_for_ever(here: Here) -> None:
     assert here.come(old) is None
     here.leaving.add(old.uid)
     answer = here.come(new)
-    assert isinstance(answer, Later)
+    assert isinstance(answer, DeferredResult)
     began = asyncio.get_running_loop().time()
     assert await answer.answer() == NOT_ENOUGH
     assert asyncio.get_running_loop().time() - began == pytest.approx(LEAVING_SECONDS)
@@ -222,14 +222,14 @@ async def test_only_who_wants_devices_waits_for_who_gives_them(tmp_path: Path) -
     assert here.come(pod_of({"limits": {"cpu": "1"}})) is None
     wanting = pod_of({"limits": {"cpu": "1", "memory": "1Gi", "example.com/dongle": "1"}})
     answer = here.come(wanting)
-    assert isinstance(answer, Later)
+    assert isinstance(answer, DeferredResult)
     assert not here.allotment.has_exclusive(wanting.uid)
     assert await answer.answer() is None
     assert dongles.holders == {wanting.uid}
     assert here.allotment.has_exclusive(wanting.uid)
     # After a restart of the agent what runs does not wait.
-    assert here.allotment.admit(Attempt(pod=wanting, node=Node(), running=True)) is None
-    assert isinstance(here.come(wanting), Later)
+    assert here.allotment.admit(PodAdmitAttributes(pod=wanting, node=Node(), running=True)) is None
+    assert isinstance(here.come(wanting), DeferredResult)
     here.allotment.forget(wanting.uid)
     assert not dongles.holders
 
@@ -251,7 +251,7 @@ def test_who_wants_devices(limits: dict[str, str], wants: bool) -> None:
 @pytest.mark.looptime
 async def test_running_containers_hear_at_once_when_the_shared_cpus_change(here: Here) -> None:
     sharing, mine = pod_of({}), pod_of(GUARANTEED)
-    assert here.run(sharing, "sharing") == Share("0-1")
+    assert here.run(sharing, "sharing") == CpusetAssignment("0-1")
     runtime = Runtime()
     async with here.telling(runtime):
         assert here.come(mine) is None
@@ -279,7 +279,7 @@ async def test_a_runtime_that_does_not_listen_is_told_again(here: Here) -> None:
         assert runtime.told == [("sharing", "0")]
 
 
-async def _answer(later: Later) -> object:
+async def _answer(later: DeferredResult) -> object:
     return await later.answer()
 
 
@@ -289,16 +289,16 @@ async def test_admit_device_plugin_not_registered_waits_apart_and_again(tmp_path
     here = Here(tmp_path, dongles)
     pod = pod_of({"limits": {"example.com/dongle": "1"}})
     later = here.come(pod)
-    assert isinstance(later, Later)
+    assert isinstance(later, DeferredResult)
     assert (later.apart, later.again) == (True, True)
     assert later.why == "waiting up to 5m0s for the device plugin of example.com/dongle"
     # A pod that runs since before the kubelet started has its devices.
-    running = here.allotment.admit(Attempt(pod=pod, node=Node(), running=True))
-    assert not isinstance(running, Later) or not running.again
+    running = here.allotment.admit(PodAdmitAttributes(pod=pod, node=Node(), running=True))
+    assert not isinstance(running, DeferredResult) or not running.again
     assert await later.answer() is None
     assert not dongles.having
     given = here.come(pod)
-    assert isinstance(given, Later)
+    assert isinstance(given, DeferredResult)
     assert not given.again
     assert await given.answer() is None
     assert dongles.having == {pod.uid}

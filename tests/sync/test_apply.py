@@ -18,15 +18,15 @@ from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.start import StartError
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.podsync.contract import StepError
-from pykubelet.podsync.executor import Doer, PodMemory, crash_loop_back_off
-from pykubelet.podsync.start_limiter import StartGate
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.podsync.contract import SyncError
+from pykubelet.podsync.executor import ActionExecutor, PodSyncState, crash_loop_back_off
+from pykubelet.podsync.start_limiter import StartLimiter
 from pykubelet.util.backoff import BackOff
 from tests.sync.making import make_pod
 
 
-def doer_with(fail: Callable[[str], None], journal: Journal, pauses: BackOff) -> Doer:
+def doer_with(fail: Callable[[str], None], journal: PodHistory, pauses: BackOff) -> ActionExecutor:
     """Give one who has nothing to do it with; `fail` is asked before each step whether it goes wrong."""
 
     async def ensure(_: object) -> str:
@@ -34,7 +34,7 @@ def doer_with(fail: Callable[[str], None], journal: Journal, pauses: BackOff) ->
         return "/parent"
 
     parts: Any = SimpleNamespace(ensure=ensure, make=lambda _: fail("make"))
-    return Doer(
+    return ActionExecutor(
         starter=parts,
         remover=parts,
         killer=parts,
@@ -42,7 +42,7 @@ def doer_with(fail: Callable[[str], None], journal: Journal, pauses: BackOff) ->
         cgroups=parts,
         dirs=parts,
         journal=journal,
-        gate=StartGate(),
+        gate=StartLimiter(),
         crash_back_off=pauses,
         user_namespaces=parts,
         handler_of=parts,
@@ -62,22 +62,22 @@ async def test_a_pod_that_cannot_be_prepared(broken: str, reason: str, message: 
         if what == broken:
             raise OSError("no")
 
-    pod, journal = make_pod(), Journal()
+    pod, journal = make_pod(), PodHistory()
     doer = doer_with(fail, journal, BackOff())
     nothing = ObservedPod(uid=pod.uid, name="web", namespace="default")
-    with pytest.raises(StepError, match=message):
-        await doer.apply(pod, nothing, Actions(create_sandbox=True, start=["main"]), PodMemory(order=1))
+    with pytest.raises(SyncError, match=message):
+        await doer.apply(pod, nothing, Actions(create_sandbox=True, start=["main"]), PodSyncState(order=1))
     assert [(event.kind, event.reason, event.message) for event in journal.events(pod.uid)] == [
         ("Warning", reason, message)
     ]
 
 
-async def crash(doer: Doer, pod: Pod) -> None:
+async def crash(doer: ActionExecutor, pod: Pod) -> None:
     """Have a container of the pod started after it has ended; the rest of the start fails."""
     last = ObservedContainer(id=f"{pod.uid}-main", name="main", phase="exited", exit_code=1)
     observed = ObservedPod(uid=pod.uid, name=pod.metadata.name, namespace="default", containers=(last,))
-    with pytest.raises(StepError):
-        await doer.apply(pod, observed, Actions(sandbox_id="box", start=["main"]), PodMemory(order=1))
+    with pytest.raises(SyncError):
+        await doer.apply(pod, observed, Actions(sandbox_id="box", start=["main"]), PodSyncState(order=1))
 
 
 @pytest.mark.looptime
@@ -86,7 +86,7 @@ async def test_what_crashed_long_ago_is_forgotten() -> None:
         raise OSError("no")
 
     pauses = BackOff()
-    doer = doer_with(fail, Journal(), pauses)
+    doer = doer_with(fail, PodHistory(), pauses)
     first, second = make_pod("u1", "first"), make_pod("u2", "second")
     key = f"u1/main/{container_hash(first.spec.containers[0])}"
     await crash(doer, first)
@@ -160,7 +160,7 @@ async def test_apply_failed_start_says_when_to_look_again(
     async def image(*_: object) -> None:
         raise StartError(reason, "no", retry_after)
 
-    pod, memory, doer = make_pod(), PodMemory(order=1), doer_with(lambda _: None, Journal(), BackOff())
+    pod, memory, doer = make_pod(), PodSyncState(order=1), doer_with(lambda _: None, PodHistory(), BackOff())
     parts: Any = doer
     parts._starter = SimpleNamespace(image=image, sandbox_config=lambda *_: None)
     parts._user_namespaces = SimpleNamespace(of=lambda _: None)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from pykubelet.podsync.start_limiter import StartGate
-from pykubelet.podworkers.workers import CALM_SECONDS, MANY, PATIENCE_SECONDS, Crowd, PodWorkers
+from pykubelet.podsync.start_limiter import StartLimiter
+from pykubelet.podworkers.workers import CALM_SECONDS, MANY, PATIENCE_SECONDS, PodChurn, PodWorkers
 from pykubelet.util.tasks import TaskScope
 from tests.sync.test_worker import Life, pod
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.looptime
 
 async def test_many_that_start() -> None:
     async with TaskScope() as scope:
-        gate = StartGate(2)
-        crowd = Crowd(gate, PodWorkers(Life(), scope, 60))
+        gate = StartLimiter(2)
+        crowd = PodChurn(gate, PodWorkers(Life(), scope, 60))
         async with gate.turn(1):
             assert not crowd.is_there()
             async with gate.turn(2):
@@ -34,7 +34,7 @@ async def test_many_that_end(count: int, is_crowd: bool) -> None:
     life.slow = {f"terminate {name}": 2.0 for name in names} | {f"clean_up {name}": 2.0 for name in names}
     async with TaskScope() as scope:
         workers = PodWorkers(life, scope, 60)
-        crowd = Crowd(StartGate(), workers)
+        crowd = PodChurn(StartLimiter(), workers)
         for name in names:
             workers.sync(pod(name, name))
         await asyncio.sleep(1)
@@ -54,7 +54,7 @@ async def test_pods_that_will_not_end_are_not_waited_for() -> None:
     life.slow = {f"terminate {name}": 1000.0 for name in names}
     async with TaskScope() as scope:
         workers = PodWorkers(life, scope, 60)
-        crowd = Crowd(StartGate(), workers)
+        crowd = PodChurn(StartLimiter(), workers)
         for name in names:
             workers.sync(pod(name, name))
             workers.terminate(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.podconfig.api_source import PATIENCE_SECONDS, LastPods
+from pykubelet.podconfig.api_source import PATIENCE_SECONDS, CheckpointSource
 from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.podconfig.mux import PodChange, PodStore
 from pykubelet.util.tasks import TaskScope
@@ -25,7 +25,7 @@ class Node:
         self.store = PodStore()
         self.offered: list[str] = []
         self.answer = asyncio.Event()
-        self.last = LastPods(self.checkpoints, self.store, self._offer)
+        self.last = CheckpointSource(self.checkpoints, self.store, self._offer)
 
     def _offer(self, pods: Sequence[Pod]) -> None:
         self.offered += [pod.uid for pod in pods]

@@ -8,7 +8,7 @@ from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.cri.runtime_pb2 import RuntimeCondition, RuntimeStatus, StatusResponse
 from pykubelet.podconfig.mux import PodChange
-from pykubelet.podsync.contract import Change
+from pykubelet.podsync.contract import PodLifecycleEvent
 from pykubelet.podworkers.loop import SyncLoop
 from pykubelet.podworkers.runtime_state import RuntimeState, problems_in
 from pykubelet.transport.errors import CriError
@@ -27,7 +27,7 @@ class Diary:
     def pod_changed(self, change: PodChange) -> None:
         self._note(f"{change.op} {change.pod.uid}")
 
-    def runtime_changed(self, change: Change) -> None:
+    def runtime_changed(self, change: PodLifecycleEvent) -> None:
         self._note(f"runtime {change.uid}")
 
     def probe_changed(self, uid: str) -> None:
@@ -174,7 +174,7 @@ async def test_news_are_handed_on_in_order() -> None:
     async with TaskScope() as scope:
         scope.start(loop.run(), name="loop")
         loop.pods([change("REMOVE", "1"), change("ADD", "2")])
-        loop.runtime(Change("2"))
+        loop.runtime(PodLifecycleEvent("2"))
         loop.after(lambda: diary.told.append("then"))
         loop.probe("2")
         await asyncio.sleep(0.5)

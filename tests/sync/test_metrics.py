@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerState, ContainerStateTerminated, PodStatus
 from pykubelet.api.volume import Volume
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import SEEN_ANNOTATION, seen_time
-from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, StepError
+from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, SyncError
 from pykubelet.podworkers.metrics import StartedMetrics, WorkerMetrics
-from pykubelet.podworkers.startup_latency import PodStarts, covered, first_seen
+from pykubelet.podworkers.startup_latency import PodStartupLatencyTracker, covered, first_seen
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.manager import StatusMetrics
 from pykubelet.util.tasks import TaskScope
@@ -37,8 +37,8 @@ class Starts:
 
     def __init__(self) -> None:
         self.clock, self.registry = Clock(), CollectorRegistry()
-        self.starts = PodStarts(StartedMetrics(self.registry), self.clock)
-        self.journal = Journal(self.clock)
+        self.starts = PodStartupLatencyTracker(StartedMetrics(self.registry), self.clock)
+        self.journal = PodHistory(self.clock)
         self.journal.listen(self.starts.happened)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -167,7 +167,7 @@ class Life:
         await asyncio.sleep(2)
         if self.fails:
             self.fails -= 1
-            raise StepError("not yet")
+            raise SyncError("not yet")
         return False, None
 
     async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:

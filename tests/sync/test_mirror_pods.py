@@ -18,7 +18,7 @@ from pykubelet.apiserver.client import Resource
 from pykubelet.apiserver.errors import AlreadyExists, Conflict, Forbidden, KubeError, NotFound, Unreachable
 from pykubelet.podconfig.mux import PodChange, PodStore
 from pykubelet.podconfig.static_pods import HASH_ANNOTATION, MIRROR_ANNOTATION, complete_static_pod
-from pykubelet.status.mirror_pods import MirrorPods, Plan, Wishes, mirror_of, plan
+from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, Plan, mirror_of, plan
 from pykubelet.util.tasks import TaskScope
 from tests.sync.making import NOW, make_pod
 
@@ -182,8 +182,8 @@ class Node:
             self.api, self.store, "n", wishes=self._wishes, node_uid=lambda: self.node_uid
         )
 
-    def _wishes(self) -> Wishes | None:
-        return Wishes(self.store.pods(), lambda: self.leaving) if self.reported else None
+    def _wishes(self) -> DesiredMirrors | None:
+        return DesiredMirrors(self.store.pods(), lambda: self.leaving) if self.reported else None
 
     def want(self, pod: Pod) -> None:
         self.store.apply(PodChange("ADD", pod, "file"))

@@ -10,7 +10,7 @@ import pytest
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.labels import POD_NAME, POD_NAMESPACE, POD_UID
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.podsync.contract import Change
+from pykubelet.podsync.contract import PodLifecycleEvent
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.transport.errors import Unavailable, Unimplemented
 from pykubelet.util.tasks import TaskScope
@@ -68,7 +68,7 @@ class NoChannel:
         return nothing()
 
 
-def pleg_of(runtime: Runtime, on_change: Callable[[Change], None]) -> Pleg:
+def pleg_of(runtime: Runtime, on_change: Callable[[PodLifecycleEvent], None]) -> Pleg:
     cri: Any = SimpleNamespace(runtime=runtime, runtime_channel=NoChannel())
     return Pleg(cri, Observer(cri), on_change)
 
@@ -83,7 +83,7 @@ def started(uid: str, container: str) -> pb.ContainerEventResponse:
 
 async def test_without_events_it_lists_each_second_and_reports_differences() -> None:
     runtime = Runtime(events=False)
-    changes: list[Change] = []
+    changes: list[PodLifecycleEvent] = []
     pleg = pleg_of(runtime, changes.append)
     async with TaskScope() as scope:
         scope.start(pleg.run(), name="pleg")
@@ -92,17 +92,17 @@ async def test_without_events_it_lists_each_second_and_reports_differences() -> 
         assert 7 <= runtime.lists <= 12
         runtime.run("s1", "pod-1")
         await asyncio.sleep(2)
-        assert changes == [Change("pod-1")]
+        assert changes == [PodLifecycleEvent("pod-1")]
         runtime.ready.clear()
         await asyncio.sleep(2)
         runtime.sandboxes.clear()
         await asyncio.sleep(2)
-    assert changes == [Change("pod-1")] * 3
+    assert changes == [PodLifecycleEvent("pod-1")] * 3
 
 
 async def test_with_events_it_lists_rarely() -> None:
     runtime = Runtime(events=True)
-    changes: list[Change] = []
+    changes: list[PodLifecycleEvent] = []
     pleg = pleg_of(runtime, changes.append)
     async with TaskScope() as scope:
         scope.start(pleg.run(), name="pleg")
@@ -111,7 +111,7 @@ async def test_with_events_it_lists_rarely() -> None:
         before = runtime.lists
         await runtime.events.put(started("pod-1", "c1"))
         await asyncio.sleep(0.1)
-        assert changes == [Change("pod-1", "c1", "started")]
+        assert changes == [PodLifecycleEvent("pod-1", "c1", "started")]
         await asyncio.sleep(600)
     assert pleg.mode == "cri-events"
     assert 8 <= runtime.lists - before <= 13
@@ -119,20 +119,20 @@ async def test_with_events_it_lists_rarely() -> None:
 
 async def test_what_was_missed_while_the_stream_was_broken_is_found_by_listing() -> None:
     runtime = Runtime(events=True)
-    changes: list[Change] = []
+    changes: list[PodLifecycleEvent] = []
     async with TaskScope() as scope:
         scope.start(pleg_of(runtime, changes.append).run(), name="pleg")
         await asyncio.sleep(5)
         runtime.run("s1", "pod-1")
         await runtime.events.put(None)
         await asyncio.sleep(2)
-    assert Change("pod-1") in changes
+    assert PodLifecycleEvent("pod-1") in changes
 
 
 async def test_what_the_runtime_shows_late_after_a_break_is_found_by_listing_again() -> None:
     runtime = Runtime(events=True)
     runtime.run("s1", "pod-1")
-    changes: list[Change] = []
+    changes: list[PodLifecycleEvent] = []
     pleg = pleg_of(runtime, changes.append)
     async with TaskScope() as scope:
         scope.start(pleg.run(), name="pleg")
@@ -146,7 +146,7 @@ async def test_what_the_runtime_shows_late_after_a_break_is_found_by_listing_aga
         assert changes == []
         runtime.ready.clear()
         await asyncio.sleep(3)
-        assert changes == [Change("pod-1")]
+        assert changes == [PodLifecycleEvent("pod-1")]
         settled = runtime.lists
         await asyncio.sleep(40)
         assert runtime.lists == settled

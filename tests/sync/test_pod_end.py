@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.api.pod import Container, ExecAction, Pod, Probe
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.podsync.contract import KillPodOptions, StepError
+from pykubelet.podsync.contract import KillPodOptions, SyncError
 from pykubelet.podsync.syncer import MESSAGE
 from pykubelet.status.compute import PREEMPTED, preempted_status
 from pykubelet.volumes.errors import VolumeError
@@ -183,7 +183,7 @@ async def test_clean_up_failed_unmount_keeps_api_object() -> None:
     node = await ended(make_pod(deleting=True))
     node.fate = "leaving"
     node.failures["unmount"] = VolumeError("busy")
-    with pytest.raises(StepError, match="busy"):
+    with pytest.raises(SyncError, match="busy"):
         await node.life.clean_up(node.pod.uid, node.pod)
     assert node.calls == ["unmount"]
 
@@ -201,7 +201,7 @@ async def test_clean_up_does_not_wait_for_removal(stuck: str, fate: str) -> None
     assert node.calls == [*FINISHED, *reported, "gone"]
     node.calls.clear()
     for _ in range(2):
-        with pytest.raises(StepError, match=r"cannot remove pod: .*busy"):
+        with pytest.raises(SyncError, match=r"cannot remove pod: .*busy"):
             await node.life.remove(remnants)
         assert "removed" not in node.calls
         assert node.calls[-2:] == ["remove logs", "remove directory"]

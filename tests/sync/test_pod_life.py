@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.handler import Refusal
+from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import Volume
@@ -16,12 +16,12 @@ from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.objects.base import NoObjects
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.podsync.contract import Change, PodRefused
-from pykubelet.podsync.executor import PodMemory
-from pykubelet.podsync.syncer import Fate, PodLifeOnNode
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.podsync.contract import PodLifecycleEvent, PodRejected
+from pykubelet.podsync.executor import PodSyncState
+from pykubelet.podsync.syncer import Fate, NodePodSyncer
 from pykubelet.probes.prober import Prober
-from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
 from tests.sync.making import make_pod
 
@@ -50,13 +50,13 @@ def life(
     *looks: ObservedPod,
     again: float | None = None,
     failure: Exception | None = None,
-    refused: list[tuple[Pod, Refusal]] | None = None,
+    refused: list[tuple[Pod, AdmitRejection]] | None = None,
     statuses: StatusStore | None = None,
     stopped: list[str] | None = None,
-    resizing: Resizing | None = None,
+    resizing: AllocationManager | None = None,
     refreshed: list[str] | None = None,
     mounts: bool = False,
-) -> PodLifeOnNode:
+) -> NodePodSyncer:
     """A life whose looks at the runtime show this, one after the other; doing works, or fails.
 
     With `stopped` the pod has lost its cgroup, and that takes its sandboxes. `refreshed` gets the uids of
@@ -71,13 +71,13 @@ def life(
         assert stopped is not None
         stopped.extend(sandbox.id for sandbox in observed.sandboxes)
 
-    async def apply(_: Pod, __: ObservedPod, ___: Actions, memory: PodMemory) -> float | None:
+    async def apply(_: Pod, __: ObservedPod, ___: Actions, memory: PodSyncState) -> float | None:
         memory.mounted = mounts
         if failure is not None:
             raise failure
         return again
 
-    def refuse(pod: Pod, refusal: Refusal) -> None:
+    def refuse(pod: Pod, refusal: AdmitRejection) -> None:
         assert refused is not None
         refused.append((pod, refusal))
 
@@ -97,7 +97,7 @@ def life(
         in_force=lambda *_: None,
         version=SimpleNamespace(runtime_name="cri-o"),
     )
-    return PodLifeOnNode(
+    return NodePodSyncer(
         cri=parts,
         observer=parts,
         doer=parts,
@@ -108,7 +108,7 @@ def life(
         volumes=parts,
         cgroups=parts,
         dirs=parts,
-        journal=Journal(),
+        journal=PodHistory(),
         statuses=statuses or StatusStore(),
         objects=NoObjects(),
         host_ips=["10.0.0.1"],
@@ -126,9 +126,9 @@ async def test_what_ended_while_it_was_started_is_answered_at_once(again: float 
     subject = life(seen(), after, again=again)
     assert await subject.sync(POD) == (False, 0)
     # Its event comes late, and says nothing new.
-    assert not subject.take(Change(POD.uid, "init-id", "ended"))
+    assert not subject.take(PodLifecycleEvent(POD.uid, "init-id", "ended"))
     # That its memory had run out does.
-    assert subject.take(Change(POD.uid, "init-id", "oom"))
+    assert subject.take(PodLifecycleEvent(POD.uid, "init-id", "oom"))
 
 
 async def test_what_had_ended_before_waits_for_its_time() -> None:
@@ -139,7 +139,7 @@ async def test_what_had_ended_before_waits_for_its_time() -> None:
 
 @pytest.mark.parametrize("resized", [False, True])
 async def test_a_pod_that_lost_its_cgroup_is_stopped_also_while_it_is_resized(resized: bool) -> None:
-    pod, resizing, stopped = make_pod(), Resizing(Journal()), list[str]()
+    pod, resizing, stopped = make_pod(), AllocationManager(PodHistory()), list[str]()
     resizing.take(pod, None)
     resizing.made(pod)
     resizing.starting(pod, pod.spec.containers[0])
@@ -157,7 +157,7 @@ async def test_what_was_started_and_runs_needs_nothing() -> None:
     running = seen(("init", "running"))
     subject = life(seen(), running)
     assert await subject.sync(POD) == (False, None)
-    assert subject.take(Change(POD.uid, "init-id", "ended"))
+    assert subject.take(PodLifecycleEvent(POD.uid, "init-id", "ended"))
 
 
 async def test_containers_are_named_by_the_runtime_that_has_them() -> None:
@@ -169,10 +169,10 @@ async def test_containers_are_named_by_the_runtime_that_has_them() -> None:
 
 
 async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:
-    refused: list[tuple[Pod, Refusal]] = []
-    subject = life(seen(), failure=PodRefused("NoRoom", "it does not fit"), refused=refused)
+    refused: list[tuple[Pod, AdmitRejection]] = []
+    subject = life(seen(), failure=PodRejected("NoRoom", "it does not fit"), refused=refused)
     assert await subject.sync(POD) == (True, None)
-    assert refused == [(POD, Refusal("NoRoom", "it does not fit"))]
+    assert refused == [(POD, AdmitRejection("NoRoom", "it does not fit"))]
 
 
 @pytest.mark.parametrize("fate", ["restarted", "gone"])

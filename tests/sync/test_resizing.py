@@ -10,21 +10,26 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.handler import Answer, Later, Preempt, Refusal
+from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, Preempt
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.resize import read_books
 from pykubelet.kuberuntime.decide import Actions, Resize
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.resize import ResizeError, Resizer
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.resize.allocation_manager import RETRY_SECONDS, Others, ResizeDoing, Resizing
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.resize.allocation_manager import (
+    RETRY_SECONDS,
+    AllocationManager,
+    PodResizeStep,
+    ResizeCollaborators,
+)
 from pykubelet.resize.feasibility import IN_PROGRESS, PENDING, ResizeMetrics, ResizeRules
 from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 
-FULL = Refusal("OutOfcpu", "no room")
+FULL = AdmitRejection("OutOfcpu", "no room")
 
 
 def make_pod(uid: str, cpu: str, generation: int = 1, **spec: Any) -> Pod:
@@ -45,7 +50,7 @@ class World:
 
     folder: Path
     scope: TaskScope | None = None
-    room: Callable[[Pod], Answer | Later] = lambda pod: None
+    room: Callable[[Pod], Answer | DeferredResult] = lambda pod: None
     ready: bool = True
     rules: ResizeRules = field(default_factory=ResizeRules)
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -60,12 +65,12 @@ class World:
     def start(self) -> None:
         """Begin as a new agent that finds what an old one has written."""
         self.registry = CollectorRegistry()
-        self.journal = Journal()
-        self.resizing = Resizing(
+        self.journal = PodHistory()
+        self.resizing = AllocationManager(
             self.journal,
             read_books(self.folder),
             self.rules,
-            others=Others(
+            others=ResizeCollaborators(
                 pod=self.pods.get,
                 judge=self._judge,
                 make_room=self._make_room,
@@ -77,7 +82,7 @@ class World:
             metrics=ResizeMetrics(self.registry),
         )
 
-    def _judge(self, pod: Pod) -> Answer | Later:
+    def _judge(self, pod: Pod) -> Answer | DeferredResult:
         self.judged.append(pod.uid)
         return self.room(pod)
 
@@ -332,7 +337,7 @@ async def test_what_could_not_be_set_is_tried_again(world: World, renewed: bool)
     world.add(pod := make_pod("a", "100m"))
     world.resizing.made(pod)
     larger, hands = world.wish("a", "200m"), Hands("busy")
-    doing = ResizeDoing(world.resizing, cast(Resizer, hands))
+    doing = PodResizeStep(world.resizing, cast(Resizer, hands))
     actions = Actions(create_sandbox=renewed, sandbox_id="box", resize=Resize(pod=True))
     # Its container is started in the meantime, for whatever reason.
     world.resizing.starting(larger, larger.spec.containers[0])
@@ -400,7 +405,7 @@ async def test_somebody_has_to_be_waited_for(tmp_path: Path, answer: Answer) -> 
     async with TaskScope() as scope:
         world = World(tmp_path, scope)
         world.add(make_pod("a", "100m"))
-        world.room = lambda pod: Later(late)
+        world.room = lambda pod: DeferredResult(late)
         world.wish("a", "200m")
         assert world.cpu("a") == "100m"
         await asyncio.sleep(2)

@@ -10,16 +10,16 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
 from pykubelet.kuberuntime.decide import Waves, restarts_after_exit
-from pykubelet.kuberuntime.kill import Killer
+from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.objects.base import NoObjects
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.podsync.contract import StepError
-from pykubelet.podsync.executor import PodMemory
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.podsync.contract import SyncError
+from pykubelet.podsync.executor import PodSyncState
 from pykubelet.podsync.restart_all import RestartAll
-from pykubelet.podsync.syncer import PodLifeOnNode
+from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.probes.prober import Prober
 from pykubelet.status.compute import StatusStore
 from pykubelet.status.containers import StartFailure, says_restarting
@@ -79,18 +79,22 @@ OTHER, SIDE, MAIN = trace("other", "running"), trace("side", "running"), trace("
 WAVES: Waves = [[OTHER], [SIDE], [MAIN]]
 
 
-def subject(runtime: Runtime, journal: Journal | None = None, *, now: float = BORN + 60) -> RestartAll:
+def subject(runtime: Runtime, journal: PodHistory | None = None, *, now: float = BORN + 60) -> RestartAll:
     cri: Any = SimpleNamespace(runtime=runtime)
     hooks: Any = SimpleNamespace()
-    journal = journal or Journal()
+    journal = journal or PodHistory()
     return RestartAll(
-        Killer(cri, hooks, journal), ContainerRemover(cri, None), journal, lambda: now, enabled=True
+        ContainerKiller(cri, hooks, journal), ContainerRemover(cri, None), journal, lambda: now, enabled=True
     )
 
 
 @pytest.mark.looptime
 async def test_all_go_in_their_order_and_without_grace() -> None:
-    runtime, journal, memory = Runtime(slow="other", lost="side"), Journal(), PodMemory(order=1, current=True)
+    runtime, journal, memory = (
+        Runtime(slow="other", lost="side"),
+        PodHistory(),
+        PodSyncState(order=1, current=True),
+    )
     memory.failures["other"] = StartFailure("CrashLoopBackOff", "of its life before")
     assert await subject(runtime, journal).clear(a_pod(), WAVES, memory) == 0
     assert runtime.calls == ["stop other", "remove other", "stop side", "remove side", "remove main"]
@@ -104,13 +108,13 @@ async def test_all_go_in_their_order_and_without_grace() -> None:
 @pytest.mark.looptime
 async def test_those_of_a_wave_do_not_wait_for_each_other() -> None:
     runtime = Runtime(slow="other")
-    await subject(runtime).clear(a_pod(), [[OTHER, trace("main", "running")], [SIDE]], PodMemory(order=1))
+    await subject(runtime).clear(a_pod(), [[OTHER, trace("main", "running")], [SIDE]], PodSyncState(order=1))
     assert runtime.calls[:4] == ["stop main", "remove main", "stop other", "remove other"]
 
 
 async def test_what_is_stuck_keeps_the_reason_alive() -> None:
-    runtime, memory = Runtime(stuck="other"), PodMemory(order=1)
-    with pytest.raises(StepError, match="other is stuck"):
+    runtime, memory = Runtime(stuck="other"), PodSyncState(order=1)
+    with pytest.raises(SyncError, match="other is stuck"):
         await subject(runtime).clear(a_pod(), [[OTHER, trace("other", "exited")], [SIDE], [MAIN]], memory)
     assert not any("side" in call or "main" in call for call in runtime.calls)
 
@@ -118,7 +122,7 @@ async def test_what_is_stuck_keeps_the_reason_alive() -> None:
 @pytest.mark.parametrize(("age", "wait"), [(0.0, 1.0), (0.75, 0.25), (1.0, 0.0), (60.0, 0.0), (-5.0, 0.0)])
 async def test_each_life_lasts_a_second(age: float, wait: float) -> None:
     runtime = Runtime()
-    again = await subject(runtime, now=BORN + age).clear(a_pod(), [[MAIN]], PodMemory(order=1))
+    again = await subject(runtime, now=BORN + age).clear(a_pod(), [[MAIN]], PodSyncState(order=1))
     assert again == pytest.approx(wait)
     assert runtime.calls == ([] if wait else ["remove main"])
 
@@ -127,7 +131,7 @@ async def test_each_life_lasts_a_second(age: float, wait: float) -> None:
 def test_where_it_is_off_the_rule_fits_and_the_policy_decides(policy: str, again: bool) -> None:
     parts: Any = None
     pod = a_pod(policy)
-    switched_off = RestartAll(parts, parts, Journal(), lambda: BORN, enabled=False)
+    switched_off = RestartAll(parts, parts, PodHistory(), lambda: BORN, enabled=False)
     plain = switched_off.honoured(pod)
     # Not the rule after it: that one is for ends that none before it fits.
     assert restarts_after_exit(plain, plain.spec.containers[0], 3) == again
@@ -138,7 +142,7 @@ def test_where_it_is_off_the_rule_fits_and_the_policy_decides(policy: str, again
     assert switched_off.honoured(unruly) is unruly
 
 
-def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **fields: Any) -> PodLifeOnNode:
+def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **fields: Any) -> NodePodSyncer:
     """A life whose looks at the runtime show this, one after the other; starts are only noted."""
 
     async def look(_: str) -> ObservedPod:
@@ -150,7 +154,7 @@ def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **f
     async def nothing(*_: object) -> Any:
         return None
 
-    journal = Journal()
+    journal = PodHistory()
     parts: Any = SimpleNamespace(
         pod=look,
         apply=apply,
@@ -160,13 +164,13 @@ def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **f
         version=SimpleNamespace(runtime_name="cri-o"),
         runtime=runtime,
     )
-    return PodLifeOnNode(
+    return NodePodSyncer(
         cri=parts,
         observer=parts,
         doer=parts,
         starter=parts,
         remover=ContainerRemover(parts, None),
-        killer=Killer(parts, parts, journal),
+        killer=ContainerKiller(parts, parts, journal),
         prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         volumes=parts,
         cgroups=parts,

@@ -3,11 +3,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from pykubelet.podsync.start_limiter import LONGEST_SECONDS, StartGate
+from pykubelet.podsync.start_limiter import LONGEST_SECONDS, StartLimiter
 
 
 async def test_no_more_than_the_limit_at_once_and_the_oldest_first() -> None:
-    gate, inside, most, order = StartGate(2), 0, 0, []
+    gate, inside, most, order = StartLimiter(2), 0, 0, []
 
     async def pod(number: int) -> None:
         nonlocal inside, most
@@ -29,7 +29,7 @@ async def test_no_more_than_the_limit_at_once_and_the_oldest_first() -> None:
 
 
 async def test_a_cancelled_waiter_leaves_no_hole() -> None:
-    gate = StartGate(1)
+    gate = StartLimiter(1)
     async with gate.turn(0):
         waiting = asyncio.ensure_future(_take(gate, 1))
         await asyncio.sleep(0)
@@ -41,7 +41,7 @@ async def test_a_cancelled_waiter_leaves_no_hole() -> None:
 
 
 async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_it_on() -> None:
-    gate = StartGate(1)
+    gate = StartLimiter(1)
     async with gate.turn(0):
         first = asyncio.ensure_future(_take(gate, 1))
         second = asyncio.ensure_future(_take(gate, 2))
@@ -53,7 +53,7 @@ async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_it_on() -> No
 
 
 async def test_a_failing_turn_is_given_back() -> None:
-    gate = StartGate(1)
+    gate = StartLimiter(1)
     with pytest.raises(ValueError):
         async with gate.turn(0):
             raise ValueError
@@ -64,7 +64,7 @@ async def test_a_failing_turn_is_given_back() -> None:
 @pytest.mark.looptime
 async def test_those_that_hang_do_not_keep_others_from_starting() -> None:
     """Four pods on a dead server's volume would be enough to start nothing any more."""
-    gate, forever = StartGate(2), asyncio.Event()
+    gate, forever = StartLimiter(2), asyncio.Event()
 
     async def hang(number: int) -> None:
         async with gate.turn(number) as turn:
@@ -86,7 +86,7 @@ async def test_those_that_hang_do_not_keep_others_from_starting() -> None:
 
 @pytest.mark.looptime
 async def test_who_is_cancelled_while_away_waits_for_no_turn_and_leaves_none_too_many() -> None:
-    gate = StartGate(1)
+    gate = StartLimiter(1)
 
     async def away(seconds: float) -> None:
         async with gate.turn(0) as turn:
@@ -107,7 +107,7 @@ async def test_who_is_cancelled_while_away_waits_for_no_turn_and_leaves_none_too
 @pytest.mark.looptime
 @pytest.mark.parametrize("after", [0.0, 1.0, 5.0])
 async def test_what_fails_while_away_comes_back_with_a_turn(after: float) -> None:
-    gate = StartGate(1)
+    gate = StartLimiter(1)
 
     async def fail() -> None:
         await asyncio.sleep(2)
@@ -121,7 +121,7 @@ async def test_what_fails_while_away_comes_back_with_a_turn(after: float) -> Non
     await _has_turns(gate, 1)
 
 
-async def _has_turns(gate: StartGate, number: int) -> None:
+async def _has_turns(gate: StartLimiter, number: int) -> None:
     """Check how many turns there are."""
     async with AsyncExitStack() as stack:
         for order in range(number):
@@ -130,6 +130,6 @@ async def _has_turns(gate: StartGate, number: int) -> None:
         assert gate.is_full
 
 
-async def _take(gate: StartGate, order: int) -> None:
+async def _take(gate: StartLimiter, order: int) -> None:
     async with gate.turn(order):
         await asyncio.sleep(0)

@@ -11,9 +11,9 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.start import StartError
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.podsync.executor import Doer, PodMemory
-from pykubelet.podsync.start_limiter import StartGate
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.podsync.executor import ActionExecutor, PodSyncState
+from pykubelet.podsync.start_limiter import StartLimiter
 from pykubelet.util.backoff import BackOff
 
 POD = from_document(
@@ -38,22 +38,22 @@ class Starting:
         self.failing = failing
         self.started: list[str] = []
 
-    def doer(self) -> Doer:
+    def doer(self) -> ActionExecutor:
         nothing: Any = SimpleNamespace(
             ensure=self._nothing, make=lambda _: None, of=lambda _: None, mount=self._nothing
         )
         starter: Any = SimpleNamespace(
             sandbox_config=lambda *_: None, image=self._nothing, grants=self._nothing, container=self._start
         )
-        return Doer(
+        return ActionExecutor(
             starter=starter,
             remover=nothing,
             killer=nothing,
             volumes=nothing,
             cgroups=nothing,
             dirs=nothing,
-            journal=Journal(),
-            gate=StartGate(),
+            journal=PodHistory(),
+            gate=StartLimiter(),
             crash_back_off=BackOff(),
             user_namespaces=nothing,
             handler_of=nothing,
@@ -86,7 +86,7 @@ NOTHING = ObservedPod(uid="u1", name="web", namespace="default")
 async def test_doer_failed_init_container_holds_up_those_after_it(
     failing: tuple[str, ...], started: list[str]
 ) -> None:
-    subject, memory = Starting(*failing), PodMemory(order=1)
+    subject, memory = Starting(*failing), PodSyncState(order=1)
     actions = Actions(sandbox_id="box", start_init=["side", "init"], start=["main", "other"])
     again = await subject.doer().apply(POD, NOTHING, actions, memory)
     assert subject.started == started
@@ -105,7 +105,7 @@ async def test_doer_failed_init_container_holds_up_those_after_it(
 async def test_doer_init_container_in_back_off_holds_up_those_after_it(
     crashed: str, started: list[str]
 ) -> None:
-    subject, memory = Starting(), PodMemory(order=1)
+    subject, memory = Starting(), PodSyncState(order=1)
     doer, again = subject.doer(), None
     for number in range(2):
         subject.started.clear()

@@ -15,7 +15,7 @@ from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observ
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.probes.types import Health
 from pykubelet.status.compute import compute_status
-from pykubelet.status.containers import PodView, StartFailure
+from pykubelet.status.containers import StartFailure, StatusInputs
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -84,8 +84,8 @@ def recorded(file: str, name: str) -> Any:
     return status
 
 
-def view(pod: Pod, picture: ObservedPod, **facts: Any) -> PodView:
-    return PodView(pod=pod, observed=picture, host_ips=["192.0.2.2"], **facts)
+def view(pod: Pod, picture: ObservedPod, **facts: Any) -> StatusInputs:
+    return StatusInputs(pod=pod, observed=picture, host_ips=["192.0.2.2"], **facts)
 
 
 FINE = Health(started=True, ready=True)
@@ -279,7 +279,7 @@ def test_addresses(
     previous = [AddressStatus(ip=ip) for ip in before]
     sandbox = ObservedSandbox(id="s", ready=True, created_at=1, ips=ips, host_network=host_network)
     status = compute_status(
-        PodView(
+        StatusInputs(
             pod=from_document(Pod, {"metadata": {"uid": "u"}, "spec": {"hostNetwork": host_network}}),
             observed=ObservedPod(uid="u", sandboxes=(sandbox,)),
             host_ips=hosts,

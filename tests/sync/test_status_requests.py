@@ -6,7 +6,7 @@ import msgspec
 
 from pykubelet.api.meta import to_document
 from pykubelet.apiserver.client import ApiClient
-from pykubelet.status.manager import StatusSender
+from pykubelet.status.manager import StatusManager
 from pykubelet.util.tasks import TaskScope
 from tests.kube.conftest import access, authority, client, opened, server, server_pair  # noqa: F401
 from tests.kube.servers import Server, answer, refuse
@@ -17,7 +17,7 @@ async def test_the_request_is_as_kubernetes_wants_it(server: Server, client: Api
     pod = make_pod()
     written = msgspec.structs.replace(pod, status=make_status())
     server.say(refuse(500, "InternalError", "etcd"), answer(to_document(written)), answer({"kind": "Status"}))
-    sender = StatusSender(client, object_of=lambda uid: pod, may_run=lambda uid: False)
+    sender = StatusManager(client, object_of=lambda uid: pod, may_run=lambda uid: False)
     async with TaskScope() as scope:
         scope.start(sender.run(), name="sender")
         sender.changed(pod, make_status())

@@ -9,7 +9,7 @@ from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
 from pykubelet.api.pod_status import ContainerStatus, PodCondition, PodStatus
 from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.status.compute import compute_status
-from pykubelet.status.containers import PodView, StartFailure, says_restarting
+from pykubelet.status.containers import StartFailure, StatusInputs, says_restarting
 from pykubelet.status.patch import merged_status
 from tests.sync.making import LATER, NOW, condition, container, ended, make_pod, running, waiting
 
@@ -49,7 +49,7 @@ ASKED = (one("main", "exited", 3), one("other", "running"), one("first", "exited
 def status(
     *containers: ObservedContainer, previous: PodStatus | None = None, of: Pod | None = None, **view: Any
 ) -> PodStatus:
-    facts = PodView(
+    facts = StatusInputs(
         pod=of or a_pod(), observed=picture(*containers), previous=previous or PodStatus(), **view
     )
     return compute_status(facts, LATER if previous else NOW)

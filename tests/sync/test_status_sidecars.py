@@ -9,7 +9,7 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.probes.types import Health
 from pykubelet.status.compute import compute_status
-from pykubelet.status.containers import PodView, StartFailure
+from pykubelet.status.containers import StartFailure, StatusInputs
 from tests.sync.making import NOW, condition, make_pod
 
 FINE = Health(started=True, ready=True)
@@ -43,7 +43,7 @@ def picture(*containers: ObservedContainer, ready: bool = True) -> ObservedPod:
 
 def status(observed: ObservedPod, *, main: Health = COMING, side: Health = COMING, **view: Any) -> PodStatus:
     health = {"main": main, "side": side}
-    return compute_status(PodView(pod=a_pod(), observed=observed, health=health, **view), NOW)
+    return compute_status(StatusInputs(pod=a_pod(), observed=observed, health=health, **view), NOW)
 
 
 def initialized(found: PodStatus) -> tuple[str, object]:

@@ -7,12 +7,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
-from pykubelet.kuberuntime.kill import Killer
+from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.objects.base import NoObjects
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.podsync.contract import KillPodOptions, StepError
-from pykubelet.podsync.syncer import PodLifeOnNode
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.podsync.contract import KillPodOptions, SyncError
+from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.probes.prober import Prober
 from pykubelet.status.compute import StatusStore
 from pykubelet.transport.errors import CriError, NotFound, Unavailable
@@ -41,14 +41,14 @@ class Faulty:
         return answer
 
 
-def life(parts: Any, journal: Journal) -> PodLifeOnNode:
-    return PodLifeOnNode(
+def life(parts: Any, journal: PodHistory) -> NodePodSyncer:
+    return NodePodSyncer(
         cri=parts,
         observer=parts,
         doer=parts,
         starter=parts,
         remover=parts,
-        killer=Killer(parts, parts, journal),
+        killer=ContainerKiller(parts, parts, journal),
         prober=Prober(parts.probe, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         volumes=parts,
         cgroups=parts,
@@ -63,13 +63,13 @@ def life(parts: Any, journal: Journal) -> PodLifeOnNode:
     )
 
 
-def warnings(journal: Journal) -> list[tuple[str, str]]:
+def warnings(journal: PodHistory) -> list[tuple[str, str]]:
     return [(event.reason, event.message) for event in journal.events(POD.uid) if event.kind == "Warning"]
 
 
 async def test_a_runtime_that_cannot_be_asked() -> None:
-    journal, away = Journal(), Unavailable("ListPodSandbox", "Unavailable", "connection refused")
-    with pytest.raises(StepError, match="connection refused"):
+    journal, away = PodHistory(), Unavailable("ListPodSandbox", "Unavailable", "connection refused")
+    with pytest.raises(SyncError, match="connection refused"):
         await life(Faulty(pod=away), journal).sync(POD)
     words = "error determining status: rpc error: code = Unavailable desc = connection refused"
     assert warnings(journal) == [("FailedSync", words)]
@@ -90,20 +90,20 @@ BOX_FAILS = f'failed to "KillPodSandbox" for "u1" with KillPodSandboxError: "{RP
 )
 @pytest.mark.parametrize("pod", [POD, None], ids=["wanted", "known to the runtime only"])
 async def test_a_pod_that_cannot_be_stopped(pod: Pod | None, failing: tuple[str, ...], words: str) -> None:
-    journal = Journal()
+    journal = PodHistory()
     failures = {
         "stop_container": CriError("StopContainer", "Unknown", "a"),
         "stop_pod_sandbox": CriError("StopPodSandbox", "Unknown", '"cni"'),
     }
     parts = Faulty(**{call: failures[call] for call in failing})
-    with pytest.raises(StepError, match=r"^error killing pod: "):
+    with pytest.raises(SyncError, match=r"^error killing pod: "):
         await life(parts, journal).terminate(POD.uid, pod, KillPodOptions(1))
     assert warnings(journal) == [("FailedKillPod", f"error killing pod: {words}")]
 
 
 async def test_what_is_gone_already_is_no_fault() -> None:
-    journal, gone = Journal(), NotFound("Stop", "NotFound", "no such thing")
-    with pytest.raises(StepError, match="still run"):
+    journal, gone = PodHistory(), NotFound("Stop", "NotFound", "no such thing")
+    with pytest.raises(SyncError, match="still run"):
         await life(Faulty(stop_container=gone, stop_pod_sandbox=gone), journal).terminate(
             POD.uid, POD, KillPodOptions(1)
         )

@@ -7,8 +7,8 @@ from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION, is_static_pod
-from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, StepError
-from pykubelet.podworkers.worker import State
+from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, SyncError
+from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.util.tasks import TaskScope
 
@@ -118,21 +118,21 @@ async def test_termination_interrupts_a_sync(life: Life, workers: PodWorkers) ->
 
 
 async def test_failures_are_tried_again_with_growing_pauses(life: Life, workers: PodWorkers) -> None:
-    life.failing["sync 1"] = StepError("runtime away")
+    life.failing["sync 1"] = SyncError("runtime away")
     workers.sync(pod("1"))
     await asyncio.sleep(1 + 2 + 4 + 8 + 10 + 0.5)
     assert life.diary == ["sync 1"] * 6
     worker = workers.get("1")
     assert worker is not None
-    assert worker.state is State.SYNCING
+    assert worker.state is PodWorkerState.SYNCING
 
 
 async def test_a_failure_may_say_when_to_try_again(life: Life, workers: PodWorkers) -> None:
-    life.failing["sync 1"] = StepError("a volume", retry_after=0.5)
+    life.failing["sync 1"] = SyncError("a volume", retry_after=0.5)
     workers.sync(pod("1"))
     await asyncio.sleep(1.2)
     assert life.diary == ["sync 1"] * 3
-    life.failing["sync 1"] = StepError("a volume", retry_after=100)
+    life.failing["sync 1"] = SyncError("a volume", retry_after=100)
     await asyncio.sleep(99)
     assert life.diary == ["sync 1"] * 4
     workers.wake("1")
@@ -151,7 +151,7 @@ async def test_a_bug_in_one_pod_does_not_stop_another(life: Life, workers: PodWo
 
 async def test_termination_is_repeated_until_it_works(life: Life, workers: PodWorkers) -> None:
     workers.sync(pod("1"))
-    life.failing["terminate 1"] = StepError("runtime away")
+    life.failing["terminate 1"] = SyncError("runtime away")
     workers.terminate("1")
     await asyncio.sleep(5)
     del life.failing["terminate 1"]
@@ -250,7 +250,7 @@ async def test_any_sequence_of_wishes_converges(life: Life, workers: PodWorkers,
         for what in ("sync", "terminate", "clean_up"):
             life.slow[f"{what} {wanted.get(name, '')}"] = chance.choice([0, 0, 1, 5])
         if chance.random() < 0.2 and name in wanted:
-            life.failing[f"{chance.choice(['sync', 'terminate'])} {wanted[name]}"] = StepError("chance")
+            life.failing[f"{chance.choice(['sync', 'terminate'])} {wanted[name]}"] = SyncError("chance")
         await asyncio.sleep(chance.choice([0, 0, 0.5, 3]))
     life.failing.clear()
     await asyncio.sleep(200)
@@ -351,7 +351,7 @@ async def test_terminate_passes_last_status_function(life: Life, workers: PodWor
     def evict(status: PodStatus) -> PodStatus:
         return status
 
-    life.failing["terminate 1"] = StepError("busy")
+    life.failing["terminate 1"] = SyncError("busy")
     workers.sync(pod("1"))
     workers.terminate("1", pod_status=preempt)
     await asyncio.sleep(0.5)
@@ -367,7 +367,7 @@ async def test_terminate_passes_last_status_function(life: Life, workers: PodWor
 
 async def test_remove_is_repeated_until_it_succeeds(life: Life, workers: PodWorkers) -> None:
     life.leaves_remnants = True
-    life.failing["remove 1"] = StepError("busy")
+    life.failing["remove 1"] = SyncError("busy")
     workers.sync(pod("1"))
     workers.terminate("1")
     await asyncio.sleep(60)
@@ -397,7 +397,7 @@ async def test_remove_does_not_hold_up_successor(life: Life, workers: PodWorkers
 
 async def test_remove_started_before_successor_does_not_hold_it_up(life: Life, workers: PodWorkers) -> None:
     life.leaves_remnants = True
-    life.failing["remove 1"] = StepError("busy")
+    life.failing["remove 1"] = SyncError("busy")
     workers.sync(pod("1"))
     workers.terminate("1")
     await asyncio.sleep(30)
@@ -413,7 +413,7 @@ async def test_remove_of_same_uid_ends_before_next_pod_starts(
     life.leaves_remnants = True
     life.slow["remove 1"] = 5
     if fails:
-        life.failing["remove 1"] = StepError("busy")
+        life.failing["remove 1"] = SyncError("busy")
     workers.sync(pod("1"))
     workers.terminate("1")
     await asyncio.sleep(3)
@@ -428,7 +428,7 @@ async def test_remove_in_back_off_is_repeated_for_next_pod_of_same_uid(
     life: Life, workers: PodWorkers
 ) -> None:
     life.leaves_remnants = True
-    life.failing["remove 1"] = StepError("busy")
+    life.failing["remove 1"] = SyncError("busy")
     workers.sync(pod("1"))
     workers.terminate("1")
     await asyncio.sleep(39)

@@ -18,7 +18,7 @@ from pykubelet.api.storage import PersistentVolume, PersistentVolumeClaim
 from pykubelet.apiserver.client import ApiClient, Resource, T
 from pykubelet.apiserver.errors import NotFound, Unreachable
 from pykubelet.linux.mounts import Mount, plan_unmounts, read_mounts, unmount
-from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
+from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.manager import PodVolumes
@@ -78,7 +78,7 @@ class Shelf:
         if name in self.broken:
             raise ObjectError(f"failed to get {kind} {name}: the API server is away")
         if name not in there:
-            raise ObjectMissing(f'{kind} "{name}" not found')
+            raise ObjectNotFound(f'{kind} "{name}" not found')
 
 
 @dataclass

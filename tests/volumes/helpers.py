@@ -16,7 +16,7 @@ import pytest
 from pykubelet.api.pod import Pod
 from pykubelet.linux.loop_devices import attached_loops
 from pykubelet.linux.mounts import unmount
-from pykubelet.volumes.plugin import Surroundings, Wanted
+from pykubelet.volumes.plugin import VolumeHost, VolumeToMount
 from tests.volumes.conftest import ALLOCATABLE, Node, Shelf
 
 _RECORD = """#!{python} -S
@@ -76,16 +76,16 @@ def stand_ins(folder: Path) -> Iterator[StandIns]:
         yield made
 
 
-def surroundings(root: Path, shelf: Shelf, **more: Any) -> Surroundings:
+def surroundings(root: Path, shelf: Shelf, **more: Any) -> VolumeHost:
     """What kinds are made of, on a node without a cluster."""
-    return Surroundings(root, shelf, Node(), lambda pod: None, ALLOCATABLE, True, node_name="n1", **more)
+    return VolumeHost(root, shelf, Node(), lambda pod: None, ALLOCATABLE, True, node_name="n1", **more)
 
 
-def wanted(pod: Pod, **more: Any) -> Wanted:
+def wanted(pod: Pod, **more: Any) -> VolumeToMount:
     """The first volume of a pod, as its spec has it."""
     volume = pod.spec.volumes[0]
     kind, source = volume.sources[0]
-    return Wanted(pod, volume, kind, source, more.pop("name", volume.name), **more)
+    return VolumeToMount(pod, volume, kind, source, more.pop("name", volume.name), **more)
 
 
 def loops_left(folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pykubelet.linux.mounts import mount, unmount
 from pykubelet.volumes import file_projection as atomic_write
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.file_projection import DATA, NEXT, File, checked_path, publish
 from tests.volumes.conftest import mode_of, needs_root, umask
 
@@ -102,7 +102,7 @@ class TestVersions:
 
     def test_paths_that_lead_out_touch_nothing(self, volume: Path) -> None:
         for path in ("../x", "/etc/x", "..data", "a/../../x"):
-            with pytest.raises(KindError):
+            with pytest.raises(VolumePluginError):
                 put(volume, {"good": b"", path: b""})
         assert list(volume.iterdir()) == []
 
@@ -412,7 +412,7 @@ def test_any_names(tmp_path_factory: pytest.TempPathFactory, contents: Contents)
     volume.mkdir()
     try:
         put(volume, contents)
-    except KindError:
+    except VolumePluginError:
         assert list(volume.iterdir()) == []
     else:
         cleaned = {checked_path(path): data for path, data in contents.items()}

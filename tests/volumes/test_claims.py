@@ -9,7 +9,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.selector import NodeSelector
 from pykubelet.api.storage import PersistentVolume
-from pykubelet.volumes.errors import NoRoomOnNode, VolumeError, failure_event, set_up_failed
+from pykubelet.volumes.errors import VolumeError, VolumeLimitExceeded, failure_event, set_up_failed
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.pvc import AffinityError, check_affinity, is_exclusive, mount_options, volume_group
 from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
@@ -58,7 +58,7 @@ def test_words_of_events() -> None:
     affinity = set_up_failed("v", "no", AffinityError.action, block=True)
     assert affinity == 'MapVolume.NodeAffinity check failed for volume "v" : no'
     assert failure_event(affinity) == "FailedMount"
-    attach = set_up_failed("v", "no", NoRoomOnNode.action, block=True)
+    attach = set_up_failed("v", "no", VolumeLimitExceeded.action, block=True)
     assert attach == 'MapVolume.WaitForAttach failed for volume "v" : no'
     assert failure_event(attach) == "FailedMapVolume"
     assert failure_event(set_up_failed("v", "no")) == "FailedMount"

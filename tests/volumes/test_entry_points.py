@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, VolumeKind, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumePlugin, VolumeToMount
 from pykubelet.volumes.registry import GROUP, make_kinds, others_kinds
 from tests.volumes.conftest import Node, Shelf
 
 
-class Cloud(PlainKind):
+class Cloud(BaseVolumePlugin):
     folder = "example.com~cloud"
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self.given = given
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         return MountedVolume("/cloud")
 
 
-def broken(given: Surroundings) -> VolumeKind:
+def broken(given: VolumeHost) -> VolumePlugin:
     raise RuntimeError("no cloud today")
 
 
@@ -36,19 +36,19 @@ class Entry:
     made_by: Any
     value: str = "cloud:Cloud"
 
-    def load(self) -> Callable[[Surroundings], VolumeKind]:
+    def load(self) -> Callable[[VolumeHost], VolumePlugin]:
         if isinstance(self.made_by, Exception):
             raise self.made_by
-        maker: Callable[[Surroundings], VolumeKind] = self.made_by
+        maker: Callable[[VolumeHost], VolumePlugin] = self.made_by
         return maker
 
 
 @pytest.fixture
-def given(tmp_path: Path, shelf: Shelf) -> Surroundings:
-    return Surroundings(tmp_path, shelf, Node(), lambda pod: None, 1, True)
+def given(tmp_path: Path, shelf: Shelf) -> VolumeHost:
+    return VolumeHost(tmp_path, shelf, Node(), lambda pod: None, 1, True)
 
 
-def test_a_new_kind(given: Surroundings) -> None:
+def test_a_new_kind(given: VolumeHost) -> None:
     kinds = others_kinds(given, {}, [Entry("cloud", Cloud)])
     assert isinstance(kinds["cloud"], Cloud)
     assert kinds["cloud"].given is given
@@ -64,7 +64,7 @@ def test_a_new_kind(given: Surroundings) -> None:
     ],
 )
 def test_what_is_wrong_is_told_by_name_and_passed_over(
-    given: Surroundings, caplog: pytest.LogCaptureFixture, entry: Entry, said: str
+    given: VolumeHost, caplog: pytest.LogCaptureFixture, entry: Entry, said: str
 ) -> None:
     own = make_kinds(given)
     kinds = others_kinds(given, own, [entry, Entry("fine", Cloud)])
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_told_by_name_and_passed_over(
     assert f"'kind': '{entry.name}'" in str(told.__dict__)
 
 
-def test_one_folder_has_one_kind(given: Surroundings, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_folder_has_one_kind(given: VolumeHost, caplog: pytest.LogCaptureFixture) -> None:
     kinds = others_kinds(given, {}, [Entry("one", Cloud), Entry("two", Cloud)])
     assert kinds.keys() == {"one"}
     assert "have one folder" in caplog.text

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.volume import KeyToPath
-from pykubelet.volumes.errors import KindError, joined
+from pykubelet.volumes.errors import VolumePluginError, joined
 from pykubelet.volumes.file_projection import DEEPEST, LONGEST_PATH, File, as_tree, checked_path, of_keys
 
 A = File(b"a", 0o644)
@@ -47,7 +47,7 @@ def test_good_paths(path: str, clean: str) -> None:
     ],
 )
 def test_bad_paths(path: str, problem: str) -> None:
-    with pytest.raises(KindError) as caught:
+    with pytest.raises(VolumePluginError) as caught:
         checked_path(path)
     assert str(caught.value).startswith("invalid path: ")
     assert problem in str(caught.value)
@@ -57,7 +57,7 @@ def test_bad_paths(path: str, problem: str) -> None:
 def test_no_path_leaves_the_volume_or_meets_the_writers_names(path: str) -> None:
     try:
         clean = checked_path(path)
-    except KindError:
+    except VolumePluginError:
         return
     whole = posixpath.normpath(posixpath.join("/volume", clean))
     assert whole == f"/volume/{clean}"
@@ -79,7 +79,7 @@ class TestKeys:
 
     def test_missing(self) -> None:
         items = [KeyToPath(key="c", path="x"), KeyToPath(key="a", path="y")]
-        with pytest.raises(KindError, match=r"^no such key: c$"):
+        with pytest.raises(VolumePluginError, match=r"^no such key: c$"):
             of_keys(self.DATA, items, 0o400, optional=False, missing="no such key")
         assert of_keys(self.DATA, items, 0o400, optional=True, missing="") == {"y": File(b"1", 0o400)}
 
@@ -91,7 +91,7 @@ def test_trees() -> None:
 
 @pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["x/a", "x/a/b/c"]])
 def test_a_file_is_no_folder(paths: list[str]) -> None:
-    with pytest.raises(KindError, match="cannot be a file and a folder"):
+    with pytest.raises(VolumePluginError, match="cannot be a file and a folder"):
         as_tree(dict.fromkeys(paths, A))
 
 

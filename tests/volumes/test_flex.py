@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.api.pod import Pod
 from pykubelet.linux.mounts import read_mounts
-from pykubelet.volumes.errors import BadSource, KindError, NotYet
+from pykubelet.volumes.errors import BadSource, VolumeNotReady, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted
 from pykubelet.volumes.plugins import flex
 from pykubelet.volumes.plugins.flex import DriverError, FlexKind, NotSupportedError, escaped, read_answer
@@ -216,7 +216,7 @@ class TestPlainDrivers:
         drivers.add(PLAIN + "\nif command == 'mount': answer('Failure', 1, message='no')")
         shelf.secrets["s"] = {"key": b"\xffvalue"}
         volume = wanted(pod_of(secretRef={"name": "s"}))
-        with pytest.raises(KindError, match=r"couldn't get secret s err: cannot get secret of type"):
+        with pytest.raises(VolumePluginError, match=r"couldn't get secret s err: cannot get secret of type"):
             await kind.set_up(volume)
         shelf.types["s"] = "example.com/disk"
         await kind.set_up(volume)
@@ -232,7 +232,9 @@ class TestPlainDrivers:
 
     async def test_a_missing_secret(self, kind: FlexKind, drivers: Drivers) -> None:
         drivers.add(PLAIN)
-        with pytest.raises(KindError, match=r"couldn't get secret default/s err: secret \"s\" not found"):
+        with pytest.raises(
+            VolumePluginError, match=r"couldn't get secret default/s err: secret \"s\" not found"
+        ):
             await kind.set_up(wanted(pod_of(secretRef={"name": "s"})))
 
 
@@ -305,14 +307,14 @@ class TestAttachingDrivers:
         async def device(wanted: object, name: str) -> str:
             assert name == "example.com/disk/v"
             if not attached:
-                raise NotYet("not attached")
+                raise VolumeNotReady("not attached")
             return attached
 
         given = surroundings(
             root, shelf, flex_drivers=drivers.folder, api=object(), attached=device, attaches=False
         )
         kind = FlexKind(given)
-        with pytest.raises(NotYet):
+        with pytest.raises(VolumeNotReady):
             await kind.set_up(wanted(pod_of()))
         attached = "/dev/flex9"
         mounted = await kind.set_up(wanted(pod_of()))

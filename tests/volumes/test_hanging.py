@@ -17,10 +17,10 @@ from pykubelet.volumes import operations
 from pykubelet.volumes import registry as kinds
 from pykubelet.volumes import unmounter as take_down
 from pykubelet.volumes import unmounter as unmounting
-from pykubelet.volumes.errors import NotYet, VolumeError
+from pykubelet.volumes.errors import VolumeError, VolumeNotReady
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.operations import FIRST_PAUSE
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeToMount
 from pykubelet.volumes.plugins import host_path
 from pykubelet.volumes.plugins.flex import FlexKind
 from tests.volumes.conftest import Shelf, needs_root, pod_with, volumes_at
@@ -31,7 +31,7 @@ DATA = {"name": "data", "emptyDir": {}}
 MEMORY = {"name": "memory", "emptyDir": {"medium": "Memory"}}
 
 
-class Cloud(PlainKind):
+class Cloud(BaseVolumePlugin):
     """A kind whose server is up, away, or dead."""
 
     folder = "example.com~cloud"
@@ -42,7 +42,7 @@ class Cloud(PlainKind):
         self.error: Exception | None = None
         self.calls: list[str] = []
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         self.calls.append("set_up")
         path = self.root / "pods" / wanted.uid / "volumes" / self.folder / wanted.name
         path.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class TestKinds:
         monkeypatch.setattr(operations, "FIRST_PAUSE", 60.0)
         woken: list[str] = []
         volumes.listen(woken.append, lambda *event: None)
-        cloud.error = NotYet("no driver")
+        cloud.error = VolumeNotReady("no driver")
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod_with(CLOUD))
         assert caught.value.retry_after is None

@@ -13,10 +13,10 @@ from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes import attach as in_use
 from pykubelet.volumes import manager as pod_volumes
 from pykubelet.volumes import registry as kinds
-from pykubelet.volumes.attach import InUseReports, NotReported
-from pykubelet.volumes.errors import NoRoomOnNode, VolumeError
+from pykubelet.volumes.attach import NotReported, VolumesInUseReporter
+from pykubelet.volumes.errors import VolumeError, VolumeLimitExceeded
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 from tests.volumes.conftest import Shelf, pod_with, volumes_at
 
 CLOUD = {"name": "cloud", "glusterfs": {"path": "p"}}
@@ -24,16 +24,16 @@ PLAIN = {"name": "data", "emptyDir": {}}
 NAME = "cloud/1"
 
 
-class Cloud(PlainKind):
+class Cloud(BaseVolumePlugin):
     """A kind whose volumes are attached."""
 
     folder = "example.com~cloud"
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self.given = given
         self.mounts: list[str] = []
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         await self.given.use(wanted, NAME)
         self.mounts.append(wanted.uid)
         return MountedVolume("/cloud", attached=NAME)
@@ -174,7 +174,7 @@ async def test_what_an_earlier_agent_reported_counts_until_its_pods_were_met(
 
 @pytest.mark.looptime
 async def test_patience() -> None:
-    reports = InUseReports()
+    reports = VolumesInUseReporter()
     reports.listen(lambda: None)
     begin = asyncio.get_running_loop().time()
     with pytest.raises(NotReported):
@@ -185,8 +185,8 @@ async def test_patience() -> None:
 async def test_a_pod_whose_volume_does_not_fit_is_refused_after_a_while(
     volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(wanted: Wanted) -> MountedVolume:
-        raise NoRoomOnNode("no room for another")
+    async def full(wanted: VolumeToMount) -> MountedVolume:
+        raise VolumeLimitExceeded("no room for another")
 
     monkeypatch.setattr(volumes.kinds["glusterfs"], "set_up", full)
     with pytest.raises(VolumeError) as caught:

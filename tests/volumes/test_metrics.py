@@ -12,14 +12,14 @@ from pykubelet.server.metrics import text_format
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.metrics import VolumeMetrics, VolumeNumbers, claim_of, plugin_name
-from pykubelet.volumes.usage import Usage
+from pykubelet.volumes.usage import VolumeStats
 from tests.metrics_page import Page, rows
 from tests.volumes.conftest import Node, Server, Shelf, pod_with
 
 CLAIM = {"name": "claimed", "persistentVolumeClaim": {"claimName": "claim"}}
 CONFIG = {"name": "config", "configMap": {"name": "c"}}
 EMPTY = {"name": "empty", "emptyDir": {}}
-USAGE = Usage(capacity=10, available=6, used=4, inodes=9, inodes_free=7, inodes_used=2, moment=1.0)
+USAGE = VolumeStats(capacity=10, available=6, used=4, inodes=9, inodes_free=7, inodes_used=2, moment=1.0)
 
 WANTED, HAD = "desired_state_of_world", "actual_state_of_world"
 
@@ -31,7 +31,7 @@ class Scraper:
         self.registry = CollectorRegistry()
         self.volumes = self.agent(root, shelf, server, VolumeMetrics(self.registry))
         self.pods = [pod_with(EMPTY, CONFIG, CLAIM)]
-        self.usage: dict[str, Usage] = {}
+        self.usage: dict[str, VolumeStats] = {}
         count = self.volumes.metrics.count
         self.registry.register(VolumeNumbers(count, lambda: self.pods, lambda uid: self.usage))
 

@@ -12,7 +12,7 @@ from pykubelet.linux.mounts import MS_BIND, Mount, mount, parse_mountinfo, unmou
 from pykubelet.volumes import mount_helper
 from pykubelet.volumes.mount_helper import (
     HelperError,
-    HelperHangs,
+    HelperTimeout,
     MissingHelper,
     is_mounted,
     join_options,
@@ -118,7 +118,7 @@ print("waiting for the server", flush=True)
 child.wait()
 """
         programs.add("hang", script)
-        with pytest.raises(HelperHangs, match=r"^hang did not end within 6 s, and was killed: waiting for"):
+        with pytest.raises(HelperTimeout, match=r"^hang did not end within 6 s, and was killed: waiting for"):
             await run_helper("hang", deadline=6)
         child = int((tmp_path / "pid").read_text())
         await _until(lambda: not _runs(child))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.file_projection import make_mount_points, nested_mount_points
 from tests.volumes.conftest import mode_of, pod_with
 
@@ -51,7 +51,7 @@ def test_of_all_containers() -> None:
 def test_places_out_of_the_container(path: str) -> None:
     mounts = [{"name": "me", "mountPath": path}, {"name": "other", "mountPath": f"{path}/in"}]
     pod = pod_with(containers=[{"name": "c", "volumeMounts": mounts}])
-    with pytest.raises(KindError, match="invalid container mount point"):
+    with pytest.raises(VolumePluginError, match="invalid container mount point"):
         nested_mount_points(pod, "me")
 
 

@@ -4,16 +4,22 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pykubelet.util.tasks import TaskScope
-from pykubelet.volumes.errors import KindError, NotYet
-from pykubelet.volumes.operations import FIRST_PAUSE, LONGEST_PAUSE, Locks, Operations, StillBusy
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
+from pykubelet.volumes.operations import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Locks,
+    OperationPending,
+    PendingOperations,
+)
 
 pytestmark = pytest.mark.looptime
 
 
 @pytest.fixture
-async def operations() -> AsyncIterator[Operations]:
+async def operations() -> AsyncIterator[PendingOperations]:
     async with TaskScope() as scope:
-        yield Operations(scope)
+        yield PendingOperations(scope)
 
 
 class Work:
@@ -42,7 +48,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_who_asks_for_the_same_joins(operations: Operations) -> None:
+async def test_who_asks_for_the_same_joins(operations: PendingOperations) -> None:
     work = Work(5)
     one, other = await asyncio.gather(
         operations.run("p/v", "up", work, patience=60), operations.run("p/v", "up", work, patience=60)
@@ -51,7 +57,7 @@ async def test_who_asks_for_the_same_joins(operations: Operations) -> None:
     assert await operations.run("p/v", "up", work, patience=60) == 2
 
 
-async def test_who_asks_for_the_opposite_waits(operations: Operations) -> None:
+async def test_who_asks_for_the_opposite_waits(operations: PendingOperations) -> None:
     up, down = Work(5), Work(1)
     async with asyncio.TaskGroup() as group:
         group.create_task(operations.run("p/v", "up", up, patience=60))
@@ -61,17 +67,17 @@ async def test_who_asks_for_the_opposite_waits(operations: Operations) -> None:
         assert now() - began == pytest.approx(4 + 1)
 
 
-async def test_others_do_not_wait(operations: Operations) -> None:
-    with pytest.raises(StillBusy, match="up of v is still under way"):
+async def test_others_do_not_wait(operations: PendingOperations) -> None:
+    with pytest.raises(OperationPending, match="up of v is still under way"):
         await operations.run("p/v", "up", Work(1000), patience=1)
     began = now()
     await operations.run("p/w", "up", Work(), patience=1)
     assert now() == began
 
 
-async def test_it_goes_on_without_its_asker(operations: Operations) -> None:
+async def test_it_goes_on_without_its_asker(operations: PendingOperations) -> None:
     work = Work(10)
-    with pytest.raises(StillBusy):
+    with pytest.raises(OperationPending):
         await operations.run("p/v", "up", work, patience=3)
     asker = asyncio.ensure_future(operations.run("p/v", "up", work, patience=60))
     await asyncio.sleep(1)
@@ -83,13 +89,15 @@ async def test_it_goes_on_without_its_asker(operations: Operations) -> None:
     assert work.begun == 1
 
 
-async def test_pauses_grow_after_failures_and_the_failure_is_told_meanwhile(operations: Operations) -> None:
-    work, waits = Work(error=KindError("no")), []
+async def test_pauses_grow_after_failures_and_the_failure_is_told_meanwhile(
+    operations: PendingOperations,
+) -> None:
+    work, waits = Work(error=VolumePluginError("no")), []
     for _ in range(12):
-        with pytest.raises(KindError, match="no"):
+        with pytest.raises(VolumePluginError, match="no"):
             await operations.run("p/v", "up", work, patience=60)
         waits.append(operations.pause_left("p/v", "up"))
-        with pytest.raises(KindError, match="no"):
+        with pytest.raises(VolumePluginError, match="no"):
             await operations.run("p/v", "up", work, patience=60)
         await asyncio.sleep(waits[-1])
     assert work.begun == 12, "while there is a pause nothing is tried"
@@ -105,25 +113,25 @@ async def test_pauses_grow_after_failures_and_the_failure_is_told_meanwhile(oper
     assert operations.pause_left("p/v", "up") == FIRST_PAUSE, "it starts anew after a success"
 
 
-async def test_news_end_the_pause(operations: Operations) -> None:
-    work = Work(error=KindError("no"))
+async def test_news_end_the_pause(operations: PendingOperations) -> None:
+    work = Work(error=VolumePluginError("no"))
     for uid in ("p", "q"):
-        with pytest.raises(KindError):
+        with pytest.raises(VolumePluginError):
             await operations.run(f"{uid}/v", "up", work, patience=60)
     operations.forget("p/")
     assert operations.pause_left("p/v", "up") == 0
     assert operations.pause_left("q/v", "up") > 0
 
 
-async def test_what_waits_to_be_woken_has_no_pause(operations: Operations) -> None:
-    work = Work(error=NotYet("not attached"))
+async def test_what_waits_to_be_woken_has_no_pause(operations: PendingOperations) -> None:
+    work = Work(error=VolumeNotReady("not attached"))
     for _ in range(3):
-        with pytest.raises(NotYet):
+        with pytest.raises(VolumeNotReady):
             await operations.run("p/v", "up", work, patience=60)
     assert work.begun == 3
 
 
-async def test_without_pauses_everything_is_tried_at_once(operations: Operations) -> None:
+async def test_without_pauses_everything_is_tried_at_once(operations: PendingOperations) -> None:
     work = Work(error=OSError("busy"))
     for _ in range(3):
         with pytest.raises(OSError, match="busy"):
@@ -131,41 +139,41 @@ async def test_without_pauses_everything_is_tried_at_once(operations: Operations
     assert work.begun == 3
 
 
-async def test_operations_of_a_pod_can_be_ended(operations: Operations) -> None:
+async def test_operations_of_a_pod_can_be_ended(operations: PendingOperations) -> None:
     ours, others = Work(1000), Work(1000)
     for key, work in (("p/v", ours), ("p/w", ours), ("pp/v", others)):
-        with pytest.raises(StillBusy):
+        with pytest.raises(OperationPending):
             await operations.run(key, "up", work, patience=1)
     await operations.end("p/", "up", patience=5)
     assert (ours.cancelled, others.cancelled) == (2, 0)
     assert await operations.run("p/v", "down", Work(), patience=0.1) == 1
 
 
-async def test_what_does_not_end_is_told(operations: Operations) -> None:
+async def test_what_does_not_end_is_told(operations: PendingOperations) -> None:
     async def stubborn() -> None:
         try:
             await asyncio.sleep(1000)
         except asyncio.CancelledError:
             await asyncio.sleep(100)
 
-    with pytest.raises(StillBusy):
+    with pytest.raises(OperationPending):
         await operations.run("p/v", "up", stubborn, patience=1)
-    with pytest.raises(StillBusy):
+    with pytest.raises(OperationPending):
         await operations.end("p/", "up", patience=5)
     await operations.end("p/", "up", patience=200)
 
 
-async def test_one_that_is_ended_before_its_first_step(operations: Operations) -> None:
+async def test_one_that_is_ended_before_its_first_step(operations: PendingOperations) -> None:
     work = Work(5)
     asker = asyncio.ensure_future(operations.run("p/v", "up", work, patience=60))
     await asyncio.sleep(0)
     await operations.end("p/", "up", patience=5)
-    with pytest.raises(StillBusy, match="given up"):
+    with pytest.raises(OperationPending, match="given up"):
         await asker
     assert await operations.run("p/v", "down", Work(), patience=1) == 1
 
 
-async def test_a_bug_goes_to_who_asked_and_not_to_the_scope(operations: Operations) -> None:
+async def test_a_bug_goes_to_who_asked_and_not_to_the_scope(operations: PendingOperations) -> None:
     with pytest.raises(ZeroDivisionError):
         await operations.run("p/v", "up", Work(error=ZeroDivisionError()), patience=1)
     assert await operations.run("p/w", "up", Work(), patience=1) == 1

@@ -7,7 +7,7 @@ import pytest
 from pykubelet.api.volume import Volume
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import BadSource
-from pykubelet.volumes.plugins.image import REASONS, RefusedKind
+from pykubelet.volumes.plugins.image import REASONS, UnsupportedVolumePlugin
 from pykubelet.volumes.registry import make_kinds
 from tests.volumes.conftest import Shelf, pod_with
 from tests.volumes.helpers import surroundings, wanted
@@ -18,7 +18,7 @@ BY_CLAIM = {"persistentVolumeClaim", "ephemeral"}
 @pytest.mark.parametrize("kind", REASONS)
 async def test_what_to_use_instead(kind: str) -> None:
     with pytest.raises(BadSource) as caught:
-        await RefusedKind().set_up(wanted(pod_with({"name": "v", kind: {}})))
+        await UnsupportedVolumePlugin().set_up(wanted(pod_with({"name": "v", kind: {}})))
     text = str(caught.value)
     assert text.startswith(f"{kind} volumes ")
     assert "\n" not in text

@@ -16,7 +16,7 @@ from pykubelet.api.volume import FibreChannel, Iscsi
 from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
 from pykubelet.linux.mounts import read_mounts, unmount
 from pykubelet.volumes.block import unmap_device
-from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError
 from pykubelet.volumes.plugins import iscsi
 from pykubelet.volumes.plugins.fc import FcKind, fc_name
@@ -317,7 +317,9 @@ class TestIscsi:
         self, kind: IscsiKind, root: Path, programs: StandIns, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DEAD_PORTALS", PORTAL)
-        with pytest.raises(KindError, match=r"failed to get any path for iscsi disk, .* login failed"):
+        with pytest.raises(
+            VolumePluginError, match=r"failed to get any path for iscsi disk, .* login failed"
+        ):
             await kind.set_up(wanted(iscsi_pod()))
         await kind.sweep([])
         assert not list((root / "plugins/kubernetes.io/iscsi").glob("iface-*/*"))
@@ -326,7 +328,9 @@ class TestIscsi:
         self, kind: IscsiKind, programs: StandIns, scsi: Scsi, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(iscsi, "DEVICE_SECONDS", 0.1)
-        with pytest.raises(KindError, match=r"Timed out waiting for device at path .*-lun-5 after 0.1s"):
+        with pytest.raises(
+            VolumePluginError, match=r"Timed out waiting for device at path .*-lun-5 after 0.1s"
+        ):
             await kind.set_up(wanted(iscsi_pod(lun=5)))
         await kind.sweep([])
 
@@ -396,7 +400,7 @@ class TestFibreChannel:
         ]
 
     async def test_none(self, kind: FcKind, scsi: Scsi) -> None:
-        with pytest.raises(KindError, match="no fc disk found"):
+        with pytest.raises(VolumePluginError, match="no fc disk found"):
             await kind.set_up(wanted(self.pod()))
 
 

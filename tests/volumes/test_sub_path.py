@@ -11,7 +11,7 @@ from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.plugin import MountedVolume
-from pykubelet.volumes.sub_path import OutsideError, opened_inside
+from pykubelet.volumes.sub_path import SubPathEscapeError, opened_inside
 from tests.volumes.conftest import needs_root, pod_with
 
 
@@ -67,7 +67,7 @@ class TestOpening:
     @pytest.mark.parametrize("path", ["link", "link/new"])
     def test_links_out_are_refused(self, volume: Path, target: str, path: str) -> None:
         (volume / "link").symlink_to(target)
-        with pytest.raises(OutsideError), opened_inside(volume, path):
+        with pytest.raises(SubPathEscapeError), opened_inside(volume, path):
             pass
         assert list((volume.parent / "secret").iterdir()) == []
 
@@ -84,7 +84,7 @@ class TestOpening:
         with opened_inside(volume, "l1960") as found:
             assert os.fstat(found).st_ino == inode(volume / "l2000")
         for path in ("l1959", "l0", "l0/new"):
-            with pytest.raises(OutsideError, match="too many links"), opened_inside(volume, path):
+            with pytest.raises(SubPathEscapeError, match="too many links"), opened_inside(volume, path):
                 pass
 
     def test_links_that_multiply(self, volume: Path) -> None:
@@ -92,7 +92,7 @@ class TestOpening:
         for number in range(40):
             (volume / f"l{number}").symlink_to(f"l{number + 1}/../l{number + 1}")
         (volume / "l40").mkdir()
-        with pytest.raises(OutsideError, match="too many links"), opened_inside(volume, "l0"):
+        with pytest.raises(SubPathEscapeError, match="too many links"), opened_inside(volume, "l0"):
             pass
 
     def test_links_that_leave_and_come_back(self, volume: Path) -> None:

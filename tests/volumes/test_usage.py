@@ -17,9 +17,9 @@ from pykubelet.volumes import usage as usage_module
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.usage import (
     Interrupted,
-    Pace,
-    Usage,
-    VolumeUsage,
+    VolumeStatCalculator,
+    VolumeStats,
+    WalkThrottle,
     file_system,
     has_others,
     measure,
@@ -30,7 +30,7 @@ from tests.volumes.test_usage_count import count, du
 
 PERIOD = 60.0
 DISK = {"name": "disk", "emptyDir": {}}
-SOME = Usage(capacity=6, available=5, used=4, inodes=3, inodes_free=2, inodes_used=1, moment=0)
+SOME = VolumeStats(capacity=6, available=5, used=4, inodes=3, inodes_free=2, inodes_used=1, moment=0)
 
 
 def pod(uid: str = "u-1", *volumes: dict[str, Any]) -> Pod:
@@ -38,7 +38,7 @@ def pod(uid: str = "u-1", *volumes: dict[str, Any]) -> Pod:
 
 
 @asynccontextmanager
-async def running(usage: VolumeUsage) -> AsyncIterator[None]:
+async def running(usage: VolumeStatCalculator) -> AsyncIterator[None]:
     task = asyncio.ensure_future(usage.run())
     try:
         yield
@@ -67,7 +67,7 @@ async def test_each_kind_is_measured_as_it_is(root: Path, volumes: PodVolumes, s
     try:
         (Path(mounted["disk"].path) / "file").write_bytes(os.urandom(100_000))
         (Path(mounted["memory"].path) / "file").write_bytes(os.urandom(1 << 20))
-        found = measure(root, wanted, Pace(threading.Event()), lambda: 7.0)
+        found = measure(root, wanted, WalkThrottle(threading.Event()), lambda: 7.0)
         assert found is not None
         assert found.keys() == {"disk", "memory", "config", "hidden", "both", "about"}
         for name, usage in found.items():
@@ -82,7 +82,7 @@ async def test_each_kind_is_measured_as_it_is(root: Path, volumes: PodVolumes, s
         # Nothing that was measured is in the way of the pod's end.
     finally:
         await volumes.unmount(wanted.uid)
-    assert measure(root, wanted, Pace(threading.Event())) == {}
+    assert measure(root, wanted, WalkThrottle(threading.Event())) == {}
 
 
 async def test_a_volume_that_cannot_be_measured_is_left_out(
@@ -93,13 +93,13 @@ async def test_a_volume_that_cannot_be_measured_is_left_out(
     for name in ("disk", "other"):
         (Path(mounted[name].path) / "file").touch()
 
-    def failing(path: Path, pace: Pace) -> Any:
+    def failing(path: Path, pace: WalkThrottle) -> Any:
         if path.name == "disk":
             raise OSError(5, "Input/output error")
         return count(path)
 
     monkeypatch.setattr(usage_module, "tally", failing)
-    found = measure(root, wanted, Pace(threading.Event()))
+    found = measure(root, wanted, WalkThrottle(threading.Event()))
     assert found is not None
     assert found.keys() == {"other"}
 
@@ -133,7 +133,9 @@ class Measured:
             found = work()
         return found
 
-    def __call__(self, root: Path, pod: Pod, pace: Pace, clock: object) -> dict[str, Usage] | None:
+    def __call__(
+        self, root: Path, pod: Pod, pace: WalkThrottle, clock: object
+    ) -> dict[str, VolumeStats] | None:
         if pod.uid in self.hung:
             return None
         moments = self.moments.setdefault(pod.uid, [])
@@ -147,7 +149,7 @@ async def test_each_pod_is_measured_once_in_one_to_two_periods(
 ) -> None:
     measured = Measured(monkeypatch)
     chances = iter([0.5, 0.25, *[0.0, 1.0] * 100])
-    usage = VolumeUsage(root, lambda: [pod("a"), pod("b")], PERIOD, chance=lambda: next(chances))
+    usage = VolumeStatCalculator(root, lambda: [pod("a"), pod("b")], PERIOD, chance=lambda: next(chances))
     async with running(usage):
         assert usage.of("a") == {}
         await asyncio.sleep(PERIOD * 20)
@@ -174,7 +176,7 @@ async def test_pods_come_and_go_and_those_without_volumes_cost_nothing(
         looks += 1
         return pods
 
-    usage = VolumeUsage(root, known, PERIOD)
+    usage = VolumeStatCalculator(root, known, PERIOD)
     async with running(usage):
         await asyncio.sleep(PERIOD * 10)
         assert measured.moments == {}
@@ -193,7 +195,7 @@ async def test_pods_come_and_go_and_those_without_volumes_cost_nothing(
 @pytest.mark.looptime
 async def test_it_can_be_turned_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Measured(monkeypatch)
-    await VolumeUsage(root, lambda: [pod("a")], 0).run()
+    await VolumeStatCalculator(root, lambda: [pod("a")], 0).run()
     assert measured.moments == {}
 
 
@@ -205,7 +207,7 @@ async def test_a_server_that_never_answers_holds_up_nobody(
     asked: list[str] = []
     back = asyncio.Event()
 
-    async def others(pod: Pod) -> Mapping[str, Usage]:
+    async def others(pod: Pod) -> Mapping[str, VolumeStats]:
         asked.append(pod.uid)
         if pod.uid == "hung":
             await back.wait()
@@ -213,7 +215,7 @@ async def test_a_server_that_never_answers_holds_up_nobody(
 
     share = {"name": "share", "nfs": {"server": "s", "path": "/"}}
     pods = [pod("hung", DISK, share), pod("good", DISK, share), pod("plain")]
-    usage = VolumeUsage(root, lambda: pods, PERIOD, others=others)
+    usage = VolumeStatCalculator(root, lambda: pods, PERIOD, others=others)
     async with running(usage):
         await asyncio.sleep(PERIOD * 10)
         assert all(len(measured.moments[uid]) >= 4 for uid in ("hung", "good", "plain"))
@@ -235,7 +237,7 @@ async def test_a_volume_that_never_answers_holds_up_nobody(
     """A container has mounted a share inside of its volume, and the server is away."""
     measured = Measured(monkeypatch)
     measured.hung = {"hung"}
-    usage = VolumeUsage(root, lambda: [pod("hung"), pod("good")], PERIOD)
+    usage = VolumeStatCalculator(root, lambda: [pod("hung"), pod("good")], PERIOD)
     async with running(usage):
         await asyncio.sleep(PERIOD * 10)
         assert len(measured.moments["good"]) >= 4
@@ -252,7 +254,9 @@ async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest
     """Else those of many large volumes would all be made at once."""
     inside = most = 0
 
-    async def slowly(work: Callable[[], Pace], *, name: str, patience: float) -> dict[str, Usage]:
+    async def slowly(
+        work: Callable[[], WalkThrottle], *, name: str, patience: float
+    ) -> dict[str, VolumeStats]:
         nonlocal inside, most
         pace = work()
         inside += 1
@@ -265,7 +269,7 @@ async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest
 
     monkeypatch.setattr(usage_module, "measure", lambda root, pod, pace, clock: pace)
     monkeypatch.setattr(usage_module, "in_own_thread", slowly)
-    usage = VolumeUsage(root, lambda: [pod("a"), pod("b")], PERIOD)
+    usage = VolumeStatCalculator(root, lambda: [pod("a"), pod("b")], PERIOD)
     async with running(usage):
         await asyncio.sleep(PERIOD * 10)
         assert usage.of("a")
@@ -276,7 +280,7 @@ async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest
 async def test_a_long_walk_ends_with_the_agent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def endless(root: Path, pod: Pod, pace: Pace, clock: object) -> None:
+    def endless(root: Path, pod: Pod, pace: WalkThrottle, clock: object) -> None:
         begun.set()
         try:
             while True:
@@ -285,7 +289,7 @@ async def test_a_long_walk_ends_with_the_agent(root: Path, monkeypatch: pytest.M
             ended.set()
 
     monkeypatch.setattr(usage_module, "measure", endless)
-    usage = VolumeUsage(root, lambda: [pod("a")], 0.01)
+    usage = VolumeStatCalculator(root, lambda: [pod("a")], 0.01)
     async with running(usage):
         assert await asyncio.to_thread(begun.wait, 30)
     assert await asyncio.to_thread(ended.wait, 30)
@@ -306,7 +310,7 @@ async def test_known_pods_evaluates_volumes_once_per_spec(
     pods = [pod(str(number)) for number in range(10)] + [
         pod("not", {"name": "m", "hostPath": {"path": "/m"}})
     ]
-    usage = VolumeUsage(tmp_path, lambda: pods, PERIOD)
+    usage = VolumeStatCalculator(tmp_path, lambda: pods, PERIOD)
     for _ in range(5):
         assert usage._known(0.0).keys() == {str(number) for number in range(10)}
     assert len(evaluated) == 11

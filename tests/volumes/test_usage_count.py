@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pykubelet.linux import untrusted_files as tree_walk
 from pykubelet.linux.mounts import mount, unmount
 from pykubelet.volumes import usage as usage_count
-from pykubelet.volumes.usage import Interrupted, Pace, Tally, file_system, tally
+from pykubelet.volumes.usage import DirectoryUsage, Interrupted, WalkThrottle, file_system, tally
 from tests.trees import deep_directory, few_open_files, nest
 from tests.volumes.conftest import needs_root
 
 MIB = 1 << 20
 
 
-def du(path: Path) -> Tally:
+def du(path: Path) -> DirectoryUsage:
     """Count with the machine's own program."""
     bytes_, inodes = (
         int(
@@ -28,11 +28,11 @@ def du(path: Path) -> Tally:
         )
         for more in (["--block-size=1"], ["--inodes"])
     )
-    return Tally(bytes_, inodes)
+    return DirectoryUsage(bytes_, inodes)
 
 
-def count(path: Path) -> Tally:
-    return tally(path, Pace(threading.Event()))
+def count(path: Path) -> DirectoryUsage:
+    return tally(path, WalkThrottle(threading.Event()))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_other_file_systems_inside_do_not_count(tmp_path: Path, tmpfs: Path) -> 
     (tmpfs / "much").write_bytes(b"x" * 5 * MIB)
     assert count(tmp_path).used < MIB
     # `du` counts the folder that is mounted over as well; here it is somebody else's altogether.
-    assert count(tmp_path) == Tally(du(tmp_path).used, 2)
+    assert count(tmp_path) == DirectoryUsage(du(tmp_path).used, 2)
 
 
 names = st.text("abc", min_size=1, max_size=2)
@@ -218,12 +218,12 @@ def test_a_walk_rests_and_can_be_ended(tmp_path: Path) -> None:
         return now
 
     rests = Rests()
-    assert tally(tmp_path, Pace(rests, clock)).inodes == 1001
+    assert tally(tmp_path, WalkThrottle(rests, clock)).inodes == 1001
     assert rests.given
     assert all(seconds >= usage_count.WORK_SECONDS * usage_count.REST_FACTOR for seconds in rests.given)
     rests.set()
     with pytest.raises(Interrupted):
-        tally(tmp_path, Pace(rests, clock))
+        tally(tmp_path, WalkThrottle(rests, clock))
 
 
 class Rests(threading.Event):

@@ -11,24 +11,24 @@ import pytest
 
 from pykubelet.api.pod import Pod
 from pykubelet.volumes import usage as usage_others
-from pykubelet.volumes.plugin import MountedVolume, Wanted
-from pykubelet.volumes.usage import FileSystem, OtherUsage, Usage, file_system
-from pykubelet.volumes.volume_state import Holding
+from pykubelet.volumes.plugin import MountedVolume, VolumeToMount
+from pykubelet.volumes.usage import FileSystem, PluginStatsCollector, VolumeStats, file_system
+from pykubelet.volumes.volume_state import VolumeRecord
 from tests.volumes.conftest import pod_with
 
 SHARE = {"nfs": {"server": "s", "path": "/"}}
-SOME = Usage(capacity=6, available=5, used=4, inodes=3, inodes_free=2, inodes_used=1, moment=0)
+SOME = VolumeStats(capacity=6, available=5, used=4, inodes=3, inodes_free=2, inodes_used=1, moment=0)
 
 
-def holding(pod: Pod, name: str, kind: str, mounted: MountedVolume | None) -> Holding:
+def holding(pod: Pod, name: str, kind: str, mounted: MountedVolume | None) -> VolumeRecord:
     volume = next(volume for volume in pod.spec.volumes if volume.name == name)
-    return Holding(Wanted(pod, volume, kind, None, f"pv-{name}"), mounted)
+    return VolumeRecord(VolumeToMount(pod, volume, kind, None, f"pv-{name}"), mounted)
 
 
 class Driver:
     """A kind that knows."""
 
-    async def usage(self, pod: Pod) -> Mapping[str, Usage]:
+    async def usage(self, pod: Pod) -> Mapping[str, VolumeStats]:
         return {"driven": SOME}
 
 
@@ -47,7 +47,7 @@ async def test_file_systems_devices_and_those_who_know_are_asked(tmp_path: Path)
         holding(pod, "none", "nfs", MountedVolume("")),
     ]
     kinds: dict[str, Any] = {"csi": Driver(), "nfs": object(), "local": object()}
-    found = await OtherUsage({pod.uid: held}.__getitem__, kinds, lambda: 7.0).of_pod(pod)
+    found = await PluginStatsCollector({pod.uid: held}.__getitem__, kinds, lambda: 7.0).of_pod(pod)
     assert found.keys() == {"share", "block", "driven"}
     around = file_system(tmp_path)
     assert (found["share"].capacity, found["share"].inodes, found["share"].moment) == (
@@ -56,7 +56,7 @@ async def test_file_systems_devices_and_those_who_know_are_asked(tmp_path: Path)
         7.0,
     )
     assert found["share"].used > 0
-    assert found["block"] == Usage(
+    assert found["block"] == VolumeStats(
         capacity=12345, available=0, used=0, inodes=0, inodes_free=0, inodes_used=0, moment=7.0
     )
     assert found["driven"] == SOME
@@ -78,7 +78,7 @@ async def test_a_dead_server_is_asked_once_until_it_answers(
     monkeypatch.setattr(usage_others, "ANSWER_SECONDS", 4.0)
     pod = pod_with({"name": "dead", **SHARE}, {"name": "good", **SHARE})
     held = [holding(pod, name, "nfs", MountedVolume(str(tmp_path / name))) for name in ("dead", "good")]
-    others = OtherUsage(lambda _: held, {})
+    others = PluginStatsCollector(lambda _: held, {})
     try:
         for _ in range(3):
             async with asyncio.timeout(30):
@@ -94,7 +94,7 @@ async def test_a_dead_server_is_asked_once_until_it_answers(
 
 async def test_a_kind_with_a_bug_takes_nothing_from_others(tmp_path: Path) -> None:
     class Broken(Driver):
-        async def usage(self, pod: Pod) -> Mapping[str, Usage]:
+        async def usage(self, pod: Pod) -> Mapping[str, VolumeStats]:
             raise RuntimeError("a bug")
 
     pod = pod_with({"name": "share", **SHARE}, {"name": "driven", **SHARE})
@@ -102,13 +102,13 @@ async def test_a_kind_with_a_bug_takes_nothing_from_others(tmp_path: Path) -> No
         holding(pod, "share", "nfs", MountedVolume(str(tmp_path))),
         holding(pod, "driven", "theirs", MountedVolume("/nowhere")),
     ]
-    others = OtherUsage(lambda _: held, {"theirs": Broken()})
+    others = PluginStatsCollector(lambda _: held, {"theirs": Broken()})
     assert (await others.of_pod(pod)).keys() == {"share"}
 
 
 def test_numbers_of_a_file_system_of_its_own() -> None:
-    usage = Usage.of_file_system(FileSystem(100, 40, 50, 10, 7), 1.0)
-    assert usage == Usage(
+    usage = VolumeStats.of_file_system(FileSystem(100, 40, 50, 10, 7), 1.0)
+    assert usage == VolumeStats(
         capacity=100, available=40, used=50, inodes=10, inodes_free=7, inodes_used=3, moment=1.0
     )
     assert replace(usage, moment=2.0) != usage

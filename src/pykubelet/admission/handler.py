@@ -2,8 +2,8 @@
 
 A link is one reason to refuse a pod: one small file, one class with `admit`. It decides from the attempt
 alone (and from what it was made of), at once; it may be asked again about the same pod and must then answer
-as if it had not been asked before. One that has to ask others first (a device's plugin, say) answers `Later`,
-and is then waited for, with all pods that come meanwhile: most pods must not need that.
+as if it had not been asked before. One that has to ask others first (a device's plugin, say) answers
+`DeferredResult`, and is then waited for, with all pods that come meanwhile: most pods must not need that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class PodAdmitAttributes:
     """A pod that wants to run here."""
 
     pod: Pod
@@ -45,12 +45,12 @@ class Attempt:
     """Whether an earlier agent admitted the pod, and it runs."""
     devices: Callable[[], Resources] = dict
     """How many devices there are, and at least those that the pod was given by now."""
-    renew: Callable[[], Attempt] | None = None
+    renew: Callable[[], PodAdmitAttributes] | None = None
     """Returns the attempt as it is now: what the node has and who is there changes during a long wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class AdmitRejection:
     """Why a pod may not run here: a word that people can look up, and a sentence."""
 
     reason: str
@@ -68,12 +68,12 @@ class Preempt:
     """What there is too little of; of several the first."""
 
 
-Answer = Refusal | Preempt | None
+Answer = AdmitRejection | Preempt | None
 """What becomes of a pod; None when it may run at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class DeferredResult:
     """The link cannot answer at once."""
 
     answer: Callable[[], Awaitable[Answer]]
@@ -86,20 +86,20 @@ class Later:
     """What is waited for, where users should know: it may take minutes."""
 
 
-class Link(Protocol):
+class PodAdmitHandler(Protocol):
     """One reason to refuse pods."""
 
     for_running: bool
     """Whether it is asked about pods that already run, too: what runs is not stopped because rules changed,
     but whoever hands something out must know who has it."""
 
-    def admit(self, attempt: Attempt) -> Answer | Later:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
         """Say whether the pod may run; None when nothing speaks against it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class AdmitHandlerDeps:
     """What the links are made of: facts about this node and its settings."""
 
     requests_of: Callable[[Pod], Amounts]
@@ -113,9 +113,9 @@ class Surroundings:
     """The kernel's release, such as `6.1.0-13-amd64`."""
     apparmor: bool = False
     """Whether the kernel enforces AppArmor profiles."""
-    pressure: Link | None = None
+    pressure: PodAdmitHandler | None = None
     """Refuses pods while the node is short of something (`Evicted`)."""
-    allocation: Link | None = None
+    allocation: PodAdmitHandler | None = None
     """Gives cpus, memory and devices to the pod's containers; refuses what cannot be given."""
-    shutdown: Link | None = None
+    shutdown: PodAdmitHandler | None = None
     """Refuses pods while the machine is shutting down (`NodeShutdown`)."""

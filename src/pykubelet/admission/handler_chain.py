@@ -1,9 +1,9 @@
 """The links in their order: the first refusal is the last word, and the reason that people are told.
 
 Adding a link is one file and one line here. Others' links come by entry points of the group
-`pykubelet.admission`, whose objects are called with the `Surroundings` and give a `Link`; they are asked
-after ours, in the order of their names. A link that fails refuses the pod: what was installed to keep pods
-away must not let them in because it is broken.
+`pykubelet.admission`, whose objects are called with the `AdmitHandlerDeps` and give a `PodAdmitHandler`;
+they are asked after ours, in the order of their names. A link that fails refuses the pod: what was installed
+to keep pods away must not let them in because it is broken.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from pykubelet.admission.handler import (
     UNEXPECTED,
+    AdmitHandlerDeps,
+    AdmitRejection,
     Answer,
-    Attempt,
-    Later,
-    Link,
+    DeferredResult,
+    PodAdmitAttributes,
+    PodAdmitHandler,
     Preempt,
-    Refusal,
-    Surroundings,
 )
 from pykubelet.admission.node_support import (
     AppArmor,
@@ -35,27 +35,29 @@ from pykubelet.util.entry_points import EntryPoint, installed
 
 log = get_logger(__name__)
 GROUP = "pykubelet.admission"
-Maker = Callable[[Surroundings], Link]
+Maker = Callable[[AdmitHandlerDeps], PodAdmitHandler]
 
 
-class Chain:
+class AdmitHandlerChain:
     """Asks each link in turn."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[PodAdmitHandler]) -> None:
         self.links = tuple(links)
 
-    def admit(self, attempt: Attempt) -> Answer | Later:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
         """Give the first refusal; else who makes room; None when the pod may run at once.
 
-        Nobody has to make room for a pod that a later link refuses. `Later` when a link has to be waited
-        for, before those behind it are asked.
+        Nobody has to make room for a pod that a later link refuses. `DeferredResult` when a link has to be
+        waited for, before those behind it are asked.
         """
         found = self._ask(attempt, {})
         if not isinstance(found, _Stop):
             return found
-        return Later(lambda: self._finish(attempt, found), apart=found.later.apart, why=found.later.why)
+        return DeferredResult(
+            lambda: self._finish(attempt, found), apart=found.later.apart, why=found.later.why
+        )
 
-    def _ask(self, attempt: Attempt, known: Mapping[int, Answer]) -> Answer | _Stop:
+    def _ask(self, attempt: PodAdmitAttributes, known: Mapping[int, Answer]) -> Answer | _Stop:
         """Ask all links but those whose answers are known, by their places."""
         room: Preempt | None = None
         for place, link in enumerate(self.links):
@@ -66,14 +68,14 @@ class Chain:
             except Exception as err:  # others' code, and pods must not come in by a bug of ours
                 return _failed(link, attempt, err)
             match answer:
-                case Later():
+                case DeferredResult():
                     return _Stop(place, answer)
-                case Refusal():
+                case AdmitRejection():
                     return answer
             room = room or answer
         return room
 
-    async def _finish(self, attempt: Attempt, stop: _Stop) -> Answer:
+    async def _finish(self, attempt: PodAdmitAttributes, stop: _Stop) -> Answer:
         known: dict[int, Answer] = {}
         found: Answer | _Stop = stop
         while isinstance(found, _Stop):
@@ -94,18 +96,18 @@ class _Stop:
     """A link that has to be waited for."""
 
     place: int
-    later: Later
+    later: DeferredResult
 
 
-def _failed(link: Link, attempt: Attempt, err: Exception) -> Refusal:
+def _failed(link: PodAdmitHandler, attempt: PodAdmitAttributes, err: Exception) -> AdmitRejection:
     name, pod = type(link).__name__, attempt.pod
     log.exception(err, "A link of admission failed", link=name, pod=pod.full_name, podUID=pod.uid)
-    return Refusal(UNEXPECTED, f"{name} failed: {err}")
+    return AdmitRejection(UNEXPECTED, f"{name} failed: {err}")
 
 
-def make_chain(given: Surroundings) -> Chain:
+def make_chain(given: AdmitHandlerDeps) -> AdmitHandlerChain:
     """Give all links, ready to use."""
-    ours: list[Link | None] = [
+    ours: list[PodAdmitHandler | None] = [
         given.pressure,
         Sysctls(given),
         given.allocation,
@@ -117,15 +119,15 @@ def make_chain(given: Surroundings) -> Chain:
         DeclaredFeatures(given),
         given.shutdown,
     ]
-    return Chain([*filter(None, ours), *others_links(given, installed(GROUP))])
+    return AdmitHandlerChain([*filter(None, ours), *others_links(given, installed(GROUP))])
 
 
-def others_links(given: Surroundings, found: Iterable[EntryPoint[Maker]]) -> list[Link]:
+def others_links(given: AdmitHandlerDeps, found: Iterable[EntryPoint[Maker]]) -> list[PodAdmitHandler]:
     """Give the links of others, in the order of their names.
 
     One that cannot be used keeps all new pods away, and says why: whoever installed it wants it to be asked.
     """
-    links: list[Link] = []
+    links: list[PodAdmitHandler] = []
     for entry in sorted(found, key=lambda entry: entry.name):
         where = {"link": entry.name, "entryPoint": entry.value}
         try:
@@ -151,5 +153,5 @@ class _Broken:
     def __init__(self, problem: str) -> None:
         self._problem = problem
 
-    def admit(self, attempt: Attempt) -> Refusal:
-        return Refusal(UNEXPECTED, self._problem)
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection:
+        return AdmitRejection(UNEXPECTED, self._problem)

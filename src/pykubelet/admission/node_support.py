@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from pykubelet.admission.handler import Attempt, Refusal, Surroundings
+from pykubelet.admission.handler import AdmitHandlerDeps, AdmitRejection, PodAdmitAttributes
 from pykubelet.api.meta import Resources
 from pykubelet.api.names import namespace_of, normal_name
 from pykubelet.api.pod import Pod, PodSpec, Profile, is_sidecar
@@ -39,15 +39,15 @@ class PodLevelResources:
 
     for_running = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: AdmitHandlerDeps) -> None:
         self._enabled = given.gates.enabled("PodLevelResources")
 
-    def admit(self, attempt: Attempt) -> Refusal | None:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Look for amounts that are written for the whole pod."""
         whole = attempt.pod.spec.resources
         if self._enabled or whole is None or not (_counts(whole.requests) or _counts(whole.limits)):
             return None
-        return Refusal(POD_LEVEL_REASON, "PodLevelResources feature gate is disabled")
+        return AdmitRejection(POD_LEVEL_REASON, "PodLevelResources feature gate is disabled")
 
 
 class DeclaredFeatures:
@@ -55,17 +55,17 @@ class DeclaredFeatures:
 
     for_running = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: AdmitHandlerDeps) -> None:
         self._enabled = given.gates.enabled("NodeDeclaredFeatures")
 
-    def admit(self, attempt: Attempt) -> Refusal | None:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Compare what the pod needs with what the node declares."""
         if not self._enabled:
             return None
         missing = needed_features(attempt.pod) - set(attempt.node.status.declared_features)
         if not missing:
             return None
-        return Refusal(DECLARED_REASON, lacking(missing))
+        return AdmitRejection(DECLARED_REASON, lacking(missing))
 
 
 def lacking(features: Iterable[str]) -> str:
@@ -120,10 +120,10 @@ class AppArmor:
 
     for_running = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: AdmitHandlerDeps) -> None:
         self._enabled = given.apparmor
 
-    def admit(self, attempt: Attempt) -> Refusal | None:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Look at the profiles of a pod that has not begun."""
         pod = attempt.pod
         if pod.status.phase != "Pending" or not _wants_confinement(pod):
@@ -149,8 +149,8 @@ def apparmor_is_enabled(sys: Path = Path("/sys")) -> bool:
         return False
 
 
-def _refusal(problem: str) -> Refusal:
-    return Refusal(APPARMOR_REASON, f"Cannot enforce AppArmor: {problem}")
+def _refusal(problem: str) -> AdmitRejection:
+    return AdmitRejection(APPARMOR_REASON, f"Cannot enforce AppArmor: {problem}")
 
 
 def _wants_confinement(pod: Pod) -> bool:
@@ -201,13 +201,13 @@ class SupplementalGroups:
 
     for_running = False
 
-    def admit(self, attempt: Attempt) -> Refusal | None:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Compare the pod's policy with what the node's status says of its runtime."""
         features = attempt.node.status.features
         known = features is not None and features.supplemental_groups_policy is True
         if attempt.pod.spec.security_context.supplemental_groups_policy != "Strict" or known:
             return None
-        return Refusal(
+        return AdmitRejection(
             "SupplementalGroupsPolicyNotSupported",
             "SupplementalGroupsPolicy=Strict is not supported in this node",
         )
@@ -236,17 +236,17 @@ class Sysctls:
 
     for_running = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: AdmitHandlerDeps) -> None:
         patterns = [normal_name(one) for one in (*safe_sysctls(given.kernel), *given.allowed_sysctls)]
         self._names = frozenset(one for one in patterns if not one.endswith("*"))
         self._beginnings = tuple(one.removesuffix("*") for one in patterns if one.endswith("*"))
 
-    def admit(self, attempt: Attempt) -> Refusal | None:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Refuse the first parameter that is not allowed."""
         spec = attempt.pod.spec
         problems = (self._problem(wish.name, spec) for wish in spec.security_context.sysctls)
         first = next((problem for problem in problems if problem is not None), None)
-        return Refusal(SYSCTL_FORBIDDEN, f"forbidden sysctl: {first}") if first is not None else None
+        return AdmitRejection(SYSCTL_FORBIDDEN, f"forbidden sysctl: {first}") if first is not None else None
 
     def _problem(self, written: str, spec: PodSpec) -> str | None:
         name = normal_name(written)
@@ -273,14 +273,16 @@ class OperatingSystem:
 
     for_running = False
 
-    def admit(self, attempt: Attempt) -> Refusal | None:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Look at the pod's own label first, then at its field."""
         if attempt.pod.metadata.labels.get(OS_LABEL, OURS) != OURS:
-            return Refusal(
+            return AdmitRejection(
                 "PodOSSelectorNodeLabelDoesNotMatch",
                 "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
             )
         wanted = attempt.pod.spec.os
         if wanted is not None and wanted.name != OURS:
-            return Refusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+            return AdmitRejection(
+                "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"
+            )
         return None

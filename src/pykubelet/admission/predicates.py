@@ -27,12 +27,12 @@ from dataclasses import dataclass
 
 from pykubelet.admission.handler import (
     UNEXPECTED,
+    AdmitHandlerDeps,
+    AdmitRejection,
     Amounts,
     Answer,
-    Attempt,
+    PodAdmitAttributes,
     Preempt,
-    Refusal,
-    Surroundings,
     Usage,
 )
 from pykubelet.api.meta import Resources
@@ -46,7 +46,7 @@ _BASIC = ("cpu", "memory", "ephemeral-storage")
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class InsufficientResource:
     """A resource of which there is too little."""
 
     resource: str
@@ -90,7 +90,7 @@ def usage_of(pods: Iterable[Pod], requests_of: Callable[[Pod], Amounts]) -> Usag
 
 def shortages(
     pod: Pod, used: Usage, allocatable: Amounts, requests_of: Callable[[Pod], Amounts]
-) -> list[Shortage]:
+) -> list[InsufficientResource]:
     """Give what there is too little of for the pod beside the others, in the order in which it is told.
 
     `used` has what the others have.
@@ -98,14 +98,14 @@ def shortages(
     found = []
     most = allocatable.get("pods", 0)
     if used.pods + 1 > most:
-        found.append(Shortage("pods", 1, used.pods, most))
+        found.append(InsufficientResource("pods", 1, used.pods, most))
     claimed = _claimed(pod)
     wanted = {name: amount for name, amount in requests_of(pod).items() if amount > 0 and name not in claimed}
     scalars = sorted(name for name in wanted if name not in _BASIC and _is_counted(name, allocatable))
     for name in (*(name for name in _BASIC if name in wanted), *scalars):
         taken, capacity = used.amounts.get(name, 0), allocatable.get(name, 0)
         if wanted[name] > capacity - taken:
-            found.append(Shortage(name, wanted[name], taken, capacity))
+            found.append(InsufficientResource(name, wanted[name], taken, capacity))
     return found
 
 
@@ -127,7 +127,7 @@ _INT64 = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Misplacement:
+class PredicateFailure:
     """Why a pod is at the wrong node."""
 
     reason: str
@@ -139,15 +139,15 @@ class Misplacement:
         return f"Predicate {self.reason} failed: {self.why}"
 
 
-NODE_AFFINITY = Misplacement("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
-NODE_NAME = Misplacement("NodeName", "node(s) didn't match the requested node name")
-NODE_PORTS = Misplacement("NodePorts", "node(s) didn't have free ports for the requested pod ports")
-TAINTS = Misplacement("TaintToleration", "node(s) had taints that the pod didn't tolerate")
+NODE_AFFINITY = PredicateFailure("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+NODE_NAME = PredicateFailure("NodeName", "node(s) didn't match the requested node name")
+NODE_PORTS = PredicateFailure("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+TAINTS = PredicateFailure("TaintToleration", "node(s) had taints that the pod didn't tolerate")
 
 
 def misplacements(
     pod: Pod, node: Node, others: Sequence[Pod], *, comparing: bool = False
-) -> list[Misplacement]:
+) -> list[PredicateFailure]:
     """Give all that is wrong with the pod's place, in the order in which it is told.
 
     `comparing`: whether tolerations may compare numbers (the gate `TaintTolerationComparisonOperators`).
@@ -238,7 +238,7 @@ def _conflict(wanted: Iterable[_Port], is_taken: Callable[[_Port], bool]) -> boo
     return any(map(is_taken, wanted))
 
 
-class NoVictims(Exception):
+class NoPreemptionVictims(Exception):
     """No set of pods would make enough room; the text says of what."""
 
 
@@ -269,7 +269,7 @@ def choose_victims(
         by_class[class_of(other)].append(other)
     best_effort, burstable, guaranteed = by_class.values()
     if rest := _without(missing, preemptable, given):
-        raise NoVictims(_told(rest))
+        raise NoPreemptionVictims(_told(rest))
     first = _nearest(guaranteed, _without(missing, [*best_effort, *burstable], given), given)
     second = _nearest(burstable, _without(missing, [*best_effort, *first], given), given)
     third = _nearest(best_effort, _without(missing, [*second, *first], given), given)
@@ -318,11 +318,11 @@ class Predicates:
 
     for_running = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: AdmitHandlerDeps) -> None:
         self._given = given
         self._comparing = given.gates.enabled("TaintTolerationComparisonOperators")
 
-    def admit(self, attempt: Attempt) -> Answer:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer:
         """Tell the first of all that speaks against the pod."""
         given, pod, others = self._given, attempt.pod, attempt.others
         allocatable = as_amounts({**attempt.node.status.allocatable, **attempt.devices()})
@@ -331,10 +331,10 @@ class Predicates:
         wrong = misplacements(pod, attempt.node, others, comparing=self._comparing)
         critical = is_critical_pod(pod)
         if short and not critical:
-            return Refusal(short[0].reason, short[0].message)
+            return AdmitRejection(short[0].reason, short[0].message)
         if wrong:
             stale = not short and wrong == [NODE_AFFINITY]
-            return Refusal(wrong[0].reason, wrong[0].message, stale=stale)
+            return AdmitRejection(wrong[0].reason, wrong[0].message, stale=stale)
         if not short:
             return None
         missing = {one.resource: one.missing for one in short}
@@ -342,8 +342,8 @@ class Predicates:
             victims = choose_victims(
                 pod, others, missing, requests_of=given.requests_of, class_of=given.class_of
             )
-        except NoVictims as err:
-            return Refusal(
+        except NoPreemptionVictims as err:
+            return AdmitRejection(
                 UNEXPECTED,
                 "Unexpected error while attempting to recover from admission failure: preemption: error "
                 f"finding a set of pods to preempt: no set of running pods found to reclaim resources: {err}",

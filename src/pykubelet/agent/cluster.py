@@ -28,20 +28,20 @@ from pykubelet.apiserver.client import NODES, ApiClient, Clients, Limits, make_c
 from pykubelet.apiserver.credentials import follow_kubeconfig
 from pykubelet.apiserver.events import EventRecorder, node_reference
 from pykubelet.apiserver.metrics import RestMetrics
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.logs import get_logger
 from pykubelet.node.conditions import RuntimeHealth
-from pykubelet.node.informer import KnownNode
+from pykubelet.node.informer import CachedNode
 from pykubelet.node.registration import NodeStartup
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings
-from pykubelet.node.status import DeviceAmounts
+from pykubelet.node.status import DeviceCapacity
 from pykubelet.node.status_inputs import node_sources
 from pykubelet.objects.base import PodObjects
 from pykubelet.objects.cluster_objects import ClusterObjects, object_ttl
@@ -52,7 +52,7 @@ from pykubelet.podworkers.api_server_sync import ClusterParts
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.runtime_state import RuntimeState
 from pykubelet.util.tasks import TaskScope
-from pykubelet.volumes.csi.plugin import CsiKind
+from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
 
 log = get_logger(__name__)
@@ -82,7 +82,7 @@ class Cluster:
         clients: Clients,
         registry: CollectorRegistry,
         tasks: TaskScope,
-        cri: Cri,
+        cri: RuntimeConnection,
         health: RuntimeHealth,
         runtime_state: RuntimeState,
         startup: NodeStartup,
@@ -108,10 +108,10 @@ class Cluster:
             self.node_event,
             startup,
         )
-        self._read: tuple[KnownNode | None, Node | None] = (None, None)
+        self._read: tuple[CachedNode | None, Node | None] = (None, None)
         """The node as it came, and as it was read: only its changes are read."""
         self._volumes: PodVolumes | None = None
-        self.devices: Callable[[], DeviceAmounts] = DeviceAmounts
+        self.devices: Callable[[], DeviceCapacity] = DeviceCapacity
         """How many devices the node has to give."""
         self.addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
         """Told the node's addresses, as its status has them."""
@@ -162,7 +162,7 @@ class Cluster:
             lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
         )
         csi = volumes.kinds.get("csi")
-        if isinstance(csi, CsiKind):
+        if isinstance(csi, CsiPlugin):
             health = self._settings.gates.enabled("CSIVolumeHealth")
             csi.listen(self.recorder.record, health=health, ready=self.reporter.wake)
             self.reporter.informer.listen(
@@ -227,7 +227,7 @@ class Cluster:
 
     def _problems(self) -> list[str]:
         csi = self._volumes.kinds.get("csi") if self._volumes is not None else None
-        return [csi.problem] if isinstance(csi, CsiKind) and csi.problem else []
+        return [csi.problem] if isinstance(csi, CsiPlugin) and csi.problem else []
 
     def _node_uid(self) -> str:
         node = self.reporter.informer.node
@@ -246,7 +246,7 @@ class Cluster:
 async def join_cluster(
     settings: AgentSettings,
     registry: CollectorRegistry,
-    cri: Cri,
+    cri: RuntimeConnection,
     health: RuntimeHealth,
     runtime_state: RuntimeState,
     started: datetime,
@@ -283,7 +283,7 @@ async def join_cluster(
             await cluster.recorder.flush(FAREWELL_SECONDS)
 
 
-async def _identity(settings: AgentSettings, registry: CollectorRegistry, tasks: TaskScope) -> Access:
+async def _identity(settings: AgentSettings, registry: CollectorRegistry, tasks: TaskScope) -> RestConfig:
     flags = settings.flags
     path, folder = Path(flags.kubeconfig), Path(flags.cert_dir)
     bootstrap = Path(flags.bootstrap_kubeconfig) if flags.bootstrap_kubeconfig else None

@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
-from pykubelet.agent.host_setup import StartError
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ResourceHealth, ResourceStatus
 from pykubelet.cm.capacity import read_capacity, reserved_amounts
 from pykubelet.cm.cpu.manager import CpuManager, CpuMetrics, RunningContainer, open_cpu_manager
 from pykubelet.cm.devices.manager import DeviceManager
 from pykubelet.cm.devices.plugins import DeviceMetrics
-from pykubelet.cm.devices.run_options import DeviceGrants
+from pykubelet.cm.devices.run_options import DeviceRunOptions
 from pykubelet.cm.dra.claims import ClaimError
 from pykubelet.cm.memory.manager import STATE_FILE, MemoryManager, MemoryMetrics
-from pykubelet.cm.memory.numa_memory import Block
+from pykubelet.cm.memory.numa_memory import MemoryBlock
 from pykubelet.cm.memory.numa_nodes import MemoryNode, read_memory_nodes
 from pykubelet.cm.podresources.server import (
     ClaimUse,
@@ -48,29 +48,29 @@ from pykubelet.cm.podresources.server import (
 from pykubelet.cm.topology.hints import AllocationError, Policy, PolicyError
 from pykubelet.cm.topology.manager import AlignmentMetrics, Scope, TopologyManager, TopologyMetrics
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.options import knows_cdi
 from pykubelet.logs import get_logger
-from pykubelet.node.status import DeviceAmounts
+from pykubelet.node.status import DeviceCapacity
 from pykubelet.objects.base import until_seen
 from pykubelet.pluginmanager.registration import PluginHandler
-from pykubelet.podsync.resource_allocator import Allotment, DeviceHealth, DeviceSide
+from pykubelet.podsync.resource_allocator import DeviceHealth, DeviceProvider, ResourceAllocator
 from pykubelet.podworkers.active_pods import ActivePods
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.podworkers.worker import State
+from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.util.tasks import TaskScope
 
 if TYPE_CHECKING:
     from pykubelet.api.resource_claim import ResourceClaim
     from pykubelet.cm.devices.manager import DeviceManager
-    from pykubelet.cm.dra.manager import Active, DynamicResources
+    from pykubelet.cm.dra.manager import Active, DraManager
 
 log = get_logger(__name__)
 
 
 def make_allotment(
     settings: AgentSettings, registry: CollectorRegistry, devices: DeviceManager | None = None
-) -> Allotment:
+) -> ResourceAllocator:
     """Give who gives out CPUs, memory and devices; raises StartError.
 
     The devices' manager must be serving before the first pod is admitted.
@@ -91,14 +91,18 @@ def make_allotment(
             metrics=TopologyMetrics(registry, alignment),
         )
     except PolicyError as err:
-        raise StartError(str(err)) from err
+        raise StartupError(str(err)) from err
     except OSError as err:
-        raise StartError(f"the machine does not tell of its NUMA nodes: {err}") from err
-    return Allotment(cpus, memory, topology, devices)
+        raise StartupError(f"the machine does not tell of its NUMA nodes: {err}") from err
+    return ResourceAllocator(cpus, memory, topology, devices)
 
 
 def start_allotment(
-    allotment: Allotment, settings: AgentSettings, cri: Cri, engine: PodEngine, tasks: TaskScope
+    allotment: ResourceAllocator,
+    settings: AgentSettings,
+    cri: RuntimeConnection,
+    engine: PodEngine,
+    tasks: TaskScope,
 ) -> None:
     """Begin to tell running containers of their CPUs."""
 
@@ -106,7 +110,7 @@ def start_allotment(
         worker = engine.workers.get(uid)
         if worker is None:
             return not engine.is_desired(uid) and engine.store.get(uid) is None
-        return worker.state is not State.SYNCING
+        return worker.state is not PodWorkerState.SYNCING
 
     def running() -> Iterator[RunningContainer]:
         for worker in engine.workers.all():
@@ -142,7 +146,7 @@ def _memory(settings: AgentSettings, registry: CollectorRegistry, nodes: list[Me
             metrics=MemoryMetrics(registry),
         )
     except OSError as err:
-        raise StartError(
+        raise StartupError(
             f"{file}: {err.strerror or err}: the memory manager must be able to keep its state there"
         ) from err
 
@@ -189,23 +193,25 @@ class NodeDevices:
         try:
             await stack.enter_async_context(self.manager.serving())
         except PolicyError as err:
-            raise StartError(str(err)) from err
+            raise StartupError(str(err)) from err
         except (OSError, ExceptionGroup) as err:
             # What fails inside a scope of tasks comes as a group of one.
             cause = err.exceptions[0] if isinstance(err, ExceptionGroup) else err
             if not isinstance(cause, OSError):
                 raise
-            raise StartError(f"device plugins cannot be served: {cause.strerror or cause}") from err
+            raise StartupError(f"device plugins cannot be served: {cause.strerror or cause}") from err
 
-    async def answer(self, stack: AsyncExitStack, registry: CollectorRegistry, shares: Shares) -> None:
+    async def answer(
+        self, stack: AsyncExitStack, registry: CollectorRegistry, shares: ContainerCpusets
+    ) -> None:
         """Answer the pod-resources API until the stack is left; raises StartError."""
         assert self._pods is not None
-        facts = GivenOut(self, self._pods, shares)
+        facts = PodResourcesProvider(self, self._pods, shares)
         serving = serving_pod_resources(self._root / ASKING_FOLDER, facts, PodResourcesMetrics(registry))
         try:
             await stack.enter_async_context(serving)
         except OSError as err:
-            raise StartError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
+            raise StartupError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
 
     def know(self, engine: PodEngine, cluster: Cluster | None) -> None:
         """Take who knows the pods, and the cluster that is told which devices the node has."""
@@ -227,9 +233,9 @@ class NodeDevices:
         return {PLUGIN_TYPE: self.manager.handler}
 
     @property
-    def side(self) -> DeviceSide:
+    def side(self) -> DeviceProvider:
         """What the engine asks."""
-        return DeviceSide(grants=self._grants, health=self._health)
+        return DeviceProvider(grants=self._grants, health=self._health)
 
     # PodFacts, for the manager
 
@@ -243,15 +249,15 @@ class NodeDevices:
 
     # Behind it
 
-    def _amounts(self) -> DeviceAmounts:
-        return DeviceAmounts(*self.manager.amounts())
+    def _amounts(self) -> DeviceCapacity:
+        return DeviceCapacity(*self.manager.amounts())
 
     def _changed(self, uids: frozenset[str]) -> None:
         self._tell_node()
         if uids and self._shows_health:
             self._wake(uids)
 
-    async def _grants(self, pod: Pod, container: Container) -> DeviceGrants:
+    async def _grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
         grants = await self.manager.grants(pod, container)
         if self.claims is None:
             return grants
@@ -273,17 +279,17 @@ class NodeDevices:
         return found
 
 
-class Shares(Protocol):
+class ContainerCpusets(Protocol):
     """Who gives CPUs and memory."""
 
     cpus: CpuManager
     memory: MemoryManager
 
 
-class GivenOut:
+class PodResourcesProvider:
     """Tells what containers have, for the pod-resources API (`ResourceFacts`)."""
 
-    def __init__(self, devices: NodeDevices, pods: ActivePods, shares: Shares) -> None:
+    def __init__(self, devices: NodeDevices, pods: ActivePods, shares: ContainerCpusets) -> None:
         self._devices = devices
         self._pods = pods
         self._shares = shares
@@ -327,7 +333,7 @@ class GivenOut:
         return map(_use, self._shares.memory.allocatable())
 
 
-def _use(block: Block) -> MemoryUse:
+def _use(block: MemoryBlock) -> MemoryUse:
     return MemoryUse(block.type, block.size, frozenset(block.numa_affinity))
 
 
@@ -346,24 +352,24 @@ def _shown(health: Mapping[str, Mapping[str, bool]]) -> list[ResourceStatus]:
 
 def make_claims(
     settings: AgentSettings, registry: CollectorRegistry, cluster: Cluster | None, tasks: TaskScope
-) -> DynamicResources | None:
+) -> DraManager | None:
     """Give who makes claims ready; None where there are no claims. Raises StartError."""
     gates = settings.gates
     if cluster is None or not gates.enabled("DynamicResourceAllocation"):
         return None
     # Here and not above: a standalone node does without their memory.
-    from pykubelet.cm.dra.health import HealthBook
-    from pykubelet.cm.dra.manager import RESOURCE_CLAIMS, DynamicResources
+    from pykubelet.cm.dra.health import DeviceHealthCache
+    from pykubelet.cm.dra.manager import RESOURCE_CLAIMS, DraManager
     from pykubelet.cm.dra.metrics import DraMetrics
-    from pykubelet.cm.dra.plugins import Drivers
-    from pykubelet.cm.dra.slices import Slices
+    from pykubelet.cm.dra.plugins import DraPluginRegistry
+    from pykubelet.cm.dra.slices import ResourceSliceCleaner
 
     root, api, metrics = Path(settings.flags.root_dir), cluster.clients.objects, DraMetrics(registry)
     health = None
     if gates.enabled("ResourceHealthStatus"):
-        health = HealthBook(root, tasks, messages=gates.enabled("ResourceHealthStatusMessage"))
-    drivers = Drivers(tasks, metrics, health)
-    slices = Slices(api, settings.node_name, tasks, cluster.reporter.informer.synced)
+        health = DeviceHealthCache(root, tasks, messages=gates.enabled("ResourceHealthStatusMessage"))
+    drivers = DraPluginRegistry(tasks, metrics, health)
+    slices = ResourceSliceCleaner(api, settings.node_name, tasks, cluster.reporter.informer.synced)
     drivers.listen(slices.driver_changed)
     slices.start()
 
@@ -372,13 +378,13 @@ def make_claims(
 
     extended = gates.enabled("DRAExtendedResource")
     try:
-        return DynamicResources(root, fetch, drivers, extended=extended, metrics=metrics, health=health)
+        return DraManager(root, fetch, drivers, extended=extended, metrics=metrics, health=health)
     except PolicyError as err:
-        raise StartError(str(err)) from err
+        raise StartupError(str(err)) from err
 
 
 def start_claims(
-    claims: DynamicResources, cri: Cri, engine: PodEngine, active: Active, tasks: TaskScope
+    claims: DraManager, cri: RuntimeConnection, engine: PodEngine, active: Active, tasks: TaskScope
 ) -> None:
     """Begin to give back what pods have left, and to wake pods whose drivers have news."""
     claims.listen(engine.workers.wake, engine.workers.wake_all)
@@ -398,6 +404,6 @@ def start_claims(
     tasks.start(claims.run(active), name="claims")
 
 
-def claim_plugins(claims: DynamicResources | None) -> Mapping[str, PluginHandler]:
+def claim_plugins(claims: DraManager | None) -> Mapping[str, PluginHandler]:
     """Give who takes plugins that register as drivers of claims."""
     return {"DRAPlugin": claims.drivers} if claims is not None else {}

@@ -26,17 +26,17 @@ from pykubelet.cm.capacity import read_capacity, read_page_sizes, storage_capaci
 from pykubelet.cm.cgroups.driver import CgroupError, CgroupMetrics
 from pykubelet.cm.cgroups.node_cgroups import Record, keep_daemons, no_record
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
-from pykubelet.cm.resize import ResizeBooks, read_books
+from pykubelet.cm.resize import AllocationState, read_books
 from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validate import validate_machine
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.runtime_pb2 import CGROUPFS, SYSTEMD, RuntimeConfigResponse
-from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.user_namespaces import UNIT, IdSpace, read_id_space
+from pykubelet.kuberuntime.user_namespaces import UNIT, UserNamespaceRange, read_id_space
 from pykubelet.linux import cgroupfs as cgroups
 from pykubelet.linux import kernel
 from pykubelet.linux import kernel as swap
@@ -61,7 +61,7 @@ _ON_DISK = (
 )
 
 
-class StartError(Exception):
+class StartupError(Exception):
     """The agent cannot start here; the text is one line with the cause and a remedy."""
 
 
@@ -71,7 +71,7 @@ def check_machine(config: KubeletConfiguration) -> None:
         found = cgroups.detect_cgroups()
         online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
     except OSError as err:
-        raise StartError(
+        raise StartupError(
             f"the machine does not show its cgroups and CPUs: {err}: mount /proc and /sys"
         ) from err
     log.info("Cgroups", mode=found.mode.value, driver=config.cgroup_driver)
@@ -84,10 +84,12 @@ def check_machine(config: KubeletConfiguration) -> None:
     differing = kernel.kernel_default_differences()
     if differing and config.protect_kernel_defaults:
         wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
-        raise StartError(f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {wanted}`")
+        raise StartupError(
+            f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {wanted}`"
+        )
     problem = swap.swap_problem(swap.swap_areas())
     if problem and config.fail_swap_on:
-        raise StartError(problem)
+        raise StartupError(problem)
 
 
 def adjust_process(config: KubeletConfiguration) -> None:
@@ -123,7 +125,7 @@ async def prepare_cgroups(
     try:
         await made.setup()
     except CgroupError as err:
-        raise StartError(str(err)) from err
+        raise StartupError(str(err)) from err
     if not found.unified:
         record("Warning", "CgroupV1", "cgroup v1 detected. It is deprecated: please migrate to cgroup v2")
     await warn_of_swap(root, record)
@@ -136,7 +138,9 @@ async def warn_of_swap(root: Path, record: Record) -> None:
         record("Warning", "PossibleMemoryBackedVolumesOnDisk", _ON_DISK)
 
 
-async def take_cgroup_driver(cri: Cri, config: KubeletConfiguration, gates: FeatureGates) -> None:
+async def take_cgroup_driver(
+    cri: RuntimeConnection, config: KubeletConfiguration, gates: FeatureGates
+) -> None:
     """Use the runtime's cgroup driver where it tells: two opinions would strand pods.
 
     Raises StartError when a runtime that could tell does not: a guess would be one of the two opinions.
@@ -149,13 +153,13 @@ async def take_cgroup_driver(cri: Cri, config: KubeletConfiguration, gates: Feat
         log.info("The runtime does not tell its cgroup driver; using the configured one")
         return
     except CriError as err:
-        raise StartError(f"cannot ask the container runtime for its cgroup driver: {err}") from err
+        raise StartupError(f"cannot ask the container runtime for its cgroup driver: {err}") from err
     if not answer.HasField("linux"):
         # The first of the drivers is what a field that nobody has filled in would read as.
         return
     driver = _DRIVERS.get(answer.linux.cgroup_driver)
     if driver is None:
-        raise StartError(
+        raise StartupError(
             f"the container runtime has an unknown cgroup driver ({answer.linux.cgroup_driver}): "
             "set it to systemd or cgroupfs"
         )
@@ -164,7 +168,7 @@ async def take_cgroup_driver(cri: Cri, config: KubeletConfiguration, gates: Feat
         config.cgroup_driver = driver
 
 
-async def _runtime_config(cri: Cri) -> RuntimeConfigResponse:
+async def _runtime_config(cri: RuntimeConnection) -> RuntimeConfigResponse:
     """Ask a runtime for its settings; one that has just been started may need more than one try."""
     for _ in range(_RUNTIME_TRIES - 1):
         try:
@@ -194,23 +198,23 @@ def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
         log.warning("Volumes with mountPropagation cannot work here", path=root, err=err)
 
 
-def open_books(root: Path) -> ResizeBooks:
+def open_books(root: Path) -> AllocationState:
     """Open what an earlier agent has written of pods' resources; raises StartError when it is not sound."""
     try:
         return read_books(root)
     except PolicyError as err:
-        raise StartError(str(err)) from err
+        raise StartupError(str(err)) from err
 
 
-def find_id_space(config: KubeletConfiguration) -> IdSpace:
+def find_id_space(config: KubeletConfiguration) -> UserNamespaceRange:
     """Give the ids that pods' user namespaces may use; raises StartError when they are too few."""
     settings = config.user_namespaces
     try:
         space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
-    except ConfigProblem as err:
-        raise StartError(str(err)) from err
+    except ContainerConfigError as err:
+        raise StartupError(str(err)) from err
     if problem := space.problem(config.max_pods):
-        raise StartError(f"{problem}: see /etc/subuid and /etc/subgid")
+        raise StartupError(f"{problem}: see /etc/subuid and /etc/subgid")
     return space
 
 

@@ -30,7 +30,7 @@ from pykubelet.agent.container_manager import (
     start_claims,
 )
 from pykubelet.agent.host_setup import (
-    StartError,
+    StartupError,
     adjust_process,
     check_machine,
     find_id_space,
@@ -43,19 +43,19 @@ from pykubelet.agent.host_setup import (
     take_cgroup_driver,
     tell_kills,
 )
-from pykubelet.agent.servers import ServingParts, serving
+from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.agent.volumes import make_volumes, start_plugins, start_volumes, volume_plugins
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cm.cgroups.node_cgroups import no_record
-from pykubelet.config.load import Loaded
+from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.runtime_pb2 import StatusResponse
 from pykubelet.images.credential_provider import CredentialProvider, load_providers
 from pykubelet.images.pull_manager import PullManager
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
-from pykubelet.kuberuntime.options import NodeFacts, gather_node_facts, recursive_handlers
+from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_facts, recursive_handlers
 from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR
 from pykubelet.linux import HostError
 from pykubelet.linux import cgroupfs as cgroups
@@ -66,22 +66,22 @@ from pykubelet.linux import systemd as notify
 from pykubelet.linux.host_info import architecture
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_health
-from pykubelet.node.addresses import HostAddresses
+from pykubelet.node.addresses import HostIPs
 from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import own_node
 from pykubelet.node.settings import node_settings
 from pykubelet.node.status_inputs import PodCidr
 from pykubelet.podconfig.local_objects import LocalObjects
-from pykubelet.podsync.resource_allocator import NO_CLAIMS, Allotment
-from pykubelet.podworkers.engine import EngineParts, PodEngine, open_pull_manager
+from pykubelet.podsync.resource_allocator import NO_CLAIMS, ResourceAllocator
+from pykubelet.podworkers.engine import EngineDependencies, PodEngine, open_pull_manager
 from pykubelet.podworkers.pod_admission import AdmissionParts
 from pykubelet.podworkers.run_once import run_once
 from pykubelet.podworkers.runtime_state import RuntimeState
 from pykubelet.server.debug import configz_document
-from pykubelet.server.metrics import AgentFacts
+from pykubelet.server.metrics import KubeletInfo
 from pykubelet.server.readonly import Check
 from pykubelet.util.tasks import TaskScope
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.usage import VolumeStatCalculator
 
 log = get_logger(__name__)
 _YOUNG_OBJECTS = 10_000
@@ -93,7 +93,7 @@ class NodeIdentity:
     """Who this node is on the network."""
 
     name: str
-    addresses: HostAddresses
+    addresses: HostIPs
 
     @property
     def ips(self) -> list[str]:
@@ -105,7 +105,11 @@ class Kubelet:
     """One node agent; several can live in one process."""
 
     def __init__(
-        self, loaded: Loaded, on_started: Callable[[], None] = lambda: None, *, tunes_kernel: bool = True
+        self,
+        loaded: LoadedConfig,
+        on_started: Callable[[], None] = lambda: None,
+        *,
+        tunes_kernel: bool = True,
     ) -> None:
         """Take the settings; `tunes_kernel`: whether the machine is a node's alone, and set up as such."""
         self.flags = loaded.flags
@@ -119,7 +123,7 @@ class Kubelet:
         self._tunes_kernel = tunes_kernel
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
-        self.volume_usage: VolumeUsage | None = None
+        self.volume_usage: VolumeStatCalculator | None = None
         """How full pods' volumes are; None before the engine runs."""
 
     def stop(self) -> None:
@@ -140,7 +144,7 @@ class Kubelet:
             if self.flags.standalone:
                 log.info("Standalone mode, no API client")
             identity = await self._identify()
-            self.registry.register(AgentFacts(identity.name, self.gates))
+            self.registry.register(KubeletInfo(identity.name, self.gates))
             check_machine(self.config)
             adjust_process(self.config)
             if self._tunes_kernel and not self.config.protect_kernel_defaults:
@@ -171,7 +175,7 @@ class Kubelet:
                 engine = await self._start_engine(
                     stack, tasks, cri, identity, runtime_state, cluster, devices
                 )
-            except StartError as err:
+            except StartupError as err:
                 if cluster is not None:
                     cluster.node_event("Warning", "KubeletSetupFailed", str(err))
                 raise
@@ -196,7 +200,7 @@ class Kubelet:
             self._on_started()
             if self.config.run_once:
                 if problems := await run_once(engine.pods, lambda: engine.has_begun):
-                    raise StartError("; ".join(problems))
+                    raise StartupError("; ".join(problems))
                 return
             try:
                 await self._stop.wait()
@@ -224,7 +228,7 @@ class Kubelet:
         self,
         stack: contextlib.AsyncExitStack,
         identity: NodeIdentity,
-        cri: Cri,
+        cri: RuntimeConnection,
         health: RuntimeHealth,
         runtime_state: RuntimeState,
     ) -> Cluster | None:
@@ -242,7 +246,7 @@ class Kubelet:
                 raise
             return None
         except (KubeconfigError, HostError, OSError) as err:
-            raise StartError(f"cannot join the cluster: {err}") from err
+            raise StartupError(f"cannot join the cluster: {err}") from err
         finally:
             self._joining = None
 
@@ -254,12 +258,12 @@ class Kubelet:
         if ignored := addresses.parse_node_ip(self.flags.node_ip).ignored:
             log.warning("Could not parse some node IPs, ignoring them", ignored=list(ignored))
         settings = node_settings(self.flags, self.config, self.gates, name)
-        identity = NodeIdentity(name, HostAddresses(settings))
+        identity = NodeIdentity(name, HostIPs(settings))
         await identity.addresses.look()
         log.info("Node identity", nodeName=name, nodeIPs=identity.ips)
         return identity
 
-    async def _connect_runtime(self, stack: contextlib.AsyncExitStack) -> Cri:
+    async def _connect_runtime(self, stack: contextlib.AsyncExitStack) -> RuntimeConnection:
         endpoint = self.config.container_runtime_endpoint
         image_endpoint = self.config.image_service_endpoint or endpoint
         log.info("Connecting to the container runtime", endpoint=endpoint, imageEndpoint=image_endpoint)
@@ -283,7 +287,7 @@ class Kubelet:
         self,
         stack: contextlib.AsyncExitStack,
         tasks: TaskScope,
-        cri: Cri,
+        cri: RuntimeConnection,
         identity: NodeIdentity,
         runtime_state: RuntimeState,
         cluster: Cluster | None,
@@ -309,7 +313,7 @@ class Kubelet:
         claims = devices.claims = make_claims(settings, self.registry, cluster, tasks)
         runtime = await cri.runtime.status()
         node = dataclasses.replace(node, recursive_handlers=recursive_handlers(runtime))
-        parts = EngineParts(
+        parts = EngineDependencies(
             config=self.config,
             node_name=identity.name,
             host_ips=identity.ips,
@@ -360,10 +364,10 @@ class Kubelet:
     def _admission(
         self,
         identity: NodeIdentity,
-        node: NodeFacts,
+        node: RuntimeNodeOptions,
         runtime: StatusResponse,
         cluster: Cluster | None,
-        allotment: Allotment,
+        allotment: ResourceAllocator,
     ) -> AdmissionParts:
         settings = node_settings(self.flags, self.config, self.gates, identity.name)
         own = own_node(settings, architecture(), node.allocatable, runtime)
@@ -381,12 +385,12 @@ class Kubelet:
     def _servers(
         self,
         identity: NodeIdentity,
-        cri: Cri,
+        cri: RuntimeConnection,
         engine: PodEngine,
         cluster: Cluster | None,
         checks: dict[str, Check],
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        parts = ServingParts(
+        parts = ServerDependencies(
             settings=self._settings(identity),
             ips=identity.ips,
             flag_values=self._flag_values,
@@ -399,7 +403,7 @@ class Kubelet:
         )
         return serving(parts)
 
-    def _collector(self, cri: Cri) -> GarbageCollector:
+    def _collector(self, cri: RuntimeConnection) -> GarbageCollector:
         flags = self.flags
         policy = GcPolicy(
             min_age=flags.minimum_container_ttl_duration,
@@ -415,11 +419,11 @@ class Kubelet:
         )
         return load_providers(Path(config), Path(folder)) if config else []
 
-    async def _pull_manager(self, cri: Cri, tasks: TaskScope, root: Path) -> PullManager | None:
+    async def _pull_manager(self, cri: RuntimeConnection, tasks: TaskScope, root: Path) -> PullManager | None:
         try:
             return await open_pull_manager(cri, self.config, self.gates, tasks, self.registry, root)
         except OSError as err:
-            raise StartError(
+            raise StartupError(
                 f"cannot use the records of pulled images in {root / 'image_manager'}: {err}; "
                 "make the directory readable and writable for the kubelet"
             ) from err

@@ -13,19 +13,19 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
-from pykubelet.apiserver.certificates.key_generation import MakingError
+from pykubelet.apiserver.certificates.key_generation import KeyGenerationError
 from pykubelet.apiserver.certificates.serving import (
     CertificateFiles,
     ServingCertificate,
     self_signed_certificate,
 )
 from pykubelet.apiserver.certificates.store import StoreError
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.api import ApiParts, api_server
-from pykubelet.server.auth import AccessProblem
+from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.debug import configz_document
 from pykubelet.server.listeners import http_server, unix_server
 from pykubelet.server.manifests import ManifestFolder, control_routes
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingParts:
+class ServerDependencies:
     """What the servers show and do."""
 
     settings: AgentSettings
@@ -47,14 +47,14 @@ class ServingParts:
     flag_values: Mapping[str, str]
     started: datetime
     registry: CollectorRegistry
-    cri: Cri
+    cri: RuntimeConnection
     engine: PodEngine
     cluster: Cluster | None
     checks: Mapping[str, Check]
 
 
 @contextlib.asynccontextmanager
-async def serving(parts: ServingParts) -> AsyncIterator[None]:
+async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     """Serve while inside; raises AccessProblem or PortError, whose texts are for people."""
     config, health = parts.settings.config, health_routes(parts.checks)
     metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
@@ -85,7 +85,7 @@ async def serving(parts: ServingParts) -> AsyncIterator[None]:
         yield
 
 
-def _somebody_may_ask(parts: ServingParts) -> bool:
+def _somebody_may_ask(parts: ServerDependencies) -> bool:
     """Whether anybody could use the API; a node without a cluster may well be asked only by its own CLI."""
     ways = parts.settings.config.authentication
     if (
@@ -99,7 +99,7 @@ def _somebody_may_ask(parts: ServingParts) -> bool:
     return False
 
 
-def _manifests(parts: ServingParts) -> ManifestFolder | None:
+def _manifests(parts: ServerDependencies) -> ManifestFolder | None:
     path = Path(parts.settings.config.static_pod_path)
     # A single file can be named, too; it is its owner's.
     if not parts.settings.config.static_pod_path or path.is_file():
@@ -109,13 +109,13 @@ def _manifests(parts: ServingParts) -> ManifestFolder | None:
 
 
 async def _api_parts(
-    parts: ServingParts, metrics: ServerMetrics, manifests: ManifestFolder | None, tasks: TaskScope
+    parts: ServerDependencies, metrics: ServerMetrics, manifests: ManifestFolder | None, tasks: TaskScope
 ) -> ApiParts:
     settings, cluster = parts.settings, parts.cluster
     try:
         certificate = await serving_certificate(settings, parts.ips, cluster)
-    except (MakingError, StoreError, OSError) as err:
-        raise AccessProblem(f"there is no certificate to serve with: {err}") from err
+    except (KeyGenerationError, StoreError, OSError) as err:
+        raise AuthConfigError(f"there is no certificate to serve with: {err}") from err
     tasks.start(certificate.run(), name="serving-certificate")
     return ApiParts(
         config=settings.config,

@@ -19,26 +19,26 @@ from prometheus_client.registry import Collector
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
 from pykubelet.cm.cgroups.values import memory_limit
-from pykubelet.cri.connect import Cri
-from pykubelet.kuberuntime.options import NodeFacts, can_mount_images
+from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.options import RuntimeNodeOptions, can_mount_images
 from pykubelet.linux.kernel import share_with_containers
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.registration import PluginHandler, PluginRegistration
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.util.tasks import TaskScope
-from pykubelet.volumes.csi.plugin import CsiKind
+from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.metrics import VolumeMetrics, VolumeNumbers
-from pykubelet.volumes.usage import OtherUsage, VolumeUsage
+from pykubelet.volumes.usage import PluginStatsCollector, VolumeStatCalculator
 
 log = get_logger(__name__)
 
 
 async def make_volumes(
     settings: AgentSettings,
-    cri: Cri,
-    node: NodeFacts,
+    cri: RuntimeConnection,
+    node: RuntimeNodeOptions,
     local_objects: LocalObjects,
     cluster: Cluster | None,
     tasks: TaskScope,
@@ -72,7 +72,7 @@ def start_volumes(
     cluster: Cluster | None,
     tasks: TaskScope,
     registry: CollectorRegistry,
-) -> VolumeUsage:
+) -> VolumeStatCalculator:
     """Begin to sweep, and to keep up with drivers; gives what measures how full pods' volumes are."""
     root = Path(settings.flags.root_dir)
     volumes.listen(engine.workers.wake, engine.book.event, engine.workers.pod)
@@ -80,13 +80,13 @@ def start_volumes(
         cluster.use_volumes(volumes)
     tasks.start(volumes.run(), name="volumes")
     csi = volumes.kinds.get("csi")
-    if isinstance(csi, CsiKind):
+    if isinstance(csi, CsiPlugin):
         tasks.start(csi.run(), name="csi")
-    usage = VolumeUsage(
+    usage = VolumeStatCalculator(
         root,
         engine.store.pods,
         settings.config.volume_stats_agg_period.seconds,
-        others=OtherUsage(volumes.held, volumes.kinds).of_pod,
+        others=PluginStatsCollector(volumes.held, volumes.kinds).of_pod,
     )
     tasks.start(usage.run(), name="volume-usage")
     registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.of))
@@ -96,7 +96,7 @@ def start_volumes(
 def volume_plugins(volumes: PodVolumes) -> Mapping[str, PluginHandler]:
     """Give who takes plugins that register as drivers of volumes."""
     csi = volumes.kinds.get("csi")
-    return csi.handlers if isinstance(csi, CsiKind) else {}
+    return csi.handlers if isinstance(csi, CsiPlugin) else {}
 
 
 FOLDER = "plugins_registry"

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from msgspec import field
 
-from pykubelet.api.meta import ObjectIdentity, ObjectMeta, ObjectStruct, Resources
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, PartialObjectMeta, Resources
 
 
 class Secret(ObjectStruct):
@@ -55,11 +55,11 @@ class ServiceSpec(ObjectStruct):
 class Service(ObjectStruct):
     """A service; a node knows all of the cluster, so nothing is kept that no variable needs."""
 
-    metadata: ObjectIdentity = field(default_factory=ObjectIdentity)
+    metadata: PartialObjectMeta = field(default_factory=PartialObjectMeta)
     spec: ServiceSpec = field(default_factory=ServiceSpec)
 
 
-class LocalReference(ObjectStruct):
+class LocalObjectReference(ObjectStruct):
     """An object of the same namespace, by name."""
 
     name: str = ""
@@ -69,8 +69,8 @@ class ServiceAccount(ObjectStruct):
     """A pod's identity towards the API server."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
-    secrets: list[LocalReference] = []
-    image_pull_secrets: list[LocalReference] = []
+    secrets: list[LocalObjectReference] = []
+    image_pull_secrets: list[LocalObjectReference] = []
     automount_service_account_token: bool | None = None
 
 

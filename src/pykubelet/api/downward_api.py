@@ -169,7 +169,7 @@ LARGEST = 16 << 20
 """Characters of all arguments, or all variables, of a container: no runtime takes a larger request."""
 
 
-class TooLong(ValueError):
+class ExpansionTooLongError(ValueError):
     """A text grew beyond what any process can be given."""
 
 
@@ -201,7 +201,9 @@ def expand_all(texts: Iterable[str], variables: Mapping[str, str]) -> list[str]:
 def checked_size(size: int) -> int:
     """Give the size back unless it is too large for a request; raises TooLong."""
     if size > LARGEST:
-        raise TooLong(f"the arguments or variables have more than {LARGEST} characters together")
+        raise ExpansionTooLongError(
+            f"the arguments or variables have more than {LARGEST} characters together"
+        )
     return size
 
 
@@ -219,7 +221,7 @@ def expand_with(text: str, value: Callable[[str], str]) -> str:
         result = value(match[1])
         growth += len(result) - len(match[0])
         if growth > LONGEST:
-            raise TooLong(f"the expansion of {text[:40]!r} has more than {LONGEST} characters")
+            raise ExpansionTooLongError(f"the expansion of {text[:40]!r} has more than {LONGEST} characters")
         return result
 
     return _ESCAPE_OR_REFERENCE.sub(replacement, text[:end]) + text[end:].replace("$$", "$")

@@ -100,7 +100,7 @@ class ObjectMeta(ObjectStruct):
     finalizers: list[str] = []
 
 
-class ObjectIdentity(ObjectStruct, gc=False):
+class PartialObjectMeta(ObjectStruct, gc=False):
     """Which object, and in which version: all that a copy of many small objects needs of their metadata."""
 
     name: str = ""

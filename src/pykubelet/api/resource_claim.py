@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from pykubelet.api.meta import ObjectIdentity, ObjectMeta, ObjectStruct
+from pykubelet.api.meta import ObjectMeta, ObjectStruct, PartialObjectMeta
 
 
 class DeviceResult(ObjectStruct):
@@ -55,4 +55,4 @@ class ResourceClaim(ObjectStruct):
 class ResourceSlice(ObjectStruct):
     """Devices that a driver offers; the node only ever deletes these."""
 
-    metadata: ObjectIdentity = field(default_factory=ObjectIdentity)
+    metadata: PartialObjectMeta = field(default_factory=PartialObjectMeta)

@@ -27,7 +27,7 @@ from pykubelet.api.volume import (
 )
 
 
-class TokenWish(ObjectStruct):
+class CSIDriverTokenRequest(ObjectStruct):
     """A token of the pod's service account that a driver wants to have."""
 
     audience: str = ""
@@ -41,7 +41,7 @@ class CsiDriverSpec(ObjectStruct):
     pod_info_on_mount: bool | None = None
     volume_lifecycle_modes: list[str] = []
     fs_group_policy: str | None = None
-    token_requests: list[TokenWish] = []
+    token_requests: list[CSIDriverTokenRequest] = []
     requires_republish: bool | None = None
     se_linux_mount: bool | None = None
     node_allocatable_update_period_seconds: int | None = None
@@ -83,7 +83,7 @@ class CsiNode(ObjectStruct):
     spec: CsiNodeSpec = field(default_factory=CsiNodeSpec)
 
 
-class VolumeProblem(ObjectStruct):
+class VolumeAttachmentError(ObjectStruct):
     """Why a volume could not be attached."""
 
     message: str = ""
@@ -95,7 +95,7 @@ class AttachmentStatus(ObjectStruct):
 
     attached: bool = False
     attachment_metadata: dict[str, str] = {}
-    attach_error: VolumeProblem | None = None
+    attach_error: VolumeAttachmentError | None = None
 
 
 class VolumeAttachment(ObjectStruct):

@@ -38,13 +38,20 @@ from pykubelet.api.meta import from_document, from_json, to_document, to_json
 from pykubelet.api.node import Lease, Node
 from pykubelet.api.pod import Pod
 from pykubelet.api.storage import PersistentVolume, PersistentVolumeClaim
-from pykubelet.apiserver.connection_pool import Turns
+from pykubelet.apiserver.connection_pool import ConcurrencyLimiter
 from pykubelet.apiserver.credentials import Credentials
-from pykubelet.apiserver.errors import ApiError, BadAnswer, NoCredentials, TimedOut, api_error, forbidden_hint
+from pykubelet.apiserver.errors import (
+    ApiError,
+    InvalidResponse,
+    NoCredentials,
+    TimedOut,
+    api_error,
+    forbidden_hint,
+)
 from pykubelet.apiserver.metrics import RestMetrics
-from pykubelet.apiserver.transport import Chunks, Transport, Whole
+from pykubelet.apiserver.transport import Chunks, Response, Transport
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.rate_limiter import TokenBucket
 
 log = get_logger(__name__)
@@ -189,7 +196,7 @@ class Request:
         return f"{self.verb} {self.path}"
 
 
-class Caller:
+class RestClient:
     """Makes requests within one limit; `timeout` is in seconds for each answer."""
 
     def __init__(
@@ -206,8 +213,8 @@ class Caller:
         self._timeout = timeout
         self._retries = retries
         self._metrics = metrics
-        self._at_once = Turns(AT_ONCE)
-        self._renewing = Complaints(log, "Failed to renew refused credentials")
+        self._at_once = ConcurrencyLimiter(AT_ONCE)
+        self._renewing = ErrorLogLimiter(log, "Failed to renew refused credentials")
 
     async def call(self, request: Request) -> bytes:
         """Give the body of a good answer; raises a KubeError otherwise."""
@@ -240,7 +247,7 @@ class Caller:
             if self._metrics is not None:
                 self._metrics.retried(error.code, request.method, self._transport.host)
 
-    async def _ask(self, request: Request, credentials: Credentials) -> Whole:
+    async def _ask(self, request: Request, credentials: Credentials) -> Response:
         try:
             return await self._transport.fetch(
                 credentials,
@@ -269,7 +276,7 @@ class Caller:
                 yield Chunks(answer, begin + seconds)
                 return
             body = await answer.read(MAX_ANSWER_BYTES, deadline)
-            error = self._refusal(request, Whole(answer.code, answer.headers, body))
+            error = self._refusal(request, Response(answer.code, answer.headers, body))
         if error.code == 401:
             await self._transport.credentials.renewed(credentials)
         raise error
@@ -281,7 +288,7 @@ class Caller:
         if waited > 1:
             log.v(2).info("Waited for the agent's own limit", seconds=round(waited, 3), request=str(request))
 
-    def _refusal(self, request: Request, answer: Whole) -> ApiError:
+    def _refusal(self, request: Request, answer: Response) -> ApiError:
         retry_after = _seconds(answer.headers.get("retry-after", ""))
         error = api_error(answer.code, answer.body, request=str(request), retry_after=retry_after)
         resource = request.resource
@@ -341,7 +348,7 @@ class ApiClient:
         metrics: RestMetrics | None = None,
     ) -> None:
         self.transport = transport
-        self._caller = Caller(transport, limit, timeout=timeout, retries=retries, metrics=metrics)
+        self._caller = RestClient(transport, limit, timeout=timeout, retries=retries, metrics=metrics)
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "", *, params: Params = ()) -> T:
         """Get an object; `params` such as `resourceVersion=0` for one from the server's cache."""
@@ -354,7 +361,7 @@ class ApiClient:
         try:
             items = [read_object(resource.struct, item) for item in raw.items]
         except ValueError as err:
-            raise BadAnswer(f"list {resource.plural}: one is not a {resource.kind}: {err}") from None
+            raise InvalidResponse(f"list {resource.plural}: one is not a {resource.kind}: {err}") from None
         return Page(items, raw.resource_version, raw.continues)
 
     async def create(self, resource: Resource[T], obj: T, namespace: str = "") -> T:
@@ -449,7 +456,7 @@ class ApiClient:
         try:
             return read_object(struct, body)
         except ValueError as err:
-            raise BadAnswer(f"{request}: the answer is not a {struct.__name__}: {err}") from None
+            raise InvalidResponse(f"{request}: the answer is not a {struct.__name__}: {err}") from None
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -467,7 +474,7 @@ def read_page(body: bytes, request: str = "") -> RawPage:
     try:
         found = msgspec.json.decode(body, type=_List)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise BadAnswer(f"{request}: the answer is not a list: {err}") from None
+        raise InvalidResponse(f"{request}: the answer is not a list: {err}") from None
     return Page(found.items or [], found.metadata.resource_version, found.metadata.continue_ or "")
 
 

@@ -35,8 +35,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import aiohappyeyeballs
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from pykubelet.apiserver.errors import BadAnswer
-from pykubelet.transport.http1 import ResponseReader, WireError
+from pykubelet.apiserver.errors import InvalidResponse
+from pykubelet.transport.http1 import HttpProtocolError, ResponseReader
 
 PATIENCE_SECONDS = 0.01
 """How long the first in the line waits before there is one more."""
@@ -48,7 +48,7 @@ KEPT_SECONDS = 30.0
 """After so much silence connections are closed, and what there was no longer counts."""
 
 
-class Turns:
+class ConcurrencyLimiter:
     """An asynchronous context manager: inside, it is one's turn. The first come are the first served."""
 
     def __init__(self, most: int, patience: float = PATIENCE_SECONDS, kept: float = KEPT_SECONDS) -> None:
@@ -174,19 +174,19 @@ _REPEATABLE = ("PUT", "DELETE")
 _PORTS = {"http": 80, "https": 443}
 
 
-class HungUp(ConnectionError):
+class ConnectionClosed(ConnectionError):
     """The server closed the connection before it answered anything."""
 
 
-class Interrupted(ConnectionError):
+class ResponseTruncated(ConnectionError):
     """The connection broke in the middle of an answer."""
 
 
-class NoConnectionInTime(TimeoutError):
+class ConnectTimeout(TimeoutError):
     """No connection could be made before the time was over."""
 
 
-class Connections:
+class ConnectionPool:
     """The kept connections to one server, all made with the same certificates."""
 
     def __init__(
@@ -239,14 +239,14 @@ class Connections:
                 connection = await self._connect()
             try:
                 answer = await connection.ask(request, limit + 1)
-            except HungUp:
+            except ConnectionClosed:
                 if fresh or self._closed or method not in _REPEATABLE:
                     raise
                 continue
             finally:
                 self._put_back(connection)
             if len(answer.body) > limit:
-                raise BadAnswer(f"{path}: the answer is longer than {limit} bytes")
+                raise InvalidResponse(f"{path}: the answer is longer than {limit} bytes")
             return answer
 
     def close(self) -> None:
@@ -302,11 +302,11 @@ class Connections:
                         ssl_shutdown_timeout=_HANG_UP_SECONDS if self._tls else None,
                     )
             except TimeoutError as err:
-                raise NoConnectionInTime from err
+                raise ConnectTimeout from err
             undo.pop_all()
         if self._closed:
             connection.close()
-            raise HungUp
+            raise ConnectionClosed
         self._all.add(connection)
         return connection
 
@@ -327,7 +327,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             self.usable = False
-            raise HungUp
+            raise ConnectionClosed
         reader = self._reader = ResponseReader(limit)
         self._over = asyncio.get_running_loop().create_future()
         # Until the answer is whole: a request that is given up leaves an answer on its way.
@@ -358,7 +358,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._reader.feed(data)
-        except WireError as err:
+        except HttpProtocolError as err:
             self._end(err)
             self.close()
             return
@@ -371,12 +371,12 @@ class _Connection(asyncio.Protocol):
         if self._reader is None:
             return
         if not self._reader.begun:
-            self._end(exc if isinstance(exc, OSError) else HungUp())
+            self._end(exc if isinstance(exc, OSError) else ConnectionClosed())
             return
         try:
             self._reader.end()
-        except WireError:
-            self._end(exc if isinstance(exc, ssl.SSLError) else Interrupted())
+        except HttpProtocolError:
+            self._end(exc if isinstance(exc, ssl.SSLError) else ResponseTruncated())
         else:
             self._end(None)
 

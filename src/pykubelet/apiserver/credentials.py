@@ -38,9 +38,9 @@ import msgspec
 from pykubelet.apiserver.certificates.x509 import Lifetime, certificates, lifetime
 from pykubelet.apiserver.errors import KubeconfigError, NoCredentials
 from pykubelet.apiserver.metrics import RestMetrics
-from pykubelet.apiserver.rest_config import Access, ExecPlugin, Impersonation
+from pykubelet.apiserver.rest_config import ExecPlugin, Impersonation, RestConfig
 from pykubelet.apiserver.tls import BadMaterial, WatchedFile, client_context
-from pykubelet.linux.processes import TooMuch, run_bounded
+from pykubelet.linux.processes import OutputTooLarge, run_bounded
 from pykubelet.logs import get_logger
 from pykubelet.util.text import quoted
 
@@ -64,7 +64,7 @@ class PluginAnswer:
 
 
 async def ask_plugin(
-    plugin: ExecPlugin, access: Access, ca: bytes | None, *, environ: Mapping[str, str] = os.environ
+    plugin: ExecPlugin, access: RestConfig, ca: bytes | None, *, environ: Mapping[str, str] = os.environ
 ) -> PluginAnswer:
     """Run the program; raises PluginError. `ca` is what the program may be told of the authority."""
     environment = {
@@ -86,7 +86,7 @@ async def ask_plugin(
             ) from None
         why = err.strerror if isinstance(err, OSError) else str(err)
         raise PluginError(f"exec plugin {plugin.command} could not be started: {why}") from None
-    except TooMuch:
+    except OutputTooLarge:
         raise PluginError(
             f"exec plugin {plugin.command}: its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB"
         ) from None
@@ -99,7 +99,7 @@ async def ask_plugin(
         raise PluginError(f"exec plugin {plugin.command}: {err}") from None
 
 
-def exec_info(plugin: ExecPlugin, access: Access, ca: bytes | None) -> bytes:
+def exec_info(plugin: ExecPlugin, access: RestConfig, ca: bytes | None) -> bytes:
     """Give what the program is told in KUBERNETES_EXEC_INFO."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
@@ -187,7 +187,7 @@ class CredentialSource:
 
     def __init__(
         self,
-        access: Access,
+        access: RestConfig,
         *,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
@@ -219,7 +219,7 @@ class CredentialSource:
         context = self._context(ca, identity)
         return self._remember(self._headers(answer), context)
 
-    def use(self, access: Access) -> None:
+    def use(self, access: RestConfig) -> None:
         """Be this user from now on; a certificate that cannot be used leaves the one before in use."""
         self._access, self._files = access, _files(access)
         self._answer = self._failure = None
@@ -344,7 +344,7 @@ class CredentialSource:
         return NoCredentials(self._access.server, why)
 
 
-def _files(access: Access) -> dict[Path, WatchedFile]:
+def _files(access: RestConfig) -> dict[Path, WatchedFile]:
     paths = (access.ca, access.certificate, access.key, access.token_file)
     return {path: WatchedFile(path) for path in paths if isinstance(path, Path)}
 
@@ -373,7 +373,7 @@ LOOK_SECONDS = 10.0
 
 
 async def follow_kubeconfig(
-    path: Path, load: Callable[[Path], Access], access: Access, credentials: CredentialSource
+    path: Path, load: Callable[[Path], RestConfig], access: RestConfig, credentials: CredentialSource
 ) -> NoReturn:
     """Have the credentials follow the file until cancelled; `access` is what they were made of."""
     seen: tuple[int, ...] | None = None
@@ -386,8 +386,8 @@ async def follow_kubeconfig(
 
 
 def _taken(
-    path: Path, load: Callable[[Path], Access], access: Access, credentials: CredentialSource
-) -> Access:
+    path: Path, load: Callable[[Path], RestConfig], access: RestConfig, credentials: CredentialSource
+) -> RestConfig:
     try:
         found = load(path)
     except KubeconfigError as err:
@@ -407,7 +407,7 @@ def _taken(
     return found
 
 
-def _place(access: Access) -> tuple[object, ...]:
+def _place(access: RestConfig) -> tuple[object, ...]:
     return access.server, access.tls_server_name, access.proxy, access.compression
 
 

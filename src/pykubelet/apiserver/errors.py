@@ -64,7 +64,7 @@ class NoCredentials(Unreachable):
         return f"no credentials for the API server {self.server}: {self.why}"
 
 
-class BadAnswer(KubeError):
+class InvalidResponse(KubeError):
     """An answer that no API server gives."""
 
 

@@ -42,7 +42,7 @@ from pykubelet.apiserver.client import EVENTS, PatchKind, Resource
 from pykubelet.apiserver.errors import (
     AlreadyExists,
     ApiError,
-    BadAnswer,
+    InvalidResponse,
     KubeError,
     NotFound,
     ServerError,
@@ -51,7 +51,7 @@ from pykubelet.apiserver.errors import (
     Unreachable,
 )
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints, put_off
+from pykubelet.util.backoff import ErrorLogLimiter, put_off
 from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.tasks import wait_seconds
 
@@ -112,7 +112,7 @@ class Write:
         return {name: document[name] for name in ("count", "lastTimestamp", "message")}
 
 
-class Correlator:
+class EventCorrelator:
     """Decides what becomes of each event, from those before it."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
@@ -228,11 +228,11 @@ HOLD_SECONDS = 30.0
 """How long events may wait for a quiet moment."""
 LOOK_SECONDS = 0.25
 """How soon a quiet moment is noticed."""
-_TRANSIENT = (Unreachable, BadAnswer, ServerError, TooManyRequests, Unauthorized)
+_TRANSIENT = (Unreachable, InvalidResponse, ServerError, TooManyRequests, Unauthorized)
 _SECOND = 1_000_000_000
 
 
-class Happening(Protocol):
+class RecordedEvent(Protocol):
     """An event as the pods' journal has it; `where` is a field such as `spec.containers{main}`."""
 
     @property
@@ -300,11 +300,11 @@ class EventRecorder:
         self._tries = tries
         self._clock = clock
         self._chance = chance
-        self._correlator = Correlator()
+        self._correlator = EventCorrelator()
         self._last_ns = 0
-        self._sending = Complaints(log, "Failed to send an event")
-        self._refusing = Complaints(log, "The API server refused an event")
-        self._overflow = Complaints(log, "Dropped an event, too many are waiting to be sent")
+        self._sending = ErrorLogLimiter(log, "Failed to send an event")
+        self._refusing = ErrorLogLimiter(log, "The API server refused an event")
+        self._overflow = ErrorLogLimiter(log, "Dropped an event, too many are waiting to be sent")
         self.dropped = 0
         """How many events were never sent: the queue was full, or the server could not take them."""
 
@@ -321,7 +321,7 @@ class EventRecorder:
             self._urgent += 1
             self._hurry.set()
 
-    def pod_event(self, pod: Pod, event: Happening) -> None:
+    def pod_event(self, pod: Pod, event: RecordedEvent) -> None:
         """Record what the journal says of a pod: `journal.listen(recorder.pod_event)`."""
         self.record(pod_reference(pod, event.where), event.kind, event.reason, event.message)
 

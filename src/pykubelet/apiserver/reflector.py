@@ -37,8 +37,8 @@ from pykubelet.api.meta import ObjectMeta, ObjectStruct, plan_reading
 from pykubelet.apiserver.client import Metadata, Params, RawPage, Resource, T, read_object
 from pykubelet.apiserver.errors import (
     ApiError,
-    BadAnswer,
     Gone,
+    InvalidResponse,
     KubeError,
     Status,
     Superseded,
@@ -49,7 +49,7 @@ from pykubelet.apiserver.errors import (
     status_error,
 )
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints, Pauses, put_off
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter, put_off
 
 log = get_logger(__name__)
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -93,11 +93,11 @@ class WatchStream:
         try:
             return msgspec.json.decode(line, type=WatchEvent)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-            raise BadAnswer(f"a line of a watch is not an event: {err}") from None
+            raise InvalidResponse(f"a line of a watch is not an event: {err}") from None
 
     def _check(self, length: int) -> None:
         if length > self._limit:
-            raise BadAnswer(f"an event of a watch is longer than {self._limit // 1024} KiB")
+            raise InvalidResponse(f"an event of a watch is longer than {self._limit // 1024} KiB")
 
 
 Key = tuple[str, str]
@@ -105,7 +105,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Update(Generic[T]):
+class StoreDelta(Generic[T]):
     """What changed at once; deal with `removed` first: a name may be in both, for two objects."""
 
     changed: tuple[T, ...]
@@ -128,7 +128,7 @@ class Unreadable:
 class Applied(Generic[T]):
     """What some events came to."""
 
-    update: Update[T]
+    update: StoreDelta[T]
     version: str
     """The version up to which the copy is now; empty when the events told none."""
     error: KubeError | None = None
@@ -144,7 +144,7 @@ class _Envelope(ObjectStruct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
-class ObjectCopy(Generic[T]):
+class Store(Generic[T]):
     """The objects by namespace and name."""
 
     def __init__(self, resource: Resource[T], flaw: Callable[[T], str] = no_flaw) -> None:
@@ -168,10 +168,10 @@ class ObjectCopy(Generic[T]):
         except ValueError:
             metadata = ObjectMeta()
         if not metadata.name:
-            raise BadAnswer(f"a {self._resource.kind} cannot be told apart from others: {why}")
+            raise InvalidResponse(f"a {self._resource.kind} cannot be told apart from others: {why}")
         return Unreadable(metadata, why)
 
-    def replace(self, found: Iterable[T | Unreadable]) -> Update[T]:
+    def replace(self, found: Iterable[T | Unreadable]) -> StoreDelta[T]:
         """Take these as all there is; objects of the version that is known do not count as changed."""
         before, self.objects, self.unreadable = self.objects, {}, {}
         for obj in found:
@@ -179,7 +179,7 @@ class ObjectCopy(Generic[T]):
             same = old is not None and obj.metadata.resource_version == old.metadata.resource_version != ""
             self._put(old if same and old is not None else obj, old)
         update = self._compare({**{key: before.get(key) for key in self.objects}, **before}, {})
-        return Update(update.changed, update.removed, listed=True)
+        return StoreDelta(update.changed, update.removed, listed=True)
 
     def apply(self, events: Iterable[WatchEvent]) -> Applied[T]:
         """Follow some events of a watch, up to an error among them."""
@@ -231,9 +231,9 @@ class ObjectCopy(Generic[T]):
         try:
             return read_object(_Envelope, event.object).metadata.resource_version
         except ValueError as err:
-            raise BadAnswer(f"a bookmark of {self._resource.plural} cannot be read: {err}") from None
+            raise InvalidResponse(f"a bookmark of {self._resource.plural} cannot be read: {err}") from None
 
-    def _compare(self, before: Mapping[Key, T | None], last: Mapping[Key, T]) -> Update[T]:
+    def _compare(self, before: Mapping[Key, T | None], last: Mapping[Key, T]) -> StoreDelta[T]:
         changed, removed = [], []
         for key, old in before.items():
             new = self.objects.get(key)
@@ -242,7 +242,7 @@ class ObjectCopy(Generic[T]):
                 removed.append(final if final is not None and _same(old, final) else old)
             if new is not None and new is not old:
                 changed.append(new)
-        return Update(tuple(changed), tuple(removed))
+        return StoreDelta(tuple(changed), tuple(removed))
 
 
 def _key(metadata: Metadata) -> Key:
@@ -267,7 +267,7 @@ nobody is there any more: a server that hangs keeps its connections."""
 _SHORT_SECONDS = 1.0
 
 
-class Source(Protocol):
+class ListerWatcher(Protocol):
     """Where objects come from: an ApiClient."""
 
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
@@ -292,15 +292,15 @@ class Reflector(Generic[T]):
 
     def __init__(
         self,
-        source: Source,
+        source: ListerWatcher,
         resource: Resource[T],
-        on_update: Callable[[Update[T]], Awaitable[None]],
+        on_update: Callable[[StoreDelta[T]], Awaitable[None]],
         *,
         namespace: str = "",
         field_selector: str = "",
         label_selector: str = "",
         flaw: Callable[[T], str] = no_flaw,
-        pauses: Pauses | None = None,
+        pauses: Backoff | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._source = source
@@ -310,14 +310,14 @@ class Reflector(Generic[T]):
         selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
         self._selectors = [(name, text) for name, text in selectors.items() if text]
         self._chance = chance
-        self._copy = ObjectCopy(resource, flaw)
+        self._copy = Store(resource, flaw)
         self._version = ""
         self._version_lost = False
         self._must_list = True
         self._synced = asyncio.Event()
-        self._pauses = pauses or Pauses(chance=chance)
+        self._pauses = pauses or Backoff(chance=chance)
         which = {"namespace": namespace, "selector": field_selector or label_selector}
-        self._complaints = Complaints(
+        self._complaints = ErrorLogLimiter(
             log,
             "Failed to list or watch",
             resource=resource.plural,
@@ -404,7 +404,7 @@ class Reflector(Generic[T]):
             page = await self._source.list_page(self._resource, self._namespace, more)
             found += [self._copy.read(raw) for raw in page.items]
         if not page.resource_version:
-            raise BadAnswer(f"the list of {self._resource.plural} has no resourceVersion")
+            raise InvalidResponse(f"the list of {self._resource.plural} has no resourceVersion")
         return found, page.resource_version
 
     async def _watch(self) -> None:
@@ -437,9 +437,9 @@ class Reflector(Generic[T]):
                     if applied.error is not None:
                         raise applied.error
         if not stream.finish():
-            raise BadAnswer(f"the watch of {self._resource.plural} ended in the middle of an event")
+            raise InvalidResponse(f"the watch of {self._resource.plural} ended in the middle of an event")
         if silent and loop.time() - begin < _SHORT_SECONDS:
-            raise BadAnswer(f"the watch of {self._resource.plural} ended as soon as it began")
+            raise InvalidResponse(f"the watch of {self._resource.plural} ended as soon as it began")
 
     async def _next(self, chunks: AsyncIterator[bytes], patience: float | None) -> bytes:
         """Give what comes next; nothing at the end, or when the watch has gone silent."""

@@ -5,7 +5,7 @@ Nothing secret shows in a `repr`.
 
 Kubeconfig files: which API server, and who the agent is to it.
 
-`parse` is pure: a document in, an `Access` out, or a KubeconfigError with one line that says what is
+`parse` is pure: a document in, an `RestConfig` out, or a KubeconfigError with one line that says what is
 wrong and what to do. Fields that nobody knows are skipped, as every client of Kubernetes does.
 Certificates and tokens in files stay files, and are looked at when they are needed.
 """
@@ -55,7 +55,7 @@ class Impersonation:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class RestConfig:
     """One cluster and one user of a kubeconfig: all that is needed to ask the API server.
 
     Certificates and keys are PEM, given as bytes or as the file that holds them. An API server
@@ -91,7 +91,7 @@ _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _SCHEMES = ("https", "http")
 
 
-def load(path: Path, read: Callable[[Path], Mapping[str, Any]], context: str = "") -> Access:
+def load(path: Path, read: Callable[[Path], Mapping[str, Any]], context: str = "") -> RestConfig:
     """Read a kubeconfig file with `read` (which raises its own errors) and choose a context of it.
 
     Files that it names relatively are beside it.
@@ -99,7 +99,7 @@ def load(path: Path, read: Callable[[Path], Mapping[str, Any]], context: str = "
     return parse(read(path), path, context)
 
 
-def parse(document: Mapping[str, Any], where: Path, context: str = "") -> Access:
+def parse(document: Mapping[str, Any], where: Path, context: str = "") -> RestConfig:
     """Make an Access of a kubeconfig; `where` is the file that it came from.
 
     `context` overrides the current one. Raises KubeconfigError.
@@ -194,7 +194,7 @@ class _Unusable(Exception):
 _Part = TypeVar("_Part")
 
 
-def _access(config: _Config, context_name: str, folder: Path) -> Access:
+def _access(config: _Config, context_name: str, folder: Path) -> RestConfig:
     if config.kind not in (None, "", "Config"):
         raise _Unusable(f"is a {quoted(config.kind)}, not a kubeconfig: its kind must be Config")
     clusters = _by_name("clusters", [(c.name, c.cluster or _Cluster()) for c in config.clusters or ()])
@@ -220,7 +220,7 @@ def _access(config: _Config, context_name: str, folder: Path) -> Access:
         raise _Unusable(f"user {quoted(context.user)}: {err}") from None
 
 
-def _cluster_access(cluster: _Cluster, folder: Path, namespace: str) -> Access:
+def _cluster_access(cluster: _Cluster, folder: Path, namespace: str) -> RestConfig:
     if not cluster.server:
         raise _Unusable("has no server: write one such as https://10.0.0.1:6443")
     parts = _server_parts(cluster.server)
@@ -236,7 +236,7 @@ def _cluster_access(cluster: _Cluster, folder: Path, namespace: str) -> Access:
     proxy = cluster.proxy_url or ""
     if proxy and (problem := proxy_problem(proxy)):
         raise _Unusable(f"proxy-url {problem}")
-    return Access(
+    return RestConfig(
         server=urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", "")),
         tls_server_name=cluster.tls_server_name or "",
         insecure=bool(cluster.insecure_skip_tls_verify),
@@ -257,7 +257,7 @@ def _server_parts(server: str) -> SplitResult:
     raise _Unusable(f"server {quoted(server)} is not a URL: write one such as https://10.0.0.1:6443")
 
 
-def _with_user(access: Access, user: _User, cluster: _Cluster, folder: Path) -> Access:
+def _with_user(access: RestConfig, user: _User, cluster: _Cluster, folder: Path) -> RestConfig:
     certificate = _material(
         "client-certificate", user.client_certificate_data, user.client_certificate, folder
     )

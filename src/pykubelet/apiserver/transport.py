@@ -38,15 +38,15 @@ import aiohttp
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.apiserver.connection_pool import (
     KEPT_SECONDS,
-    Connections,
-    HungUp,
-    Interrupted,
-    NoConnectionInTime,
+    ConnectionClosed,
+    ConnectionPool,
+    ConnectTimeout,
+    ResponseTruncated,
     SharedResolver,
 )
 from pykubelet.apiserver.credentials import Credentials, CredentialSource
 from pykubelet.apiserver.errors import (
-    BadAnswer,
+    InvalidResponse,
     KubeconfigError,
     KubeError,
     Superseded,
@@ -56,12 +56,12 @@ from pykubelet.apiserver.errors import (
 )
 from pykubelet.apiserver.metrics import RestMetrics
 from pykubelet.apiserver.proxy import SocksConnector, is_socks, proxy_from_environment, proxy_problem
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.tls import explain_tls
 from pykubelet.linux.host_info import architecture
 from pykubelet.logs import get_logger
-from pykubelet.transport.http1 import WireError
-from pykubelet.util.backoff import Complaints
+from pykubelet.transport.http1 import HttpProtocolError
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 TOLERANCE_SECONDS = 60.0
@@ -89,7 +89,7 @@ class ClockCheck:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._next = 0.0
-        self._complaints = Complaints(log, "This machine's clock may be wrong")
+        self._complaints = ErrorLogLimiter(log, "This machine's clock may be wrong")
 
     def heard(self, date: str, now: float) -> None:
         """Take the `Date` of an answer that has just come; `now` is of any steady clock."""
@@ -106,11 +106,11 @@ class ClockCheck:
             self._complaints.succeeded(now)
 
 
-FAILURES = (aiohttp.ClientError, OSError, TimeoutError, WireError)
+FAILURES = (aiohttp.ClientError, OSError, TimeoutError, HttpProtocolError)
 """What asking over the network can throw."""
 
 
-def explain(err: BaseException, access: Access, certificate_problem: str = "") -> KubeError:
+def explain(err: BaseException, access: RestConfig, certificate_problem: str = "") -> KubeError:
     """Make an error of our own of what the HTTP library threw.
 
     `certificate_problem` is what is known to be wrong with our own certificate.
@@ -129,19 +129,19 @@ def explain(err: BaseException, access: Access, certificate_problem: str = "") -
         return Unreachable(server, f"the name {err.host} cannot be resolved: {_words(err.os_error)}")
     if isinstance(err, socket.gaierror):
         return Unreachable(server, f"the name {urlsplit(server).hostname} cannot be resolved: {_words(err)}")
-    if isinstance(err, aiohttp.ConnectionTimeoutError | NoConnectionInTime):
+    if isinstance(err, aiohttp.ConnectionTimeoutError | ConnectTimeout):
         return TimedOut(server, "no connection could be made in time")
     if isinstance(err, TimeoutError):
         return TimedOut(server, "there was no answer in time")
     if isinstance(err, aiohttp.ClientConnectorError):
         return Unreachable(server, _words(err.os_error))
-    if isinstance(err, aiohttp.ClientPayloadError | Interrupted):
+    if isinstance(err, aiohttp.ClientPayloadError | ResponseTruncated):
         return Unreachable(server, "the connection broke in the middle of an answer")
-    if isinstance(err, aiohttp.ServerDisconnectedError | HungUp):
+    if isinstance(err, aiohttp.ServerDisconnectedError | ConnectionClosed):
         return Unreachable(server, f"the connection was closed without an answer{hint}")
-    if isinstance(err, aiohttp.ClientResponseError | WireError):
+    if isinstance(err, aiohttp.ClientResponseError | HttpProtocolError):
         words = err.message if isinstance(err, aiohttp.ClientResponseError) else err
-        return BadAnswer(f"{server} does not answer as an API server does: {words}")
+        return InvalidResponse(f"{server} does not answer as an API server does: {words}")
     if isinstance(err, OSError):
         # A server that does not want our certificate may hang up before its reason gets through.
         return Unreachable(server, _words(err) + hint)
@@ -180,7 +180,7 @@ _SOCKET_OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Response:
     """An answer with all of its body; `headers` are by their names in lower case."""
 
     code: int
@@ -188,7 +188,7 @@ class Whole:
     body: bytes
 
 
-class Answer:
+class StreamingResponse:
     """The beginning of an answer; its body is read as a whole or as it comes.
 
     Deadlines are of the loop's time.
@@ -208,7 +208,9 @@ class Answer:
         while chunk := await self.chunk(deadline):
             body += chunk
             if len(body) > max_bytes:
-                raise BadAnswer(f"{self._response.url.path}: the answer is longer than {max_bytes} bytes")
+                raise InvalidResponse(
+                    f"{self._response.url.path}: the answer is longer than {max_bytes} bytes"
+                )
         return bytes(body)
 
     async def chunk(self, deadline: float | None = None) -> bytes:
@@ -223,7 +225,7 @@ class Answer:
 class Chunks:
     """The pieces of an answer's body as they come, until a deadline: then TimedOut."""
 
-    def __init__(self, answer: Answer, deadline: float) -> None:
+    def __init__(self, answer: StreamingResponse, deadline: float) -> None:
         self._answer = answer
         self._deadline = deadline
 
@@ -241,7 +243,7 @@ class Transport:
 
     def __init__(
         self,
-        access: Access,
+        access: RestConfig,
         *,
         metrics: RestMetrics | None = None,
         environ: Mapping[str, str] = os.environ,
@@ -284,7 +286,7 @@ class Transport:
         content_type: str = "application/json",
         deadline: float,
         max_bytes: int,
-    ) -> Whole:
+    ) -> Response:
         """Send a request and give its whole answer; raises Unreachable, TimedOut and BadAnswer.
 
         `deadline` is the loop's time at which all of it must be there.
@@ -299,7 +301,7 @@ class Transport:
                 content_type=content_type,
                 deadline=deadline,
             ) as answer:
-                return Whole(answer.code, answer.headers, await answer.read(max_bytes, deadline))
+                return Response(answer.code, answer.headers, await answer.read(max_bytes, deadline))
         headers = self._request_headers(credentials, body, content_type)
         async with self._using(credentials) as pool:
             begin = time.monotonic()
@@ -310,7 +312,7 @@ class Transport:
                 self._failed(method, begin, body)
                 raise self._explain(err) from err
             self._heard(method, got.status, got.headers.get("date", ""), begin, body)
-            return Whole(got.status, got.headers, bytes(got.body))
+            return Response(got.status, got.headers, bytes(got.body))
 
     @asynccontextmanager
     async def ask(
@@ -324,7 +326,7 @@ class Transport:
         content_type: str = "application/json",
         deadline: float | None = None,
         stream: bool = False,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[StreamingResponse]:
         """Send a request and give the beginning of its answer; raises Unreachable and BadAnswer.
 
         `deadline` is the loop's time at which the answer must have begun. A stream is ended when the
@@ -354,7 +356,7 @@ class Transport:
             try:
                 if stream and pool.retired:
                     raise Superseded(self.access.server)
-                yield Answer(response, lambda err: self._broken(err, pool, stream))
+                yield StreamingResponse(response, lambda err: self._broken(err, pool, stream))
             finally:
                 del pool.open[response]
                 # An answer that was not read to its end takes its connection with it.
@@ -396,7 +398,7 @@ class Transport:
 
     def _pool(self, context: ssl.SSLContext | None) -> _Pool:
         if not self._pools or self._pools[-1].context is not context:
-            kept = Connections(
+            kept = ConnectionPool(
                 self.access.server,
                 context,
                 self.access.tls_server_name,
@@ -457,7 +459,7 @@ class _Pool:
     """Connections that were made with the same certificates."""
 
     def __init__(
-        self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector, kept: Connections
+        self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector, kept: ConnectionPool
     ) -> None:
         self.context = context
         self.kept = kept

@@ -36,15 +36,15 @@ class NodeError(Exception):
     """The node could not be asked, or refused; the text is one line with the cause and a remedy."""
 
 
-class NodeDown(NodeError):
+class KubeletNotRunning(NodeError):
     """No agent runs on the data directory."""
 
 
-class NotThere(NodeError):
+class NotFoundError(NodeError):
     """The node has no such pod or container (any more)."""
 
 
-class NotTaken(NodeError):
+class ManifestRejected(NodeError):
     """The node does not take a manifest; the text says why."""
 
 
@@ -102,7 +102,7 @@ class NodeClient:
         if holder(self._instance) is not None:
             return NodeError(f"the node on {where} is still starting, or stopping: try again in a moment")
         option = "" if self._instance.name == "pykubelet" else f" --data-dir {where}"
-        return NodeDown(f"no node runs on {where}: start it with `pykubelet up{option}`")
+        return KubeletNotRunning(f"no node runs on {where}: start it with `pykubelet up{option}`")
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -116,7 +116,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-_REFUSALS: dict[int, type[NodeError]] = {404: NotThere, 409: NotTaken, 422: NotTaken}
+_REFUSALS: dict[int, type[NodeError]] = {404: NotFoundError, 409: ManifestRejected, 422: ManifestRejected}
 
 
 def _read(kind: type[T], status: int, body: bytes) -> T:
@@ -136,7 +136,7 @@ _MOST_SHOWN = 10
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
-class ChoiceError(Exception):
+class SelectionError(Exception):
     """Nothing or too much fits; the text says what there is."""
 
 
@@ -148,14 +148,14 @@ def choose_pod(pods: Sequence[Pod], text: str, states: Mapping[str, str] | None 
     found = _matching(pods, text)
     if not found:
         if not pods:
-            raise ChoiceError(f"there is no pod {text!r}: this node has no pods at all")
-        raise ChoiceError(_listing(f"there is no pod {text!r}; there are:", pods))
+            raise SelectionError(f"there is no pod {text!r}: this node has no pods at all")
+        raise SelectionError(_listing(f"there is no pod {text!r}; there are:", pods))
     # A pod that is being replaced has its successor's name until it is gone.
     if len({pod.full_name for pod in found}) == 1 and len(found) > 1:
         staying = [pod for pod in found if (states or {}).get(pod.uid, "syncing") == "syncing"]
         found = staying[-1:] or found[-1:]
     if len(found) > 1:
-        raise ChoiceError(_listing(f"{text!r} may be any of these, say which:", found))
+        raise SelectionError(_listing(f"{text!r} may be any of these, say which:", found))
     return found[0]
 
 
@@ -172,13 +172,13 @@ def choose_container(pod: Pod, name: str | None) -> tuple[Container, bool]:
             if container.name == default:
                 return container, False
         if not pod.spec.containers:
-            raise ChoiceError(f"pod {pod.metadata.name} has no containers")
+            raise SelectionError(f"pod {pod.metadata.name} has no containers")
         return pod.spec.containers[0], len(containers) > 1
     for container in containers:
         if container.name == name:
             return container, False
     names = ", ".join(container.name for container in containers)
-    raise ChoiceError(f"pod {pod.metadata.name} has no container {name!r}; it has: {names}")
+    raise SelectionError(f"pod {pod.metadata.name} has no container {name!r}; it has: {names}")
 
 
 def all_containers(pod: Pod) -> list[Container]:

@@ -29,7 +29,7 @@ from pykubelet.cli.printers import (
     status_word,
     visible,
 )
-from pykubelet.podconfig.pod_history import Event, Note
+from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import PodJournal
 from pykubelet.standalone.instance import Instance
 
@@ -230,7 +230,7 @@ def _events(events: Sequence[Event], now: datetime) -> list[str]:
     return columns([("AGE", "TYPE", "REASON", "WHERE", "MESSAGE"), *rows]) if rows else []
 
 
-def _timeline(notes: Sequence[Note]) -> list[str]:
+def _timeline(notes: Sequence[TimelineEntry]) -> list[str]:
     """Each station's decision with its time, and how long after the one before it came."""
     rows, before = [], notes[0].time if notes else 0.0
     for note in notes:

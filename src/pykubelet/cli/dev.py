@@ -23,7 +23,7 @@ from pykubelet.devcluster.binaries import version_of
 from pykubelet.devcluster.cluster import DevCluster
 from pykubelet.devcluster.identities import node_kubeconfig
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN, Component, DevClusterError, Layout
-from pykubelet.devcluster.lifecycle import Wish
+from pykubelet.devcluster.lifecycle import UpOptions
 from pykubelet.linux import HostError
 from pykubelet.linux.network import node_name
 
@@ -31,7 +31,7 @@ PROGRAM = "pykubelet dev cluster"
 _MINIMUM_SIGNING = 60.0
 
 
-def run_cluster_up(data_dir: Path, wish: Wish, node: str) -> int:
+def run_cluster_up(data_dir: Path, wish: UpOptions, node: str) -> int:
     """Start the control plane and say what to do with it; returns the exit code."""
 
     def work() -> int:
@@ -137,7 +137,7 @@ Remove it all:
   {down}"""
 
 
-def _check(wish: Wish) -> None:
+def _check(wish: UpOptions) -> None:
     if wish.signing_duration is None:
         return
     try:
@@ -195,9 +195,9 @@ def cluster_up(
     The first time they are built from source. A cluster that runs already is found, one that was
     stopped or lost a process goes on where it was.
     """
-    from pykubelet.devcluster.lifecycle import Wish
+    from pykubelet.devcluster.lifecycle import UpOptions
 
-    wish = Wish(port, signing_duration, audit, verify_kubelets)
+    wish = UpOptions(port, signing_duration, audit, verify_kubelets)
     sys.exit(run_cluster_up(data_dir, wish, node))
 
 

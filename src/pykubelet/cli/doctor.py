@@ -45,7 +45,7 @@ from pykubelet.linux.kernel import (
     swap_areas,
 )
 from pykubelet.linux.network import host_address, node_name
-from pykubelet.linux.port_owner import PortHolder, port_holder
+from pykubelet.linux.port_owner import PortOwner, port_holder
 from pykubelet.linux.processes import search_path
 from pykubelet.standalone.data_dir import holder
 from pykubelet.standalone.instance import EmbeddedError, Instance
@@ -98,7 +98,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class DoctorContext:
     """What is examined: this machine, as the home of a node."""
 
     data_dir: Path
@@ -106,7 +106,7 @@ class Patient:
     """The runtime to use; None for the embedded one."""
 
 
-Check = Callable[[Patient], list[Finding]]
+Check = Callable[[DoctorContext], list[Finding]]
 
 
 def ok(area: str, what: str) -> Finding:
@@ -130,7 +130,7 @@ def split_remedy(err: Exception, separator: str) -> tuple[str, str]:
     return (cause, remedy) if found else (remedy, "see the documentation")
 
 
-def check_capabilities(_: Patient) -> list[Finding]:
+def check_capabilities(_: DoctorContext) -> list[Finding]:
     """Root, and what root may do."""
     return judge_capabilities(capabilities.is_root(), capabilities.effective())
 
@@ -150,7 +150,7 @@ def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
     return [ok(area, f"root, {len(effective)} capabilities")]
 
 
-def check_cgroups(_: Patient) -> list[Finding]:
+def check_cgroups(_: DoctorContext) -> list[Finding]:
     """The controllers, and their version."""
     return judge_cgroups(detect_cgroups())
 
@@ -173,7 +173,7 @@ def judge_cgroups(cgroups: Cgroups) -> list[Finding]:
     return found
 
 
-def check_swap(_: Patient) -> list[Finding]:
+def check_swap(_: DoctorContext) -> list[Finding]:
     """Swap, which `failSwapOn` refuses."""
     return judge_swap(swap_areas())
 
@@ -186,7 +186,7 @@ def judge_swap(areas: list[SwapArea]) -> list[Finding]:
     return [fail("swap", what, "swapoff -a, and /etc/fstab; or failSwapOn: false in the configuration")]
 
 
-def check_kernel(_: Patient) -> list[Finding]:
+def check_kernel(_: DoctorContext) -> list[Finding]:
     """Release, features, namespaces."""
     return judge_kernel(read_kernel())
 
@@ -215,7 +215,7 @@ def judge_kernel(facts: KernelFacts) -> list[Finding]:
     return [ok(area, f"{facts.release}: {', '.join(present)}"), *found]
 
 
-def check_kernel_defaults(_: Patient) -> list[Finding]:
+def check_kernel_defaults(_: DoctorContext) -> list[Finding]:
     """The settings that `protectKernelDefaults` is about."""
     return judge_kernel_defaults(kernel_default_differences())
 
@@ -234,7 +234,7 @@ def judge_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> lis
     return [warn(area, what, remedy)]
 
 
-def check_clock(_: Patient) -> list[Finding]:
+def check_clock(_: DoctorContext) -> list[Finding]:
     """Whether someone keeps the clock right."""
     return judge_clock(clock_state())
 
@@ -247,7 +247,7 @@ def judge_clock(state: ClockState) -> list[Finding]:
     return [warn("clock", what, "run chrony or systemd-timesyncd (timedatectl set-ntp true)")]
 
 
-def check_disk(patient: Patient) -> list[Finding]:
+def check_disk(patient: DoctorContext) -> list[Finding]:
     """Room for images, logs and volumes."""
     place = patient.data_dir.absolute()
     while not place.exists():
@@ -281,7 +281,7 @@ def judge_disk(place: Path, *, free: int, size: int, inodes_free: int, inodes: i
     return found
 
 
-def check_memory(_: Patient) -> list[Finding]:
+def check_memory(_: DoctorContext) -> list[Finding]:
     """Room for pods."""
     return judge_memory(Path("/proc/meminfo").read_text())
 
@@ -300,7 +300,7 @@ def judge_memory(meminfo: str) -> list[Finding]:
     return [ok("memory", what)]
 
 
-def check_open_files(_: Patient) -> list[Finding]:
+def check_open_files(_: DoctorContext) -> list[Finding]:
     """The limit that `maxOpenFiles` raises."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return judge_open_files(hard, capabilities.has("CAP_SYS_RESOURCE"))
@@ -317,7 +317,7 @@ def judge_open_files(hard: int, may_raise: bool) -> list[Finding]:
     return [warn(area, what, f"set LimitNOFILE={WANTED_FILES} in the unit, or ulimit -n before the start")]
 
 
-def check_propagation(_: Patient) -> list[Finding]:
+def check_propagation(_: DoctorContext) -> list[Finding]:
     """Whether mounts made in containers can reach the host."""
     return judge_propagation(Path("/proc/self/mountinfo").read_text())
 
@@ -332,7 +332,7 @@ def judge_propagation(mountinfo: str) -> list[Finding]:
     return [warn(area, what, "mount --make-rshared /")]
 
 
-def check_identity(_: Patient) -> list[Finding]:
+def check_identity(_: DoctorContext) -> list[Finding]:
     """The node's name and address."""
     found = []
     for area, ask, serious in (("node name", node_name, True), ("node IP", host_address, False)):
@@ -372,7 +372,7 @@ ALWAYS_NEEDED = frozenset({"iptables", "ip"})
 _PATIENCE = 5.0
 
 
-def check_data_dir(patient: Patient) -> list[Finding]:
+def check_data_dir(patient: DoctorContext) -> list[Finding]:
     """Whether the embedded runtime can live in the data directory."""
     if patient.endpoint is not None:
         return []
@@ -388,7 +388,7 @@ def check_data_dir(patient: Patient) -> list[Finding]:
     return [ok(area, f"{instance.data_dir}{'' if instance.data_dir.exists() else ', not made yet'}")]
 
 
-def check_programs(patient: Patient) -> list[Finding]:
+def check_programs(patient: DoctorContext) -> list[Finding]:
     """The programs that are run."""
     wanted = {
         name: package
@@ -409,7 +409,7 @@ def judge_programs(found: Mapping[str, str | None], packages: Mapping[str, str])
     return [ok("programs", ", ".join(sorted(found)))]
 
 
-def check_runtime(patient: Patient) -> list[Finding]:
+def check_runtime(patient: DoctorContext) -> list[Finding]:
     """Whether the runtime answers; the embedded one need not run yet."""
     if patient.endpoint is not None:
         return asyncio.run(_ask_runtime(patient.endpoint))
@@ -456,7 +456,7 @@ def judge_runtime(name: str, conditions: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def check_cni(patient: Patient) -> list[Finding]:
+def check_cni(patient: DoctorContext) -> list[Finding]:
     """The plugins and the configuration of the pod network."""
     found = judge_cni_plugins({folder: _names(folder) for folder in CNI_FOLDERS})
     if patient.endpoint is None:
@@ -499,12 +499,12 @@ def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
     return [ok(area, f"network {network!r} from {folder / name}")]
 
 
-def check_ports(patient: Patient) -> list[Finding]:
+def check_ports(patient: DoctorContext) -> list[Finding]:
     """The ports that the agent listens on."""
     return judge_ports({port: port_holder(port) for port, *_ in PORTS}, _running_node(patient))
 
 
-def judge_ports(holders: Mapping[int, PortHolder | None], own: int | None) -> list[Finding]:
+def judge_ports(holders: Mapping[int, PortOwner | None], own: int | None) -> list[Finding]:
     """Judge who holds the ports; `own` is the pid of the node that already runs here, if any."""
     found = []
     for port, purpose, needed in PORTS:
@@ -522,7 +522,7 @@ def judge_ports(holders: Mapping[int, PortHolder | None], own: int | None) -> li
     return [*([ok("ports", f"free: {', '.join(free)}")] if free else []), *found]
 
 
-def check_packet_filter(_: Patient) -> list[Finding]:
+def check_packet_filter(_: DoctorContext) -> list[Finding]:
     """Whether iptables really works: the program alone says nothing about the kernel."""
     program = shutil.which("iptables", path=search_path())
     if program is None:
@@ -541,7 +541,7 @@ def judge_packet_filter(version: str, listing: subprocess.CompletedProcess[str])
     return [fail(area, f"{version}: {why}", f"{remedy} (update-alternatives --config iptables)")]
 
 
-def _running_node(patient: Patient) -> int | None:
+def _running_node(patient: DoctorContext) -> int | None:
     """Give the pid of the node that already runs from the data directory."""
     if patient.endpoint is not None:
         return None
@@ -579,7 +579,7 @@ RUNTIME_CHECKS: tuple[Check, ...] = (
     check_packet_filter,
     check_ports,
 )
-__all__ = ["CHECKS", "Finding", "Patient", "Status", "examine", "run_doctor"]
+__all__ = ["CHECKS", "DoctorContext", "Finding", "Status", "examine", "run_doctor"]
 CHECKS: tuple[Check, ...] = (*MACHINE_CHECKS, *RUNTIME_CHECKS)
 
 
@@ -588,7 +588,7 @@ def run_doctor(data_dir: Path, endpoint: str | None, as_json: bool) -> int:
 
     `endpoint` is the runtime to ask; without one the embedded runtime's needs are checked.
     """
-    findings = examine(Patient(data_dir, endpoint))
+    findings = examine(DoctorContext(data_dir, endpoint))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     if as_json:
@@ -600,7 +600,7 @@ def run_doctor(data_dir: Path, endpoint: str | None, as_json: bool) -> int:
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
 
 
-def examine(patient: Patient, checks: Iterable[Check] = CHECKS) -> list[Finding]:
+def examine(patient: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Finding]:
     """Run the checks; one that fails is a finding, too."""
     findings: list[Finding] = []
     for check in checks:

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from pykubelet.cli.client import ChoiceError, NodeError
+from pykubelet.cli.client import NodeError, SelectionError
 from pykubelet.config.errors import ConfigError
 from pykubelet.standalone.instance import EmbeddedError
 
@@ -26,7 +26,7 @@ def complain(program: str, err: BaseException | str) -> int:
     return 1
 
 
-_USUAL: tuple[type[Exception], ...] = (NodeError, ChoiceError, EmbeddedError, ConfigError)
+_USUAL: tuple[type[Exception], ...] = (NodeError, SelectionError, EmbeddedError, ConfigError)
 _BY_SIGNAL = 128
 """Shells report the end by a signal as this plus the signal's number."""
 

@@ -406,7 +406,7 @@ class NotRunning(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecWish:
+class ExecOptions:
     """What a person wants to run, and where."""
 
     pod: str
@@ -416,7 +416,7 @@ class ExecWish:
     tty: bool = False
 
 
-def run_exec(data_dir: Path, wish: ExecWish) -> int:
+def run_exec(data_dir: Path, wish: ExecOptions) -> int:
     """Run the command; returns its exit code, or 1 when it could not be run."""
 
     def work() -> int:
@@ -448,7 +448,7 @@ def running_id(pod: Pod, container: str) -> str:
     raise NotRunning(f"container {container} of pod {pod.metadata.name} does not run: {how}")
 
 
-def _can_have_terminal(wish: ExecWish) -> bool:
+def _can_have_terminal(wish: ExecOptions) -> bool:
     if wish.stdin and sys.stdin.isatty():
         return True
     why = "the input is not a terminal" if wish.stdin else "a terminal needs -i, too"
@@ -467,7 +467,7 @@ def _endpoint(instance: Instance) -> str:
         return instance.endpoint
 
 
-async def _exec(endpoint: str, container_id: str, wish: ExecWish, tty: bool) -> int:
+async def _exec(endpoint: str, container_id: str, wish: ExecOptions, tty: bool) -> int:
     streams = ["stdin"] if wish.stdin else []
     streams += ["stdout", "resize"] if tty else ["stdout", "stderr"]
     url = await _prepare(endpoint, container_id, wish, tty)
@@ -500,7 +500,7 @@ async def _converse(url: str, streams: Sequence[str]) -> Result:
     return command.result
 
 
-async def _prepare(endpoint: str, container_id: str, wish: ExecWish, tty: bool) -> str:
+async def _prepare(endpoint: str, container_id: str, wish: ExecOptions, tty: bool) -> str:
     # Imported here: gRPC takes longer to load than most commands take to run.
     from prometheus_client import CollectorRegistry
 

@@ -25,7 +25,14 @@ from pykubelet.api.duration import Duration
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.cli.client import NodeClient, NodeDown, NotThere, all_containers, choose_container, choose_pod
+from pykubelet.cli.client import (
+    KubeletNotRunning,
+    NodeClient,
+    NotFoundError,
+    all_containers,
+    choose_container,
+    choose_pod,
+)
 from pykubelet.cli.errors import guarded
 from pykubelet.cli.printers import is_finished, is_leaving
 from pykubelet.kuberuntime.decide import restarts_after_exit
@@ -39,7 +46,7 @@ Prospect = Literal["writing", "later", "next", "over"]
 """Of one run: it goes on; it may begin again; its successor is there; nothing more will come."""
 
 
-class NoLog(Exception):
+class LogNotFound(Exception):
     """There is no log to read; the text says why."""
 
 
@@ -62,11 +69,11 @@ def find_attempt(pod: Pod, container: str, previous: bool, known_runs: int) -> i
         # Between two runs the last one that ended is the previous one, and also the newest.
         attempt = newest if waiting is not None and _has_run(status) else newest - 1
         if attempt < 0:
-            raise NoLog(f"container {container} of pod {pod.metadata.name} did not run before")
+            raise LogNotFound(f"container {container} of pod {pod.metadata.name} did not run before")
         return attempt
     if newest < 0 or (waiting is not None and not _has_run(status) and known_runs <= newest):
         why = f": {waiting.reason}" if waiting is not None and waiting.reason else ""
-        raise NoLog(f"container {container} of pod {pod.metadata.name} has not started yet{why}")
+        raise LogNotFound(f"container {container} of pod {pod.metadata.name} has not started yet{why}")
     return newest
 
 
@@ -156,7 +163,7 @@ _EVERY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class LogWish:
+class LogOptions:
     """What a person wants to see of a container's log."""
 
     pod: str
@@ -169,7 +176,7 @@ class LogWish:
     """How old a line may be."""
 
 
-def run_logs(data_dir: Path, wish: LogWish) -> int:
+def run_logs(data_dir: Path, wish: LogOptions) -> int:
     """Print the log; returns the exit code."""
 
     def work() -> int:
@@ -183,7 +190,7 @@ def run_logs(data_dir: Path, wish: LogWish) -> int:
             reader.print()
         return 0
 
-    return guarded(PROGRAM, work, NoLog, OSError)
+    return guarded(PROGRAM, work, LogNotFound, OSError)
 
 
 class Printer:
@@ -207,7 +214,7 @@ class Printer:
 
 
 class _Reader:
-    def __init__(self, instance: Instance, wish: LogWish, printer: Printer) -> None:
+    def __init__(self, instance: Instance, wish: LogOptions, printer: Printer) -> None:
         self._instance = instance
         self._client = NodeClient(instance)
         self._wish = wish
@@ -219,7 +226,7 @@ class _Reader:
         """Find out which container is meant; says so where it had to choose."""
         try:
             node = self._client.pods()
-        except NodeDown:
+        except KubeletNotRunning:
             node = NodePods(pods=pods_with_logs(self._instance))
             if self._wish.follow or not node.pods:
                 raise
@@ -238,7 +245,7 @@ class _Reader:
             log = LogFile(self._file(attempt))
         except FileNotFoundError:
             name = self._container.name
-            raise NoLog(f"the log of run {attempt} of container {name} was removed") from None
+            raise LogNotFound(f"the log of run {attempt} of container {name} was removed") from None
         with closing(log):
             self._print_present(log, self._wish.tail)
             self._printer.print(log.rest())
@@ -249,7 +256,7 @@ class _Reader:
         tail, is_read = self._wish.tail, False
         try:
             attempt = find_attempt(self._pod, self._container.name, False, known_runs(self._file(0)))
-        except NoLog:
+        except LogNotFound:
             attempt = 0
         while True:
             outlook = prospect(*await self._picture(), self._container, attempt)
@@ -285,6 +292,6 @@ class _Reader:
     async def _picture(self) -> tuple[Pod | None, str]:
         try:
             node = await asyncio.to_thread(self._client.pod, self._pod.uid)
-        except NotThere:
+        except NotFoundError:
             return None, ""
         return node.pods[0], node.states.get(self._pod.uid, "syncing")

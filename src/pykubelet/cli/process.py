@@ -15,25 +15,25 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import uvloop
 
-from pykubelet.agent.host_setup import StartError
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.cli.errors import complain
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.load import Loaded
+from pykubelet.config.load import LoadedConfig
 from pykubelet.linux import HostError
 from pykubelet.linux.process_limits import is_root
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import configure, configure_early
-from pykubelet.server.auth import AccessProblem
+from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.listeners import PortError
 from pykubelet.standalone.instance import EmbeddedError
 from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
-EXPECTED = (AccessProblem, ConfigError, CriError, EmbeddedError, HostError, PortError, StartError)
+EXPECTED = (AuthConfigError, ConfigError, CriError, EmbeddedError, HostError, PortError, StartupError)
 """Failures that are conditions of the machine or the input: no traceback."""
 
 
-def launch(program: str, loaded: Loaded, agent: Callable[[], Awaitable[None]]) -> int:
+def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[None]]) -> int:
     """Run the agent in the foreground until it stops or is told to; returns the exit code."""
     configure_early()
     try:

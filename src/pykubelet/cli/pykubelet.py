@@ -102,10 +102,10 @@ def run(
     timeout: Annotated[str, typer.Option("--timeout", help="How long to wait, such as 90s or 5m.")] = "5m",
 ) -> None:
     """Give the node a pod and follow it until it is ready; says what failed, and why."""
-    from pykubelet.cli.run import RunWish, run_manifest
+    from pykubelet.cli.run import RunOptions, run_manifest
 
     seconds = _duration(timeout, "--timeout").seconds
-    sys.exit(run_manifest(data_dir, RunWish(file, detach=detach, replace=replace, timeout=seconds)))
+    sys.exit(run_manifest(data_dir, RunOptions(file, detach=detach, replace=replace, timeout=seconds)))
 
 
 @app.command()
@@ -136,10 +136,10 @@ def logs(
     since: Annotated[str | None, typer.Option("--since", help="Only lines this young, such as 5m.")] = None,
 ) -> None:
     """Print what a container says."""
-    from pykubelet.cli.logs import LogWish, run_logs
+    from pykubelet.cli.logs import LogOptions, run_logs
 
     age = _duration(since, "--since") if since is not None else None
-    sys.exit(run_logs(data_dir, LogWish(pod, container, follow, previous, tail, timestamps, age)))
+    sys.exit(run_logs(data_dir, LogOptions(pod, container, follow, previous, tail, timestamps, age)))
 
 
 @app.command("exec")
@@ -152,9 +152,9 @@ def exec_command(
     tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it a terminal (with -i).")] = False,
 ) -> None:
     """Run a command in a container; its exit code becomes ours."""
-    from pykubelet.cli.exec import ExecWish, run_exec
+    from pykubelet.cli.exec import ExecOptions, run_exec
 
-    sys.exit(run_exec(data_dir, ExecWish(pod, command, container, stdin=stdin, tty=tty)))
+    sys.exit(run_exec(data_dir, ExecOptions(pod, command, container, stdin=stdin, tty=tty)))
 
 
 @app.command()

@@ -25,7 +25,7 @@ from typing import Self
 
 from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.cli.client import NodeClient, NodeError, NotTaken, NotThere
+from pykubelet.cli.client import ManifestRejected, NodeClient, NodeError, NotFoundError
 from pykubelet.cli.describe import state_text
 from pykubelet.cli.errors import end_politely, guarded
 from pykubelet.cli.logs import known_runs, log_file
@@ -37,7 +37,7 @@ from pykubelet.podconfig.local_objects import LOCAL_KINDS, title
 from pykubelet.podconfig.manifests import Contents, read_bytes, read_manifest
 from pykubelet.podconfig.pod_history import Event
 from pykubelet.podconfig.static_pods import (
-    ClashError,
+    ManifestConflict,
     carry_out,
     find_mine,
     look_around,
@@ -65,7 +65,7 @@ HOPELESS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunOutcome:
     """The end of the waiting."""
 
     good: bool
@@ -73,24 +73,24 @@ class Verdict:
     """Such as `ready`, `succeeded`, `CrashLoopBackOff`."""
 
 
-def judge(pod: Pod, state: str, ready_seconds: float) -> Verdict | None:
+def judge(pod: Pod, state: str, ready_seconds: float) -> RunOutcome | None:
     """Decide whether there is anything left to wait for.
 
     `ready_seconds` is for how long the pod has been ready without a break.
     """
     if pod.status.phase == "Succeeded":
-        return Verdict(True, "succeeded")
+        return RunOutcome(True, "succeeded")
     if pod.status.phase == "Failed":
-        return Verdict(False, status_word(pod, state))
+        return RunOutcome(False, status_word(pod, state))
     if is_leaving(pod, state):
-        return Verdict(False, "Terminating")
+        return RunOutcome(False, "Terminating")
     for status in _statuses(pod):
         reason = status.state.waiting.reason if status.state.waiting is not None else ""
         may_crash = pod.spec.restart_policy == "OnFailure" and reason == "CrashLoopBackOff"
         if reason in HOPELESS and not may_crash:
-            return Verdict(False, reason)
+            return RunOutcome(False, reason)
     if is_ready(pod) and (_has_readiness_probes(pod) or ready_seconds >= STEADY_SECONDS):
-        return Verdict(True, "ready")
+        return RunOutcome(True, "ready")
     return None
 
 
@@ -100,14 +100,14 @@ def is_ready(pod: Pod) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ContainerProgress:
     """What one container does at the moment."""
 
     container: str
     doing: str
 
 
-def steps(pod: Pod, now: datetime) -> list[Step]:
+def steps(pod: Pod, now: datetime) -> list[ContainerProgress]:
     """Give a line for each container that has something to say, in the order in which they start."""
     passing = {container.name for container in pod.spec.init_containers if not is_sidecar(container)}
     found = []
@@ -118,7 +118,7 @@ def steps(pod: Pod, now: datetime) -> list[Step]:
         else:
             doing = state_text(status.state, now)
         again = f" (restart {status.restart_count})" if status.restart_count else ""
-        found.append(Step(status.name, doing + again))
+        found.append(ContainerProgress(status.name, doing + again))
     return found
 
 
@@ -170,7 +170,7 @@ _LAST_EVENTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class PodSnapshot:
     """One pod at one look; without a pod the node has not taken it up yet."""
 
     name: str
@@ -183,7 +183,7 @@ class Sight:
         """How the pod is."""
         return status_word(self.pod, self.state) if self.pod is not None else "handed over"
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[ContainerProgress]:
         """What its containers do."""
         return steps(self.pod, datetime.now(UTC)) if self.pod is not None else []
 
@@ -202,7 +202,7 @@ class PlainView:
     def __exit__(self, *_: object) -> None:
         return
 
-    def show(self, sights: Sequence[Sight]) -> None:
+    def show(self, sights: Sequence[PodSnapshot]) -> None:
         """Print what is new."""
         for sight in sights:
             if self._words.get(sight.name) != sight.word:
@@ -235,7 +235,7 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, sights: Sequence[Sight]) -> None:
+    def show(self, sights: Sequence[PodSnapshot]) -> None:
         """Draw what is there now."""
         from rich.console import Group
         from rich.table import Table
@@ -261,7 +261,7 @@ _LOG_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class RunWish:
+class RunOptions:
     """What a person wants to run, and how long to stay with it."""
 
     file: Path
@@ -271,7 +271,7 @@ class RunWish:
     """In seconds."""
 
 
-def run_manifest(data_dir: Path, wish: RunWish) -> int:
+def run_manifest(data_dir: Path, wish: RunOptions) -> int:
     """Check the manifest, hand it over and follow it; returns the exit code."""
 
     def work() -> int:
@@ -289,7 +289,7 @@ def run_manifest(data_dir: Path, wish: RunWish) -> int:
             return 0
         return _stay(instance, [_Charge(pod, target) for pod in written.pods], wish.timeout)
 
-    return guarded(PROGRAM, work, ClashError, OSError)
+    return guarded(PROGRAM, work, ManifestConflict, OSError)
 
 
 def _read(file: Path) -> bytes:
@@ -314,7 +314,7 @@ def _checked(content: bytes, where: str) -> Contents:
     return written
 
 
-def _hand_over(instance: Instance, wish: RunWish, content: bytes, written: Contents) -> Path:
+def _hand_over(instance: Instance, wish: RunOptions, content: bytes, written: Contents) -> Path:
     target = instance.manifests / wish.file.name
     if wish.file.resolve().parent != instance.manifests.resolve():
         target = _give(instance, wish, content) or _put(target, wish, content, written)
@@ -323,20 +323,20 @@ def _hand_over(instance: Instance, wish: RunWish, content: bytes, written: Conte
     return target
 
 
-def _give(instance: Instance, wish: RunWish, content: bytes) -> Path | None:
+def _give(instance: Instance, wish: RunOptions, content: bytes) -> Path | None:
     """Give the manifest to a node that runs; None when there is none that can take it now."""
     if holder(instance) is None:
         return None
     try:
         return Path(NodeClient(instance).put_manifest(wish.file.name, content, replace=wish.replace).path)
-    except NotTaken:
+    except ManifestRejected:
         raise
     except NodeError:
         # It is starting or stopping, or of an older version: it reads the folder when it is back.
         return None
 
 
-def _put(target: Path, wish: RunWish, content: bytes, written: Contents) -> Path:
+def _put(target: Path, wish: RunOptions, content: bytes, written: Contents) -> Path:
     plan = plan_handover(target, names_of(written), look_around(target.parent), replace=wish.replace)
     try:
         carry_out(plan, content, mode_for(written))
@@ -355,26 +355,26 @@ class _Charge:
     state: str = "syncing"
     events: list[Event] = field(default_factory=list)
     ready_since: float | None = None
-    verdict: Verdict | None = None
+    verdict: RunOutcome | None = None
 
     @property
     def name(self) -> str:
         return self.written.metadata.name
 
     @property
-    def sight(self) -> Sight:
-        return Sight(self.name, self.pod, self.state, tuple(self.events))
+    def sight(self) -> PodSnapshot:
+        return PodSnapshot(self.name, self.pod, self.state, tuple(self.events))
 
     def look(self, client: NodeClient, node: NodePods, now: float) -> None:
         """See how the pod is, and decide whether that is the end of the waiting."""
         found = find_mine(node.pods, self.written, self.target)
         if found is None:
-            self.verdict = Verdict(False, "gone") if self.pod is not None else None
+            self.verdict = RunOutcome(False, "gone") if self.pod is not None else None
             return
         self.pod, self.state = found, node.states.get(found.uid, "syncing")
         try:
             self.events = client.journal(found.uid).events
-        except NotThere:
+        except NotFoundError:
             return
         self.ready_since = (self.ready_since or now) if is_ready(found) else None
         steady = now - self.ready_since if self.ready_since is not None else 0.0
@@ -402,7 +402,7 @@ def _stay(instance: Instance, charges: Sequence[_Charge], timeout: float) -> int
 
 
 def _tell(instance: Instance, charge: _Charge, seconds: float) -> bool:
-    verdict = charge.verdict or Verdict(False, f"not ready after {seconds:.0f}s")
+    verdict = charge.verdict or RunOutcome(False, f"not ready after {seconds:.0f}s")
     if verdict.good:
         address = charge.pod.status.pod_ip if charge.pod is not None else ""
         print(f"{charge.name}: {verdict.word}" + (f", at {address}" if address else ""))

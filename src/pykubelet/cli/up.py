@@ -22,7 +22,7 @@ from pykubelet.cli.errors import complain
 from pykubelet.cli.process import launch
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.config.load import Loaded, load
+from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND
 from pykubelet.linux.port_owner import port_holder
 from pykubelet.linux.process_limits import is_root
@@ -98,7 +98,7 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
     return launch(PROGRAM, loaded, lambda: _agent(instance, loaded, endpoint))
 
 
-def _refusal(asked: Loaded) -> str | None:
+def _refusal(asked: LoadedConfig) -> str | None:
     """Why a start would fail, found out before anything is made."""
     if not is_root():
         return "root is needed to manage containers: run it with sudo"
@@ -116,7 +116,7 @@ def _refusal(asked: Loaded) -> str | None:
     return None
 
 
-def _config(instance: Instance, endpoint: str, asked: Loaded) -> dict[str, Any]:
+def _config(instance: Instance, endpoint: str, asked: LoadedConfig) -> dict[str, Any]:
     claim.make_folders(instance)
     flags = asked.flags
     if flags.standalone:
@@ -151,7 +151,7 @@ def _write_config(
     return [*own, *([f"--v={verbosity}"] if verbosity else []), *flags]
 
 
-async def _agent(instance: Instance, loaded: Loaded, endpoint: str | None) -> None:
+async def _agent(instance: Instance, loaded: LoadedConfig, endpoint: str | None) -> None:
     kubelet = Kubelet(loaded, on_started=lambda: _greet(instance, loaded), tunes_kernel=False)
     if endpoint is not None:
         with lock.hold(instance, "up"):
@@ -161,7 +161,7 @@ async def _agent(instance: Instance, loaded: Loaded, endpoint: str | None) -> No
         await kubelet.run()
 
 
-def _greet(instance: Instance, loaded: Loaded) -> None:
+def _greet(instance: Instance, loaded: LoadedConfig) -> None:
     config = loaded.config
     health = f"http://{config.healthz_bind_address}:{config.healthz_port}/healthz"
     down = (

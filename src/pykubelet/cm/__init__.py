@@ -1,1 +1,1 @@
-"""What pods may use: QoS classes, cgroups, OOM scores."""
+"""Container manager: QoS classes, cgroups, CPUs, memory, NUMA topology, devices and resource claims."""

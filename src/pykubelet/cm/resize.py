@@ -60,7 +60,7 @@ class PodResources(msgspec.Struct, frozen=True):
     whole: ResourceRequirements | None = None
 
 
-class ResourceBook:
+class ResourceCheckpoint:
     """Pods' resources by uid, in memory and in a file; without a file in memory only."""
 
     def __init__(self, file: Path | None = None, entries: Mapping[str, PodResources] | None = None) -> None:
@@ -158,11 +158,11 @@ class ResourceBook:
             self._written = number
 
 
-class ResizeBooks(msgspec.Struct, frozen=True):
+class AllocationState(msgspec.Struct, frozen=True):
     """Both books of a node."""
 
-    allocated: ResourceBook
-    actuated: ResourceBook
+    allocated: ResourceCheckpoint
+    actuated: ResourceCheckpoint
 
     async def write_behind(self) -> None:
         """Keep both files up to date until cancelled; what is new is written at last."""
@@ -175,25 +175,25 @@ class ResizeBooks(msgspec.Struct, frozen=True):
             self.actuated.close()
 
 
-def no_books() -> ResizeBooks:
+def no_books() -> AllocationState:
     """Give books that nobody writes down."""
-    return ResizeBooks(ResourceBook(), ResourceBook())
+    return AllocationState(ResourceCheckpoint(), ResourceCheckpoint())
 
 
-def read_books(folder: Path) -> ResizeBooks:
+def read_books(folder: Path) -> AllocationState:
     """Open the books of a node; raises PolicyError when one is there and not sound."""
-    return ResizeBooks(_open(folder / ALLOCATED), _open(folder / ACTUATED))
+    return AllocationState(_open(folder / ALLOCATED), _open(folder / ACTUATED))
 
 
-def _open(file: Path) -> ResourceBook:
+def _open(file: Path) -> ResourceCheckpoint:
     try:
         content = file.read_bytes()
     except FileNotFoundError:
-        return ResourceBook(file)
+        return ResourceCheckpoint(file)
     except OSError as err:
         raise PolicyError(f"cannot read what pods have: {err}") from err
     try:
-        return ResourceBook(file, decode(content))
+        return ResourceCheckpoint(file, decode(content))
     except ValueError as err:
         raise PolicyError(
             f"what pods have cannot be known from {file}: {err}. Drain this node and delete that file"
@@ -278,7 +278,7 @@ class Scope(NamedTuple):
     """Init containers that end (`InPlacePodVerticalScalingInitContainers`)."""
 
 
-class Sizes(NamedTuple):
+class ContainerSizes(NamedTuple):
     """What the kernel is told of a container: bytes and thousandths of cpus, 0 for nothing said."""
 
     memory_limit: int = 0
@@ -320,10 +320,10 @@ def with_resources(pod: Pod, resources: PodResources, scope: Scope) -> Pod:
     return pod if spec is pod.spec else msgspec.structs.replace(pod, spec=spec)
 
 
-def sizes_of(resources: ResourceRequirements, whole: ResourceRequirements | None) -> Sizes:
+def sizes_of(resources: ResourceRequirements, whole: ResourceRequirements | None) -> ContainerSizes:
     """Give a container's sizes; the pod's own limits bound containers that have none."""
     limits = effective_limits(resources, whole)
-    return Sizes(
+    return ContainerSizes(
         memory_limit=int(limits.get("memory", _NOTHING)),
         memory_request=int(resources.requests.get("memory", _NOTHING)),
         cpu_limit=limits.get("cpu", _NOTHING).milli,
@@ -331,7 +331,7 @@ def sizes_of(resources: ResourceRequirements, whole: ResourceRequirements | None
     )
 
 
-def with_sizes(container: Container, sizes: Sizes) -> Container:
+def with_sizes(container: Container, sizes: ContainerSizes) -> Container:
     """Give a container of these sizes."""
     own = container.resources
     limits, requests = dict(own.limits), dict(own.requests)
@@ -405,22 +405,22 @@ class ContainerResize:
     """A running container that does not have what it was promised."""
 
     name: str
-    wanted: Sizes
-    current: Sizes | None = None
+    wanted: ContainerSizes
+    current: ContainerSizes | None = None
     """None when nobody knows: it is set anew, and never restarted for that."""
     restart: bool = False
     """Whether its author wants it restarted for this."""
 
     def change(self, resource: Resource) -> int:
         """Say whether it grows (positive) or shrinks (negative) in this resource; a limit counts first."""
-        now = self.current or Sizes()
+        now = self.current or ContainerSizes()
         if resource == "memory":
             return self.wanted.memory_limit - now.memory_limit or (
                 self.wanted.memory_request - now.memory_request
             )
         return self.wanted.cpu_limit - now.cpu_limit or self.wanted.cpu_request - now.cpu_request
 
-    def after(self, resource: Resource) -> Sizes:
+    def after(self, resource: Resource) -> ContainerSizes:
         """Give its sizes after a round; that of memory leaves the cpus as they are."""
         now, new = self.current, self.wanted
         if now is None or resource == "cpu":
@@ -538,7 +538,7 @@ def shrinks(one: ContainerResize) -> bool:
     return not one.current.memory_limit or one.wanted.memory_limit < one.current.memory_limit
 
 
-def _restarts(container: Container, current: Sizes, wanted: Sizes) -> bool:
+def _restarts(container: Container, current: ContainerSizes, wanted: ContainerSizes) -> bool:
     changed = {
         "memory": (current.memory_limit, current.memory_request)
         != (wanted.memory_limit, wanted.memory_request),
@@ -553,5 +553,5 @@ def _bound(quota: int) -> float:
     return quota if quota >= 0 else math.inf
 
 
-def _whole_sizes(whole: ResourceRequirements | None) -> Sizes:
-    return sizes_of(whole, None) if whole is not None else Sizes()
+def _whole_sizes(whole: ResourceRequirements | None) -> ContainerSizes:
+    return sizes_of(whole, None) if whole is not None else ContainerSizes()

@@ -22,8 +22,8 @@ from pykubelet.config.codec import decode, to_document
 from pykubelet.config.documents import plain_value
 from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path, get_field, set_field
-from pykubelet.config.flags import Given, parse_flags
-from pykubelet.config.load import Loaded, load
+from pykubelet.config.flags import FlagOccurrence, parse_flags
+from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration, complete
 
 _PATHS = (
@@ -75,7 +75,7 @@ def convert_flags(argv: Sequence[str]) -> Converted:
     return Converted(text, flags, list(dict.fromkeys(notes)))
 
 
-def _document(loaded: Loaded, flags: list[Flag]) -> tuple[dict[str, Any], set[str]]:
+def _document(loaded: LoadedConfig, flags: list[Flag]) -> tuple[dict[str, Any], set[str]]:
     """Build the smallest document that gives this configuration, and name the fields that it cannot give."""
     wanted = loaded.config
     written = {flag.field for flag in flags if flag.field}
@@ -141,7 +141,7 @@ def _make_paths_absolute(config: KubeletConfiguration) -> list[str]:
     return notes
 
 
-def _as_argument(item: Given) -> str:
+def _as_argument(item: FlagOccurrence) -> str:
     if item.text == item.flag.kind.bare:
         return f"--{item.flag.name}"
     return f"--{item.flag.name}={item.text}"

@@ -5,7 +5,7 @@ or nowhere, when it is accepted only because old command lines carry it.
 
 The kinds of values that flags take, read the way the reference's command line reads them.
 
-A `Kind` is plain data: how one occurrence is parsed, how a repeated flag adds to the first, and how a
+A `FlagType` is plain data: how one occurrence is parsed, how a repeated flag adds to the first, and how a
 value is shown. Parsers raise ValueError with one line that says what is wrong and shows an
 example; the caller puts the flag's name in front.
 """
@@ -28,7 +28,7 @@ from pykubelet.util.text import quoted
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FlagType:
     """One type of flag value."""
 
     name: str
@@ -266,45 +266,47 @@ def _extend(first: list[Any], later: list[Any]) -> list[Any]:
     return [*first, *later]
 
 
-BOOL = Kind("bool", _bool, _show_bool, bare="true")
-INT32 = Kind("int32", _integer(-(2**31), 2**31 - 1))
-INT = Kind("int", _integer(-(2**63), 2**63 - 1))
-UINT = Kind("uint", _integer(0, 2**64 - 1))
-DURATION = Kind("duration", Duration.parse)
-IP = Kind("ip", _ip)
-STRING = Kind("string", str)
-STRINGS = Kind("strings", _strings, _show_strings, _extend)
-MAP = Kind("mapStringString", lambda text: dict(_pairs(text, "=", "memory=500Mi")), _show_pairs("="), _union)
-LABELS = Kind(
+BOOL = FlagType("bool", _bool, _show_bool, bare="true")
+INT32 = FlagType("int32", _integer(-(2**31), 2**31 - 1))
+INT = FlagType("int", _integer(-(2**63), 2**63 - 1))
+UINT = FlagType("uint", _integer(0, 2**64 - 1))
+DURATION = FlagType("duration", Duration.parse)
+IP = FlagType("ip", _ip)
+STRING = FlagType("string", str)
+STRINGS = FlagType("strings", _strings, _show_strings, _extend)
+MAP = FlagType(
+    "mapStringString", lambda text: dict(_pairs(text, "=", "memory=500Mi")), _show_pairs("="), _union
+)
+LABELS = FlagType(
     "mapStringString", lambda text: dict(_pairs(text, "=", "role=web", lone=True)), _show_pairs("="), _union
 )
-OPTION = Kind(
+OPTION = FlagType(
     "mapStringString",
     lambda text: dict(_pairs(text, "=", "full-pcpus-only=true", split=False)),
     _show_pairs("="),
     _union,
 )
-THRESHOLDS = Kind(
+THRESHOLDS = FlagType(
     "mapStringString",
     lambda text: dict(_pairs(text, "<", "memory.available<100Mi")),
     _show_pairs("<"),
     _union,
 )
-GATES = Kind(
+GATES = FlagType(
     "mapStringBool",
     _booleans,
     lambda value: ",".join(f"{key}={_show_bool(value[key])}" for key in sorted(value)),
     _union,
 )
-HEADERS = Kind("colonSeparatedMultimapStringString", _headers, _show_headers, _join_headers)
-TAINTS = Kind("[]v1.Taint", _taints, _show_taints)
-RESERVED_MEMORY = Kind("reserved-memory", _reserved_memory, _show_reserved_memory, _extend)
-QUANTITY = Kind("quantity", lambda text: str(Quantity.parse(text)))
-LEVEL = Kind("Level", _decimal)
-VMODULE = Kind("pattern=N,...", _vmodule, _show_vmodule, _extend)
-SEVERITY = Kind("severity", _severity)
-TRACE_LOCATION = Kind("traceLocation", _trace_location)
-VERSION = Kind("version", _version, bare="true")
+HEADERS = FlagType("colonSeparatedMultimapStringString", _headers, _show_headers, _join_headers)
+TAINTS = FlagType("[]v1.Taint", _taints, _show_taints)
+RESERVED_MEMORY = FlagType("reserved-memory", _reserved_memory, _show_reserved_memory, _extend)
+QUANTITY = FlagType("quantity", lambda text: str(Quantity.parse(text)))
+LEVEL = FlagType("Level", _decimal)
+VMODULE = FlagType("pattern=N,...", _vmodule, _show_vmodule, _extend)
+SEVERITY = FlagType("severity", _severity)
+TRACE_LOCATION = FlagType("traceLocation", _trace_location)
+VERSION = FlagType("version", _version, bare="true")
 Status = Literal["current", "file", "deprecated", "ignored"]
 """`file`: works, and belongs in the configuration file. `ignored`: accepted without effect."""
 
@@ -314,7 +316,7 @@ class Flag:
     """Everything there is to know about one flag."""
 
     name: str
-    kind: Kind
+    kind: FlagType
     help: str
     status: Status
     field: str = ""
@@ -336,26 +338,26 @@ def group(title: str, *rows: Flag) -> tuple[Flag, ...]:
     return tuple(replace(row, group=title) for row in rows)
 
 
-def in_file(name: str, kind: Kind, field: str, text: str, *, secret: bool = False) -> Flag:
+def in_file(name: str, kind: FlagType, field: str, text: str, *, secret: bool = False) -> Flag:
     """Make a row for a flag that sets a field of the configuration file, where it should be set."""
     return Flag(name, kind, text, "file", field=field, secret=secret)
 
 
-def in_both(name: str, kind: Kind, field: str, text: str, *, short: str = "") -> Flag:
+def in_both(name: str, kind: FlagType, field: str, text: str, *, short: str = "") -> Flag:
     """Make a row for a flag that sets a field of the configuration file, and is fine as a flag too."""
     return Flag(name, kind, text, "current", field=field, short=short)
 
 
-def here(name: str, kind: Kind, text: str, *, short: str = "") -> Flag:
+def here(name: str, kind: FlagType, text: str, *, short: str = "") -> Flag:
     """Make a row for a flag that exists only on the command line."""
     return Flag(name, kind, text, "current", attribute=name.replace("-", "_"), short=short)
 
 
-def old(name: str, kind: Kind, text: str, note: str) -> Flag:
+def old(name: str, kind: FlagType, text: str, note: str) -> Flag:
     """Make a row for a deprecated flag that still works."""
     return Flag(name, kind, text, "deprecated", attribute=name.replace("-", "_"), note=note)
 
 
-def gone(name: str, kind: Kind, default: str, note: str, *, secret: bool = False) -> Flag:
+def gone(name: str, kind: FlagType, default: str, note: str, *, secret: bool = False) -> Flag:
     """Make a row for a flag that is accepted and does nothing."""
     return Flag(name, kind, "No effect.", "ignored", default=default, note=note, secret=secret)

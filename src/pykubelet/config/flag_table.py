@@ -41,7 +41,7 @@ from pykubelet.config.flag import (
     VERSION,
     VMODULE,
     Flag,
-    Kind,
+    FlagType,
     gone,
     group,
     here,
@@ -63,7 +63,7 @@ def _cloud_provider(text: str) -> str:
     return text
 
 
-CLOUD_PROVIDER = Kind("string", _cloud_provider)
+CLOUD_PROVIDER = FlagType("string", _cloud_provider)
 NODE_FLAGS = (
     *group(
         "General",
@@ -540,7 +540,7 @@ def _runtime(text: str) -> str:
     return text
 
 
-CONTAINER_RUNTIME = Kind("string", _runtime)
+CONTAINER_RUNTIME = FlagType("string", _runtime)
 LOG_FLAGS = (
     *group(
         "Logging",

@@ -22,7 +22,7 @@ _SHORT = {flag.short: flag for flag in FLAGS if flag.short}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FlagOccurrence:
     """One occurrence of a flag."""
 
     flag: Flag
@@ -35,7 +35,7 @@ class ParsedFlags:
 
     values: dict[str, Any] = field(default_factory=dict)
     """The typed value of every flag that was given, occurrences put together."""
-    given: list[Given] = field(default_factory=list)
+    given: list[FlagOccurrence] = field(default_factory=list)
     """The occurrences, in order, valid or not."""
     problems: list[Problem] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ def _set_next(flag: Flag, word: str, words: list[str], parsed: ParsedFlags) -> N
 
 
 def _set(flag: Flag, text: str, parsed: ParsedFlags) -> None:
-    parsed.given.append(Given(flag, text))
+    parsed.given.append(FlagOccurrence(flag, text))
     try:
         value = flag.kind.parse(text)
     except ValueError as fault:

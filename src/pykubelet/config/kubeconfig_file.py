@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pykubelet.apiserver import rest_config as kubeconfig
 from pykubelet.apiserver.errors import KubeconfigError
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.config.documents import read_document
 from pykubelet.config.errors import ConfigError
 
 
-def load_kubeconfig(path: Path) -> Access:
+def load_kubeconfig(path: Path) -> RestConfig:
     """Read the file and take its current context; raises KubeconfigError, whatever is wrong with it."""
     try:
         return kubeconfig.load(path.absolute(), read_document)

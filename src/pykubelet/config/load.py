@@ -238,7 +238,7 @@ Action = Literal["run", "help", "version"]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """What the operator asked for."""
 
     flags: KubeletFlags
@@ -255,7 +255,7 @@ class Loaded:
         return log_options(self.flags, self.config)
 
 
-def load(argv: Sequence[str]) -> Loaded:
+def load(argv: Sequence[str]) -> LoadedConfig:
     """Read a command line (without the command) and the files it names.
 
     Raises ConfigError with everything that is wrong.
@@ -265,7 +265,7 @@ def load(argv: Sequence[str]) -> Loaded:
     flag_values = _flag_values(parsed)
     action = _action(flags)
     if action != "run" and not parsed.problems:
-        return Loaded(flags, baseline(), FeatureGates(), [], flag_values, action)
+        return LoadedConfig(flags, baseline(), FeatureGates(), [], flag_values, action)
 
     asked = parsed.values.get("feature-gates", {})
     (config, set_fields), unreadable = _from_files(flags, asked)
@@ -284,7 +284,7 @@ def load(argv: Sequence[str]) -> Loaded:
         *no_effect_warnings(set_fields, (BY_NAME[name] for name in parsed.names()), gates),
         *gates.warnings,
     ]
-    return Loaded(flags, config, gates, warnings, flag_values, action)
+    return LoadedConfig(flags, config, gates, warnings, flag_values, action)
 
 
 def baseline() -> KubeletConfiguration:

@@ -120,7 +120,7 @@ _RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Cri:
+class RuntimeConnection:
     """A runtime that was found to speak CRI v1; an async context manager that closes itself."""
 
     runtime: RuntimeClient
@@ -141,7 +141,7 @@ class Cri:
         for channel in self.channels:
             await channel.close()
 
-    async def __aenter__(self) -> Cri:
+    async def __aenter__(self) -> RuntimeConnection:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -156,7 +156,7 @@ async def connect(
     metrics: CriMetrics,
     connect_timeout: Duration = CONNECT_TIMEOUT,
     stream_lists: bool = False,
-) -> Cri:
+) -> RuntimeConnection:
     """Connect to a runtime and its image service (by default at the same endpoint).
 
     `timeout` is the deadline of ordinary calls later on, `connect_timeout` bounds this handshake.
@@ -186,7 +186,7 @@ async def connect(
         version=version.runtime_version,
         apiVersion=version.runtime_api_version,
     )
-    return Cri(
+    return RuntimeConnection(
         runtime=RuntimeClient(runtime, timeout, stream_lists=stream_lists),
         images=ImageClient(images, timeout, stream_lists=stream_lists),
         stats=StatsClient(runtime, timeout, stream_lists=stream_lists),

@@ -24,7 +24,7 @@ UNREACHABLE = (OSError, http.client.HTTPException)
 """What a request raises when there is no API server to answer it."""
 
 
-class ApiRefusal(Exception):
+class ApiStatusError(Exception):
     """The API server answered, and the answer is no."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -33,7 +33,7 @@ class ApiRefusal(Exception):
         """The HTTP status."""
 
 
-class Api:
+class AdminClient:
     """Requests to one API server, as whom the certificate says."""
 
     def __init__(self, port: int, authority: Path, certificate: Path, key: Path) -> None:
@@ -63,20 +63,20 @@ class Api:
         told = json.loads(raw) if is_json else raw.decode(errors="replace")
         if answer.status >= http.client.BAD_REQUEST:
             message = told.get("message", "") if isinstance(told, dict) else told
-            raise ApiRefusal(answer.status, message)
+            raise ApiStatusError(answer.status, message)
         return told
 
     def ready(self) -> bool:
         """Whether the API server says that it is ready."""
         try:
             return bool(self.request("GET", "/readyz", timeout=5) == "ok")
-        except (*UNREACHABLE, ApiRefusal):
+        except (*UNREACHABLE, ApiStatusError):
             return False
 
 
-def admin_api(layout: Layout, settings: Settings) -> Api:
+def admin_api(layout: Layout, settings: Settings) -> AdminClient:
     """The admin's line to a cluster; raises OSError when its certificates are not there."""
-    return Api(settings.port, layout.authority, layout.certificate("admin"), layout.key("admin"))
+    return AdminClient(settings.port, layout.authority, layout.certificate("admin"), layout.key("admin"))
 
 
 Document = dict[str, Any]

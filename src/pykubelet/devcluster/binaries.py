@@ -212,7 +212,7 @@ _WANTED = ("kube-controller-manager", "kube-scheduler", "kubectl")
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
+class Binaries:
     """The programs of a control plane, and two that go with it."""
 
     etcd: Path
@@ -226,7 +226,7 @@ class Programs:
 
 def find_programs(
     say: Callable[[str], None], environ: Mapping[str, str] = os.environ, module: Path | None = None
-) -> Programs:
+) -> Binaries:
     """Find the programs, building what is missing; `say` hears of a build's progress.
 
     Raises NotAvailable with the reason. Only the reference kubelet may be missing.
@@ -236,7 +236,7 @@ def find_programs(
         found["etcd"] = _etcd()
     if any(name not in found for name in (*_REQUIRED, *_WANTED)):
         found = {**built_programs(say, module), **found}
-    return Programs(
+    return Binaries(
         etcd=found["etcd"],
         apiserver=found["kube-apiserver"],
         controller_manager=found["kube-controller-manager"],
@@ -246,7 +246,7 @@ def find_programs(
     )
 
 
-def version_of(programs: Programs) -> str:
+def version_of(programs: Binaries) -> str:
     """The control plane's version, such as v1.36.3; empty when it does not say."""
     done = subprocess.run([programs.apiserver, "--version"], capture_output=True, text=True, check=False)
     return done.stdout.split()[-1] if done.stdout.split() else ""

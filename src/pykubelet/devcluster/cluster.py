@@ -29,8 +29,14 @@ from pathlib import Path
 
 import msgspec
 
-from pykubelet.devcluster.admin_client import UNREACHABLE, Api, ApiRefusal, admin_api, first_objects
-from pykubelet.devcluster.binaries import Programs
+from pykubelet.devcluster.admin_client import (
+    UNREACHABLE,
+    AdminClient,
+    ApiStatusError,
+    admin_api,
+    first_objects,
+)
+from pykubelet.devcluster.binaries import Binaries
 from pykubelet.devcluster.identities import LOOPBACK, make_identities
 from pykubelet.devcluster.layout import (
     ISSUER,
@@ -61,7 +67,7 @@ rules:
 """
 
 
-def command(component: Component, programs: Programs, layout: Layout, settings: Settings) -> list[str]:
+def command(component: Component, programs: Binaries, layout: Layout, settings: Settings) -> list[str]:
     """Give the command that starts a component."""
     match component:
         case Component.ETCD:
@@ -342,13 +348,13 @@ class DevCluster:
     With `owned`, its processes end with the thread that starts them; else they outlive us.
     """
 
-    def __init__(self, layout: Layout, settings: Settings, programs: Programs, *, owned: bool) -> None:
+    def __init__(self, layout: Layout, settings: Settings, programs: Binaries, *, owned: bool) -> None:
         self.layout = layout
         self.settings = settings
         self.programs = programs
         self._owned = owned
         self._started: dict[Component, subprocess.Popen[bytes]] = {}
-        self._api: Api | None = None
+        self._api: AdminClient | None = None
 
     @property
     def server(self) -> str:
@@ -356,7 +362,7 @@ class DevCluster:
         return f"https://{self.settings.address}:{self.settings.port}"
 
     @property
-    def api(self) -> Api:
+    def api(self) -> AdminClient:
         """The admin's line to the API server."""
         if self._api is None:
             self._api = admin_api(self.layout, self.settings)
@@ -436,7 +442,7 @@ class DevCluster:
     def _answers(self) -> bool:
         try:
             self.api.request("GET", "/livez", timeout=5)
-        except ApiRefusal:
+        except ApiStatusError:
             return True
         except UNREACHABLE:
             return False
@@ -446,7 +452,7 @@ class DevCluster:
         for path, document in first_objects(self.settings.token):
             try:
                 self.api.request("POST", path, document)
-            except ApiRefusal as err:
+            except ApiStatusError as err:
                 if err.code != 409:
                     return False
             except UNREACHABLE:
@@ -457,7 +463,7 @@ class DevCluster:
         try:
             for path in _USABLE:
                 self.api.request("GET", path)
-        except (*UNREACHABLE, ApiRefusal):
+        except (*UNREACHABLE, ApiStatusError):
             return False
         return True
 
@@ -481,7 +487,7 @@ class DevCluster:
             time.sleep(_LOOK_AGAIN)
 
 
-def _can_skip_fsync(programs: Programs) -> bool:
+def _can_skip_fsync(programs: Binaries) -> bool:
     """Whether this etcd knows how to be quick instead of safe (from 3.5 on)."""
     done = subprocess.run([programs.etcd, "--help"], capture_output=True, text=True, check=False)
     return "--unsafe-no-fsync" in done.stdout + done.stderr

@@ -34,7 +34,7 @@ _NOTHING = frozenset({"lost+found", "lock"})
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class UpOptions:
     """What a person asked for; None where nothing was said."""
 
     port: int | None = None
@@ -58,7 +58,7 @@ class State:
         return [component for component in Component if component not in self.running]
 
 
-def bring_up(directory: Path, wish: Wish, say: Callable[[str], None]) -> tuple[DevCluster, bool]:
+def bring_up(directory: Path, wish: UpOptions, say: Callable[[str], None]) -> tuple[DevCluster, bool]:
     """Start a cluster, or find it running; gives it and whether anything had to be started.
 
     Raises DevClusterError.
@@ -123,7 +123,7 @@ def look(directory: Path) -> State:
     return State(settings, found, ready)
 
 
-def _settings(layout: Layout, wish: Wish, found: dict[Component, Process]) -> Settings:
+def _settings(layout: Layout, wish: UpOptions, found: dict[Component, Process]) -> Settings:
     """What to start with: what was chosen before as far as nobody wishes otherwise."""
     kept = layout.load_settings()
     if kept is None:
@@ -139,7 +139,7 @@ def _settings(layout: Layout, wish: Wish, found: dict[Component, Process]) -> Se
             audit=bool(wish.audit),
             verify_kubelets=bool(wish.verify_kubelets),
         )
-    wanted = {name: value for name in Wish.__slots__ if (value := getattr(wish, name)) is not None}
+    wanted = {name: value for name in UpOptions.__slots__ if (value := getattr(wish, name)) is not None}
     changed = msgspec.structs.replace(kept, **wanted)
     if found and changed != kept:
         names = " ".join(f"--{name.replace('_', '-')}" for name in wanted if _differs(kept, changed, name))

@@ -57,10 +57,10 @@ from pykubelet.images.credentials import (
     registry_matches,
 )
 from pykubelet.images.metrics import ImageMetrics
-from pykubelet.linux.processes import TooMuch, run_bounded
+from pykubelet.linux.processes import OutputTooLarge, run_bounded
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import ObjectError
-from pykubelet.util.singleflight import SharedCalls, Stopped
+from pykubelet.util.singleflight import ScopeClosed, Singleflight
 from pykubelet.util.tasks import TaskScope
 from pykubelet.util.text import quoted
 
@@ -312,7 +312,7 @@ async def _run(program: Path, args: Sequence[str], environment: Mapping[str, str
         )
     except TimeoutError:
         raise ProviderError(f"it did not answer within {TIMEOUT_SECONDS:g} s") from None
-    except TooMuch:
+    except OutputTooLarge:
         raise ProviderError(f"its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB") from None
     except (OSError, ValueError) as err:
         why = err.strerror if isinstance(err, OSError) else str(err)
@@ -409,7 +409,7 @@ async def identify(pod: Pod, wanted: TokenAttributes | None, accounts: PodAccoun
     return Identity(pod.metadata.namespace, name, account.metadata.uid, token, annotations)
 
 
-class Found(NamedTuple):
+class ProviderResult(NamedTuple):
     """What the providers had for an image."""
 
     credentials: list[Credentials]
@@ -430,7 +430,7 @@ class ProviderPlugins:
     ) -> None:
         self._plugins = [_Plugin(provider, bin_dir, tasks, metrics, accounts) for provider in providers]
 
-    async def lookup(self, repository: str, pod: Pod) -> Found:
+    async def lookup(self, repository: str, pod: Pod) -> ProviderResult:
         """Ask every provider that is for this repository, all at the same time."""
         asked = [plugin for plugin in self._plugins if plugin.is_for(repository)]
         async with asyncio.TaskGroup() as tasks:
@@ -442,7 +442,7 @@ class ProviderPlugins:
                     failures.append(failure)
                 case registries, source:
                     keyring.add(registries, source)
-        return Found(keyring.lookup(repository), failures)
+        return ProviderResult(keyring.lookup(repository), failures)
 
 
 _Tracked = tuple[Registries, CredentialSource | None]
@@ -452,7 +452,7 @@ _Tracked = tuple[Registries, CredentialSource | None]
 async def _try(plugin: _Plugin, repository: str, pod: Pod) -> _Tracked | str:
     try:
         return await plugin.registries(repository, pod)
-    except (ProviderError, Stopped) as err:
+    except (ProviderError, ScopeClosed) as err:
         log.error(
             err,
             "A credential provider failed; going on without it",
@@ -484,7 +484,7 @@ class _Plugin:
         self._program = bin_dir / provider.name
         self._metrics = metrics
         self._accounts = accounts
-        self._calls: SharedCalls[tuple[str, str], Registries] = SharedCalls(
+        self._calls: Singleflight[tuple[str, str], Registries] = Singleflight(
             tasks, f"credential-provider-{self.name}"
         )
         self._kept: dict[_Place, _Kept] = {}

@@ -33,7 +33,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_reference import HUB
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import ObjectError, PodObjects
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.util.text import quoted
 
 log = get_logger(__name__)
@@ -332,7 +332,7 @@ def _decode(auth: str, registry: str) -> tuple[str, str]:
     return username, password
 
 
-async def pull_secrets(pod: Pod, objects: PodObjects, journal: Journal) -> list[PullSecret]:
+async def pull_secrets(pod: Pod, objects: PodObjects, journal: PodHistory) -> list[PullSecret]:
     """Give the pull secrets that can be had, in the pod's order."""
     found, failed = [], []
     for reference in pod.spec.image_pull_secrets:

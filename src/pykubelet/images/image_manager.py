@@ -1,6 +1,6 @@
 """Has an image on the node before a container is created from it, or says why not.
 
-`ImagePuller.ensure` walks the pull policy: look, pull if need be, and after a failure wait longer
+`ImageManager.ensure` walks the pull policy: look, pull if need be, and after a failure wait longer
 each time (10 s doubling to 5 min, by pod and image). Every step is an event of the pod with the
 words that Kubernetes users know, and a line of its timeline. A deleted pod's task may be cancelled
 at any time; pulls that other pods wait for go on.
@@ -33,17 +33,17 @@ from pykubelet.images.pull_manager import PullManager
 from pykubelet.images.puller import (
     ImageError,
     ImageService,
-    Presence,
-    Pulled,
+    ImageStatusCache,
     PullFailed,
     PullLimits,
+    PullResult,
     Pulls,
     explain,
 )
-from pykubelet.podconfig.pod_history import EventKind, Journal, field_of
+from pykubelet.podconfig.pod_history import EventKind, PodHistory, field_of
 from pykubelet.transport.errors import CriError
 from pykubelet.util.backoff import BackOff
-from pykubelet.util.singleflight import Stopped
+from pykubelet.util.singleflight import ScopeClosed
 from pykubelet.util.tasks import TaskScope
 
 _FIRST_PAUSE = 10.0
@@ -67,7 +67,7 @@ class _Failure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
+class _PullRequest:
     """Somebody's wish for an image."""
 
     pod: Pod
@@ -105,7 +105,7 @@ class _Lookup:
         return self._found
 
 
-class ImagePuller:
+class ImageManager:
     """The images of one node.
 
     Without a `pull_manager` (feature gate KubeletEnsureSecretPulledImages off) every pod may use every
@@ -118,7 +118,7 @@ class ImagePuller:
     def __init__(
         self,
         service: ImageService,
-        journal: Journal,
+        journal: PodHistory,
         tasks: TaskScope,
         *,
         limits: PullLimits,
@@ -134,7 +134,7 @@ class ImagePuller:
         self._plugins = plugins
         self._pull_manager = pull_manager
         self._clock = clock or _loop_time
-        self._presence = Presence(service, tasks)
+        self._presence = ImageStatusCache(service, tasks)
         self._pulls = Pulls(service, self._presence, limits, tasks)
         self._back_off = BackOff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures: dict[str, _Failure] = {}
@@ -177,13 +177,15 @@ class ImagePuller:
         spec = pb.ImageSpec(
             image=name.for_runtime, annotations=pod.metadata.annotations, runtime_handler=runtime_handler
         )
-        want = _Want(pod, image, name, policy, spec, sandbox, where)
+        want = _PullRequest(pod, image, name, policy, spec, sandbox, where)
         credentials = _Lookup(lambda: self._credentials(want, secrets))
         found = await self._look(want) if policy in ("IfNotPresent", "Never") else None
         if found is not None and not await self._must_pull(want, found, credentials):
             self._metrics.needed(policy, True, False)
             accessible = " and can be accessed by the pod" if self._pull_manager is not None else ""
-            self._say(want, "Pulled", f"Container image {want.quoted} already present on machine{accessible}")
+            self._say(
+                want, "PullResult", f"Container image {want.quoted} already present on machine{accessible}"
+            )
             return _present(found.id, found)
         if policy == "Never":
             # An image that the pod has no access to is reported like one that does not exist.
@@ -214,16 +216,16 @@ class ImagePuller:
             self._journal.note(pod.uid, "images", message)
             raise ImageError("InvalidImageName", message) from None
 
-    async def _look(self, want: _Want) -> pb.Image | None:
+    async def _look(self, want: _PullRequest) -> pb.Image | None:
         try:
             return await self._presence.find(want.spec)
         except CriError as err:
             self._metrics.needed(want.policy, None, None)
             raise self._inspect_failed(want, err.rpc_text) from err
-        except Stopped as err:
+        except ScopeClosed as err:
             raise ImageError("ImageInspectError", str(err)) from None
 
-    async def _must_pull(self, want: _Want, found: pb.Image, credentials: _Lookup) -> bool:
+    async def _must_pull(self, want: _PullRequest, found: pb.Image, credentials: _Lookup) -> bool:
         """Return whether the pod has to prove its access to an image that is present; raises ImageError."""
         if self._pull_manager is None:
             return False
@@ -233,7 +235,7 @@ class ImagePuller:
             self._metrics.needed(want.policy, True, None)
             raise self._pull_failed(want, str(err)) from err
 
-    async def _pull(self, want: _Want, credentials: _Lookup, before: pb.Image | None) -> PresentImage:
+    async def _pull(self, want: _PullRequest, credentials: _Lookup, before: pb.Image | None) -> PresentImage:
         self._check_back_off(want)
         asked = _loop_time()
         self._say(want, "Pulling", f"Pulling image {want.quoted}")
@@ -244,7 +246,7 @@ class ImagePuller:
             raise self._pull_failed(want, str(err)) from err
         except _IntentError as err:
             raise ImageError("ErrImagePull", str(err)) from err
-        except Stopped as err:
+        except ScopeClosed as err:
             raise ImageError("ErrImagePull", str(err)) from None
         self._pulled(want, pulled, _loop_time() - asked)
         if pulled.image is None:
@@ -253,8 +255,8 @@ class ImagePuller:
         return _present(pulled.ref, pulled.image)
 
     async def _pull_tracked(
-        self, want: _Want, credentials: list[Credentials], before: pb.Image | None
-    ) -> Pulled:
+        self, want: _PullRequest, credentials: list[Credentials], before: pb.Image | None
+    ) -> PullResult:
         """Pull an image and record with which credentials; raises PullFailed and _IntentError."""
         # What a digest stands for never changes.
         fresh = want.policy == "Always" and not want.name.digest
@@ -283,7 +285,7 @@ class ImagePuller:
             attempt.record_success(pulled.image_ref, login)
         return pulled
 
-    async def _credentials(self, want: _Want, secrets: Sequence[PullSecret]) -> list[Credentials]:
+    async def _credentials(self, want: _PullRequest, secrets: Sequence[PullSecret]) -> list[Credentials]:
         repository = want.name.repository
         found = list(secrets_keyring(secrets).lookup(repository))
         if self._node_credentials is not None:
@@ -295,7 +297,7 @@ class ImagePuller:
                 self._journal.note(want.pod.uid, "images", failure)
         return found
 
-    def _check_back_off(self, want: _Want) -> None:
+    def _check_back_off(self, want: _PullRequest) -> None:
         failure = self._failures.get(want.key)
         if failure is None:
             return
@@ -306,7 +308,7 @@ class ImagePuller:
             raise ImageError("ImagePullBackOff", f"{message}: {failure.text}", retry_after=left)
         del self._failures[want.key]
 
-    def _pull_failed(self, want: _Want, failure: str) -> ImageError:
+    def _pull_failed(self, want: _PullRequest, failure: str) -> ImageError:
         self._say(want, "Failed", f"Failed to pull image {want.quoted}: {failure}", "Warning")
         reason, message = explain(want.image, failure)
         self._prune()
@@ -315,13 +317,13 @@ class ImagePuller:
         self._failures[want.key] = _Failure(now, f"{reason}: {message}")
         return ImageError(reason, message, retry_after=self._back_off.pause(want.key))
 
-    def _pulled(self, want: _Want, pulled: Pulled, waited: float) -> None:
+    def _pulled(self, want: _PullRequest, pulled: PullResult, waited: float) -> None:
         # Who joined a pull that was under way has waited less than it took.
         took = min(pulled.seconds, waited)
         size = pulled.image.size if pulled.image is not None else 0
         self._say(
             want,
-            "Pulled",
+            "PullResult",
             f"Successfully pulled image {want.quoted} in {_rounded(took)} "
             f"({_rounded(waited)} including waiting). Image size: {size} bytes.",
         )
@@ -332,12 +334,12 @@ class ImagePuller:
         self._back_off.prune(self._clock())
         self._failures = {key: item for key, item in self._failures.items() if self._back_off.pause(key)}
 
-    def _inspect_failed(self, want: _Want, why: str) -> ImageError:
+    def _inspect_failed(self, want: _PullRequest, why: str) -> ImageError:
         message = f"Failed to inspect image {want.quoted}: {why}"
         self._say(want, "InspectFailed", message, "Warning")
         return ImageError("ImageInspectError", message)
 
-    def _say(self, want: _Want, reason: str, message: str, kind: EventKind = "Normal") -> None:
+    def _say(self, want: _PullRequest, reason: str, message: str, kind: EventKind = "Normal") -> None:
         self._journal.event(want.pod, kind, reason, message, want.where)
         self._journal.note(want.pod.uid, "images", message)
 

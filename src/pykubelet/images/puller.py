@@ -33,7 +33,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import BadResponse, CriError
-from pykubelet.util.singleflight import SharedCalls
+from pykubelet.util.singleflight import Singleflight
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -76,12 +76,12 @@ class Selection(NamedTuple):
         return cls(spec.image, spec.runtime_handler, chosen)
 
 
-class Presence:
+class ImageStatusCache:
     """What is known of the runtime's images."""
 
     def __init__(self, service: ImageService, tasks: TaskScope) -> None:
         self._service = service
-        self._calls: SharedCalls[Selection, pb.Image | None] = SharedCalls(tasks, "image-status")
+        self._calls: Singleflight[Selection, pb.Image | None] = Singleflight(tasks, "image-status")
         self._known: dict[Selection, tuple[float, pb.Image]] = {}
 
     async def find(self, spec: pb.ImageSpec, *, fresh: bool = False) -> pb.Image | None:
@@ -210,7 +210,7 @@ class PullFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """What a pull brought."""
 
     ref: str
@@ -238,12 +238,12 @@ class Pulls:
     """The pulls of one node."""
 
     def __init__(
-        self, service: ImageService, presence: Presence, limits: PullLimits, tasks: TaskScope
+        self, service: ImageService, presence: ImageStatusCache, limits: PullLimits, tasks: TaskScope
     ) -> None:
         self._service = service
         self._presence = presence
         self._limits = limits
-        self._calls: SharedCalls[_Key, Pulled] = SharedCalls(tasks, "image-pull")
+        self._calls: Singleflight[_Key, PullResult] = Singleflight(tasks, "image-pull")
 
     async def pull(
         self,
@@ -252,7 +252,7 @@ class Pulls:
         sandbox: pb.PodSandboxConfig | None,
         *,
         fresh: bool,
-    ) -> Pulled:
+    ) -> PullResult:
         """Pull an image, or wait for the same pull that is under way; raises PullFailed.
 
         `fresh` means that what a tag stands for now counts, so a pull that has begun is not joined.
@@ -263,14 +263,14 @@ class Pulls:
 
     async def _in_turn(
         self, spec: pb.ImageSpec, credentials: Sequence[Credentials], sandbox: pb.PodSandboxConfig | None
-    ) -> Pulled:
+    ) -> PullResult:
         loop = asyncio.get_running_loop()
         try:
             async with self._limits.turn():
                 started = loop.time()
                 ref, login = await self._try_each(spec, credentials, sandbox)
                 image = await self._inspect(spec)
-                return Pulled(ref, image, loop.time() - started, login)
+                return PullResult(ref, image, loop.time() - started, login)
         except PullRateExceeded as err:
             raise PullFailed(str(err)) from None
 

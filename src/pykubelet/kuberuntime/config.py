@@ -13,7 +13,7 @@ from pykubelet.api.pod import Container, ContainerPort, Pod
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.kuberuntime.dns import pod_dns
 from pykubelet.kuberuntime.env import container_env
-from pykubelet.kuberuntime.errors import ConfigProblem, growth_is_a_problem
+from pykubelet.kuberuntime.errors import ContainerConfigError, growth_is_a_problem
 from pykubelet.kuberuntime.labels import (
     container_annotations,
     container_labels,
@@ -22,13 +22,13 @@ from pykubelet.kuberuntime.labels import (
 )
 from pykubelet.kuberuntime.linux_resources import container_resources, overhead_resources, sandbox_resources
 from pykubelet.kuberuntime.mounts import container_devices, container_mounts, kernel_hostname
-from pykubelet.kuberuntime.options import ContainerFacts, SandboxFacts
+from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions
 from pykubelet.kuberuntime.paths import container_log_path, pod_log_dir
 from pykubelet.kuberuntime.security import check_run_as_non_root, container_security, sandbox_security
 
 
 @growth_is_a_problem()
-def make_container_config(pod: Pod, container: Container, facts: ContainerFacts) -> cri.ContainerConfig:
+def make_container_config(pod: Pod, container: Container, facts: RunContainerOptions) -> cri.ContainerConfig:
     """Make the request; the same pod, container and facts always give the same one.
 
     `container` is an ordinary, init or ephemeral one of the pod. Raises ConfigProblem.
@@ -62,12 +62,12 @@ def make_container_config(pod: Pod, container: Container, facts: ContainerFacts)
             ),
         )
     except UnicodeEncodeError as err:
-        raise ConfigProblem(
+        raise ContainerConfigError(
             f"container {container.name} holds text that cannot be sent: {err.reason}"
         ) from err
 
 
-def _stop_signal(container: Container, facts: ContainerFacts) -> str:
+def _stop_signal(container: Container, facts: RunContainerOptions) -> str:
     """Give the signal's name in the protocol; one that it does not know leaves the image's."""
     wish = container.lifecycle.stop_signal if container.lifecycle is not None else None
     if wish is None or not facts.node.gates.enabled("ContainerStopSignals"):
@@ -79,7 +79,7 @@ def _stop_signal(container: Container, facts: ContainerFacts) -> str:
 _PROTOCOLS = {"UDP": cri.UDP, "SCTP": cri.SCTP}
 
 
-def make_sandbox_config(pod: Pod, facts: SandboxFacts) -> cri.PodSandboxConfig:
+def make_sandbox_config(pod: Pod, facts: RunSandboxOptions) -> cri.PodSandboxConfig:
     """Make the request; the same pod and facts always give the same one.
 
     What of the pod's DNS wishes was left out, `pod_dns` tells. Raises ConfigProblem.
@@ -107,7 +107,7 @@ def make_sandbox_config(pod: Pod, facts: SandboxFacts) -> cri.PodSandboxConfig:
             ),
         )
     except UnicodeEncodeError as err:
-        raise ConfigProblem(f"the pod holds text that cannot be sent: {err.reason}") from err
+        raise ContainerConfigError(f"the pod holds text that cannot be sent: {err.reason}") from err
 
 
 def port_mappings(container: Container) -> Iterator[cri.PortMapping]:
@@ -125,7 +125,7 @@ def port_mappings(container: Container) -> Iterator[cri.PortMapping]:
             )
 
 
-def _hostname(pod: Pod, facts: SandboxFacts) -> str:
+def _hostname(pod: Pod, facts: RunSandboxOptions) -> str:
     if pod.spec.host_network:
         return ""
     node = facts.node

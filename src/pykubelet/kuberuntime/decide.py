@@ -138,7 +138,7 @@ def _is_reason(spec: Container, container: ObservedContainer) -> bool:
 KillReason = Literal["", "Unknown", "StartupProbe", "LivenessProbe", "Requested", "Resize"]
 
 
-class Verdicts(msgspec.Struct, frozen=True):
+class ProbeResults(msgspec.Struct, frozen=True):
     """What the probes say, by container id: True healthy, False failed, absent not known yet."""
 
     liveness: Mapping[str, bool] = {}
@@ -205,7 +205,7 @@ class Actions(msgspec.Struct, kw_only=True):
 def decide(
     pod: Pod,
     observed: ObservedPod,
-    verdicts: Verdicts | None = None,
+    verdicts: ProbeResults | None = None,
     restart_requested: frozenset[str] = frozenset(),
     resizes: ResizePlan = NOTHING,
     *,
@@ -219,7 +219,7 @@ def decide(
     """
     if restart_all:
         return Actions(reset=reset_waves(pod, observed))
-    verdicts = verdicts or Verdicts()
+    verdicts = verdicts or ProbeResults()
     actions = _sandbox(pod, observed)
     if actions.create_sandbox:
         _start_over(pod, observed, actions)
@@ -289,7 +289,7 @@ def _finished_for_good(pod: Pod, container: Container, observed: ObservedPod) ->
 def _initialize(
     pod: Pod,
     observed: ObservedPod,
-    verdicts: Verdicts,
+    verdicts: ProbeResults,
     requested: frozenset[str],
     resizes: ResizePlan,
     actions: Actions,
@@ -343,7 +343,7 @@ def _keep_sidecar(
     index: int,
     container: Container,
     last: ObservedContainer,
-    verdicts: Verdicts,
+    verdicts: ProbeResults,
     requested: frozenset[str],
     resizes: ResizePlan,
     actions: Actions,
@@ -408,7 +408,7 @@ def _advance_init(
 def _run(
     pod: Pod,
     observed: ObservedPod,
-    verdicts: Verdicts,
+    verdicts: ProbeResults,
     requested: frozenset[str],
     resizes: ResizePlan,
     actions: Actions,
@@ -442,7 +442,7 @@ def _run(
 
 
 def _fault_of(
-    container: Container, last: ObservedContainer, verdicts: Verdicts, requested: frozenset[str]
+    container: Container, last: ObservedContainer, verdicts: ProbeResults, requested: frozenset[str]
 ) -> Kill | None:
     """Why a running container must go, or None."""
     if last.hash != container_hash(container):

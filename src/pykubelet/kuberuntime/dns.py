@@ -13,8 +13,8 @@ from pathlib import Path
 from pykubelet.api.ip import parse_ip
 from pykubelet.api.pod import DNSOption, Pod
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.errors import ConfigProblem
-from pykubelet.kuberuntime.options import NodeFacts
+from pykubelet.kuberuntime.errors import ContainerConfigError
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
 
 MAX_SERVERS = 3
 MAX_SEARCHES = 32
@@ -46,7 +46,7 @@ class PodDNS:
         return cri.DNSConfig(servers=self.servers, searches=self.searches, options=self.options)
 
 
-def pod_dns(pod: Pod, node: NodeFacts, resolv_conf: str | None) -> PodDNS:
+def pod_dns(pod: Pod, node: RuntimeNodeOptions, resolv_conf: str | None) -> PodDNS:
     """Decide a pod's DNS; `resolv_conf` is the host's file, None when there shall be none.
 
     Raises ConfigProblem when that file cannot be understood.
@@ -86,7 +86,7 @@ def parse_resolv_conf(text: str) -> PodDNS:
         keyword, *values = line.split() or [""]
         if keyword == "nameserver":
             if not values:
-                raise ConfigProblem("the host's resolv.conf has a nameserver line without an address")
+                raise ContainerConfigError("the host's resolv.conf has a nameserver line without an address")
             servers.append(values[0])
         elif keyword == "search":
             # The same domain with and without a dot at its end counts once; the root is no domain.
@@ -102,7 +102,7 @@ def check_resolv_conf(path: Path, cluster_domain: str) -> str:
         return resolv_conf_problem(path.read_text(errors="replace"), str(path), cluster_domain)
     except OSError as err:
         return f"open {path}: {(err.strerror or str(err)).lower()}"
-    except ConfigProblem as err:
+    except ContainerConfigError as err:
         return str(err)
 
 

@@ -49,9 +49,14 @@ from pykubelet.api.pod import (
     NamedRef,
     Pod,
 )
-from pykubelet.kuberuntime.errors import ConfigProblem, MissingSource, ServicesUnknown, growth_is_a_problem
-from pykubelet.kuberuntime.options import ContainerFacts
-from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
+from pykubelet.kuberuntime.errors import (
+    ContainerConfigError,
+    MissingSource,
+    ServicesNotSynced,
+    growth_is_a_problem,
+)
+from pykubelet.kuberuntime.options import RunContainerOptions
+from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.plugin import MountedVolume
@@ -62,13 +67,13 @@ _Data = Mapping[str, str] | Mapping[str, bytes]
 
 
 @growth_is_a_problem()
-def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict[str, str]:
+def container_env(pod: Pod, container: Container, facts: RunContainerOptions) -> dict[str, str]:
     """Give a container's variables; raises ConfigProblem.
 
     Bytes that are no text (of secrets) are in the values as `surrogateescape` writes them.
     """
     if facts.service_env is None and not is_static_pod(pod):
-        raise ServicesUnknown("services have not yet been read at least once, cannot construct envvars")
+        raise ServicesNotSynced("services have not yet been read at least once, cannot construct envvars")
     services = facts.service_env or {}
     sources = _Sources(pod, facts)
     own: dict[str, str] = {}
@@ -93,7 +98,7 @@ def container_env(pod: Pod, container: Container, facts: ContainerFacts) -> dict
 class _Sources:
     """Where values come from, each configMap and secret asked for once."""
 
-    def __init__(self, pod: Pod, facts: ContainerFacts) -> None:
+    def __init__(self, pod: Pod, facts: RunContainerOptions) -> None:
         self._pod = pod
         self._facts = facts
         self._objects: dict[_Kind, Callable[[str], _Data]] = {
@@ -134,7 +139,7 @@ class _Sources:
                 source.resource_field_ref, self._pod, container, node.allocatable, pod_level=node.pod_level
             )
         except ValueError as err:
-            raise ConfigProblem(str(err)) from err
+            raise ContainerConfigError(str(err)) from err
 
     def _bulk(self, kind: _Kind, ref: NamedRef) -> dict[str, str]:
         data = self._data(kind, ref.name, ref.optional)
@@ -147,7 +152,7 @@ class _Sources:
             return _text(data[ref.key])
         if ref.optional:
             return None
-        raise ConfigProblem(
+        raise ContainerConfigError(
             f"couldn't find key {ref.key} in {kind} {self._pod.metadata.namespace}/{ref.name}"
         )
 
@@ -161,16 +166,16 @@ class _Sources:
 
     def _in_file(self, ref: FileKeySelector) -> str | None:
         if ref.volume_name not in self._facts.volumes:
-            raise ConfigProblem(f'cannot find the volume "{ref.volume_name}" referenced by FileKeyRef')
+            raise ContainerConfigError(f'cannot find the volume "{ref.volume_name}" referenced by FileKeyRef')
         try:
             value = self._facts.env_file(ref.volume_name, ref.path, ref.key)
         except (OSError, ValueError) as err:
-            raise ConfigProblem(f"couldn't parse env file: {err}") from err
+            raise ContainerConfigError(f"couldn't parse env file: {err}") from err
         if value:
             return value
         if ref.optional:
             return None
-        raise ConfigProblem(f'environment variable key "{ref.key}" not found in file "{ref.path}"')
+        raise ContainerConfigError(f'environment variable key "{ref.key}" not found in file "{ref.path}"')
 
 
 def _text(value: str | bytes) -> str:
@@ -418,8 +423,8 @@ async def _tried(ask: Callable[[str], Awaitable[V]], name: str) -> V | ObjectErr
 
 
 def _given(found: V | ObjectError) -> V:
-    if isinstance(found, ObjectMissing):
+    if isinstance(found, ObjectNotFound):
         raise MissingSource(str(found)) from found
     if isinstance(found, ObjectError):
-        raise ConfigProblem(str(found)) from found
+        raise ContainerConfigError(str(found)) from found
     return found

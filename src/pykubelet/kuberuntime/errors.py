@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pykubelet.api.downward_api import TooLong
+from pykubelet.api.downward_api import ExpansionTooLongError
 
 
-class ConfigProblem(Exception):
+class ContainerConfigError(Exception):
     """The pod asks for something that cannot be put into a request."""
 
 
-class InvalidHostname(ConfigProblem):
+class InvalidHostname(ContainerConfigError):
     """The pod's host name, subdomain or full name cannot be used."""
 
 
-class MissingSource(ConfigProblem):
+class MissingSource(ContainerConfigError):
     """A configMap or secret does not exist; forgiven where the reference to it is optional."""
 
 
-class ServicesUnknown(ConfigProblem):
+class ServicesNotSynced(ContainerConfigError):
     """The services of the cluster have not been listed yet; that is a matter of moments."""
 
 
-class RootNotAllowed(ConfigProblem):
+class RootNotAllowed(ContainerConfigError):
     """The container must not run as root and would, or may."""
 
 
@@ -38,5 +38,5 @@ def growth_is_a_problem() -> Iterator[None]:
     """Raise ConfigProblem when the block, or the function that is decorated, lets a text grow too long."""
     try:
         yield
-    except TooLong as err:
-        raise ConfigProblem(str(err)) from err
+    except ExpansionTooLongError as err:
+        raise ContainerConfigError(str(err)) from err

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.labels import parse_container
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer
 from pykubelet.kuberuntime.paths import container_id_of_link, legacy_log_link, pod_uid_of_log_dir
@@ -49,7 +49,7 @@ def plan_log_folders(names: Iterable[str], is_deleted: Callable[[str], bool]) ->
 class LogCollector:
     """Deletes logs of what is gone."""
 
-    def __init__(self, cri: Cri, pod_logs: Path, legacy_logs: Path | None) -> None:
+    def __init__(self, cri: RuntimeConnection, pod_logs: Path, legacy_logs: Path | None) -> None:
         self._cri = cri
         self._pod_logs = pod_logs
         self._legacy_logs = legacy_logs
@@ -164,7 +164,7 @@ class GarbageCollector:
 
     def __init__(
         self,
-        cri: Cri,
+        cri: RuntimeConnection,
         pod_logs_dir: str | Path,
         legacy_logs: Path | None,
         policy: GcPolicy | None = None,

@@ -5,10 +5,11 @@ two seconds. Sidecars stop last, in reverse order: each waits until all ordinary
 after it have ended, at most for the grace period. A pod whose spec is not known (an orphan) is stopped
 according to the labels of its containers.
 
-The `Killer` owns one task per container that is being stopped. A caller that is cancelled leaves the task
-running; a later request for the same container joins it and may shorten its grace period. So neither the hook
-nor the stop signal is sent twice, and a hook is not interrupted: it may run until its container has ended.
-A new kubelet process knows nothing of the tasks of the previous one and begins with the hook again.
+The `ContainerKiller` owns one task per container that is being stopped. A caller that is cancelled leaves
+the task running; a later request for the same container joins it and may shorten its grace period. So
+neither the hook nor the stop signal is sent twice, and a hook is not interrupted: it may run until its
+container has ended. A new kubelet process knows nothing of the tasks of the previous one and begins with the
+hook again.
 
 Pods that only the runtime still knows: enough of their spec to stop them well.
 
@@ -30,13 +31,13 @@ from typing import Any
 from pykubelet.api.downward_api import quote
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Container, HTTPGetAction, Lifecycle, LifecycleHandler, Pod, PodSpec, is_sidecar
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.decide import KillReason
 from pykubelet.kuberuntime.labels import parse_container
 from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.pod_history import Journal, field_of
+from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import TaskScope, wait_seconds
 
@@ -83,7 +84,7 @@ class HookRunner:
     """Runs hooks; the caller bounds the time."""
 
     def __init__(
-        self, cri: Cri, http_get: HTTPGet, pod_ip: PodIP, metrics: StartMetrics | None = None
+        self, cri: RuntimeConnection, http_get: HTTPGet, pod_ip: PodIP, metrics: StartMetrics | None = None
     ) -> None:
         self._metrics = metrics or StartMetrics()
         self._cri = cri
@@ -221,10 +222,12 @@ class _Stop:
         return other.done()
 
 
-class Killer:
+class ContainerKiller:
     """Stops containers and pods."""
 
-    def __init__(self, cri: Cri, hooks: HookRunner, journal: Journal, scope: TaskScope | None = None) -> None:
+    def __init__(
+        self, cri: RuntimeConnection, hooks: HookRunner, journal: PodHistory, scope: TaskScope | None = None
+    ) -> None:
         """Initialize with the scope that owns the tasks; without one they end with the event loop."""
         self._cri = cri
         self._hooks = hooks

@@ -23,14 +23,16 @@ from pykubelet.cm.qos import (
     shares_of,
 )
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts, SandboxFacts
+from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
 from pykubelet.podconfig.static_pods import is_critical_pod
 
 _NOTHING = Quantity.of(0)
 _UNLIMITED = -1
 
 
-def container_resources(pod: Pod, container: Container, facts: ContainerFacts) -> cri.LinuxContainerResources:
+def container_resources(
+    pod: Pod, container: Container, facts: RunContainerOptions
+) -> cri.LinuxContainerResources:
     """Give the resources of one container."""
     node = facts.node
     own = container.resources
@@ -51,7 +53,7 @@ def container_resources(pod: Pod, container: Container, facts: ContainerFacts) -
     return message
 
 
-def sandbox_resources(pod: Pod, facts: SandboxFacts) -> cri.LinuxContainerResources:
+def sandbox_resources(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxContainerResources:
     """Give the sum of what the containers have, for runtimes that put pods into virtual machines."""
     node = facts.node
     limits = pod_limits(pod, overhead=False, pod_level=node.pod_level)
@@ -64,7 +66,7 @@ def sandbox_resources(pod: Pod, facts: SandboxFacts) -> cri.LinuxContainerResour
     )
 
 
-def overhead_resources(pod: Pod, node: NodeFacts) -> cri.LinuxContainerResources:
+def overhead_resources(pod: Pod, node: RuntimeNodeOptions) -> cri.LinuxContainerResources:
     """Give what the runtime itself may use for the pod; empty when its class says nothing."""
     overhead = pod.spec.overhead
     if not overhead:
@@ -73,7 +75,7 @@ def overhead_resources(pod: Pod, node: NodeFacts) -> cri.LinuxContainerResources
     return _cpu_and_memory(cpu, cpu, overhead.get("memory", _NOTHING), node)
 
 
-def can_swap(pod: Pod, container: Container, node: NodeFacts) -> bool:
+def can_swap(pod: Pod, container: Container, node: RuntimeNodeOptions) -> bool:
     """Whether a container may use swap here."""
     return node.cgroup_v2 and node.swap_controller and _may_swap(pod, container, node)
 
@@ -91,7 +93,7 @@ def _cpu_and_memory(
     cpu_request: Quantity | None,
     cpu_limit: Quantity,
     memory_limit: Quantity,
-    node: NodeFacts,
+    node: RuntimeNodeOptions,
     *,
     unlimited_cpu: bool = False,
 ) -> cri.LinuxContainerResources:
@@ -109,14 +111,14 @@ def _cpu_and_memory(
     return message
 
 
-def _limit(name: str, pod: Pod, container: Container, node: NodeFacts) -> Quantity:
+def _limit(name: str, pod: Pod, container: Container, node: RuntimeNodeOptions) -> Quantity:
     own = container.resources.limits.get(name, _NOTHING)
     if own.nanos or pod.spec.resources is None or not node.pod_level:
         return own
     return pod.spec.resources.limits.get(name, _NOTHING)
 
 
-def _huge_pages(pod: Pod, container: Container, node: NodeFacts) -> list[cri.HugepageLimit]:
+def _huge_pages(pod: Pod, container: Container, node: RuntimeNodeOptions) -> list[cri.HugepageLimit]:
     """Give a limit for every size the machine has: what is not asked for is not to be used."""
     limits: dict[str, int] = {}
     if node.pod_level and pod.spec.resources is not None and has_pod_level_resources(pod):
@@ -131,7 +133,7 @@ def _page_limits(amounts: Resources) -> dict[str, int]:
 
 
 def _bound_swap(
-    message: cri.LinuxContainerResources, pod: Pod, container: Container, node: NodeFacts
+    message: cri.LinuxContainerResources, pod: Pod, container: Container, node: RuntimeNodeOptions
 ) -> None:
     if not node.swap_controller:
         return
@@ -143,7 +145,7 @@ def _bound_swap(
         message.memory_swap_limit_in_bytes = message.memory_limit_in_bytes
 
 
-def _may_swap(pod: Pod, container: Container, node: NodeFacts) -> bool:
+def _may_swap(pod: Pod, container: Container, node: RuntimeNodeOptions) -> bool:
     """Whether a container gets swap: only burstable ones that asked for memory with room to grow."""
     if node.swap_behavior != "LimitedSwap" or not node.gates.enabled("NodeSwap") or is_critical_pod(pod):
         return False
@@ -152,7 +154,7 @@ def _may_swap(pod: Pod, container: Container, node: NodeFacts) -> bool:
     return qos_class(pod, pod_level=node.pod_level) == "Burstable" and request != limit
 
 
-def _swap_share(container: Container, node: NodeFacts) -> int:
+def _swap_share(container: Container, node: RuntimeNodeOptions) -> int:
     """Give the part of the machine's swap that the container's request is of its memory."""
     request = int(container.resources.requests.get("memory", _NOTHING))
     if request > node.memory_capacity:
@@ -161,7 +163,7 @@ def _swap_share(container: Container, node: NodeFacts) -> int:
     return int(request / max(node.memory_capacity, 1) * node.swap_capacity)
 
 
-def _memory_qos(pod: Pod, container: Container, node: NodeFacts) -> Mapping[str, str]:
+def _memory_qos(pod: Pod, container: Container, node: RuntimeNodeOptions) -> Mapping[str, str]:
     """Protect what was promised from reclaim, and slow a container down before its limit kills it."""
     request = int(container.resources.requests.get("memory", _NOTHING))
     limit = int(container.resources.limits.get("memory", _NOTHING))

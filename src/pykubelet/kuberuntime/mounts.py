@@ -26,8 +26,8 @@ from pykubelet.api.downward_api import expand_with
 from pykubelet.api.names import dns_label_problem, dns_subdomain_problem
 from pykubelet.api.pod import Container, HostAlias, Pod, VolumeMount
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.errors import ConfigProblem, InvalidHostname, growth_is_a_problem
-from pykubelet.kuberuntime.options import ContainerFacts, IdMappings
+from pykubelet.kuberuntime.errors import ContainerConfigError, InvalidHostname, growth_is_a_problem
+from pykubelet.kuberuntime.options import IdMappings, RunContainerOptions
 from pykubelet.kuberuntime.security import id_messages
 from pykubelet.util.text import readable
 
@@ -130,7 +130,7 @@ _PROPAGATION = {
 
 
 def container_mounts(
-    pod: Pod, container: Container, env: Mapping[str, str], facts: ContainerFacts
+    pod: Pod, container: Container, env: Mapping[str, str], facts: RunContainerOptions
 ) -> list[cri.Mount]:
     """Give a container's mounts, in the order of its spec; raises ConfigProblem."""
     mounts = [
@@ -151,7 +151,7 @@ def container_mounts(
     return mounts
 
 
-def container_devices(container: Container, facts: ContainerFacts) -> list[cri.Device]:
+def container_devices(container: Container, facts: RunContainerOptions) -> list[cri.Device]:
     """Give a container's devices: those it was granted and its block volumes; raises ConfigProblem."""
     devices = [
         cri.Device(host_path=d.host_path, container_path=d.container_path, permissions=d.permissions)
@@ -159,10 +159,12 @@ def container_devices(container: Container, facts: ContainerFacts) -> list[cri.D
     ]
     for wish in container.volume_devices:
         if not wish.device_path.startswith("/"):
-            raise ConfigProblem(f"error DevicePath `{wish.device_path}` must be an absolute path")
+            raise ContainerConfigError(f"error DevicePath `{wish.device_path}` must be an absolute path")
         volume = facts.block_volumes.get(wish.name)
         if volume is None:
-            raise ConfigProblem(f'cannot find volume "{wish.name}" to pass into container "{container.name}"')
+            raise ContainerConfigError(
+                f'cannot find volume "{wish.name}" to pass into container "{container.name}"'
+            )
         devices.append(
             cri.Device(
                 host_path=volume.host_path, container_path=wish.device_path, permissions=volume.permissions
@@ -178,9 +180,9 @@ def sub_path(mount: VolumeMount, env: Mapping[str, str]) -> str:
     """
     path = _expanded(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path
     if path.startswith("/"):
-        raise ConfigProblem(f"error SubPath `{readable(path)}` must not be an absolute path")
+        raise ContainerConfigError(f"error SubPath `{readable(path)}` must not be an absolute path")
     if ".." in path.split("/"):
-        raise ConfigProblem(f"unable to provision SubPath `{readable(path)}`: must not contain '..'")
+        raise ContainerConfigError(f"unable to provision SubPath `{readable(path)}`: must not contain '..'")
     return path
 
 
@@ -195,12 +197,12 @@ def _expanded(expression: str, env: Mapping[str, str]) -> str:
     with growth_is_a_problem():
         path = expand_with(expression, value)
     if missing:
-        raise ConfigProblem(f"missing value for {', '.join(sorted(missing))}")
+        raise ContainerConfigError(f"missing value for {', '.join(sorted(missing))}")
     return path
 
 
 def _volume_mount(
-    container: Container, index: int, mount: VolumeMount, env: Mapping[str, str], facts: ContainerFacts
+    container: Container, index: int, mount: VolumeMount, env: Mapping[str, str], facts: RunContainerOptions
 ) -> cri.Mount:
     inside = sub_path(mount, env)
     message = cri.Mount(
@@ -216,10 +218,12 @@ def _volume_mount(
         return message
     volume = facts.volumes.get(mount.name)
     if volume is None:
-        raise ConfigProblem(f'cannot find volume "{mount.name}" to mount into container "{container.name}"')
+        raise ContainerConfigError(
+            f'cannot find volume "{mount.name}" to mount into container "{container.name}"'
+        )
     host_path = facts.sub_paths.get(index) if inside else volume.path
     if host_path is None:
-        raise ConfigProblem(
+        raise ContainerConfigError(
             f'failed to prepare subPath for volumeMount "{mount.name}" of container "{container.name}"'
         )
     message.host_path = host_path
@@ -228,7 +232,7 @@ def _volume_mount(
     return message
 
 
-def _own_file(host_path: str, container_path: str, facts: ContainerFacts) -> cri.Mount:
+def _own_file(host_path: str, container_path: str, facts: RunContainerOptions) -> cri.Mount:
     return cri.Mount(host_path=host_path, container_path=container_path, selinux_relabel=facts.node.selinux)
 
 
@@ -245,7 +249,7 @@ def _absolute(path: str) -> str:
 
 def _propagation(mount: VolumeMount) -> cri.MountPropagation:
     if mount.mount_propagation not in _PROPAGATION:
-        raise ConfigProblem(f'invalid MountPropagation mode: "{mount.mount_propagation}"')
+        raise ContainerConfigError(f'invalid MountPropagation mode: "{mount.mount_propagation}"')
     return _PROPAGATION[mount.mount_propagation]
 
 
@@ -263,7 +267,7 @@ def _recursive_read_only(mount: VolumeMount, supported: bool) -> bool:
     elif mode == "Enabled" and not supported:
         problem = "it is not supported by the runtime"
     if problem:
-        raise ConfigProblem(
+        raise ContainerConfigError(
             "failed to resolve recursive read-only mode: "
             f'volume "{mount.name}" requested recursive read-only mode, but {problem}'
         )

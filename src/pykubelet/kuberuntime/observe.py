@@ -29,7 +29,7 @@ import msgspec
 
 from pykubelet.cm.qos import milli_cpu_of_quota, milli_cpu_of_shares
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.labels import (
     CONTAINER_NAME,
     HASH,
@@ -214,7 +214,7 @@ _START_ERROR = "StartError"
 class Observer:
     """Reads pods from the runtime."""
 
-    def __init__(self, cri: Cri) -> None:
+    def __init__(self, cri: RuntimeConnection) -> None:
         self._cri = cri
         self._ended: dict[str, ObservedContainer] = {}
         self._sandboxes: dict[str, ObservedSandbox] = {}

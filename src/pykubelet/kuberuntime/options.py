@@ -2,7 +2,7 @@
 
 The makers of requests (`sandbox_config.py`, `container_config.py`) look at nothing but the pod and
 these facts, so any request can be made again in a test, and a recording of another agent's requests
-can be compared with ours. `NodeFacts` is gathered once; the other two are gathered per request.
+can be compared with ours. `RuntimeNodeOptions` is gathered once; the other two are gathered per request.
 
 Gathers what every request to the runtime depends on: the machine, and the agent's settings.
 
@@ -28,13 +28,13 @@ from typing import Protocol
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.capacity import allocatable, machine_amounts, read_page_sizes, unreserved
-from pykubelet.cm.devices.run_options import NOTHING, DeviceGrants, DeviceNode
+from pykubelet.cm.devices.run_options import NOTHING, DeviceNode, DeviceRunOptions
 from pykubelet.cm.qos import DEFAULT_PERIOD
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.linux.cgroupfs import can_bound_swap
 from pykubelet.linux.kernel import FS, has_selinux
 from pykubelet.podconfig.defaults import default_pull_policy
@@ -50,12 +50,12 @@ EnvFileReader = Callable[[str, str, str], str]
 
 def no_config_maps(name: str) -> Mapping[str, str]:
     """Look up configMaps where there is no API server."""
-    raise ConfigProblem(f"couldn't get configMap {name}: this node has no API server to ask")
+    raise ContainerConfigError(f"couldn't get configMap {name}: this node has no API server to ask")
 
 
 def no_secrets(name: str) -> Mapping[str, bytes]:
     """Look up secrets where there is no API server."""
-    raise ConfigProblem(f"couldn't get secret {name}: this node has no API server to ask")
+    raise ContainerConfigError(f"couldn't get secret {name}: this node has no API server to ask")
 
 
 def no_env_files(volume: str, path: str, key: str) -> str:
@@ -64,7 +64,7 @@ def no_env_files(volume: str, path: str, key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class RuntimeNodeOptions:
     """The machine and the agent's settings; the same for every pod."""
 
     cluster_dns: tuple[str, ...] = ()
@@ -137,10 +137,10 @@ class IdMappings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxFacts:
+class RunSandboxOptions:
     """What the request for one sandbox depends on."""
 
-    node: NodeFacts
+    node: RuntimeNodeOptions
     attempt: int = 0
     cgroup_parent: str = ""
     """The pod's cgroup as the runtime's cgroup driver writes it."""
@@ -155,10 +155,10 @@ class SandboxFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerFacts:
+class RunContainerOptions:
     """What the request for one container depends on."""
 
-    node: NodeFacts
+    node: RuntimeNodeOptions
     attempt: int = 0
     """How often the container was started before."""
     image_id: str = ""
@@ -177,7 +177,7 @@ class ContainerFacts:
     """Whether this container has cpus of its own."""
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
-    grants: DeviceGrants = NOTHING
+    grants: DeviceRunOptions = NOTHING
 
     hosts_file: str = ""
     """The pod's /etc/hosts on the host."""
@@ -208,7 +208,7 @@ def gather_node_facts(
     cgroup_v2: bool,
     ignore_eviction: bool = False,
     selinux_fs: Path = FS,
-) -> NodeFacts:
+) -> RuntimeNodeOptions:
     """Read the machine once; none of this changes while the agent runs, but `host_ips` may.
 
     `ignore_eviction` is `--experimental-allocatable-ignore-eviction`; `selinux_fs` is where the kernel
@@ -216,7 +216,7 @@ def gather_node_facts(
     """
     memory = parse_meminfo(Path("/proc/meminfo").read_text())
     capacity = machine_amounts(config, root_dir)
-    return NodeFacts(
+    return RuntimeNodeOptions(
         cluster_dns=tuple(config.cluster_dns),
         cluster_domain=config.cluster_domain,
         host_ips=host_ips,
@@ -316,7 +316,7 @@ def _is_new_enough(name: str, version: str, table: Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class CpusetAssignment:
     """A container's part of the machine."""
 
     cpus: str = ""
@@ -327,14 +327,14 @@ class Share:
     """Whether nobody else runs on these CPUs."""
 
 
-class Shares(Protocol):
+class CpusetAssigner(Protocol):
     """Who knows the shares; all answers are at hand."""
 
     def has_exclusive(self, uid: str) -> bool:
         """Whether a container of this pod has CPUs of its own."""
         ...
 
-    def of(self, pod: Pod, container: Container) -> Share:
+    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Give the share of a container that is about to be made."""
         ...
 
@@ -343,14 +343,14 @@ class Shares(Protocol):
         ...
 
 
-class Everything:
+class UnrestrictedAssigner:
     """The shares where nothing is given out: everybody may use everything."""
 
     def has_exclusive(self, uid: str) -> bool:
         """Nobody has."""
         return False
 
-    def of(self, pod: Pod, container: Container) -> Share:
+    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Give all there is."""
         return ALL
 
@@ -358,4 +358,4 @@ class Everything:
         """Nobody has to know."""
 
 
-ALL = Share()
+ALL = CpusetAssignment()

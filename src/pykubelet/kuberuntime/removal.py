@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pykubelet.api.pod import Pod
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.containerd import delete_task
 from pykubelet.kuberuntime.observe import ObservedContainer
 from pykubelet.kuberuntime.paths import legacy_log_link
@@ -25,7 +25,7 @@ _STARTING = "starting state"
 class ContainerRemover:
     """Removes exited containers of pods that go on, with the links to their logs."""
 
-    def __init__(self, cri: Cri, legacy_logs: Path | None) -> None:
+    def __init__(self, cri: RuntimeConnection, legacy_logs: Path | None) -> None:
         """Take the runtime and the directory of links to container logs, None without such links."""
         self._cri = cri
         self._legacy_logs = legacy_logs
@@ -47,7 +47,7 @@ class ContainerRemover:
         await remove_container(self._cri, container.id)
 
 
-async def remove_container(cri: Cri, container_id: str) -> None:
+async def remove_container(cri: RuntimeConnection, container_id: str) -> None:
     """Remove a container that does not run and may be gone already; raises CriError."""
     try:
         await _remove(cri, container_id)
@@ -66,7 +66,7 @@ def is_starting(err: CriError) -> bool:
     return _STARTING in err.message
 
 
-async def _remove(cri: Cri, container_id: str) -> None:
+async def _remove(cri: RuntimeConnection, container_id: str) -> None:
     try:
         await cri.runtime.remove_container(container_id)
     except NotFound:

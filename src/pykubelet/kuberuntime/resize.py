@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
-from pykubelet.cm.cgroups.pod_cgroups import PodGroup
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
 from pykubelet.cm.qos import milli_cpu_of_shares, quota_of, shares_of
 from pykubelet.cm.resize import (
     ContainerResize,
@@ -32,10 +32,10 @@ from pykubelet.cm.resize import (
     with_sizes,
 )
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.decide import Resize
 from pykubelet.kuberuntime.linux_resources import container_resources, overhead_resources
-from pykubelet.kuberuntime.options import ContainerFacts, NodeFacts
+from pykubelet.kuberuntime.options import RunContainerOptions, RuntimeNodeOptions
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, Unimplemented
 
@@ -44,14 +44,14 @@ _NO_BOUND = 2**63 - 1
 _NOTHING = Quantity.of(0)
 
 
-class SandboxRefusal(Exception):
+class SandboxUpdateRejected(Exception):
     """The runtime does not want the pod to have this; the text says why."""
 
 
 class SandboxUpdates:
     """Tells the runtime about one pod's sandbox; without a sandbox it tells nobody."""
 
-    def __init__(self, cri: Cri, node: NodeFacts, pod: Pod, sandbox_id: str) -> None:
+    def __init__(self, cri: RuntimeConnection, node: RuntimeNodeOptions, pod: Pod, sandbox_id: str) -> None:
         self._cri = cri
         self._node = node
         self._pod = pod
@@ -71,7 +71,7 @@ class SandboxUpdates:
             return
         except CriError as err:
             if "not implemented" not in err.rpc_text:  # as containerd 2.2 says it
-                raise SandboxRefusal(
+                raise SandboxUpdateRejected(
                     f'updatePodSandboxResources failed for sandboxID "{self._sandbox_id}": {err.rpc_text}'
                 ) from err
 
@@ -79,7 +79,7 @@ class SandboxUpdates:
         """Say what the pod's cgroup is set to after all; a failure is only told."""
         try:
             await self.tell(limits, period)
-        except SandboxRefusal as err:
+        except SandboxUpdateRejected as err:
             pod = self._pod
             log.error(err, "Runtime was not told that a resize failed", pod=pod.full_name, podUID=pod.uid)
 
@@ -103,7 +103,7 @@ class ResizeError(Exception):
     """A pod could not be resized now; the text says why."""
 
 
-class Actuated(Protocol):
+class ActuatedRecorder(Protocol):
     """Who keeps what containers were set to."""
 
     def resized(self, pod: Pod, container: Container, resources: ResourceRequirements) -> None:
@@ -120,10 +120,10 @@ class Resizer:
 
     def __init__(
         self,
-        cri: Cri,
-        node: NodeFacts,
-        group_of: Callable[[Pod], PodGroup | None],
-        actuated: Actuated,
+        cri: RuntimeConnection,
+        node: RuntimeNodeOptions,
+        group_of: Callable[[Pod], PodCgroup | None],
+        actuated: ActuatedRecorder,
         is_exclusive: Callable[[Pod, Container], bool] = lambda pod, container: False,
     ) -> None:
         """Take the runtime, the node, where pods' cgroups are, and who has cpus of its own."""
@@ -155,7 +155,7 @@ class Resizer:
             await self._round(pod, resize, resource, whole)
 
     async def _check(
-        self, pod: Pod, sandbox_id: str, resize: Resize, group: PodGroup | None, now: PodLimits | None
+        self, pod: Pod, sandbox_id: str, resize: Resize, group: PodCgroup | None, now: PodLimits | None
     ) -> None:
         """Raise ResizeError when memory that is in use would be taken away."""
         updates = in_order([*resize.containers.values()], "memory")
@@ -209,7 +209,7 @@ class Resizer:
         for update in updates:
             container = containers[update.name]
             sized = with_sizes(container, update.after(resource))
-            facts = ContainerFacts(node=self._node, exclusive_cpus=self._is_exclusive(pod, container))
+            facts = RunContainerOptions(node=self._node, exclusive_cpus=self._is_exclusive(pod, container))
             await self._cri.runtime.update_container_resources(
                 ids[update.name], container_resources(pod, sized, facts)
             )
@@ -219,7 +219,7 @@ class Resizer:
 class _Whole:
     """A pod's own cgroup on its way from what it is set to now to what it shall be."""
 
-    def __init__(self, group: PodGroup, sandbox: SandboxUpdates, now: PodLimits) -> None:
+    def __init__(self, group: PodCgroup, sandbox: SandboxUpdates, now: PodLimits) -> None:
         self._group = group
         self._sandbox = sandbox
         self._now = now
@@ -235,7 +235,7 @@ class _Whole:
             new = self._now._replace(**{part: getattr(self._wanted, part)})
             try:
                 await self._sandbox.tell(new, self._group.period)
-            except SandboxRefusal as err:
+            except SandboxUpdateRejected as err:
                 raise ResizeError(
                     "failed to notify runtime for UpdatePodSandboxResources "
                     f"(resource={resource}); resize rejected: {err}"

@@ -20,8 +20,8 @@ import msgspec
 
 from pykubelet.api.pod import Capabilities, Container, Pod, Profile, SecurityContext, SELinuxOptions
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.errors import ConfigProblem, RootNotAllowed
-from pykubelet.kuberuntime.options import ContainerFacts, IdMappings, IdRange, SandboxFacts
+from pykubelet.kuberuntime.errors import ContainerConfigError, RootNotAllowed
+from pykubelet.kuberuntime.options import IdMappings, IdRange, RunContainerOptions, RunSandboxOptions
 
 APPARMOR_ANNOTATION_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
 """The old way to name a profile; static pods may still do it."""
@@ -44,7 +44,9 @@ def seccomp_profile(pod: Pod, container: Container, root: str, default: bool) ->
             return cri.SecurityProfile(profile_type=_RUNTIME_DEFAULT)
         case "Localhost":
             if not profile.localhost_profile:
-                raise ConfigProblem("localhostProfile must be set if seccompProfile type is Localhost.")
+                raise ContainerConfigError(
+                    "localhostProfile must be set if seccompProfile type is Localhost."
+                )
             return cri.SecurityProfile(
                 profile_type=_LOCALHOST, localhost_ref=_below(root, profile.localhost_profile)
             )
@@ -67,16 +69,16 @@ def apparmor_profile(pod: Pod, container: Container) -> tuple[cri.SecurityProfil
             return cri.SecurityProfile(profile_type=_UNCONFINED), "unconfined"
         case "Localhost":
             if profile.localhost_profile is None:
-                raise ConfigProblem("missing localhost apparmor profile name")
+                raise ContainerConfigError("missing localhost apparmor profile name")
             name = profile.localhost_profile
             return cri.SecurityProfile(profile_type=_LOCALHOST, localhost_ref=name), f"localhost/{name}"
-    raise ConfigProblem(f'unknown apparmor profile type: "{profile.type}"')
+    raise ContainerConfigError(f'unknown apparmor profile type: "{profile.type}"')
 
 
 def _below(root: str, name: str) -> str:
     path = normpath(join(root, name.lstrip("/")))
     if not path.startswith(f"{normpath(root).rstrip('/')}/"):
-        raise ConfigProblem(f'the seccomp profile "{name}" is not below {root}: name a file that is')
+        raise ContainerConfigError(f'the seccomp profile "{name}" is not below {root}: name a file that is')
     return path
 
 
@@ -115,7 +117,9 @@ def _user_namespace(wanted: bool, mappings: IdMappings | None) -> cri.UserNamesp
     if not wanted:
         return cri.UserNamespace(mode=cri.NODE)
     if mappings is None:
-        raise ConfigProblem("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
+        raise ContainerConfigError(
+            "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+        )
     return cri.UserNamespace(mode=cri.POD, uids=id_messages(mappings.uids), gids=id_messages(mappings.gids))
 
 
@@ -138,7 +142,7 @@ LARGEST_UID = 2**31 - 1
 
 
 def container_security(
-    pod: Pod, container: Container, facts: ContainerFacts
+    pod: Pod, container: Container, facts: RunContainerOptions
 ) -> cri.LinuxContainerSecurityContext:
     """Give a container's security context; raises ConfigProblem."""
     wish = effective_security(pod, container)
@@ -174,7 +178,7 @@ def container_security(
     return message
 
 
-def sandbox_security(pod: Pod, facts: SandboxFacts) -> cri.LinuxSandboxSecurityContext:
+def sandbox_security(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxSandboxSecurityContext:
     """Give a sandbox's security context; raises ConfigProblem.
 
     The sandbox itself runs only the runtime's own program, so its seccomp profile is always the
@@ -245,7 +249,7 @@ def verify_run_as_non_root(
     return None
 
 
-def check_run_as_non_root(pod: Pod, container: Container, facts: ContainerFacts) -> None:
+def check_run_as_non_root(pod: Pod, container: Container, facts: RunContainerOptions) -> None:
     """Raise RootNotAllowed when the container breaks its `runAsNonRoot`."""
     if problem := verify_run_as_non_root(pod, container, facts.image_uid, facts.image_username):
         raise RootNotAllowed(problem)
@@ -271,7 +275,7 @@ def _groups_policy(pod: Pod) -> cri.SupplementalGroupsPolicy:
             return cri.Merge
         case "Strict":
             return cri.Strict
-    raise ConfigProblem(f"unsupported supplementalGroupsPolicy: {policy}")
+    raise ContainerConfigError(f"unsupported supplementalGroupsPolicy: {policy}")
 
 
 def _selinux(options: SELinuxOptions | None) -> cri.SELinuxOption | None:

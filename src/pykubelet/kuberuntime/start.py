@@ -15,27 +15,27 @@ from typing import Protocol
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
-from pykubelet.cm.devices.run_options import NOTHING, DeviceGrants
+from pykubelet.cm.devices.run_options import NOTHING, DeviceRunOptions
 from pykubelet.cm.topology.hints import AllocationError
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.credentials import pull_secrets
-from pykubelet.images.image_manager import ImagePuller, PresentImage
+from pykubelet.images.image_manager import ImageManager, PresentImage
 from pykubelet.images.puller import ImageError
 from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
 from pykubelet.kuberuntime.dns import pod_dns
 from pykubelet.kuberuntime.env import container_env, gather_env_sources
-from pykubelet.kuberuntime.errors import ConfigProblem, ServicesUnknown
-from pykubelet.kuberuntime.kill import HookError, HookRunner, Killer
+from pykubelet.kuberuntime.errors import ContainerConfigError, ServicesNotSynced
+from pykubelet.kuberuntime.kill import ContainerKiller, HookError, HookRunner
 from pykubelet.kuberuntime.mounts import hosts_file, sub_path, wants_hosts_file
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer, observed_container
 from pykubelet.kuberuntime.options import (
-    ContainerFacts,
-    Everything,
+    CpusetAssigner,
     IdMappings,
-    NodeFacts,
-    SandboxFacts,
-    Shares,
+    RunContainerOptions,
+    RunSandboxOptions,
+    RuntimeNodeOptions,
+    UnrestrictedAssigner,
     block_volumes,
     wanted_images,
 )
@@ -51,7 +51,7 @@ from pykubelet.linux.mounts import remove_tree
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import NoObjects, PodObjects
 from pykubelet.objects.services import no_services
-from pykubelet.podconfig.pod_history import Journal, field_of
+from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.transport.errors import CriError
 from pykubelet.volumes.errors import VolumeError
@@ -79,7 +79,7 @@ SubPaths = Callable[
     [Pod, Container, Mapping[str, MountedVolume], Mapping[int, str]], Awaitable[dict[int, str]]
 ]
 """Has parts of volumes ready for a container, by the mount's index; raises VolumeError."""
-GrantsOf = Callable[[Pod, Container], Awaitable[DeviceGrants]]
+GrantsOf = Callable[[Pod, Container], Awaitable[DeviceRunOptions]]
 """Gives what a container that is about to start gets with its devices; raises AllocationError."""
 
 
@@ -92,7 +92,7 @@ class OnCreated(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PodSetting:
+class PodStartContext:
     """What a pod's containers share, gathered before the first of them starts."""
 
     cgroup_parent: str
@@ -101,19 +101,19 @@ class PodSetting:
     extra_groups: tuple[int, ...] = ()
 
 
-class Starter:
+class ContainerStarter:
     """Starts sandboxes and containers."""
 
     def __init__(
         self,
-        cri: Cri,
+        cri: RuntimeConnection,
         observer: Observer,
-        node: NodeFacts,
+        node: RuntimeNodeOptions,
         dirs: PodDirs,
-        images: ImagePuller,
+        images: ImageManager,
         hooks: HookRunner,
-        killer: Killer,
-        journal: Journal,
+        killer: ContainerKiller,
+        journal: PodHistory,
         on_created: OnCreated,
         sub_paths: SubPaths,
         read_resolv_conf: Callable[[], str | None],
@@ -122,7 +122,7 @@ class Starter:
         objects: PodObjects | None = None,
         services: Callable[[Pod], Mapping[str, str] | None] = no_services,
         grants: GrantsOf | None = None,
-        shares: Shares | None = None,
+        shares: CpusetAssigner | None = None,
         node_event: Record = no_record,
     ) -> None:
         self._cri = cri
@@ -140,12 +140,12 @@ class Starter:
         self._objects = objects or NoObjects()
         self._services = services
         self._grants = grants
-        self._shares = shares or Everything()
+        self._shares = shares or UnrestrictedAssigner()
         self._node_event = node_event
 
-    def sandbox_config(self, pod: Pod, attempt: int, setting: PodSetting) -> pb.PodSandboxConfig:
+    def sandbox_config(self, pod: Pod, attempt: int, setting: PodStartContext) -> pb.PodSandboxConfig:
         """Make the pod's sandbox request; raises ConfigProblem."""
-        facts = SandboxFacts(
+        facts = RunSandboxOptions(
             node=self._node,
             attempt=attempt,
             cgroup_parent=setting.cgroup_parent,
@@ -191,7 +191,7 @@ class Starter:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.reason}")
             raise StartError(err.reason, err.message, err.retry_after) from err
 
-    async def grants(self, pod: Pod, container: Container) -> DeviceGrants:
+    async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
         """Have a container's devices made ready for its start; raises StartError after the event."""
         if self._grants is None:
             return NOTHING
@@ -208,10 +208,10 @@ class Starter:
         image: PresentImage,
         sandbox_id: str,
         sandbox: pb.PodSandboxConfig,
-        setting: PodSetting,
+        setting: PodStartContext,
         ips: Sequence[str],
         observed: ObservedPod,
-        grants: DeviceGrants = NOTHING,
+        grants: DeviceRunOptions = NOTHING,
     ) -> str:
         """Create and start one container; gives its id. Raises StartError."""
         attempt = await self._attempt(pod, container, observed.latest(container.name))
@@ -243,11 +243,11 @@ class Starter:
         container: Container,
         image: PresentImage,
         attempt: int,
-        setting: PodSetting,
+        setting: PodStartContext,
         ips: Sequence[str],
         observed: ObservedPod,
         sandbox: pb.PodSandboxConfig,
-        grants: DeviceGrants,
+        grants: DeviceRunOptions,
         recursive_read_only: bool,
     ) -> pb.ContainerConfig:
         hosts, termination = "", ""
@@ -261,7 +261,7 @@ class Starter:
             if container.termination_message_path:
                 termination = str(self._dirs.new_termination_log(pod.uid, container.name))
             sources = await gather_env_sources(self._objects, pod, container, setting.volumes)
-            facts = ContainerFacts(
+            facts = RunContainerOptions(
                 node=self._node,
                 attempt=attempt,
                 image_id=image.id,
@@ -295,13 +295,13 @@ class Starter:
                 exclusive_cpus=share.exclusive,
             )
             return make_container_config(pod, container, facts)
-        except (ConfigProblem, VolumeError, OSError) as err:
+        except (ContainerConfigError, VolumeError, OSError) as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err}")
-            wait = SERVICES_SECONDS if isinstance(err, ServicesUnknown) else None
+            wait = SERVICES_SECONDS if isinstance(err, ServicesNotSynced) else None
             raise StartError("CreateContainerConfigError", str(err), wait) from err
 
     async def _parts_of_volumes(
-        self, pod: Pod, container: Container, facts: ContainerFacts
+        self, pod: Pod, container: Container, facts: RunContainerOptions
     ) -> dict[int, str]:
         partial = [
             (index, mount)
@@ -317,7 +317,7 @@ class Starter:
         )
 
     async def _image_volumes(
-        self, pod: Pod, container: Container, setting: PodSetting, sandbox: pb.PodSandboxConfig
+        self, pod: Pod, container: Container, setting: PodStartContext, sandbox: pb.PodSandboxConfig
     ) -> dict[str, pb.ImageSpec]:
         """Have the images of a container's volumes, by the volumes' names; raises StartError."""
         images = wanted_images(pod, container, setting.volumes)
@@ -449,5 +449,5 @@ def _target(container: Container, observed: ObservedPod) -> str:
         return ""
     target = observed.latest(container.target_container_name)
     if target is None:
-        raise ConfigProblem(f"unable to find target container {container.target_container_name}")
+        raise ContainerConfigError(f"unable to find target container {container.target_container_name}")
     return target.id

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.api.pod import Pod
-from pykubelet.kuberuntime.errors import ConfigProblem
+from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.options import IdMappings, IdRange
 from pykubelet.kuberuntime.paths import PodDirs
 
@@ -39,7 +39,7 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class IdSpace:
+class UserNamespaceRange:
     """The ids that pods may be given: from `first`, `count` of them, in blocks of `block`."""
 
     first: int
@@ -57,12 +57,12 @@ class IdSpace:
         return None
 
 
-def read_id_space(block: int) -> IdSpace:
+def read_id_space(block: int) -> UserNamespaceRange:
     """Find the ids for pods: those given to the user `kubelet`, else all but the machine's first.
 
     Raises ConfigProblem when that user exists and its ids can not be found out.
     """
-    everything = IdSpace(block, _ALL_IDS - block, block)
+    everything = UserNamespaceRange(block, _ALL_IDS - block, block)
     program = shutil.which("getsubids")
     try:
         pwd.getpwnam(USER)
@@ -74,28 +74,32 @@ def read_id_space(block: int) -> IdSpace:
     for argv in ([program, USER], [program, "-g", USER]):
         done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
         if done.returncode != 0:
-            raise ConfigProblem(f"getsubids does not tell the ids of user {USER}: {done.stderr.strip()}")
+            raise ContainerConfigError(
+                f"getsubids does not tell the ids of user {USER}: {done.stderr.strip()}"
+            )
         answers.append(done.stdout)
     if answers[0] != answers[1]:
-        raise ConfigProblem(
+        raise ContainerConfigError(
             f"user {USER} has other subuids than subgids: make /etc/subuid and /etc/subgid agree"
         )
     return parse_getsubids(answers[0], block)
 
 
-def parse_getsubids(text: str, block: int) -> IdSpace:
+def parse_getsubids(text: str, block: int) -> UserNamespaceRange:
     """Read the one line that getsubids prints: `0: kubelet 65536 7208960`."""
     lines = text.strip().splitlines()
     fields = lines[0].split() if len(lines) == 1 else []
     if len(fields) != 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
-        raise ConfigProblem(f"user {USER} must have exactly one range of subordinate ids, not {text!r}")
-    return IdSpace(int(fields[2]), int(fields[3]), block)
+        raise ContainerConfigError(
+            f"user {USER} must have exactly one range of subordinate ids, not {text!r}"
+        )
+    return UserNamespaceRange(int(fields[2]), int(fields[3]), block)
 
 
 class UserNamespaces:
     """Hands out blocks of ids; the pods' folders are its memory."""
 
-    def __init__(self, dirs: PodDirs, space: IdSpace, *, supported: bool) -> None:
+    def __init__(self, dirs: PodDirs, space: UserNamespaceRange, *, supported: bool) -> None:
         self._dirs = dirs
         self._space = space
         self._supported = supported
@@ -121,7 +125,7 @@ class UserNamespaces:
         for first in range(space.first, space.first + space.count, space.block):
             if first not in used:
                 return first
-        raise ConfigProblem("all ids for user namespaces are in use")
+        raise ContainerConfigError("all ids for user namespaces are in use")
 
     def _path(self, uid: str) -> Path:
         return self._dirs.pod(uid) / FILE
@@ -132,14 +136,16 @@ class UserNamespaces:
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, OSError) as err:
-            raise ConfigProblem(f"the user namespace of pod {uid} can not be read: {err}") from err
+            raise ContainerConfigError(f"the user namespace of pod {uid} can not be read: {err}") from err
         if len(found.uid_mappings) != 1 or found.uid_mappings != found.gid_mappings:
-            raise ConfigProblem(
+            raise ContainerConfigError(
                 f"the user namespace of pod {uid} is not one range for users and groups alike"
             )
         (mapping,) = found.uid_mappings
         if mapping.container_id != 0 or mapping.length != self._space.block:
-            raise ConfigProblem(f"the user namespace of pod {uid} has another size than idsPerPod says")
+            raise ContainerConfigError(
+                f"the user namespace of pod {uid} has another size than idsPerPod says"
+            )
         return mapping.host_id
 
     def _write(self, uid: str, first: int) -> None:

@@ -11,7 +11,7 @@ D-Bus' words as bytes: values by their signature, and whole messages.
 
 Everything here is a pure function of its arguments, and speaks to nobody. systemd is reached with a
 handful of calls, and a few pages of our own are less than a library's loop, threads and memory.
-What comes from a socket is not trusted: whatever is not a message raises `WireError`, and nothing
+What comes from a socket is not trusted: whatever is not a message raises `DBusProtocolError`, and nothing
 else, and what it claims to contain is never believed beyond the bytes that are there.
 
 A value is Python's plain one: `str` for s, o and g, `int`, `bool`, `float`; a list for an array
@@ -51,7 +51,7 @@ _BASIC = frozenset("ynqiuxtdhbsog")
 _CLOSING = {"(": ")", "{": "}"}
 
 
-class WireError(ValueError):
+class DBusProtocolError(ValueError):
     """Bytes that are no D-Bus message, or a value that does not fit its signature."""
 
 
@@ -62,7 +62,7 @@ class Variant(NamedTuple):
     value: Any
 
 
-class Kind(IntEnum):
+class MessageType(IntEnum):
     """What a message is."""
 
     CALL = 1
@@ -117,7 +117,7 @@ def encode_message(message: Message) -> bytes:
     writer.write(_FIELDS_SIGNATURE, fields, 0)
     writer.align(8)
     if len(writer.data) + len(body) > MAX_MESSAGE_BYTES:
-        raise WireError(f"a message of {len(writer.data) + len(body)} bytes is too long")
+        raise DBusProtocolError(f"a message of {len(writer.data) + len(body)} bytes is too long")
     return bytes(writer.data) + body
 
 
@@ -126,18 +126,18 @@ def message_size(head: bytes | bytearray) -> int:
     order = _order(head)
     version = head[3]
     if version != 1:
-        raise WireError(f"version {version} of the protocol is not known")
+        raise DBusProtocolError(f"version {version} of the protocol is not known")
     body, _, fields = struct.unpack_from(f"{order}III", head, 4)
     size = HEAD_BYTES + int(fields) + -int(fields) % 8 + int(body)
     if size > MAX_MESSAGE_BYTES:
-        raise WireError(f"a message of {size} bytes is too long")
+        raise DBusProtocolError(f"a message of {size} bytes is too long")
     return size
 
 
 def decode_message(data: bytes) -> Message:
     """Read one whole message; raises WireError."""
     if len(data) < HEAD_BYTES or len(data) != message_size(data):
-        raise WireError("a message of another size than it says")
+        raise DBusProtocolError("a message of another size than it says")
     order = _order(data)
     body_size, serial = struct.unpack_from(f"{order}II", data, 4)
     reader = _Reader(data, order, 12)
@@ -147,11 +147,11 @@ def decode_message(data: bytes) -> Message:
         if not name:
             continue  # fields of later versions of the protocol are to be ignored
         if variant.signature != kind:
-            raise WireError(f"header field {number} has the type {variant.signature!r}")
+            raise DBusProtocolError(f"header field {number} has the type {variant.signature!r}")
         known[name] = variant.value
     reader.align(8)
     if reader.at != len(data) - body_size:
-        raise WireError("the header ends elsewhere than it says")
+        raise DBusProtocolError("the header ends elsewhere than it says")
     body = decode(known.get("signature", ""), data[reader.at :], big=order == ">")
     return Message(kind=data[1], flags=data[2], serial=serial, body=body, **known)
 
@@ -160,7 +160,7 @@ def encode(signature: str, values: tuple[Any, ...]) -> bytes:
     """Write values one after the other; raises WireError for one that does not fit."""
     types = split_signature(signature)
     if len(types) != len(values):
-        raise WireError(f"{len(values)} values for the signature {signature!r}")
+        raise DBusProtocolError(f"{len(values)} values for the signature {signature!r}")
     writer = _Writer(bytearray())
     for kind, value in zip(types, values, strict=True):
         writer.write(kind, value, 0)
@@ -172,14 +172,14 @@ def decode(signature: str, data: bytes, *, big: bool = False) -> tuple[Any, ...]
     reader = _Reader(data, ">" if big else "<", 0)
     values = tuple([reader.read(kind, 0) for kind in split_signature(signature)])
     if reader.at != len(data):
-        raise WireError(f"{len(data) - reader.at} bytes after the last value")
+        raise DBusProtocolError(f"{len(data) - reader.at} bytes after the last value")
     return values
 
 
 def split_signature(signature: str) -> list[str]:
     """Give the complete types of a signature, `a{sv}u` as `a{sv}` and `u`; raises WireError."""
     if len(signature) > _MAX_SIGNATURE:
-        raise WireError("the signature is too long")
+        raise DBusProtocolError("the signature is too long")
     found, at = [], 0
     while at < len(signature):
         end = _type_end(signature, at, 0)
@@ -191,7 +191,7 @@ def split_signature(signature: str) -> list[str]:
 def _type_end(signature: str, at: int, depth: int) -> int:
     code = signature[at : at + 1]
     if depth > _MAX_DEPTH:
-        raise WireError("the signature is too deep")
+        raise DBusProtocolError("the signature is too deep")
     if code in _BASIC or code == "v":
         return at + 1
     if code == "a":
@@ -204,7 +204,7 @@ def _type_end(signature: str, at: int, depth: int) -> int:
             end = _type_end(signature, end, depth + 1)
         if signature[end : end + 1] == _CLOSING[code] and _may_hold(code, inner, signature[at - 1 : at]):
             return end + 1
-    raise WireError(f"{signature!r} is not a signature")
+    raise DBusProtocolError(f"{signature!r} is not a signature")
 
 
 def _may_hold(code: str, inner: list[str], before: str) -> bool:
@@ -224,7 +224,7 @@ class _Writer:
 
     def write(self, kind: str, value: Any, depth: int) -> None:
         if depth > 2 * _MAX_DEPTH:
-            raise WireError("the value is too deep")
+            raise DBusProtocolError("the value is too deep")
         code = kind[0]
         self.align(_ALIGNMENT[code])
         try:
@@ -241,14 +241,14 @@ class _Writer:
             else:
                 self._write_text(code, value)
         except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as err:
-            raise WireError(f"{value!r} is not of the type {kind!r}: {err}") from err
+            raise DBusProtocolError(f"{value!r} is not of the type {kind!r}: {err}") from err
 
     def _write_text(self, code: str, value: str) -> None:
         raw = value.encode()
         if b"\0" in raw:
-            raise WireError("a text must not contain a zero")
+            raise DBusProtocolError("a text must not contain a zero")
         if code == "o" and not _is_path(value):
-            raise WireError(f"{value!r} is not an object path")
+            raise DBusProtocolError(f"{value!r} is not an object path")
         if code == "g":
             split_signature(value)
         self.data += struct.pack("<B" if code == "g" else "<I", len(raw)) + raw + b"\0"
@@ -268,13 +268,13 @@ class _Writer:
     def _write_parts(self, kind: str, value: Any, depth: int) -> None:
         types = split_signature(kind[1:-1])
         if len(types) != len(value):
-            raise WireError(f"{len(value)} values for the struct {kind!r}")
+            raise DBusProtocolError(f"{len(value)} values for the struct {kind!r}")
         for part, item in zip(types, value, strict=True):
             self.write(part, item, depth + 1)
 
     def _write_variant(self, variant: Variant, depth: int) -> None:
         if len(split_signature(variant.signature)) != 1:
-            raise WireError(f"a variant holds one value, not {variant.signature!r}")
+            raise DBusProtocolError(f"a variant holds one value, not {variant.signature!r}")
         self._write_text("g", variant.signature)
         self.write(variant.signature, variant.value, depth + 1)
 
@@ -290,11 +290,11 @@ class _Reader:
     def align(self, size: int) -> None:
         padding = self._take(-self.at % size)
         if padding.strip(b"\0"):
-            raise WireError("padding that is not zero")
+            raise DBusProtocolError("padding that is not zero")
 
     def read(self, kind: str, depth: int) -> Any:
         if depth > 2 * _MAX_DEPTH:
-            raise WireError("the value is too deep")
+            raise DBusProtocolError("the value is too deep")
         code = kind[0]
         self.align(_ALIGNMENT[code])
         if code in _FORMATS:
@@ -302,7 +302,7 @@ class _Reader:
         if code == "b":
             number = self._number("I")
             if number not in (0, 1):
-                raise WireError(f"{number} is not a boolean")
+                raise DBusProtocolError(f"{number} is not a boolean")
             return bool(number)
         readers: dict[str, Callable[[str, int], Any]] = {
             "a": self._read_array,
@@ -315,13 +315,13 @@ class _Reader:
     def _read_text(self, kind: str, _depth: int) -> str:
         raw = self._take(self._number("B" if kind == "g" else "I"))
         if self._take(1) != b"\0" or b"\0" in raw:
-            raise WireError("a text that does not end where it says")
+            raise DBusProtocolError("a text that does not end where it says")
         try:
             text = raw.decode()
         except UnicodeDecodeError as err:
-            raise WireError("a text that is not UTF-8") from err
+            raise DBusProtocolError("a text that is not UTF-8") from err
         if kind == "o" and not _is_path(text):
-            raise WireError(f"{text!r} is not an object path")
+            raise DBusProtocolError(f"{text!r} is not an object path")
         if kind == "g":
             split_signature(text)
         return text
@@ -332,14 +332,14 @@ class _Reader:
         self.align(_ALIGNMENT[item[0]])
         end = self.at + size
         if end > len(self.data):
-            raise WireError("an array that is longer than the message")
+            raise DBusProtocolError("an array that is longer than the message")
         if item == "y":
             return self._take(size)
         items = []
         while self.at < end:
             items.append(self.read(item, depth + 1))
         if self.at != end:
-            raise WireError("an array that does not end where it says")
+            raise DBusProtocolError("an array that does not end where it says")
         return dict(items) if item[0] == "{" else items
 
     def _read_parts(self, kind: str, depth: int) -> tuple[Any, ...]:
@@ -348,7 +348,7 @@ class _Reader:
     def _read_variant(self, _kind: str, depth: int) -> Variant:
         signature = self._read_text("g", depth)
         if len(split_signature(signature)) != 1:
-            raise WireError(f"a variant of the type {signature!r}")
+            raise DBusProtocolError(f"a variant of the type {signature!r}")
         return Variant(signature, self.read(signature, depth + 1))
 
     def _number(self, fmt: str) -> Any:
@@ -358,7 +358,7 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         end = self.at + size
         if end > len(self.data):
-            raise WireError("the message ends too early")
+            raise DBusProtocolError("the message ends too early")
         taken = self.data[self.at : end]
         self.at = end
         return taken
@@ -367,7 +367,7 @@ class _Reader:
 def _order(head: bytes | bytearray) -> str:
     order = {ord("l"): "<", ord("B"): ">"}.get(head[0])
     if order is None:
-        raise WireError(f"{head[0]:#04x} does not begin a message")
+        raise DBusProtocolError(f"{head[0]:#04x} does not begin a message")
     return order
 
 
@@ -453,7 +453,7 @@ class DBusConnection(asyncio.Protocol):
         """Call a method and give what it returns; raises DBusError."""
         serial = next(self._serials)
         message = Message(
-            kind=Kind.CALL,
+            kind=MessageType.CALL,
             serial=serial,
             destination=destination,
             path=path,
@@ -476,7 +476,7 @@ class DBusConnection(asyncio.Protocol):
             raise DBusError(errno.ETIMEDOUT, f"{member} is not answered after {seconds:g}s") from None
         finally:
             del self._calls[serial]
-        if reply.kind == Kind.ERROR:
+        if reply.kind == MessageType.ERROR:
             told = reply.body[0] if reply.body and isinstance(reply.body[0], str) else reply.error
             raise DBusError(errno.EREMOTEIO, f"{member}: {told}", reply.error)
         return reply.body
@@ -539,7 +539,7 @@ class DBusConnection(asyncio.Protocol):
                 self._take_welcome()
             if self._authenticated:
                 self._take_messages()
-        except WireError as err:
+        except DBusProtocolError as err:
             self._end(DBusError(errno.EBADMSG, f"{self._path} talks nonsense: {err}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -551,7 +551,7 @@ class DBusConnection(asyncio.Protocol):
         line, found, rest = self._data.partition(b"\r\n")
         if not found:
             if len(self._data) > _MAX_LINE:
-                raise WireError("the greeting has no end")
+                raise DBusProtocolError("the greeting has no end")
             return
         self._data = rest
         if not line.startswith(b"OK"):
@@ -572,10 +572,10 @@ class DBusConnection(asyncio.Protocol):
             self._was_heard = True
             message = decode_message(bytes(self._data[:size]))
             del self._data[:size]
-            if message.kind == Kind.SIGNAL:
+            if message.kind == MessageType.SIGNAL:
                 for heard in self._heard:
                     heard.put_nowait(message)
-            elif message.kind in (Kind.RETURN, Kind.ERROR):
+            elif message.kind in (MessageType.RETURN, MessageType.ERROR):
                 answer = self._calls.get(message.reply_to)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
@@ -594,7 +594,7 @@ class DBusConnection(asyncio.Protocol):
         self._nudge = None
         if self._over is None and self._transport is not None and not self._was_heard:
             ping = Message(
-                kind=Kind.CALL,
+                kind=MessageType.CALL,
                 serial=next(self._serials),
                 flags=_NO_REPLY,
                 path="/",

@@ -25,7 +25,7 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class PortHolder:
+class PortOwner:
     """Who has a port; `pid` 0 where that cannot be seen."""
 
     port: int
@@ -37,13 +37,13 @@ class PortHolder:
         return f"pid {self.pid} ({self.command})" if self.pid else "another process"
 
 
-def port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
+def port_holder(port: int, proc: Path = Path("/proc")) -> PortOwner | None:
     """Find who listens on a TCP port of this machine, on any address; None when nobody does."""
     for listener in _listeners(proc):
         if listener.port == port:
             pid = _owner(listener.inode, proc)
             command = _command(pid, proc) if pid else ""
-            return PortHolder(port, str(listener.address), pid, command)
+            return PortOwner(port, str(listener.address), pid, command)
     return None
 
 

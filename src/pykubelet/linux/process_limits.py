@@ -103,7 +103,7 @@ def _names(mask: int) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenFiles:
+class FileDescriptorLimits:
     """The limits now in force (`resource.RLIM_INFINITY` for none), and what was asked for."""
 
     soft: int
@@ -116,7 +116,7 @@ class OpenFiles:
         return self.soft == resource.RLIM_INFINITY or self.soft >= self.wanted
 
 
-def raise_open_files(wanted: int) -> OpenFiles:
+def raise_open_files(wanted: int) -> FileDescriptorLimits:
     """Set both limits to `wanted`, or the soft one as near to it as the kernel allows.
 
     A hard limit above `wanted` is lowered, as in the reference: children get what was configured.
@@ -127,7 +127,7 @@ def raise_open_files(wanted: int) -> OpenFiles:
     except (ValueError, OSError):
         # The hard limit cannot be raised: no CAP_SYS_RESOURCE, or more than fs.nr_open.
         resource.setrlimit(resource.RLIMIT_NOFILE, (attainable(wanted, hard), hard))
-    return OpenFiles(*resource.getrlimit(resource.RLIMIT_NOFILE), wanted)
+    return FileDescriptorLimits(*resource.getrlimit(resource.RLIMIT_NOFILE), wanted)
 
 
 def attainable(wanted: int, hard: int) -> int:

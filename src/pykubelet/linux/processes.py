@@ -185,12 +185,12 @@ _MAX_COMPLAINT = 1024
 _END_SECONDS = 5.0
 
 
-class TooMuch(Exception):
+class OutputTooLarge(Exception):
     """The program wrote more than it may."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ProcessResult:
     """A program that ended: its status, its output, and the beginning of its complaints."""
 
     status: int
@@ -205,7 +205,7 @@ async def run_bounded(
     seconds: float,
     max_bytes: int,
     data: bytes | None = None,
-) -> Finished:
+) -> ProcessResult:
     """Run a program to its end, with `data` on its standard input, or nothing.
 
     Raises OSError when it cannot be started, TimeoutError when it takes longer than `seconds`, and
@@ -240,8 +240,8 @@ async def run_bounded(
         if not complete:
             await _end(process)
     if len(output) > max_bytes:
-        raise TooMuch
-    return Finished(status, output, " ".join(complaint.result().decode(errors="replace").split()))
+        raise OutputTooLarge
+    return ProcessResult(status, output, " ".join(complaint.result().decode(errors="replace").split()))
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:

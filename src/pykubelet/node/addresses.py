@@ -34,7 +34,7 @@ from pykubelet.linux.network import (
 )
 from pykubelet.logs import get_logger
 from pykubelet.node.settings import NodeSettings
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"
@@ -129,12 +129,12 @@ MISSING_SECONDS = 5.0
 LOOK_SECONDS = 60.0
 
 
-class HostAddresses:
+class HostIPs:
     """Knows the addresses; whoever holds `ips` sees each change."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._complaints = Complaints(log, "Failed to find the node's address, pods go without")
+        self._complaints = ErrorLogLimiter(log, "Failed to find the node's address, pods go without")
         self._told = False
         self.ips: list[str] = []
         """None yet, one, or one of each family; one list for the agent's life."""

@@ -31,7 +31,7 @@ READY = "Ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Pressures:
+class NodePressure:
     """What the node runs short of."""
 
     memory: bool = False
@@ -82,7 +82,7 @@ _PRESSURES: dict[str, tuple[_Words, _Words]] = {
 
 def next_conditions(
     old: Sequence[NodeCondition],
-    pressures: Pressures,
+    pressures: NodePressure,
     problems: Sequence[str],
     now: datetime,
     *,

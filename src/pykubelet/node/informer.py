@@ -16,14 +16,14 @@ import msgspec
 from pykubelet.api.meta import ObjectMeta, ObjectStruct, Resources
 from pykubelet.api.node import Node, NodeSpec, NodeStatus
 from pykubelet.apiserver.client import Resource, read_object
-from pykubelet.apiserver.reflector import Reflector, Source, Update
+from pykubelet.apiserver.reflector import ListerWatcher, Reflector, StoreDelta
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.node.registration import blank_node
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import declared_features, runtime_features
 
 
-class KnownNode(ObjectStruct):
+class CachedNode(ObjectStruct):
     """The node as it was last seen."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
@@ -38,19 +38,19 @@ class KnownNode(ObjectStruct):
         )
 
 
-KNOWN_NODES = Resource(KnownNode, "Node", "nodes", namespaced=False)
-Listener = Callable[[KnownNode | None], None]
+KNOWN_NODES = Resource(CachedNode, "Node", "nodes", namespaced=False)
+Listener = Callable[[CachedNode | None], None]
 
 
 class NodeInformer:
     """Watches one node; `node` is None while there is none, or none was seen yet."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: ListerWatcher, name: str) -> None:
         self._listeners: list[Listener] = []
         self._reflector = Reflector(
             source, KNOWN_NODES, self._updated, field_selector=f"metadata.name={name}"
         )
-        self.node: KnownNode | None = None
+        self.node: CachedNode | None = None
 
     @property
     def has_synced(self) -> bool:
@@ -69,7 +69,7 @@ class NodeInformer:
         """Watch until cancelled."""
         await self._reflector.run()
 
-    async def _updated(self, update: Update[KnownNode]) -> None:
+    async def _updated(self, update: StoreDelta[CachedNode]) -> None:
         if not update.changed and not update.removed:
             return
         self.node = next(iter(self._reflector.objects.values()), None)

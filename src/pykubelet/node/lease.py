@@ -25,10 +25,17 @@ import msgspec
 from pykubelet.api.meta import ObjectMeta, OwnerReference
 from pykubelet.api.node import Lease, micro_time
 from pykubelet.apiserver.client import LEASES, Resource
-from pykubelet.apiserver.errors import BadAnswer, Conflict, KubeError, NotFound, ServerError, Unreachable
+from pykubelet.apiserver.errors import (
+    Conflict,
+    InvalidResponse,
+    KubeError,
+    NotFound,
+    ServerError,
+    Unreachable,
+)
 from pykubelet.logs import get_logger
 from pykubelet.node.settings import NodeSettings
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 NAMESPACE = "kube-node-lease"
@@ -87,7 +94,7 @@ JITTER = 0.04
 """Rounds are stretched by chance up to so much, so that a cluster's nodes do not fall into step."""
 
 
-class Bell:
+class WakeupTimer:
     """Lets a loop sleep until its time has come or somebody rings; ringing twice is ringing once."""
 
     def __init__(self) -> None:
@@ -116,12 +123,12 @@ def stretched(seconds: float, chance: Callable[[], float] = random.random) -> fl
 TRIES = 5
 LONGEST_PAUSE_SECONDS = 7.0
 """How long to wait at most after a round without success."""
-WORTH_ANOTHER_TRY = (Unreachable, BadAnswer, Conflict, ServerError)
+WORTH_ANOTHER_TRY = (Unreachable, InvalidResponse, Conflict, ServerError)
 """What may go better at once; anything else is the server's considered answer."""
 CloseConnections = Callable[[], Awaitable[None]]
 
 
-class PatientStore(LeaseStore, Protocol):
+class LeaseClient(LeaseStore, Protocol):
     """Where leases are kept: an ApiClient."""
 
     async def pause(self, seconds: float) -> None:
@@ -133,7 +140,7 @@ class LeaseLoop:
 
     def __init__(
         self,
-        store: PatientStore,
+        store: LeaseClient,
         settings: NodeSettings,
         node_uid: Callable[[], str],
         close_connections: CloseConnections,
@@ -147,8 +154,8 @@ class LeaseLoop:
         self._close_connections = close_connections
         self._clock = clock
         self._chance = chance
-        self._bell = Bell()
-        self._complaints = Complaints(log, "Failed to renew the node's lease", node=settings.name)
+        self._bell = WakeupTimer()
+        self._complaints = ErrorLogLimiter(log, "Failed to renew the node's lease", node=settings.name)
         self._lease: Lease | None = None
 
     def wake(self) -> None:

@@ -30,7 +30,7 @@ from pykubelet.linux.host_info import boot_time
 from pykubelet.logs import get_logger
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import NOTHING, node_patch
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 FIRST_PAUSE_SECONDS = 0.1
@@ -55,7 +55,7 @@ _UNINITIALIZED = Taint(
 )
 
 
-class NodeStore(Protocol):
+class NodeWriter(Protocol):
     """Where nodes are kept: an ApiClient."""
 
     async def get(self, resource: Resource[Node], name: str) -> Node:
@@ -138,7 +138,7 @@ def reconciled(existing: Node, ours: Node, *, reset_extended: bool = False) -> N
 
 
 async def try_register(
-    store: NodeStore,
+    store: NodeWriter,
     ours: Node,
     settings: NodeSettings,
     *,
@@ -171,7 +171,7 @@ async def try_register(
 
 
 async def register(
-    store: NodeStore,
+    store: NodeWriter,
     settings: NodeSettings,
     make: Callable[[], Awaitable[Node]],
     *,
@@ -182,7 +182,7 @@ async def register(
 
     `created` is called when the cluster did not have the node before.
     """
-    complaints = Complaints(log, "Failed to register the node", node=settings.name)
+    complaints = ErrorLogLimiter(log, "Failed to register the node", node=settings.name)
     clock, pause = asyncio.get_running_loop().time, FIRST_PAUSE_SECONDS
     while True:
         ours = await make()

@@ -17,12 +17,12 @@ from typing import NoReturn
 from pykubelet.api.meta import now
 from pykubelet.api.node import Node
 from pykubelet.apiserver.client import Clients
-from pykubelet.node.informer import KnownNode, NodeInformer
+from pykubelet.node.informer import CachedNode, NodeInformer
 from pykubelet.node.lease import LeaseLoop
 from pykubelet.node.registration import NodeStartup, blank_node, register
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import next_node
-from pykubelet.node.status_inputs import NodeSources, Observer
+from pykubelet.node.status_inputs import NodeSources, NodeStatusCollector
 from pykubelet.node.status_loop import NodeEvents, Record, StatusLoop
 from pykubelet.util.tasks import TaskScope
 
@@ -42,7 +42,7 @@ class NodeReporter:
         self._clients = clients
         self._settings = settings
         self._sources = sources
-        self._observer = Observer(sources, settings)
+        self._observer = NodeStatusCollector(sources, settings)
         self._events = NodeEvents(record, settings.name)
         close_all = clients.heartbeats.transport.close_all
         self._status = StatusLoop(
@@ -96,7 +96,7 @@ class NodeReporter:
         self._events.transitions(transitions)
         return node
 
-    def _seen(self, node: KnownNode | None) -> None:
+    def _seen(self, node: CachedNode | None) -> None:
         before = self._status.node_uid
         self._status.seen(node)
         if node is not None:
@@ -106,7 +106,7 @@ class NodeReporter:
             if self._settings.external_cloud:
                 self._tell_addresses(node)
 
-    def _tell_addresses(self, node: KnownNode) -> None:
+    def _tell_addresses(self, node: CachedNode) -> None:
         """Tell what the cloud wrote before the first pod of the cluster comes, which waits for the node."""
         with contextlib.suppress(ValueError):  # The status loop says it, and asks.
             self._sources.addressed(node.whole().status.addresses)

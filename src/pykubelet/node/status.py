@@ -56,14 +56,14 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.linux.host_info import Machine
 from pykubelet.linux.network import IPAddress
 from pykubelet.node.addresses import PROVIDED_IP, next_addresses, provided_ip
-from pykubelet.node.conditions import Pressures, Transition, next_conditions
+from pykubelet.node.conditions import NodePressure, Transition, next_conditions
 from pykubelet.node.settings import NodeSettings
 
 NOTHING = Quantity.of(0)
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceAmounts:
+class DeviceCapacity:
     """What device plugins offer; resources whose plugin went away are `removed`."""
 
     capacity: Resources = field(default_factory=dict)
@@ -75,7 +75,7 @@ def next_amounts(
     old_capacity: Resources,
     old_allocatable: Resources,
     machine: Resources,
-    devices: DeviceAmounts,
+    devices: DeviceCapacity,
     settings: NodeSettings,
 ) -> tuple[Resources, Resources]:
     """Give capacity and allocatable as they are now."""
@@ -182,8 +182,8 @@ class Facts:
     addresses_valid: bool = True
     """Whether what `--node-ip` names is this machine's; else the old addresses stay."""
     volumes_in_use: list[str] | None = None
-    devices: DeviceAmounts = field(default_factory=DeviceAmounts)
-    pressures: Pressures = field(default_factory=Pressures)
+    devices: DeviceCapacity = field(default_factory=DeviceCapacity)
+    pressures: NodePressure = field(default_factory=NodePressure)
     problems: Sequence[str] = ()
     warning: str = ""
 

@@ -22,17 +22,17 @@ from pykubelet.cm.capacity import machine_amounts
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.linux import HostError
 from pykubelet.linux.host_info import Machine, read_machine
 from pykubelet.linux.network import IPAddress
 from pykubelet.logs import get_logger
 from pykubelet.node.addresses import check_named, find_own_address, needs_own_address
-from pykubelet.node.conditions import Pressures, RuntimeHealth
+from pykubelet.node.conditions import NodePressure, RuntimeHealth
 from pykubelet.node.settings import NodeSettings
-from pykubelet.node.status import DeviceAmounts, Facts, image_list, plain_version
+from pykubelet.node.status import DeviceCapacity, Facts, image_list, plain_version
 from pykubelet.transport.errors import CriError
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 PATIENCE_SECONDS = 5.0
@@ -45,7 +45,7 @@ class PodCidr:
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._complaints = Complaints(log, "Failed to tell the runtime the pod CIDR")
+        self._complaints = ErrorLogLimiter(log, "Failed to tell the runtime the pod CIDR")
         self.current = ""
 
     async def follow(self, networks: Sequence[str]) -> None:
@@ -74,8 +74,8 @@ ADDRESS_SECONDS = 60.0
 _DEVICE_CHECKPOINT = "kubelet_internal_checkpoint"
 
 
-def _no_devices() -> DeviceAmounts:
-    return DeviceAmounts()
+def _no_devices() -> DeviceCapacity:
+    return DeviceCapacity()
 
 
 def _no_volumes() -> list[str] | None:
@@ -95,8 +95,8 @@ class NodeSources:
     list_images: Callable[[], Awaitable[Sequence[pb.Image]]]
     version: Callable[[], Awaitable[pb.VersionResponse]]
     tell_pod_cidr: Tell
-    pressures: Callable[[], Pressures] = Pressures
-    devices: Callable[[], DeviceAmounts] = _no_devices
+    pressures: Callable[[], NodePressure] = NodePressure
+    devices: Callable[[], DeviceCapacity] = _no_devices
     reset_extended: Callable[[], bool] = lambda: False
     """Whether nothing is known of devices that earlier agents offered."""
     volumes_in_use: Callable[[], list[str] | None] = _no_volumes
@@ -111,7 +111,7 @@ class NodeSources:
 
 
 def node_sources(
-    cri: Cri,
+    cri: RuntimeConnection,
     flags: KubeletFlags,
     config: KubeletConfiguration,
     health: RuntimeHealth,
@@ -134,7 +134,7 @@ def node_sources(
     )
 
 
-class Observer:
+class NodeStatusCollector:
     """Gathers the facts of one moment, asking for the costly ones only now and then."""
 
     def __init__(self, sources: NodeSources, settings: NodeSettings) -> None:
@@ -144,7 +144,7 @@ class Observer:
         self._version: str | None = None
         self._address: IPAddress | None = None
         self._images_due = self._address_due = 0.0
-        self._addressing = Complaints(log, "Failed to find the node's address", node=settings.name)
+        self._addressing = ErrorLogLimiter(log, "Failed to find the node's address", node=settings.name)
 
     def problems(self) -> list[str]:
         """Reasons why the node is not ready; asks nobody."""

@@ -24,13 +24,13 @@ from pykubelet.apiserver.client import NODES
 from pykubelet.apiserver.errors import KubeError, NotFound, Unreachable
 from pykubelet.logs import get_logger
 from pykubelet.node.conditions import Transition, is_ready
-from pykubelet.node.informer import KnownNode
-from pykubelet.node.lease import TRIES, WORTH_ANOTHER_TRY, Bell, CloseConnections, stretched
-from pykubelet.node.registration import NodeStore
+from pykubelet.node.informer import CachedNode
+from pykubelet.node.lease import TRIES, WORTH_ANOTHER_TRY, CloseConnections, WakeupTimer, stretched
+from pykubelet.node.registration import NodeWriter
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import has_changed, next_node, node_patch
-from pykubelet.node.status_inputs import NodeSources, Observer, PodCidr
-from pykubelet.util.backoff import Complaints
+from pykubelet.node.status_inputs import NodeSources, NodeStatusCollector, PodCidr
+from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
@@ -93,10 +93,10 @@ class StatusLoop:
 
     def __init__(
         self,
-        store: NodeStore,
+        store: NodeWriter,
         settings: NodeSettings,
         sources: NodeSources,
-        observer: Observer,
+        observer: NodeStatusCollector,
         events: NodeEvents,
         close_connections: CloseConnections,
         *,
@@ -113,10 +113,10 @@ class StatusLoop:
         self._ready = ready
         self._clock = clock
         self._chance = chance
-        self._bell = Bell()
+        self._bell = WakeupTimer()
         self._pod_cidr = PodCidr(sources.tell_pod_cidr)
-        self._complaints = Complaints(log, "Failed to update the node's status", node=settings.name)
-        self._seen: KnownNode | None = None
+        self._complaints = ErrorLogLimiter(log, "Failed to update the node's status", node=settings.name)
+        self._seen: CachedNode | None = None
         self._latest: Node | None = None
         self._answered_at = 0.0
         self._next_report = 0.0
@@ -132,7 +132,7 @@ class StatusLoop:
         """Make a round at once: something about the node has changed."""
         self._bell.ring()
 
-    def seen(self, node: KnownNode | None) -> None:
+    def seen(self, node: CachedNode | None) -> None:
         """Take the node as the watch shows it; None: it is gone."""
         self._seen = node
         if node is None:
@@ -255,7 +255,7 @@ class StatusLoop:
         return asyncio.get_running_loop().time() - self._answered_at < ECHO_SECONDS
 
 
-def _is_as_new(node: Node, seen: KnownNode) -> bool:
+def _is_as_new(node: Node, seen: CachedNode) -> bool:
     """Whether an answer is at least as new as what the watch shows."""
     if node.metadata.uid != seen.metadata.uid:
         return False

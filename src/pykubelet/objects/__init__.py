@@ -1,1 +1,1 @@
-"""Package objects."""
+"""Objects of the API server that pods refer to: configMaps, secrets, tokens, services, runtime classes."""

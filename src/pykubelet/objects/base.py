@@ -27,14 +27,14 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.selector import LabelSelector
 from pykubelet.apiserver.client import ApiClient, HasMetadata, Params, RawPage, Resource, T
 from pykubelet.apiserver.errors import ApiError, Forbidden, KubeError, NotFound
-from pykubelet.apiserver.reflector import Key, Source
+from pykubelet.apiserver.reflector import Key, ListerWatcher
 
 
 class ObjectError(Exception):
     """An object cannot be had now; the text is for people."""
 
 
-class ObjectMissing(ObjectError):
+class ObjectNotFound(ObjectError):
     """An object certainly does not exist; whoever calls it optional goes on."""
 
 
@@ -131,10 +131,10 @@ async def until_seen(ask: Callable[[], Awaitable[R]]) -> R:
     return await ask()
 
 
-class PatientSource:
+class RetryingListerWatcher:
     """Where a reflector has its objects from; the first list is asked for until the pod was seen."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ListerWatcher) -> None:
         self._source = source
         self._is_first = True
 
@@ -166,7 +166,7 @@ FROM_SERVERS_CACHE = (("resourceVersion", "0"),)
 """Asks for an answer that costs the API server little and may be a moment old."""
 
 
-class Lasting(HasMetadata, Protocol):
+class ImmutableObject(HasMetadata, Protocol):
     """An object that its author may have declared unchangeable."""
 
     @property
@@ -174,8 +174,8 @@ class Lasting(HasMetadata, Protocol):
         """Whether it never changes."""
 
 
-L = TypeVar("L", bound=Lasting)
-L_co = TypeVar("L_co", bound=Lasting, covariant=True)
+L = TypeVar("L", bound=ImmutableObject)
+L_co = TypeVar("L_co", bound=ImmutableObject, covariant=True)
 
 
 class ObjectStore(Protocol[L_co]):
@@ -197,7 +197,7 @@ async def fetch(client: ApiClient, resource: Resource[T], key: Key, params: Para
     try:
         return await until_seen(lambda: client.get(resource, name, namespace, params=params))
     except NotFound as err:
-        raise ObjectMissing(err_text(err)) from err
+        raise ObjectNotFound(err_text(err)) from err
     except KubeError as err:
         raise ObjectError(err_text(err)) from err
 

@@ -13,12 +13,12 @@ from typing import Generic
 
 from pykubelet.apiserver.client import ApiClient, Resource
 from pykubelet.apiserver.reflector import Key
-from pykubelet.objects.base import FROM_SERVERS_CACHE, L, ObjectError, ObjectMissing, fetch
+from pykubelet.objects.base import FROM_SERVERS_CACHE, L, ObjectError, ObjectNotFound, fetch
 
 DEFAULT_TTL_SECONDS = 60.0
 
 
-class FetchedObjects(Generic[L]):
+class UncachedObjects(Generic[L]):
     """Objects of one kind, asked for every time."""
 
     def __init__(self, client: ApiClient, resource: Resource[L]) -> None:
@@ -36,7 +36,7 @@ class FetchedObjects(Generic[L]):
         return await fetch(self._client, self._resource, key)
 
 
-class CachedObjects(Generic[L]):
+class CacheBasedObjects(Generic[L]):
     """Objects of one kind, kept while pods refer to them and they are young enough.
 
     `ttl` gives the seconds, or None for the default; `on_change` hears when another look shows
@@ -73,14 +73,14 @@ class CachedObjects(Generic[L]):
         async with kept.turn:
             if not self._is_fresh(kept):
                 await self._look(key, kept)
-        if isinstance(kept.state, ObjectMissing):
-            raise ObjectMissing(str(kept.state))
+        if isinstance(kept.state, ObjectNotFound):
+            raise ObjectNotFound(str(kept.state))
         assert kept.state is not None
         return kept.state
 
     def _is_fresh(self, kept: _Kept[L]) -> bool:
         # That there is none may have been true for a moment only: it is asked for every time.
-        if kept.stale or kept.state is None or isinstance(kept.state, ObjectMissing):
+        if kept.stale or kept.state is None or isinstance(kept.state, ObjectNotFound):
             return False
         ttl = self._ttl()
         return _now() < kept.looked + (DEFAULT_TTL_SECONDS if ttl is None else ttl)
@@ -88,11 +88,11 @@ class CachedObjects(Generic[L]):
     async def _look(self, key: Key, kept: _Kept[L]) -> None:
         """Bring a state up to date; raises ObjectError only when there is no other state to go on with."""
         before = kept.state
-        again = before is not None and not isinstance(before, ObjectMissing) and not kept.stale
-        found: L | ObjectMissing
+        again = before is not None and not isinstance(before, ObjectNotFound) and not kept.stale
+        found: L | ObjectNotFound
         try:
             found = await fetch(self._client, self._resource, key, FROM_SERVERS_CACHE if again else ())
-        except ObjectMissing as err:
+        except ObjectNotFound as err:
             found = err
         except ObjectError:
             if before is None or kept.stale:
@@ -107,7 +107,7 @@ class CachedObjects(Generic[L]):
 
 @dataclass(slots=True, eq=False)
 class _Kept(Generic[L]):
-    state: L | ObjectMissing | None = None
+    state: L | ObjectNotFound | None = None
     looked: float = 0.0
     """When, in the loop's time."""
     stale: bool = True
@@ -115,11 +115,11 @@ class _Kept(Generic[L]):
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-def _version(state: L | ObjectMissing | None) -> str:
-    return "" if state is None or isinstance(state, ObjectMissing) else state.metadata.resource_version
+def _version(state: L | ObjectNotFound | None) -> str:
+    return "" if state is None or isinstance(state, ObjectNotFound) else state.metadata.resource_version
 
 
-def _is_older(found: L | ObjectMissing, known: L | ObjectMissing | None) -> bool:
+def _is_older(found: L | ObjectNotFound, known: L | ObjectNotFound | None) -> bool:
     """Whether the server's cache is behind what was seen before."""
     one, other = _version(found), _version(known)
     return one.isdecimal() and other.isdecimal() and int(one) < int(other)

@@ -20,11 +20,11 @@ from pykubelet.api.selector import LabelSelector
 from pykubelet.apiserver.client import CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, ApiClient, Resource
 from pykubelet.apiserver.reflector import Key
 from pykubelet.objects.base import L, ObjectStore, fetch
-from pykubelet.objects.cache_based import CachedObjects, FetchedObjects
+from pykubelet.objects.cache_based import CacheBasedObjects, UncachedObjects
 from pykubelet.objects.references import config_map_names, secret_names, uses_trust_bundles
 from pykubelet.objects.tokens import TokenCache
 from pykubelet.objects.trust_bundles import TrustBundles
-from pykubelet.objects.watch_based import WatchedObjects
+from pykubelet.objects.watch_based import WatchBasedObjects
 from pykubelet.util.tasks import TaskScope
 
 TTL_ANNOTATION = "node.alpha.kubernetes.io/ttl"
@@ -68,10 +68,10 @@ class ClusterObjects:
 
         def store(resource: Resource[L], on_change: Callable[[Key], None]) -> ObjectStore[L]:
             if strategy == "Cache":
-                return CachedObjects(client, resource, ttl, on_change)
+                return CacheBasedObjects(client, resource, ttl, on_change)
             if strategy == "Get":
-                return FetchedObjects(client, resource)
-            return WatchedObjects(client, resource, scope, on_change, idle_seconds=idle_seconds)
+                return UncachedObjects(client, resource)
+            return WatchBasedObjects(client, resource, scope, on_change, idle_seconds=idle_seconds)
 
         self._config_maps = store(CONFIG_MAPS, lambda key: self._changed(("ConfigMap", key)))
         self._secrets = store(SECRETS, lambda key: self._changed(("Secret", key)))
@@ -153,5 +153,5 @@ class ClusterObjects:
             await asyncio.sleep(TIDY_SECONDS)
             self._tokens.drop_expired()
             for store in (self._config_maps, self._secrets):
-                if isinstance(store, WatchedObjects):
+                if isinstance(store, WatchBasedObjects):
                     store.stop_idle()

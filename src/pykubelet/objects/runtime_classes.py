@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import RUNTIME_CLASSES, ApiClient
-from pykubelet.objects.base import ObjectError, ObjectMissing, fetch
-from pykubelet.objects.watch_based import LazyCopy
+from pykubelet.objects.base import ObjectError, ObjectNotFound, fetch
+from pykubelet.objects.watch_based import LazyInformer
 from pykubelet.util.tasks import TaskScope
 
 SYNC_SECONDS = 5.0
@@ -16,7 +16,7 @@ class RuntimeClasses:
 
     def __init__(self, client: ApiClient, scope: TaskScope) -> None:
         self._client = client
-        self._copy = LazyCopy(client, RUNTIME_CLASSES, scope)
+        self._copy = LazyInformer(client, RUNTIME_CLASSES, scope)
 
     async def handler(self, pod: Pod) -> str:
         """Give the name of the pod's handler, empty for the runtime's default.
@@ -36,8 +36,8 @@ class RuntimeClasses:
             # It may be newer than the copy.
             try:
                 found = await fetch(self._client, RUNTIME_CLASSES, ("", name))
-            except ObjectMissing:
-                raise ObjectMissing(f'runtimeclass.node.k8s.io "{name}" not found') from None
+            except ObjectNotFound:
+                raise ObjectNotFound(f'runtimeclass.node.k8s.io "{name}" not found') from None
             except ObjectError as err:
                 raise ObjectError(f"failed to lookup RuntimeClass {name}: {err}") from err
         return found.handler

@@ -17,7 +17,7 @@ from typing import NoReturn
 from pykubelet.api.core import Service
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import SERVICES, ApiClient
-from pykubelet.apiserver.reflector import Reflector, Update
+from pykubelet.apiserver.reflector import Reflector, StoreDelta
 
 API_SERVER = ("default", "kubernetes")
 """Namespace and name of the service that every pod sees."""
@@ -125,5 +125,5 @@ def _reduced(service: Service) -> ClusterService:
     return ClusterService(meta.namespace, meta.name, spec.cluster_ip, ports)
 
 
-async def _take_note(update: Update[Service]) -> None:
+async def _take_note(update: StoreDelta[Service]) -> None:
     """Nobody waits for services: a container that starts looks at what is known then."""

@@ -23,10 +23,10 @@ from pykubelet.api.core import BoundObjectReference, TokenRequest, TokenRequestS
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import SERVICE_ACCOUNTS, ApiClient
-from pykubelet.apiserver.errors import BadAnswer, KubeError
+from pykubelet.apiserver.errors import InvalidResponse, KubeError
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import ObjectError, err_text, until_seen
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 LONGEST_SECONDS = 24 * 3600.0
@@ -82,7 +82,7 @@ async def request_token(
     )
     expires = answer.status.expiration_timestamp
     if not answer.status.token or expires is None:
-        raise BadAnswer(
+        raise InvalidResponse(
             f"the API server gave no token for service account {pod.metadata.namespace}/{account}"
         )
     life = answer.spec.expiration_seconds or seconds
@@ -103,7 +103,7 @@ class TokenCache:
         self._clock = clock
         self._chance = chance
         self._kept: dict[_Key, _Kept] = {}
-        self._complaints = Complaints(log, "Couldn't update token")
+        self._complaints = ErrorLogLimiter(log, "Couldn't update token")
 
     async def get(
         self, pod: Pod, *, audiences: tuple[str, ...] = (), seconds: int = 3600, account_uid: str = ""

@@ -17,10 +17,10 @@ from pykubelet.api.core import ClusterTrustBundle
 from pykubelet.api.selector import LabelSelector
 from pykubelet.apiserver.client import ApiClient, Resource
 from pykubelet.apiserver.errors import KubeError, NotFound
-from pykubelet.apiserver.reflector import Update
+from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import ObjectError, ObjectMissing, err_text
-from pykubelet.objects.watch_based import LazyCopy
+from pykubelet.objects.base import ObjectError, ObjectNotFound, err_text
+from pykubelet.objects.watch_based import LazyInformer
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -38,14 +38,14 @@ class TrustBundles:
         self._client = client
         self._scope = scope
         self._on_change = on_change
-        self._copy: LazyCopy[ClusterTrustBundle] | None = None
+        self._copy: LazyInformer[ClusterTrustBundle] | None = None
 
     async def by_name(self, name: str) -> str:
         """Give one bundle; raises ObjectError, ObjectMissing when there is none."""
         for bundle in await self._bundles():
             if bundle.metadata.name == name:
                 return normalized([bundle.spec.trust_bundle])
-        raise ObjectMissing(
+        raise ObjectNotFound(
             f'while getting ClusterTrustBundle: clustertrustbundle.{_GROUP} "{name}" not found'
         )
 
@@ -63,7 +63,7 @@ class TrustBundles:
         except ValueError as err:
             raise ObjectError(f"while parsing label selector: {err}") from None
         if not chosen:
-            raise ObjectMissing(
+            raise ObjectNotFound(
                 "combination of signerName and labelSelector matched zero ClusterTrustBundles"
             )
         return normalized(chosen)
@@ -72,7 +72,7 @@ class TrustBundles:
         if self._copy is None:
             resource = await self._resource()
             if self._copy is None:  # Somebody else may have been faster.
-                self._copy = LazyCopy(self._client, resource, self._scope, self._heard)
+                self._copy = LazyInformer(self._client, resource, self._scope, self._heard)
         try:
             return (await self._copy.objects(SYNC_SECONDS)).values()
         except TimeoutError:
@@ -96,7 +96,7 @@ class TrustBundles:
             return resource
         raise ObjectError(f"the API server has no ClusterTrustBundles: enable them in {_GROUP}")
 
-    async def _heard(self, update: Update[ClusterTrustBundle]) -> None:
+    async def _heard(self, update: StoreDelta[ClusterTrustBundle]) -> None:
         self._on_change()
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from pykubelet.apiserver.client import ApiClient, Resource, T
-from pykubelet.apiserver.reflector import Key, Reflector, Update
+from pykubelet.apiserver.reflector import Key, Reflector, StoreDelta
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import L, ObjectError, ObjectMissing, PatientSource, fetch
-from pykubelet.util.backoff import Pauses
+from pykubelet.objects.base import L, ObjectError, ObjectNotFound, RetryingListerWatcher, fetch
+from pykubelet.util.backoff import Backoff
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -32,7 +32,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 """Pods wait for the first look."""
 
 
-class WatchedObjects(Generic[L]):
+class WatchBasedObjects(Generic[L]):
     """Objects of one kind; `on_change` hears of every change of one that was given out before.
 
     A watch ends when nobody asked for its object in `idle_seconds`, and begins anew when somebody does.
@@ -104,18 +104,18 @@ class WatchedObjects(Generic[L]):
     def _start(self, key: Key) -> _Watched[L]:
         namespace, name = key
         reflector = Reflector(
-            PatientSource(self._client),
+            RetryingListerWatcher(self._client),
             self._resource,
             lambda update: self._heard(key, watched, update),
             namespace=namespace,
             field_selector=f"metadata.name={name}",
-            pauses=Pauses(first=_FIRST_PAUSE_SECONDS),
+            pauses=Backoff(first=_FIRST_PAUSE_SECONDS),
         )
         task = self._scope.start(reflector.run(), name=f"{self._resource.kind} {_ref(key)}")
         watched = _Watched(reflector, task, _now())
         return watched
 
-    async def _heard(self, key: Key, watched: _Watched[L], update: Update[L]) -> None:
+    async def _heard(self, key: Key, watched: _Watched[L], update: StoreDelta[L]) -> None:
         news = not watched.is_first_look or watched.left_waiting
         watched.is_first_look = watched.left_waiting = False
         watched.is_missing = not update.listed and not update.changed
@@ -138,9 +138,9 @@ class WatchedObjects(Generic[L]):
         if not watched.is_missing:
             try:
                 return await fetch(self._client, self._resource, key)
-            except ObjectMissing:
+            except ObjectNotFound:
                 watched.is_missing = True
-        raise ObjectMissing(f'{self._resource.kind.lower()} "{key[1]}" not found')
+        raise ObjectNotFound(f'{self._resource.kind.lower()} "{key[1]}" not found')
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +171,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class LazyCopy(Generic[T]):
+class LazyInformer(Generic[T]):
     """All objects of one kind."""
 
     def __init__(
@@ -179,7 +179,7 @@ class LazyCopy(Generic[T]):
         client: ApiClient,
         resource: Resource[T],
         scope: TaskScope,
-        on_update: Callable[[Update[T]], Awaitable[None]] | None = None,
+        on_update: Callable[[StoreDelta[T]], Awaitable[None]] | None = None,
     ) -> None:
         self._scope = scope
         self._name = f"copy of {resource.plural}"
@@ -197,5 +197,5 @@ class LazyCopy(Generic[T]):
         return self._reflector.objects
 
 
-async def _ignore(update: Update[T]) -> None:
+async def _ignore(update: StoreDelta[T]) -> None:
     pass

@@ -61,7 +61,7 @@ async def watch_sockets(folder: Path) -> AsyncGenerator[Sockets, None]:
     The folder is made when it is not there, also later. Close the generator (`aclosing`) when leaving.
     """
     before: Sockets | None = None
-    with _Ear() as ear:
+    with _DirectoryWatcher() as ear:
         while True:
             # In a thread: a plugin may have filled the directory with any number of files.
             found = await finish_in_thread(lambda: look(folder, ear))
@@ -71,7 +71,7 @@ async def watch_sockets(folder: Path) -> AsyncGenerator[Sockets, None]:
             await ear.hear()
 
 
-def look(folder: Path, ear: _Ear | None = None) -> dict[Path, SocketIdentity]:
+def look(folder: Path, ear: _DirectoryWatcher | None = None) -> dict[Path, SocketIdentity]:
     """Return the sockets below a directory, and watch the directories on the way. Blocks."""
     found: dict[Path, SocketIdentity] = {}
     try:
@@ -105,13 +105,13 @@ def look(folder: Path, ear: _Ear | None = None) -> dict[Path, SocketIdentity]:
     return found
 
 
-class _Ear:
+class _DirectoryWatcher:
     """Hears of changes in folders; where the kernel has no events to give, time passes instead."""
 
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
 
-    def __enter__(self) -> _Ear:
+    def __enter__(self) -> _DirectoryWatcher:
         try:
             self._inotify = Inotify()
         except OSError as err:
@@ -188,7 +188,7 @@ class PluginRegistration:
     def __init__(self, folder: Path, handlers: Mapping[str, PluginHandler]) -> None:
         self._folder = folder
         self._handlers = handlers
-        self._attended: dict[Path, _Attendant] = {}
+        self._attended: dict[Path, _PluginWorker] = {}
 
     def sockets(self) -> dict[str, bool]:
         """Give the sockets that there are, and whether the plugin of each is registered."""
@@ -208,13 +208,13 @@ class PluginRegistration:
                     last = attended.get(path)
                     if last is not None:
                         last.leave()
-                    attended[path] = _Attendant(str(path), self._handlers)
+                    attended[path] = _PluginWorker(str(path), self._handlers)
                     attended[path].start(scope, last)
                 before = sockets
         raise AssertionError("the folder is watched for ever")
 
 
-class _Attendant:
+class _PluginWorker:
     """Registers the plugin of one socket and, when the socket has gone, sees it off."""
 
     def __init__(self, socket: str, handlers: Mapping[str, PluginHandler]) -> None:
@@ -227,7 +227,7 @@ class _Attendant:
         self._complaint = ""
         self.is_registered = False
 
-    def start(self, scope: TaskScope, last: _Attendant | None) -> None:
+    def start(self, scope: TaskScope, last: _PluginWorker | None) -> None:
         """Begin, as soon as the attendant before, of a socket that was replaced, has ended."""
         after = last._task if last is not None else None
         self._task = scope.start(self._run(after), name=f"plugin {self._socket}")

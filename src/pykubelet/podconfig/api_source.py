@@ -27,7 +27,7 @@ from typing import NoReturn
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.client import PODS
-from pykubelet.apiserver.reflector import Reflector, Source, Update
+from pykubelet.apiserver.reflector import ListerWatcher, Reflector, StoreDelta
 from pykubelet.config.errors import Problem
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.checkpoints import Checkpoints
@@ -37,7 +37,7 @@ from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.podconfig.validate import is_uid
 
 log = get_logger(__name__)
-EmitUpdate = Callable[[str, Update[Pod], Callable[[], list[Pod]]], None]
+EmitUpdate = Callable[[str, StoreDelta[Pod], Callable[[], list[Pod]]], None]
 """Takes the source's name, what changed of its pods, and a function that returns the full set."""
 _NEVER = datetime.fromtimestamp(0, UTC)
 
@@ -53,7 +53,7 @@ class ApiSource:
 
     def __init__(
         self,
-        source: Source,
+        source: ListerWatcher,
         node_name: str,
         emit: Emit,
         *,
@@ -84,7 +84,7 @@ class ApiSource:
         log.info("Watching apiserver")
         await self._reflector.run()
 
-    async def _take(self, update: Update[Pod]) -> None:
+    async def _take(self, update: StoreDelta[Pod]) -> None:
         if self._emit_update is not None and not update.listed:
             self._emit_update(self.name, update, self._pods)
             return
@@ -113,7 +113,7 @@ PATIENCE_SECONDS = 10.0
 """How long the API server may take to tell its pods before those of old are started."""
 
 
-class LastPods:
+class CheckpointSource:
     """Keeps the API server's pods, and offers them when it is away at the start."""
 
     def __init__(

@@ -35,7 +35,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.selector import LabelSelector
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
+from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
@@ -317,7 +317,7 @@ class CheckpointedObjects:
 
     def _last(self, pod: Pod, err: ObjectError, look: Callable[[Checkpoint], T | None]) -> T:
         known = self._checkpoints.of(pod.uid)
-        last = look(known) if known is not None and not isinstance(err, ObjectMissing) else None
+        last = look(known) if known is not None and not isinstance(err, ObjectNotFound) else None
         if last is None:
             raise err
         log.v(2).info("Using what a pod had last", pod=pod.full_name, podUID=pod.uid, err=err)

@@ -243,7 +243,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DirectorySnapshot:
     """What was there."""
 
     manifests: dict[Path, Manifest]
@@ -255,7 +255,7 @@ class Look:
 
 def look(
     path: Path, known: Mapping[Path, Manifest], load: Load, being_written: Set[Path] = frozenset()
-) -> Look:
+) -> DirectorySnapshot:
     """Look at a file or a folder of files; hidden files and folders below it do not count.
 
     `known` is what the look before saw. Raises OSError when the path is there but cannot be listed:
@@ -270,7 +270,7 @@ def look(
         else:
             raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
     except (FileNotFoundError, NotADirectoryError):
-        return Look({}, exists=False)
+        return DirectorySnapshot({}, exists=False)
     manifests, unsettled = {}, False
     for file in files:
         if _is_being_written(file, being_written):
@@ -278,7 +278,7 @@ def look(
             manifests[file] = known.get(file, Manifest())
         elif (manifest := _read(file, known.get(file, Manifest()), load)) is not None:
             manifests[file] = manifest
-    return Look(manifests, unsettled=unsettled)
+    return DirectorySnapshot(manifests, unsettled=unsettled)
 
 
 def _is_being_written(file: Path, being_written: Set[Path]) -> bool:
@@ -419,12 +419,14 @@ class FileSource:
         if removed:
             # As if the removal had been seen by itself: a pod that is back is another run of it.
             self._report(
-                Look({file: _podless(m) if file in removed else m for file, m in self._known.items()})
+                DirectorySnapshot(
+                    {file: _podless(m) if file in removed else m for file, m in self._known.items()}
+                )
             )
         self._report(seen)
         return seen.unsettled
 
-    def _report(self, seen: Look) -> None:
+    def _report(self, seen: DirectorySnapshot) -> None:
         content = [(manifest.contents, manifest.problems) for manifest in seen.manifests.values()]
         if content == self._emitted:
             return
@@ -454,7 +456,7 @@ class FileSource:
             served=LOCAL_KINDS if self._serve is not None else frozenset(),
         )
 
-    def _warn(self, seen: Look) -> None:
+    def _warn(self, seen: DirectorySnapshot) -> None:
         """Tell of secrets that others can read, once for each file and change, and of unused objects."""
         exposed = {}
         for file, manifest in seen.manifests.items():

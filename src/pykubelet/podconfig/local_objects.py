@@ -29,7 +29,7 @@ from pykubelet.api.meta import ObjectMeta, ObjectStruct, from_document
 from pykubelet.api.names import dns_label_problem, dns_subdomain_problem
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import Problem, field_path
-from pykubelet.objects.base import NoObjects, ObjectError, ObjectMissing
+from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
 from pykubelet.objects.references import config_map_names, secret_names
 from pykubelet.podconfig.validate_container import Problems, key_problem, named, refused
 from pykubelet.util.text import quoted
@@ -239,7 +239,7 @@ class LocalObjects(NoObjects):
             raise ObjectError(f'{kind.lower()} "{name}" is not known yet: no manifest has been read so far')
         found = self._objects.get((kind, pod.metadata.namespace, name))
         if found is None:
-            raise ObjectMissing(f'{kind.lower()} "{name}" not found')
+            raise ObjectNotFound(f'{kind.lower()} "{name}" not found')
         return found
 
     def _tell(self, changed: set[Use]) -> None:

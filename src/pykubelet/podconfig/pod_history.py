@@ -36,7 +36,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TimelineEntry:
     """One station's decision."""
 
     time: float
@@ -47,13 +47,13 @@ class Note:
 @dataclass(slots=True)
 class _Record:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_PER_POD))
-    notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES_PER_POD))
+    notes: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=NOTES_PER_POD))
 
 
 Listener = Callable[[Pod, Event], None]
 
 
-class Journal:
+class PodHistory:
     """Events and timelines by pod uid; listeners hear of every event."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -100,14 +100,14 @@ class Journal:
         """Record a station's decision; the same one again is not worth a line."""
         notes = self._records.setdefault(uid, _Record()).notes
         if not notes or (notes[-1].station, notes[-1].text) != (station, text):
-            notes.append(Note(self._clock(), station, text))
+            notes.append(TimelineEntry(self._clock(), station, text))
 
     def events(self, uid: str) -> list[Event]:
         """The pod's events, oldest first."""
         record = self._records.get(uid)
         return list(record.events) if record else []
 
-    def timeline(self, uid: str) -> list[Note]:
+    def timeline(self, uid: str) -> list[TimelineEntry]:
         """The pod's timeline, oldest first."""
         record = self._records.get(uid)
         return list(record.notes) if record else []

@@ -228,7 +228,7 @@ Names = frozenset[str]
 PUBLIC, PRIVATE = 0o644, 0o600
 
 
-class ClashError(Exception):
+class ManifestConflict(Exception):
     """The manifest would get in the way of another; the text says of which and what to do."""
 
 
@@ -247,7 +247,7 @@ def names_of(written: Contents) -> Names:
     names += [title(found) for found in written.objects]
     for name in names:
         if names.count(name) > 1:
-            raise ClashError(f"{name} is in the manifest twice: rename one, or remove it")
+            raise ManifestConflict(f"{name} is in the manifest twice: rename one, or remove it")
     return frozenset(names)
 
 
@@ -257,11 +257,11 @@ def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | Non
     Raises ClashError when something else would be lost or doubled, unless `replace` says that it may.
     """
     if target.name.startswith("."):
-        raise ClashError(f"{target.name} is a hidden file, which the node ignores: rename it")
+        raise ManifestConflict(f"{target.name} is a hidden file, which the node ignores: rename it")
     old = present.get(target, frozenset())
     if not replace and (old is None or old - names):
         holds = "something that cannot be read" if old is None else ", ".join(sorted(old - names))
-        raise ClashError(
+        raise ManifestConflict(
             f"{target} is there already and holds {holds}: "
             "rename your file, or say --replace to put yours in its place"
         )
@@ -271,9 +271,11 @@ def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | Non
             continue
         same = ", ".join(sorted(others & names))
         if others - names:
-            raise ClashError(f"{same} is already in {file}, with others: take it out there, or rename yours")
+            raise ManifestConflict(
+                f"{same} is already in {file}, with others: take it out there, or rename yours"
+            )
         if not replace:
-            raise ClashError(f"{same} is already in {file}: rename yours, or say --replace to move it")
+            raise ManifestConflict(f"{same} is already in {file}: rename yours, or say --replace to move it")
         doubles.append(file)
     return Plan(target, tuple(doubles))
 
@@ -286,7 +288,7 @@ def look_around(folder: Path) -> dict[Path, Names | None]:
             continue
         try:
             present[file] = names_of(read_manifest(read_bytes(file), str(file)))
-        except (ConfigError, ClashError, OSError):
+        except (ConfigError, ManifestConflict, OSError):
             present[file] = None
     return present
 

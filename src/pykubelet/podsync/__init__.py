@@ -1,1 +1,1 @@
-"""Package podsync."""
+"""Pod syncer: brings one pod to its desired state, step by step."""

@@ -41,7 +41,7 @@ class Remnants:
     """Ids of the sandboxes that have been stopped."""
 
 
-class StepError(Exception):
+class SyncError(Exception):
     """A step could not be finished for a reason that is known and reported; it will be tried again.
 
     `retry_after`: in how many seconds that makes sense, None when nobody knows.
@@ -52,7 +52,7 @@ class StepError(Exception):
         self.retry_after = retry_after
 
 
-class PodRefused(StepError):
+class PodRejected(SyncError):
     """A pod that was admitted cannot run here after all; it fails with this reason and message."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -61,7 +61,7 @@ class PodRefused(StepError):
         self.message = message
 
 
-class PodLife(Protocol):
+class PodSyncer(Protocol):
     """What a worker can do to its pod; each step may be repeated and may be cancelled."""
 
     async def sync(self, pod: Pod) -> Outcome:
@@ -90,7 +90,7 @@ class PodLife(Protocol):
 What = Literal["started", "ended", "oom", "unknown"]
 
 
-class Change(NamedTuple):
+class PodLifecycleEvent(NamedTuple):
     """Something of a pod changed in the runtime."""
 
     uid: str

@@ -18,7 +18,7 @@ import msgspec
 from pykubelet.api.duration import Duration
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod, PodSpec, is_sidecar
-from pykubelet.cm.cgroups.pod_cgroups import PodGroup
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
 from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.cm.dra.claims import ClaimError
 from pykubelet.config.feature_gates import FeatureGates
@@ -26,22 +26,22 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.decide import Actions
-from pykubelet.kuberuntime.errors import ConfigProblem
-from pykubelet.kuberuntime.kill import Killer, KillError, containers_by_name
+from pykubelet.kuberuntime.errors import ContainerConfigError
+from pykubelet.kuberuntime.kill import ContainerKiller, KillError, containers_by_name
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.options import extra_groups
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.removal import ContainerRemover
-from pykubelet.kuberuntime.start import PodSetting, Starter, StartError
+from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext, StartError
 from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.objects.base import ObjectError
-from pykubelet.podconfig.pod_history import Journal, field_of
-from pykubelet.podsync.contract import Change, PodRefused, StepError
+from pykubelet.podconfig.pod_history import PodHistory, field_of
+from pykubelet.podsync.contract import PodLifecycleEvent, PodRejected, SyncError
 from pykubelet.podsync.resource_allocator import NO_CLAIMS, PodClaims, has_claims
-from pykubelet.podsync.start_limiter import StartGate, Turn
-from pykubelet.resize.allocation_manager import ResizeDoing, Resizing
+from pykubelet.podsync.start_limiter import StartLimiter, StartSlot
+from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep
 from pykubelet.status.containers import StartFailure
 from pykubelet.transport.errors import CriError
 from pykubelet.util.backoff import BackOff
@@ -127,7 +127,7 @@ class Cgroups(Protocol):
         """
         ...
 
-    def group(self, pod: Pod) -> PodGroup | None:
+    def group(self, pod: Pod) -> PodCgroup | None:
         """Give the pod's own cgroup, to be resized; None when it has none."""
         ...
 
@@ -149,7 +149,7 @@ HandlerOf = Callable[[Pod], Awaitable[str]]
 
 
 @dataclass(slots=True)
-class PodMemory:
+class PodSyncState:
     """What is remembered of a pod between steps."""
 
     order: int
@@ -167,7 +167,7 @@ class PodMemory:
     """Containers and sandboxes that an event said have ended; CRI may not show it yet."""
     busy: bool = False
     """Whether a step is under way."""
-    late: list[Change] = field(default_factory=list)
+    late: list[PodLifecycleEvent] = field(default_factory=list)
     """What happened in the runtime during the step."""
     ends: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By a container's name: which one ended last, and when in the loop's time."""
@@ -186,28 +186,28 @@ class _Running:
     id: str
     ips: tuple[str, ...]
     config: pb.PodSandboxConfig
-    setting: PodSetting
+    setting: PodStartContext
 
 
-class Doer:
+class ActionExecutor:
     """Carries out decisions."""
 
     def __init__(
         self,
         *,
-        starter: Starter,
+        starter: ContainerStarter,
         remover: ContainerRemover,
-        killer: Killer,
+        killer: ContainerKiller,
         volumes: Volumes,
         cgroups: Cgroups,
         dirs: PodDirs,
-        journal: Journal,
-        gate: StartGate,
+        journal: PodHistory,
+        gate: StartLimiter,
         crash_back_off: BackOff,
         user_namespaces: UserNamespaces,
         handler_of: HandlerOf,
         claims: PodClaims = NO_CLAIMS,
-        resizing: ResizeDoing | None = None,
+        resizing: PodResizeStep | None = None,
         network_errors: Callable[[], Sequence[str]] = lambda: (),
         metrics: StartMetrics | None = None,
         clock: Callable[[], float] = time.time,
@@ -224,13 +224,13 @@ class Doer:
         self._user_namespaces = user_namespaces
         self._handler_of = handler_of
         self._claims = claims
-        self._resizing = resizing or ResizeDoing(Resizing(journal))
+        self._resizing = resizing or PodResizeStep(AllocationManager(journal))
         self._network_errors = network_errors
         self._metrics = metrics or StartMetrics()
         self._clock = clock
 
     async def apply(
-        self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodMemory
+        self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodSyncState
     ) -> float | None:
         """Do what was decided; gives in how many seconds to try again what failed.
 
@@ -244,7 +244,7 @@ class Doer:
         try:
             await self._kill(pod, observed, actions)
         except (KillError, CriError) as err:
-            raise StepError(str(err)) from err
+            raise SyncError(str(err)) from err
         if actions.kill_pod and not actions.create_sandbox:
             return None
         waits, due = self._due(pod, observed, actions, memory)
@@ -289,10 +289,10 @@ class Doer:
             why = "; ".join(problems)
             message = f"network is not ready: container runtime network not ready: {why}"
             self._journal.event(pod, "Warning", "NetworkNotReady", message)
-            raise StepError(message, NETWORK_SECONDS)
+            raise SyncError(message, NETWORK_SECONDS)
 
     def _due(
-        self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodMemory
+        self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodSyncState
     ) -> tuple[list[float], list[Container]]:
         """Split what shall start into what must wait after a crash (seconds) and what may start now."""
         containers, waits, due = containers_by_name(pod), [], []
@@ -321,7 +321,7 @@ class Doer:
                 if container.name in initial:
                     await self._remover.remove(pod, container)
 
-    async def _prepare(self, pod: Pod, turn: Turn) -> PodSetting:
+    async def _prepare(self, pod: Pod, turn: StartSlot) -> PodStartContext:
         reason, doing = "FailedCreatePodContainer", "unable to ensure pod container exists"
         try:
             cgroup_parent = await self._cgroups.ensure(pod)
@@ -330,32 +330,32 @@ class Doer:
             self._dirs.make(pod.uid)
         except OSError as err:
             self._journal.event(pod, "Warning", reason, f"{doing}: {err}")
-            raise StepError(f"{doing}: {err}") from err
+            raise SyncError(f"{doing}: {err}") from err
         try:
             volumes = {}
             if pod.spec.volumes:
                 volumes = await turn.while_away(self._volumes.mount(pod), after=MOUNT_SECONDS)
         except VolumeError as err:
             if err.refusal:
-                raise PodRefused(err.refusal, str(err)) from err
+                raise PodRejected(err.refusal, str(err)) from err
             for problem in err.problems:
                 self._journal.event(pod, "Warning", failure_event(problem), problem)
             self._journal.note(pod.uid, "volumes", str(err))
-            raise StepError(str(err), err.retry_after) from err
+            raise SyncError(str(err), err.retry_after) from err
         try:
             mappings = self._user_namespaces.of(pod)
-        except (ConfigProblem, OSError) as err:
+        except (ContainerConfigError, OSError) as err:
             message = f"Failed to create pod sandbox: {err}"
             self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
-            raise StepError(str(err)) from err
-        return PodSetting(
+            raise SyncError(str(err)) from err
+        return PodStartContext(
             cgroup_parent=cgroup_parent,
             volumes=volumes,
             id_mappings=mappings,
             extra_groups=extra_groups(pod, volumes.values()),
         )
 
-    async def _prepare_claims(self, pod: Pod, turn: Turn) -> None:
+    async def _prepare_claims(self, pod: Pod, turn: StartSlot) -> None:
         work = self._claims.prepare(pod)
         try:
             # A driver may take its time; without claims nobody waits for anything.
@@ -364,15 +364,15 @@ class Doer:
             message = f"Failed to prepare dynamic resources: {err}"
             self._journal.event(pod, "Warning", "FailedPrepareDynamicResources", message)
             self._journal.note(pod.uid, "claims", str(err))
-            raise StepError(str(err)) from err
+            raise SyncError(str(err)) from err
 
-    def _sandbox_config(self, pod: Pod, actions: Actions, setting: PodSetting) -> pb.PodSandboxConfig:
+    def _sandbox_config(self, pod: Pod, actions: Actions, setting: PodStartContext) -> pb.PodSandboxConfig:
         try:
             return self._starter.sandbox_config(pod, actions.attempt, setting)
-        except (ConfigProblem, OSError) as err:
+        except (ContainerConfigError, OSError) as err:
             message = f"Failed to create pod sandbox: {err}"
             self._journal.event(pod, "Warning", "FailedCreatePodSandBox", message)
-            raise StepError(str(err)) from err
+            raise SyncError(str(err)) from err
 
     async def _sandbox(
         self,
@@ -380,7 +380,7 @@ class Doer:
         observed: ObservedPod,
         actions: Actions,
         config: pb.PodSandboxConfig,
-        setting: PodSetting,
+        setting: PodStartContext,
     ) -> _Running:
         if not actions.create_sandbox:
             return _Running(actions.sandbox_id, observed.ips, config, setting)
@@ -397,11 +397,11 @@ class Doer:
             self._journal.event(
                 pod, "Warning", "FailedCreatePodSandBox", f"Failed to create pod sandbox: {err}"
             )
-            raise StepError(str(err)) from err
+            raise SyncError(str(err)) from err
         try:
             return await self._starter.sandbox(pod, config, handler)
         except CriError as err:
-            raise StepError(str(err)) from err
+            raise SyncError(str(err)) from err
 
     async def _image(
         self, pod: Pod, container: Container, config: pb.PodSandboxConfig
@@ -418,7 +418,7 @@ class Doer:
         image: PresentImage | StartError,
         running: _Running,
         observed: ObservedPod,
-        turn: Turn,
+        turn: StartSlot,
     ) -> StartError | None:
         """Start one container; gives a failure instead of raising it, so that the next ones get their try."""
         self._metrics.container(pod, container)
@@ -448,7 +448,9 @@ class Doer:
         self._journal.note(pod.uid, "start", f"{container.name} started")
         return None
 
-    def _crash_wait(self, pod: Pod, container: Container, observed: ObservedPod, memory: PodMemory) -> float:
+    def _crash_wait(
+        self, pod: Pod, container: Container, observed: ObservedPod, memory: PodSyncState
+    ) -> float:
         """Seconds until a crashed container may start again; 0 starts its next pause."""
         ended = [c for c in observed.containers if c.name == container.name and c.phase == "exited"]
         if not ended:
@@ -472,7 +474,7 @@ class Doer:
         )
         return wait
 
-    def _end_of(self, container: ObservedContainer, memory: PodMemory) -> float:
+    def _end_of(self, container: ObservedContainer, memory: PodSyncState) -> float:
         """When a container ended, in the loop's time; found out once: setting the clock is harmless."""
         known_id, moment = memory.ends.get(container.name, ("", 0.0))
         if known_id != container.id:

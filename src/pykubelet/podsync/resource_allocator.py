@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from pykubelet.admission.handler import Answer, Attempt, Later, Refusal
+from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, PodAdmitAttributes
 from pykubelet.api import cpuset
 from pykubelet.api.duration import Duration
 from pykubelet.api.names import is_extended_resource
@@ -31,15 +31,14 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ResourceStatus
 from pykubelet.cm.cpu.manager import CpuManager, CpusetUpdate, RunningContainer
 from pykubelet.cm.devices.plugins import GRACE_SECONDS
-from pykubelet.cm.devices.run_options import NOTHING, DeviceGrants
+from pykubelet.cm.devices.run_options import NOTHING, DeviceRunOptions
 from pykubelet.cm.memory.manager import MemoryManager
-from pykubelet.cm.topology.manager import Refusal as NotGiven
-from pykubelet.cm.topology.manager import TopologyManager
+from pykubelet.cm.topology.manager import TopologyManager, TopologyRejection
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.options import ALL, Share
+from pykubelet.kuberuntime.options import ALL, CpusetAssignment
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, NotFound
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 LEAVING_SECONDS = 60.0
@@ -69,7 +68,7 @@ class Devices(Protocol):
         ...
 
 
-class Allotment:
+class ResourceAllocator:
     """A link of admission, and the shares of those who were admitted."""
 
     for_running = True
@@ -97,7 +96,7 @@ class Allotment:
 
     # Admission
 
-    def admit(self, attempt: Attempt) -> Answer | Later:
+    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
         """Give the pod's containers what they ask for; most pods ask for nothing."""
         pod = attempt.pod
         # What runs has its devices, and need not wait behind others.
@@ -106,32 +105,32 @@ class Allotment:
             if not attempt.running and (missing := self._devices.awaited(pod)):
                 # After a reboot pods come before plugins, which may be pods themselves: not in the queue.
                 whose = ", ".join(missing)
-                return Later(
+                return DeferredResult(
                     partial(self._devices.wait_registered, pod),
                     apart=True,
                     again=True,
                     why=f"waiting up to {Duration.of(GRACE_SECONDS)} for the device plugin of {whose}",
                 )
             # Where nothing has to be near to anything, a plugin that hangs holds up only who needs it.
-            return Later(lambda: self._give_patiently(pod), apart=self._topology.policy == "none")
+            return DeferredResult(lambda: self._give_patiently(pod), apart=self._topology.policy == "none")
         refusal = self._give_at_once(pod)
         if refusal is None or not self._is_coming_free(pod):
             return refusal
-        return Later(lambda: self._give_patiently(pod))
+        return DeferredResult(lambda: self._give_patiently(pod))
 
-    def _give_at_once(self, pod: Pod) -> Refusal | None:
+    def _give_at_once(self, pod: Pod) -> AdmitRejection | None:
         before = self.cpus.shared
         answer = self._topology.admit_at_once(pod)
         self._notice(before)
         return _translated(answer)
 
-    async def _give(self, pod: Pod) -> Refusal | None:
+    async def _give(self, pod: Pod) -> AdmitRejection | None:
         before = self.cpus.shared
         answer = await self._topology.admit(pod)
         self._notice(before)
         return _translated(answer)
 
-    async def _give_patiently(self, pod: Pod) -> Refusal | None:
+    async def _give_patiently(self, pod: Pod) -> AdmitRejection | None:
         """Try again each time that somebody has left, for as long as somebody is leaving."""
         deadline = asyncio.get_running_loop().time() + LEAVING_SECONDS
         while True:
@@ -158,13 +157,13 @@ class Allotment:
         """Whether a container of this pod has CPUs of its own."""
         return self.cpus.has_exclusive(uid)
 
-    def of(self, pod: Pod, container: Container) -> Share:
+    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Give the share of a container that is about to be made."""
         if not self.cpus.is_static and self.memory.policy == "None":
             return ALL
         cpus = self.cpus.cpuset_of(pod.uid, container.name)
         nodes = self.memory.memory_nodes(pod.uid, container.name)
-        return Share(
+        return CpusetAssignment(
             cpus, cpuset.format(nodes), exclusive=bool(self.cpus.exclusive_of(pod.uid, container.name))
         )
 
@@ -199,7 +198,7 @@ class Allotment:
         """Tell running containers of their CPUs: when what they share changes, and every so many seconds."""
         if not self.cpus.is_static:
             return
-        complaints = Complaints(log, "Could not tell containers their CPUs; will be tried again")
+        complaints = ErrorLogLimiter(log, "Could not tell containers their CPUs; will be tried again")
         while True:
             self._news.clear()
             for due in self.cpus.reconcile(running()):
@@ -210,7 +209,7 @@ class Allotment:
             except TimeoutError:
                 continue
 
-    async def _tell(self, update: UpdateContainer, due: CpusetUpdate, complaints: Complaints) -> None:
+    async def _tell(self, update: UpdateContainer, due: CpusetUpdate, complaints: ErrorLogLimiter) -> None:
         now = asyncio.get_running_loop().time
         try:
             await update(due.container_id, pb.LinuxContainerResources(cpuset_cpus=due.cpus))
@@ -238,8 +237,8 @@ def wants_devices(pod: Pod) -> bool:
     )
 
 
-def _translated(answer: NotGiven | None) -> Refusal | None:
-    return None if answer is None else Refusal(answer.reason, answer.message)
+def _translated(answer: TopologyRejection | None) -> AdmitRejection | None:
+    return None if answer is None else AdmitRejection(answer.reason, answer.message)
 
 
 class PodClaims(Protocol):
@@ -276,7 +275,7 @@ DeviceHealth = Mapping[str, list[ResourceStatus]]
 """How devices are, by the container that has them."""
 
 
-async def no_grants(pod: Pod, container: Container) -> DeviceGrants:
+async def no_grants(pod: Pod, container: Container) -> DeviceRunOptions:
     """Give nothing."""
     return NOTHING
 
@@ -287,13 +286,13 @@ def no_health(pod: Pod) -> DeviceHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSide:
+class DeviceProvider:
     """How devices come to containers, and into their statuses."""
 
-    grants: Callable[[Pod, Container], Awaitable[DeviceGrants]] = no_grants
+    grants: Callable[[Pod, Container], Awaitable[DeviceRunOptions]] = no_grants
     """What a container that is about to start gets with its devices; raises AllocationError."""
     health: Callable[[Pod], DeviceHealth] = no_health
     """How the devices of a pod's containers are."""
 
 
-NO_DEVICES = DeviceSide()
+NO_DEVICES = DeviceProvider()

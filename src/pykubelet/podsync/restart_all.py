@@ -14,12 +14,12 @@ import msgspec
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.kuberuntime.decide import RESTART_ALL, Waves, may_restart_all
-from pykubelet.kuberuntime.kill import Killer
+from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.observe import ObservedContainer
 from pykubelet.kuberuntime.removal import ContainerRemover
-from pykubelet.podconfig.pod_history import Journal
-from pykubelet.podsync.contract import StepError
-from pykubelet.podsync.executor import PodMemory
+from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.podsync.contract import SyncError
+from pykubelet.podsync.executor import PodSyncState
 from pykubelet.transport.errors import CriError
 
 LIFE_SECONDS = 1.0
@@ -31,9 +31,9 @@ class RestartAll:
 
     def __init__(
         self,
-        killer: Killer,
+        killer: ContainerKiller,
         remover: ContainerRemover,
-        journal: Journal,
+        journal: PodHistory,
         clock: Callable[[], float],
         *,
         enabled: bool,
@@ -48,7 +48,7 @@ class RestartAll:
         """Give the pod with the rules that are honoured here; its own is not written to."""
         return pod if self._enabled or not may_restart_all(pod.spec) else _without_rule(pod)
 
-    async def clear(self, pod: Pod, waves: Waves, memory: PodMemory) -> float:
+    async def clear(self, pod: Pod, waves: Waves, memory: PodSyncState) -> float:
         """Stop and remove all of these containers; gives in how many seconds to look again.
 
         Raises StepError when some could not be removed; those before them are gone.
@@ -63,7 +63,7 @@ class RestartAll:
                 told for told in await asyncio.gather(*(self._remove(pod, one) for one in wave)) if told
             ]
             if problems:
-                raise StepError(f"restarting all containers: {'; '.join(problems)}")
+                raise SyncError(f"restarting all containers: {'; '.join(problems)}")
         memory.failures.clear()
         return 0.0
 

@@ -21,10 +21,10 @@ LONGEST_SECONDS = 10.0
 """How long a turn counts. Whoever has it for longer waits for something that hangs, a dead server perhaps."""
 
 
-class Turn:
+class StartSlot:
     """A turn that is held; it can be lent to others for a while, and who takes too long has lent it."""
 
-    def __init__(self, gate: StartGate, order: int) -> None:
+    def __init__(self, gate: StartLimiter, order: int) -> None:
         """Take the gate, which has given the turn just now."""
         self._gate = gate
         self._order = order
@@ -72,7 +72,7 @@ class Turn:
         self._counts = asyncio.get_running_loop().call_later(LONGEST_SECONDS, self.end)
 
 
-class StartGate:
+class StartLimiter:
     """Hands out at most `limit` turns, lowest order first."""
 
     def __init__(self, limit: int = 4) -> None:
@@ -86,10 +86,10 @@ class StartGate:
         return self._free <= 0
 
     @asynccontextmanager
-    async def turn(self, order: int) -> AsyncIterator[Turn]:
+    async def turn(self, order: int) -> AsyncIterator[StartSlot]:
         """Hold a turn while inside."""
         await self.take(order)
-        turn = Turn(self, order)
+        turn = StartSlot(self, order)
         try:
             yield turn
         finally:

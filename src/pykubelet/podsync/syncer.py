@@ -25,38 +25,38 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from pykubelet.admission.handler import Refusal
+from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus, StatusResources
 from pykubelet.cm.dra.claims import ClaimError
-from pykubelet.cri.connect import Cri
-from pykubelet.kuberuntime.decide import Actions, Verdicts, decide, sandbox_is_stale
-from pykubelet.kuberuntime.kill import Killer, KillError, grace_of, restored_pod
+from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide, sandbox_is_stale
+from pykubelet.kuberuntime.kill import ContainerKiller, KillError, grace_of, restored_pod
 from pykubelet.kuberuntime.observe import ObservedPod, Observer
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.removal import ContainerRemover, remove_container
-from pykubelet.kuberuntime.start import Starter
+from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import PodObjects
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.podsync.contract import (
-    Change,
     KillPodOptions,
     Outcome,
-    PodRefused,
+    PodLifecycleEvent,
+    PodRejected,
     PodStatusFunc,
     Remnants,
-    StepError,
+    SyncError,
 )
-from pykubelet.podsync.executor import Cgroups, Doer, PodMemory, Volumes
+from pykubelet.podsync.executor import ActionExecutor, Cgroups, PodSyncState, Volumes
 from pykubelet.podsync.resource_allocator import NO_CLAIMS, DeviceHealth, PodClaims, no_health
 from pykubelet.podsync.restart_all import RestartAll
 from pykubelet.probes.prober import Prober
-from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import TERMINAL, StatusStore, compute_status, final_status
-from pykubelet.status.containers import PodView, StartFailure, api_time, says_restarting
+from pykubelet.status.containers import StartFailure, StatusInputs, api_time, says_restarting
 from pykubelet.status.patch import status_patch
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import finish_in_thread
@@ -98,7 +98,7 @@ EXCEEDED = "DeadlineExceeded"
 MESSAGE = "Pod was active on the node longer than the specified deadline"
 
 
-def time_left(pod: Pod, status: PodStatus, memory: PodMemory, now: float, clock: float) -> float | None:
+def time_left(pod: Pod, status: PodStatus, memory: PodSyncState, now: float, clock: float) -> float | None:
     """Give the seconds until a pod's deadline, None when it has none.
 
     `now` is the loop's time, `clock` seconds since 1970. The clock is looked at once: whoever sets it later
@@ -129,14 +129,14 @@ def exceeded(status: PodStatus) -> PodStatus:
     return msgspec.structs.replace(status, phase="Failed", reason=EXCEEDED, message=MESSAGE)
 
 
-async def stop_unbound(pod: Pod, observed: ObservedPod, killer: Killer, journal: Journal) -> None:
+async def stop_unbound(pod: Pod, observed: ObservedPod, killer: ContainerKiller, journal: PodHistory) -> None:
     """Stop everything of a pod that runs without its cgroup; raises StepError."""
     log.info("Stopping a pod that has lost its cgroup", pod=pod.full_name, podUID=pod.uid)
     journal.note(pod.uid, "cgroup", "it is gone: the pod is stopped, to run within its limits again")
     try:
         await killer.pod(pod, observed)
     except KillError as err:
-        raise StepError(str(err)) from err
+        raise SyncError(str(err)) from err
 
 
 LAG_SECONDS = 0.05
@@ -148,7 +148,7 @@ Fate = Literal["wanted", "restarted", "leaving", "gone"]
 restarts on, it is being deleted, or nobody wants it."""
 
 
-class Registrar(Protocol):
+class PodSourceClient(Protocol):
     """Whoever gave the pods and must hear of their end: the API server, for those that came from it."""
 
     def stopped(self, uid: str) -> None:
@@ -164,38 +164,38 @@ class Registrar(Protocol):
         ...
 
 
-class PodLifeOnNode:
+class NodePodSyncer:
     """The steps of a pod's life on this node; see `worker.PodLife` for their contract."""
 
     def __init__(
         self,
         *,
-        cri: Cri,
+        cri: RuntimeConnection,
         observer: Observer,
-        doer: Doer,
-        starter: Starter,
+        doer: ActionExecutor,
+        starter: ContainerStarter,
         remover: ContainerRemover,
-        killer: Killer,
+        killer: ContainerKiller,
         prober: Prober,
         volumes: Volumes,
         cgroups: Cgroups,
         dirs: PodDirs,
-        journal: Journal,
+        journal: PodHistory,
         statuses: StatusStore,
         objects: PodObjects,
         host_ips: Sequence[str],
         fate_of: Callable[[str], Fate],
         is_new: Callable[[str], bool],
         on_gone: Callable[[str], None],
-        refuse: Callable[[Pod, Refusal], None] = lambda pod, refusal: None,
+        refuse: Callable[[Pod, AdmitRejection], None] = lambda pod, refusal: None,
         on_stopped: Callable[[str], None] = lambda uid: None,
         on_removed: Callable[[str], None] = lambda uid: None,
         device_health: Callable[[Pod], DeviceHealth] = no_health,
         recursive_handlers: frozenset[str] = frozenset(),
-        resizing: Resizing | None = None,
+        resizing: AllocationManager | None = None,
         restart_all: bool = True,
         claims: PodClaims = NO_CLAIMS,
-        registrar: Registrar | None = None,
+        registrar: PodSourceClient | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cri = cri
@@ -219,13 +219,13 @@ class PodLifeOnNode:
         self._on_removed = on_removed
         self._device_health = device_health
         self._recursive_handlers = recursive_handlers
-        self._resizing = resizing or Resizing(journal)
+        self._resizing = resizing or AllocationManager(journal)
         self._restart_all = RestartAll(killer, remover, journal, clock, enabled=restart_all)
         self._stays_initialized = restart_all
         self._claims = claims
         self.registrar = registrar
         self._clock = clock
-        self._memories: dict[str, PodMemory] = {}
+        self._memories: dict[str, PodSyncState] = {}
         self._arrivals = 0
 
     def observed(self, uid: str) -> ObservedPod | None:
@@ -233,7 +233,7 @@ class PodLifeOnNode:
         memory = self._memories.get(uid)
         return memory.observed if memory else None
 
-    def take(self, change: Change) -> bool:
+    def take(self, change: PodLifecycleEvent) -> bool:
         """Take an event of the runtime; True when the pod's worker should look.
 
         During a step they are kept until its end, whose look mostly knows them.
@@ -246,7 +246,7 @@ class PodLifeOnNode:
             return False
         return self._is_news(memory, change)
 
-    def _is_news(self, memory: PodMemory, change: Change) -> bool:
+    def _is_news(self, memory: PodSyncState, change: PodLifecycleEvent) -> bool:
         """Whether an event says more than the picture of the pod shows."""
         if memory.observed is None or not change.container_id:
             return True
@@ -271,8 +271,8 @@ class PodLifeOnNode:
         memory.busy = True
         try:
             finished, again = await self._sync(pod, memory)
-        except PodRefused as err:
-            self._refuse(pod, Refusal(err.reason, err.message))
+        except PodRejected as err:
+            self._refuse(pod, AdmitRejection(err.reason, err.message))
             finished, again = True, None
         finally:
             memory.busy = False
@@ -282,7 +282,7 @@ class PodLifeOnNode:
             again = LAG_SECONDS
         return finished, again
 
-    async def _sync(self, pod: Pod, memory: PodMemory) -> Outcome:
+    async def _sync(self, pod: Pod, memory: PodSyncState) -> Outcome:
         memory.untold.clear()
         observed = await self._look(pod.uid, pod)
         self._resizing.observe(pod, observed)
@@ -364,11 +364,11 @@ class PodLifeOnNode:
         except KillError as err:
             message = f"error killing pod: {err}"
             self._journal.event(pod or restored_pod(observed), "Warning", "FailedKillPod", message)
-            raise StepError(message) from err
+            raise SyncError(message) from err
         memory.stopped.update(sandbox.id for sandbox in observed.sandboxes)
         observed = await self._look(uid)
         if observed.running:
-            raise StepError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
+            raise SyncError(f"containers still run after being stopped: {[c.name for c in observed.running]}")
         await self._give_back_claims(uid)
         if pod is not None:
             self._report(pod, observed, terminal=True, override=options.pod_status)
@@ -381,7 +381,7 @@ class PodLifeOnNode:
         except ClaimError as err:
             self._journal.note(uid, "claims", str(err))
             if self._fate_of(uid) != "gone":
-                raise StepError(str(err)) from err
+                raise SyncError(str(err)) from err
             # It was deleted by force: whoever did that does not want to wait for a driver.
             log.error(err, "Claims of a pod that is gone will be given back later", podUID=uid)
 
@@ -398,9 +398,9 @@ class PodLifeOnNode:
             except VolumeError as err:
                 if pod is not None:
                     self._journal.event(pod, "Warning", "FailedUnMount", str(err))
-                raise StepError(f"cleaning up: {err}") from err
+                raise SyncError(f"cleaning up: {err}") from err
             except (OSError, CriError) as err:
-                raise StepError(f"cleaning up: {err}") from err
+                raise SyncError(f"cleaning up: {err}") from err
             # It may have been deleted meanwhile: nobody else would clean up the rest.
             if fate != "wanted" or self._fate_of(uid) == "wanted":
                 break
@@ -447,7 +447,7 @@ class PodLifeOnNode:
             if observed is None:
                 observed = await self._observer.pod(uid)
         except CriError as err:
-            raise StepError(f"cannot remove pod: {err}") from err
+            raise SyncError(f"cannot remove pod: {err}") from err
         problems = await self._remove_from_runtime(observed, remnants.stopped)
         pod = remnants.pod or restored_pod(observed)
         try:
@@ -457,7 +457,7 @@ class PodLifeOnNode:
         except OSError as err:
             problems.append(str(err))
         if problems:
-            raise StepError(f"cannot remove pod: {'; '.join(problems)}")
+            raise SyncError(f"cannot remove pod: {'; '.join(problems)}")
         self._on_removed(uid)
 
     async def _remove_from_runtime(self, observed: ObservedPod, stopped: AbstractSet[str]) -> list[str]:
@@ -485,14 +485,14 @@ class PodLifeOnNode:
                 problems.append(str(err))
         return problems
 
-    def _memory(self, uid: str) -> PodMemory:
+    def _memory(self, uid: str) -> PodSyncState:
         memory = self._memories.get(uid)
         if memory is None:
             self._arrivals += 1
-            memory = self._memories[uid] = PodMemory(self._arrivals)
+            memory = self._memories[uid] = PodSyncState(self._arrivals)
         return memory
 
-    async def _picture(self, memory: PodMemory, uid: str, pod: Pod | None = None) -> ObservedPod:
+    async def _picture(self, memory: PodSyncState, uid: str, pod: Pod | None = None) -> ObservedPod:
         """What there is of a pod to end; looks only if something was done since, or happened by itself."""
         if memory.observed is not None and memory.current and not memory.ended:
             return memory.observed
@@ -509,7 +509,7 @@ class PodLifeOnNode:
         except CriError as err:
             if pod is not None:
                 self._journal.event(pod, "Warning", "FailedSync", f"error determining status: {err.rpc_text}")
-            raise StepError(str(err)) from err
+            raise SyncError(str(err)) from err
         memory.observed, memory.current = observed, True
         running = {c.id for c in observed.running}
         memory.restart_requested &= running
@@ -530,7 +530,7 @@ class PodLifeOnNode:
         for container in observed.running:
             memory.failures.pop(container.name, None)
         previous = self._statuses.get(pod.uid) or status_before(pod, observed)
-        view = PodView(
+        view = StatusInputs(
             pod=pod,
             observed=observed,
             previous=previous,
@@ -560,7 +560,7 @@ class PodLifeOnNode:
             self._journal.note(pod.uid, "status", f"{before or 'new'} → {status.phase}")
         return status
 
-    def _past_deadline(self, pod: Pod, status: PodStatus, memory: PodMemory) -> PodStatus:
+    def _past_deadline(self, pod: Pod, status: PodStatus, memory: PodSyncState) -> PodStatus:
         """Return the status of a pod, Failed when the pod has exceeded activeDeadlineSeconds."""
         left = time_left(pod, status, memory, asyncio.get_running_loop().time(), self._clock())
         if left is None or left > 0 or ended_in_time(pod, status):
@@ -568,7 +568,7 @@ class PodLifeOnNode:
         self._journal.event(pod, "Normal", EXCEEDED, MESSAGE)
         return exceeded(status)
 
-    def _told_failures(self, memory: PodMemory) -> dict[str, StartFailure]:
+    def _told_failures(self, memory: PodSyncState) -> dict[str, StartFailure]:
         """Why containers wait; in a cluster a crash is told at first, and the pause after it later.
 
         So does the reference. People at a standalone node are told of the pause at once.
@@ -586,11 +586,11 @@ class PodLifeOnNode:
         found = self._cgroups.in_force(pod, self._resizing.settings(pod))
         return StatusResources(limits=found[0], requests=found[1]) if found is not None else None
 
-    def _verdicts(self, observed: ObservedPod) -> Verdicts:
+    def _verdicts(self, observed: ObservedPod) -> ProbeResults:
         def known(kind: Literal["liveness", "startup"]) -> dict[str, bool]:
             found = {c.id: self._prober.results.verdict(kind, c.id) for c in observed.running}
             return {
                 id: verdict == "success" for id, verdict in found.items() if verdict in ("success", "failure")
             }
 
-        return Verdicts(liveness=known("liveness"), startup=known("startup"))
+        return ProbeResults(liveness=known("liveness"), startup=known("startup"))

@@ -1,1 +1,1 @@
-"""The loop that drives everything, and its health."""
+"""Main loop of the kubelet: pod changes, runtime events, probe results and ticks, with one worker per pod."""

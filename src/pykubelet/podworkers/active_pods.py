@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.observe import ObservedPod
 from pykubelet.podconfig.mux import PodStore
-from pykubelet.podworkers.worker import State
+from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.compute import TERMINAL, StatusStore
 
@@ -65,6 +65,9 @@ class ActivePods:
     def _counts(self, pod: Pod) -> bool:
         worker = self._workers.get(pod.uid)
         if worker is not None:
-            return worker.state in (State.SYNCING, State.TERMINATING) or self._workers.is_reborn(pod.uid)
+            return worker.state in (
+                PodWorkerState.SYNCING,
+                PodWorkerState.TERMINATING,
+            ) or self._workers.is_reborn(pod.uid)
         status = self._statuses.get(pod.uid) or pod.status
         return status.phase not in TERMINAL or self._workers.is_reborn(pod.uid)

@@ -1,6 +1,6 @@
 """The engine's side towards an API server: pods from it, statuses and mirrors to it.
 
-Everything that a node of a cluster does beyond a standalone one is behind `ClusterSide`; the engine
+Everything that a node of a cluster does beyond a standalone one is behind `ApiServerSync`; the engine
 tells it what changed and asks it before a pod's end is final. Nothing here ever stops a pod from
 running: with the API server away, statuses and mirrors wait.
 """
@@ -16,16 +16,16 @@ from pykubelet.apiserver.client import ApiClient
 from pykubelet.config.errors import Problem
 from pykubelet.images.credential_provider import PodAccounts
 from pykubelet.objects.base import PodObjects
-from pykubelet.podconfig.api_source import ApiSource, EmitUpdate, LastPods
+from pykubelet.podconfig.api_source import ApiSource, CheckpointSource, EmitUpdate
 from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.podconfig.file_source import Emit
 from pykubelet.podconfig.mux import PodStore
 from pykubelet.podconfig.static_pods import is_static_pod
-from pykubelet.podworkers.worker import State
+from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.compute import StatusStore
-from pykubelet.status.manager import StatusMetrics, StatusSender
-from pykubelet.status.mirror_pods import MirrorPods, Wishes, fits
+from pykubelet.status.manager import StatusManager, StatusMetrics
+from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, fits
 from pykubelet.util.tasks import TaskScope
 
 
@@ -50,7 +50,7 @@ class ClusterParts:
     """Where pods are kept for when the API server does not answer; None where they are not."""
 
 
-class ClusterSide:
+class ApiServerSync:
     """The source, the sender and the mirrors of one node; `start` puts their tasks into a scope."""
 
     def __init__(
@@ -77,7 +77,7 @@ class ClusterSide:
         self._source = ApiSource(
             parts.client, node_name, self._take, emit_update=emit_update, ready=parts.node_ready
         )
-        self._sender = StatusSender(
+        self._sender = StatusManager(
             parts.client,
             object_of=self._object_of,
             may_run=self._may_run,
@@ -87,7 +87,9 @@ class ClusterSide:
         self._mirrors = MirrorPods(
             parts.client, store, node_name, wishes=self._wishes, node_uid=parts.node_uid
         )
-        self._last = LastPods(parts.checkpoints, store, offer) if parts.checkpoints is not None else None
+        self._last = (
+            CheckpointSource(parts.checkpoints, store, offer) if parts.checkpoints is not None else None
+        )
         statuses.listen(self._status_changed)
 
     def start(self, scope: TaskScope) -> None:
@@ -173,12 +175,12 @@ class ClusterSide:
 
     def _may_run(self, uid: str) -> bool:
         worker = self._workers.get(uid)
-        return worker is not None and worker.state in (State.SYNCING, State.TERMINATING)
+        return worker is not None and worker.state in (PodWorkerState.SYNCING, PodWorkerState.TERMINATING)
 
-    def _wishes(self) -> Wishes | None:
+    def _wishes(self) -> DesiredMirrors | None:
         if not self._all_reported():
             return None
-        return Wishes(self._store.static_pods(), self._leaving)
+        return DesiredMirrors(self._store.static_pods(), self._leaving)
 
     def _leaving(self) -> set[str]:
         """Return the names of pods that are no longer desired and have not ended yet."""

@@ -21,54 +21,60 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
-from pykubelet.apiserver.reflector import Update
+from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
-from pykubelet.cm.resize import ResizeBooks, Scope, no_books
+from pykubelet.cm.resize import AllocationState, Scope, no_books
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.credential_provider import CredentialProvider, PodAccounts, ProviderPlugins
 from pykubelet.images.credentials import NodeCredentials
-from pykubelet.images.image_manager import ImagePuller
+from pykubelet.images.image_manager import ImageManager
 from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
 from pykubelet.images.puller import PullLimits
 from pykubelet.kuberuntime.decide import always_restarts
 from pykubelet.kuberuntime.gc import GarbageCollector
-from pykubelet.kuberuntime.kill import HookRunner, Killer
+from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
 from pykubelet.kuberuntime.linux_resources import can_swap
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.options import NodeFacts, Shares
+from pykubelet.kuberuntime.options import CpusetAssigner, RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.kuberuntime.resize import Resizer
-from pykubelet.kuberuntime.start import Starter
-from pykubelet.kuberuntime.user_namespaces import IdSpace, UserNamespaces
+from pykubelet.kuberuntime.start import ContainerStarter
+from pykubelet.kuberuntime.user_namespaces import UserNamespaceRange, UserNamespaces
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.objects.services import no_services
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podconfig.mux import PodChange, PodMux, PodStore
-from pykubelet.podconfig.pod_history import Event, Journal, Note, field_of
+from pykubelet.podconfig.pod_history import Event, PodHistory, TimelineEntry, field_of
 from pykubelet.podconfig.static_pods import is_mirror_pod, is_static_pod
 from pykubelet.podconfig.static_sources import start_sources
-from pykubelet.podsync.contract import Change
-from pykubelet.podsync.executor import Cgroups, Doer, Volumes, crash_loop_back_off
-from pykubelet.podsync.resource_allocator import NO_CLAIMS, NO_DEVICES, Allotment, DeviceSide, PodClaims
-from pykubelet.podsync.start_limiter import StartGate
-from pykubelet.podsync.syncer import Fate, PodLifeOnNode
-from pykubelet.podworkers.api_server_sync import ClusterParts, ClusterSide
+from pykubelet.podsync.contract import PodLifecycleEvent
+from pykubelet.podsync.executor import ActionExecutor, Cgroups, Volumes, crash_loop_back_off
+from pykubelet.podsync.resource_allocator import (
+    NO_CLAIMS,
+    NO_DEVICES,
+    DeviceProvider,
+    PodClaims,
+    ResourceAllocator,
+)
+from pykubelet.podsync.start_limiter import StartLimiter
+from pykubelet.podsync.syncer import Fate, NodePodSyncer
+from pykubelet.podworkers.api_server_sync import ApiServerSync, ClusterParts
 from pykubelet.podworkers.housekeeping import Housekeeping
 from pykubelet.podworkers.loop import SyncLoop
 from pykubelet.podworkers.pleg import Pleg
-from pykubelet.podworkers.pod_admission import AdmissionParts, Admitting
+from pykubelet.podworkers.pod_admission import AdmissionParts, PodAdmission
 from pykubelet.podworkers.pod_metrics import EngineMetrics
-from pykubelet.podworkers.worker import State
-from pykubelet.podworkers.workers import Crowd, PodWorkers
+from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.workers import PodChurn, PodWorkers
 from pykubelet.probes.prober import Prober
-from pykubelet.resize.allocation_manager import Others, ResizeDoing, Resizing
+from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep, ResizeCollaborators
 from pykubelet.resize.feasibility import ResizeMetrics, ResizeRules
 from pykubelet.status.compute import TERMINAL, StatusStore, says_more
 from pykubelet.status.static_readiness import StaticReadiness
@@ -78,7 +84,9 @@ log = get_logger(__name__)
 _LOOPBACK = "127.0.0.1"
 
 
-def make_prober(cri: Cri, journal: Journal, registry: CollectorRegistry, host_ips: Sequence[str]) -> Prober:
+def make_prober(
+    cri: RuntimeConnection, journal: PodHistory, registry: CollectorRegistry, host_ips: Sequence[str]
+) -> Prober:
     """Give a prober; pods in the host's network are probed at the first of `host_ips`.
 
     While the host has none they are probed at its loopback, where nearly all of them answer, too.
@@ -99,9 +107,9 @@ MAX_CACHED_RECORDS = 2000
 
 
 def make_puller(
-    cri: Cri,
+    cri: RuntimeConnection,
     config: KubeletConfiguration,
-    journal: Journal,
+    journal: PodHistory,
     scope: TaskScope,
     registry: CollectorRegistry,
     *,
@@ -110,7 +118,7 @@ def make_puller(
     provider_dir: Path,
     accounts: PodAccounts | None,
     pull_manager: PullManager | None,
-) -> ImagePuller:
+) -> ImageManager:
     """Make the puller of a node; without `accounts` credential providers are asked in nobody's name."""
     metrics = ImageMetrics(registry)
     plugins = ProviderPlugins(providers, provider_dir, scope, metrics, accounts) if providers else None
@@ -120,7 +128,7 @@ def make_puller(
         qps=config.registry_pull_qps,
         burst=config.registry_burst,
     )
-    return ImagePuller(
+    return ImageManager(
         cri.images,
         journal,
         scope,
@@ -133,7 +141,7 @@ def make_puller(
 
 
 async def open_pull_manager(
-    cri: Cri,
+    cri: RuntimeConnection,
     config: KubeletConfiguration,
     gates: FeatureGates,
     scope: TaskScope,
@@ -166,7 +174,7 @@ def _home() -> Path | None:
         return None
 
 
-def rules_of(config: KubeletConfiguration, node: NodeFacts) -> ResizeRules:
+def rules_of(config: KubeletConfiguration, node: RuntimeNodeOptions) -> ResizeRules:
     """Give what this node can resize."""
     gates = node.gates
     whole = "InPlacePodLevelResourcesVerticalScaling"
@@ -182,15 +190,15 @@ def rules_of(config: KubeletConfiguration, node: NodeFacts) -> ResizeRules:
 
 
 def others_of(
-    store: PodStore, workers: PodWorkers, admitting: Admitting, loop: SyncLoop, mux: PodMux
-) -> Others:
+    store: PodStore, workers: PodWorkers, admitting: PodAdmission, loop: SyncLoop, mux: PodMux
+) -> ResizeCollaborators:
     """Give whom resizing asks and tells."""
 
     def to_run(uid: str) -> Pod | None:
         worker = workers.get(uid)
-        return store.get(uid) if worker is not None and worker.state is State.SYNCING else None
+        return store.get(uid) if worker is not None and worker.state is PodWorkerState.SYNCING else None
 
-    return Others(
+    return ResizeCollaborators(
         pod=to_run,
         judge=admitting.judge_resize,
         make_room=admitting.make_room,
@@ -202,18 +210,18 @@ def others_of(
 
 def make_resizing(
     config: KubeletConfiguration,
-    node: NodeFacts,
-    cri: Cri,
+    node: RuntimeNodeOptions,
+    cri: RuntimeConnection,
     cgroups: Cgroups,
-    shares: Shares,
-    books: ResizeBooks,
+    shares: CpusetAssigner,
+    books: AllocationState,
     *,
-    journal: Journal,
+    journal: PodHistory,
     registry: CollectorRegistry,
     scope: TaskScope,
-) -> tuple[Resizing, ResizeDoing]:
+) -> tuple[AllocationManager, PodResizeStep]:
     """Give who decides on resizes, once it knows the others (`others_of`), and who does them."""
-    resizing = Resizing(
+    resizing = AllocationManager(
         journal,
         books,
         rules_of(config, node),
@@ -224,18 +232,18 @@ def make_resizing(
     resizer = Resizer(
         cri, node, cgroups.group, resizing, lambda pod, container: shares.of(pod, container).exclusive
     )
-    return resizing, ResizeDoing(resizing, resizer)
+    return resizing, PodResizeStep(resizing, resizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
+class EngineDependencies:
     """What the engine is built from."""
 
     config: KubeletConfiguration
     node_name: str
     host_ips: Sequence[str]
-    cri: Cri
-    node: NodeFacts
+    cri: RuntimeConnection
+    node: RuntimeNodeOptions
     root_dir: Path
     credential_providers: Sequence[CredentialProvider]
     credential_provider_dir: Path
@@ -249,7 +257,7 @@ class EngineParts:
     collector: GarbageCollector
     node_event: Record = no_record
     """Records an event about the node."""
-    id_space: IdSpace
+    id_space: UserNamespaceRange
     user_namespaces: bool
     """Whether the runtime can give pods a user namespace."""
     legacy_logs: Path | None
@@ -258,21 +266,21 @@ class EngineParts:
     """The configMaps and secrets of the manifests folder; a cluster has others."""
     cluster: ClusterParts | None = None
     """None on a standalone node."""
-    devices: DeviceSide = NO_DEVICES
-    allotment: Allotment
+    devices: DeviceProvider = NO_DEVICES
+    allotment: ResourceAllocator
     claims: PodClaims = NO_CLAIMS
-    books: ResizeBooks = field(default_factory=no_books)
+    books: AllocationState = field(default_factory=no_books)
 
 
 class PodEngine:
     """Runs the desired pods; `start` puts its tasks into a scope."""
 
-    def __init__(self, parts: EngineParts, scope: TaskScope) -> None:
+    def __init__(self, parts: EngineDependencies, scope: TaskScope) -> None:
         config, cluster = parts.config, parts.cluster
         objects: PodObjects = cluster.objects if cluster is not None else parts.local_objects
         self._parts = parts
         self._scope = scope
-        self.book = Journal()
+        self.book = PodHistory()
         self.statuses = StatusStore()
         self._metrics = EngineMetrics(parts.registry, self.statuses, self.book)
         self._static_readiness = StaticReadiness(parts.root_dir)
@@ -282,11 +290,11 @@ class PodEngine:
         self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
         self._mux = PodMux(time.time_ns, self._report_duplicate)
         self._observer = Observer(parts.cri)
-        self._gate = StartGate()
+        self._gate = StartLimiter()
         self.prober = make_prober(parts.cri, self.book, parts.registry, parts.host_ips)
         self.prober.results.subscribe(lambda update: self.loop.probe(update.pod_uid))
         hooks = HookRunner(parts.cri, self._metrics.lifecycle_get, self._pod_ip, self._metrics.starts)
-        killer = Killer(parts.cri, hooks, self.book, scope)
+        killer = ContainerKiller(parts.cri, hooks, self.book, scope)
         self.pleg = Pleg(
             parts.cri, self._observer, lambda change: self.loop.runtime(change), self._metrics.pleg
         )
@@ -302,7 +310,7 @@ class PodEngine:
             accounts=cluster.accounts if cluster is not None else None,
             pull_manager=parts.pull_manager,
         )
-        starter = Starter(
+        starter = ContainerStarter(
             parts.cri,
             self._observer,
             parts.node,
@@ -335,7 +343,7 @@ class PodEngine:
             scope=scope,
         )
         remover = ContainerRemover(parts.cri, parts.legacy_logs)
-        doer = Doer(
+        doer = ActionExecutor(
             starter=starter,
             remover=remover,
             killer=killer,
@@ -352,7 +360,7 @@ class PodEngine:
             resizing=resize_doing,
             metrics=self._metrics.starts,
         )
-        self.life = PodLifeOnNode(
+        self.life = NodePodSyncer(
             cri=parts.cri,
             observer=self._observer,
             doer=doer,
@@ -380,8 +388,8 @@ class PodEngine:
             restart_all=parts.admission.gates.enabled("RestartAllContainersOnContainerExits"),
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds, self._metrics.workers)
-        self.crowd = Crowd(self._gate, self.workers)
-        self._admitting = Admitting(
+        self.crowd = PodChurn(self._gate, self.workers)
+        self._admitting = PodAdmission(
             parts.admission,
             scope,
             parts.registry,
@@ -416,9 +424,9 @@ class PodEngine:
         self._resizing.others = others_of(self.store, self.workers, self._admitting, self.loop, self._mux)
         self._departed: set[str] = set()
         """Pods of which nothing is left here, and which the API server has not let go of yet."""
-        self._cluster: ClusterSide | None = None
+        self._cluster: ApiServerSync | None = None
         if cluster is not None:
-            self._cluster = ClusterSide(
+            self._cluster = ApiServerSync(
                 cluster,
                 parts.node_name,
                 self._emit,
@@ -494,7 +502,7 @@ class PodEngine:
             found.append(pod if status is None else Pod(metadata=pod.metadata, spec=pod.spec, status=status))
         return found
 
-    def journal(self, uid: str) -> tuple[list[Event], list[Note]]:
+    def journal(self, uid: str) -> tuple[list[Event], list[TimelineEntry]]:
         """A pod's events and timeline."""
         return self.book.events(uid), self.book.timeline(uid)
 
@@ -556,7 +564,7 @@ class PodEngine:
             return False
         if worker is None:
             return status is None or status.phase not in TERMINAL
-        if change.op == "UPDATE" and worker.state is not State.SYNCING:
+        if change.op == "UPDATE" and worker.state is not PodWorkerState.SYNCING:
             # It has ended by itself; a new label does not bring it back.
             worker.know(pod)
             return False
@@ -577,7 +585,7 @@ class PodEngine:
         if before is not None and says_more(before, pod):
             self.workers.wake(pod.uid)
 
-    def runtime_changed(self, change: Change) -> None:
+    def runtime_changed(self, change: PodLifecycleEvent) -> None:
         """Take a change in the runtime, unless it is known already."""
         if self.life.take(change):
             self.workers.wake(change.uid)
@@ -585,7 +593,7 @@ class PodEngine:
     def probe_changed(self, uid: str) -> None:
         """Take a probe's new verdict."""
         worker = self.workers.get(uid)
-        if worker is not None and worker.state is State.TERMINATING and worker.pod is not None:
+        if worker is not None and worker.state is PodWorkerState.TERMINATING and worker.pod is not None:
             # It is busy until everything has stopped, and readers want to know now.
             self.life.probed(worker.pod)
         self.workers.wake(uid)
@@ -633,7 +641,7 @@ class PodEngine:
         if source == "api" and self._cluster is not None:
             self.loop.after(self._cluster.pods_known)
 
-    def _emit_update(self, source: str, update: Update[Pod], everything: Callable[[], list[Pod]]) -> None:
+    def _emit_update(self, source: str, update: StoreDelta[Pod], everything: Callable[[], list[Pod]]) -> None:
         self._hand_on(self._mux.update(source, update.changed, update.removed, everything))
 
     def _hand_on(self, changes: Sequence[PodChange]) -> None:

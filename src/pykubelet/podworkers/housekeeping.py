@@ -19,13 +19,13 @@ from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodMux, PodStore
 from pykubelet.podsync.executor import Cgroups
-from pykubelet.podsync.resource_allocator import Allotment
+from pykubelet.podsync.resource_allocator import ResourceAllocator
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.probes.prober import Prober
-from pykubelet.resize.allocation_manager import Resizing
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.transport.errors import CriError
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -45,8 +45,8 @@ class Housekeeping:
         dirs: PodDirs,
         cgroups: Cgroups,
         prober: Prober,
-        allotment: Allotment,
-        resizing: Resizing,
+        allotment: ResourceAllocator,
+        resizing: AllocationManager,
         collector: GarbageCollector,
         scope: TaskScope,
         unreadable: Callable[[], AbstractSet[str]],
@@ -67,7 +67,7 @@ class Housekeeping:
         self._unreadable = unreadable
         self._node_event = node_event
         self._next_gc = 0.0
-        self._class_complaints = Complaints(log, "Could not update the cgroups of the QoS classes")
+        self._class_complaints = ErrorLogLimiter(log, "Could not update the cgroups of the QoS classes")
 
     def keep(self) -> None:
         """Look once; what takes time goes on by itself."""

@@ -19,7 +19,7 @@ from typing import Protocol
 from pykubelet.api.duration import Duration
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodChange
-from pykubelet.podsync.contract import Change
+from pykubelet.podsync.contract import PodLifecycleEvent
 
 log = get_logger(__name__)
 TICK_SECONDS = 1.0
@@ -35,7 +35,7 @@ class Handlers(Protocol):
         """The desired pods changed."""
         ...
 
-    def runtime_changed(self, change: Change) -> None:
+    def runtime_changed(self, change: PodLifecycleEvent) -> None:
         """Something of a pod changed in the runtime."""
         ...
 
@@ -69,7 +69,7 @@ class SyncLoop:
         for change in changes:
             self._news.put_nowait(lambda change=change: self._handlers.pod_changed(change))  # type: ignore[misc]
 
-    def runtime(self, change: Change) -> None:
+    def runtime(self, change: PodLifecycleEvent) -> None:
         """Take a change in the runtime."""
         self._news.put_nowait(lambda: self._handlers.runtime_changed(change))
 

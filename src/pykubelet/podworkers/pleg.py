@@ -22,12 +22,12 @@ from contextlib import aclosing
 from typing import Literal
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.containerd import TaskEvent, task_events
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskPaused, TaskResumed, TaskStart
 from pykubelet.kuberuntime.observe import ObservedPod, Observer
 from pykubelet.logs import get_logger
-from pykubelet.podsync.contract import Change, What
+from pykubelet.podsync.contract import PodLifecycleEvent, What
 from pykubelet.podworkers.metrics import PlegMetrics
 from pykubelet.transport.errors import CriError, Unimplemented
 from pykubelet.util.tasks import TaskScope
@@ -42,7 +42,7 @@ UNHEALTHY_SECONDS = 180.0
 RECONNECT_SECONDS = (0.1, 5.0)
 Mode = Literal["cri-events", "containerd-events", "relist"]
 _CRI_EVENTS: dict[int, What] = {pb.CONTAINER_STARTED_EVENT: "started", pb.CONTAINER_STOPPED_EVENT: "ended"}
-OnChange = Callable[[Change], None]
+OnChange = Callable[[PodLifecycleEvent], None]
 Fingerprint = tuple[tuple[str, str], ...]
 
 
@@ -56,7 +56,11 @@ class Pleg:
     """Watches the runtime and calls `on_change`."""
 
     def __init__(
-        self, cri: Cri, observer: Observer, on_change: OnChange, metrics: PlegMetrics | None = None
+        self,
+        cri: RuntimeConnection,
+        observer: Observer,
+        on_change: OnChange,
+        metrics: PlegMetrics | None = None,
     ) -> None:
         self._metrics = metrics or PlegMetrics()
         self._cri = cri
@@ -135,7 +139,7 @@ class Pleg:
         self._last_relist = clock()
         self._metrics.seen()
         for uid in sorted(changed):
-            self._on_change(Change(uid))
+            self._on_change(PodLifecycleEvent(uid))
 
     async def _relist_forever(self) -> None:
         pause = RECONNECT_SECONDS[0]
@@ -165,7 +169,7 @@ class Pleg:
 
     async def _listen(self) -> None:
         """Use the best event source that the runtime has; relisting alone when it has none."""
-        sources: list[tuple[Mode, Callable[[], AsyncGenerator[Change, None]]]] = [
+        sources: list[tuple[Mode, Callable[[], AsyncGenerator[PodLifecycleEvent, None]]]] = [
             ("cri-events", self._cri_events),
             ("containerd-events", self._containerd_events),
         ]
@@ -175,7 +179,9 @@ class Pleg:
         self.mode = "relist"
         log.info("No event stream from the runtime: listing it each second")
 
-    async def _follow(self, mode: Mode, events: Callable[[], AsyncGenerator[Change, None]]) -> bool:
+    async def _follow(
+        self, mode: Mode, events: Callable[[], AsyncGenerator[PodLifecycleEvent, None]]
+    ) -> bool:
         """Forward events until the runtime says that it has no such stream; reconnects otherwise."""
         pause, settling = RECONNECT_SECONDS[0], 0.0
         while True:
@@ -199,18 +205,18 @@ class Pleg:
             await asyncio.sleep(pause)
             pause = min(pause * 2, RECONNECT_SECONDS[1])
 
-    async def _cri_events(self) -> AsyncGenerator[Change, None]:
+    async def _cri_events(self) -> AsyncGenerator[PodLifecycleEvent, None]:
         async with aclosing(self._cri.runtime.container_events()) as events:
             async for event in events:
                 uid = event.pod_sandbox_status.metadata.uid or self._owner_of.get(event.container_id, "")
                 if uid:
-                    yield Change(
+                    yield PodLifecycleEvent(
                         uid, event.container_id, _CRI_EVENTS.get(event.container_event_type, "unknown")
                     )
                 else:
                     self._relist_now.set()
 
-    async def _containerd_events(self) -> AsyncGenerator[Change, None]:
+    async def _containerd_events(self) -> AsyncGenerator[PodLifecycleEvent, None]:
         async with aclosing(task_events(self._cri.runtime_channel)) as events:
             async for event in events:
                 what = _what_happened(event)
@@ -218,7 +224,7 @@ class Pleg:
                     continue
                 uid = self._owner_of.get(event.container_id)
                 if uid is not None:
-                    yield Change(uid, event.container_id, what)
+                    yield PodLifecycleEvent(uid, event.container_id, what)
                 elif what != "started":
                     # Somebody else's, or one that was made before anybody listened. A start that is not
                     # known yet is one of ours under way: its step looks at it in the end.

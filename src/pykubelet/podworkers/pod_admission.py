@@ -34,14 +34,14 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from pykubelet.admission.handler import (
+    AdmitHandlerDeps,
+    AdmitRejection,
     Amounts,
     Answer,
-    Attempt,
-    Later,
-    Link,
+    DeferredResult,
+    PodAdmitAttributes,
+    PodAdmitHandler,
     Preempt,
-    Refusal,
-    Surroundings,
     Usage,
 )
 from pykubelet.admission.handler_chain import make_chain
@@ -58,9 +58,9 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.kuberuntime.observe import ObservedPod
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodStore
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import is_static_pod
-from pykubelet.podworkers.worker import State
+from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.compute import (
     PREEMPTED,
@@ -215,14 +215,14 @@ class AdmissionParts:
     gates: FeatureGates
     devices: Callable[[str], Resources] = lambda uid: {}
     """How many devices there are for a pod, by its uid."""
-    pressure: Link | None = None
-    allocation: Link | None = None
+    pressure: PodAdmitHandler | None = None
+    allocation: PodAdmitHandler | None = None
     released: Callable[[str], None] = lambda uid: None
     """Takes back what `allocation` has given to a pod that may not run after all."""
-    shutdown: Link | None = None
+    shutdown: PodAdmitHandler | None = None
 
 
-class Admitting:
+class PodAdmission:
     """Judges new pods; `may_start` is asked before each is handed to its worker."""
 
     def __init__(
@@ -234,7 +234,7 @@ class Admitting:
         store: PodStore,
         workers: PodWorkers,
         statuses: StatusStore,
-        journal: Journal,
+        journal: PodHistory,
         in_runtime: Callable[[], Mapping[str, ObservedPod]],
         wanted: Callable[[str], Pod | None],
         start: Callable[[Pod], None],
@@ -260,7 +260,7 @@ class Admitting:
         self._metrics = AdmissionMetrics(registry)
         self._requests = _Requests(pod_level=parts.gates.enabled("PodLevelResources"))
         self.chain = make_chain(
-            Surroundings(
+            AdmitHandlerDeps(
                 requests_of=self._requests,
                 class_of=qos_class,
                 gates=parts.gates,
@@ -287,7 +287,7 @@ class Admitting:
     def may_start(self, pod: Pod) -> bool:
         """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
         worker = self._workers.get(pod.uid)
-        if worker is not None and worker.state is State.SYNCING:
+        if worker is not None and worker.state is PodWorkerState.SYNCING:
             if worker.pod is not None:
                 self._look_at_update(worker.pod, pod)
             return True
@@ -305,10 +305,10 @@ class Admitting:
             return False
         waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
         answer = self._ask(pod, self._node()) if not waits else None
-        if isinstance(answer, Later) and answer.apart:
+        if isinstance(answer, DeferredResult) and answer.apart:
             self._set_apart(pod, answer)
             return False
-        if waits or isinstance(answer, Preempt | Later) or self._may_be_stale(answer):
+        if waits or isinstance(answer, Preempt | DeferredResult) or self._may_be_stale(answer):
             self._line_up(pod)
             return False
         return self._settle(pod, answer)
@@ -340,12 +340,12 @@ class Admitting:
 
     # Judging
 
-    def _ask(self, pod: Pod, node: Node) -> Answer | Later:
+    def _ask(self, pod: Pod, node: Node) -> Answer | DeferredResult:
         # What still runs of an earlier life of the pod is on its way out.
         running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
         return self._judge(self._allocated(pod), node, running=running)
 
-    def judge_resize(self, pod: Pod) -> Answer | Later:
+    def judge_resize(self, pod: Pod) -> Answer | DeferredResult:
         """Judge a pod that is here already and wishes for other resources.
 
         What its containers have of CPUs, memory nodes and devices stays theirs, and nothing is given anew:
@@ -353,11 +353,11 @@ class Admitting:
         """
         return self._judge(pod, self._node())
 
-    def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | Later:
+    def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | DeferredResult:
         return self.chain.admit(self._attempt(pod, node, running=running))
 
-    def _attempt(self, pod: Pod, node: Node, *, running: bool) -> Attempt:
-        return Attempt(
+    def _attempt(self, pod: Pod, node: Node, *, running: bool) -> PodAdmitAttributes:
+        return PodAdmitAttributes(
             pod=pod,
             node=node,
             others=LazyPods(lambda: self._others(pod)),
@@ -368,13 +368,13 @@ class Admitting:
         )
 
     def _settle(self, pod: Pod, answer: Answer) -> bool:
-        if isinstance(answer, Refusal):
+        if isinstance(answer, AdmitRejection):
             self.refuse(pod, answer)
             return False
         self._journal.note(pod.uid, "admission", "admitted")
         return True
 
-    def refuse(self, pod: Pod, refusal: Refusal) -> None:
+    def refuse(self, pod: Pod, refusal: AdmitRejection) -> None:
         """Have a pod fail for good, one that was admitted before too."""
         log.info(
             "Pod admission denied",
@@ -442,19 +442,19 @@ class Admitting:
         worker = self._workers.get(uid)
         if worker is None:
             return self._workers.is_reborn(uid)
-        return worker.state in (State.SYNCING, State.TERMINATING)
+        return worker.state in (PodWorkerState.SYNCING, PodWorkerState.TERMINATING)
 
     # Waiting
 
-    def _may_be_stale(self, answer: Answer | Later) -> bool:
-        return isinstance(answer, Refusal) and answer.stale and self._parts.fetch is not None
+    def _may_be_stale(self, answer: Answer | DeferredResult) -> bool:
+        return isinstance(answer, AdmitRejection) and answer.stale and self._parts.fetch is not None
 
     def _line_up(self, pod: Pod) -> None:
         if not self._queue:
             self._scope.start(self._work_off(), name="admission")
         self._queue[pod.uid] = pod
 
-    def _set_apart(self, pod: Pod, later: Later) -> None:
+    def _set_apart(self, pod: Pod, later: DeferredResult) -> None:
         if later.why:
             log.info("Pod admission waits", pod=pod.full_name, podUID=pod.uid, reason=later.why)
             self._journal.note(pod.uid, "admission", later.why)
@@ -463,7 +463,7 @@ class Admitting:
         self.mark(pod.uid)
         self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
 
-    async def _wait_apart(self, uid: str, later: Later) -> None:
+    async def _wait_apart(self, uid: str, later: DeferredResult) -> None:
         answer = await later.answer()
         pod = self._apart.pop(uid)
         self.mark(uid)
@@ -483,10 +483,10 @@ class Admitting:
             answer: Answer = None
             if self._is_wanted(uid):
                 first = self._ask(pod, self._node())
-                if isinstance(first, Later) and first.apart and uid not in self._waited:
+                if isinstance(first, DeferredResult) and first.apart and uid not in self._waited:
                     self._set_apart(self._queue.pop(uid), first)
                     continue
-                answer = await first.answer() if isinstance(first, Later) else first
+                answer = await first.answer() if isinstance(first, DeferredResult) else first
                 if self._may_be_stale(answer):
                     answer = await self._ask_patiently(pod, await self._newest_node())
                 if isinstance(answer, Preempt):
@@ -501,7 +501,7 @@ class Admitting:
 
     async def _ask_patiently(self, pod: Pod, node: Node) -> Answer:
         answer = self._ask(pod, node)
-        return await answer.answer() if isinstance(answer, Later) else answer
+        return await answer.answer() if isinstance(answer, DeferredResult) else answer
 
     def _is_wanted(self, uid: str) -> bool:
         pod = self._store.get(uid)

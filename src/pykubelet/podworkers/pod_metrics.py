@@ -20,20 +20,24 @@ from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.observe import ObservedPod
 from pykubelet.podconfig.mux import PodChange, PodStore
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import is_static_pod
-from pykubelet.podsync.syncer import PodLifeOnNode
+from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.podworkers.metrics import PlegMetrics, StartedMetrics, WorkerMetrics
 from pykubelet.podworkers.pleg import Pleg
-from pykubelet.podworkers.startup_latency import PodStarts
-from pykubelet.podworkers.worker import PodWorker, State
+from pykubelet.podworkers.startup_latency import PodStartupLatencyTracker
+from pykubelet.podworkers.worker import PodWorker, PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.probes.network_probes import lifecycle_get
 from pykubelet.status.compute import TERMINAL, StatusStore
 from pykubelet.status.manager import StatusMetrics
 
 _STATES = ("created", "running", "exited", "unknown")
-_LIVES = {State.SYNCING: "sync", State.TERMINATING: "terminating", State.TERMINATED: "terminated"}
+_LIVES = {
+    PodWorkerState.SYNCING: "sync",
+    PodWorkerState.TERMINATING: "terminating",
+    PodWorkerState.TERMINATED: "terminated",
+}
 _UNKNOWN = ("runtime_only", "unknown")
 _CONFIGS = (("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true"), _UNKNOWN)
 _PLACES = [(life, *config) for config in _CONFIGS for life in _LIVES.values()]
@@ -47,7 +51,7 @@ class PodCounts(Collector):
         store: PodStore,
         workers: PodWorkers,
         statuses: StatusStore,
-        life: PodLifeOnNode,
+        life: NodePodSyncer,
         pleg: Pleg,
     ) -> None:
         self._store = store
@@ -105,7 +109,9 @@ class PodCounts(Collector):
         ended = status is not None and status.phase in TERMINAL
         if worker is None:
             return not ended
-        return worker.state is State.TERMINATING or (worker.state is State.SYNCING and not ended)
+        return worker.state is PodWorkerState.TERMINATING or (
+            worker.state is PodWorkerState.SYNCING and not ended
+        )
 
     def _working(self, pods: Iterable[Pod]) -> Metric:
         wanted = {pod.uid for pod in pods}
@@ -154,14 +160,14 @@ def _family(name: str, text: str, labels: list[str], values: dict[tuple[str, ...
 class EngineMetrics:
     """Everything that is counted of one engine, on its agent's registry."""
 
-    def __init__(self, registry: CollectorRegistry, statuses: StatusStore, journal: Journal) -> None:
+    def __init__(self, registry: CollectorRegistry, statuses: StatusStore, journal: PodHistory) -> None:
         self._registry = registry
         self.workers = WorkerMetrics(registry)
         self.statuses = StatusMetrics(registry)
         self.pleg = PlegMetrics(registry)
         self.starts = StartMetrics(registry)
         self.lifecycle_get = partial(lifecycle_get, fell_back=self.starts.fell_back)
-        self.pod_starts = PodStarts(StartedMetrics(registry))
+        self.pod_starts = PodStartupLatencyTracker(StartedMetrics(registry))
         statuses.listen(self.pod_starts.status_changed)
         journal.listen(self.pod_starts.happened)
 
@@ -171,7 +177,7 @@ class EngineMetrics:
             self.pod_starts.shown(change.pod)
 
     def count_pods(
-        self, store: PodStore, workers: PodWorkers, statuses: StatusStore, life: PodLifeOnNode, pleg: Pleg
+        self, store: PodStore, workers: PodWorkers, statuses: StatusStore, life: NodePodSyncer, pleg: Pleg
     ) -> None:
         """Have pods counted whenever somebody asks."""
         self._registry.register(PodCounts(store, workers, statuses, life, pleg))

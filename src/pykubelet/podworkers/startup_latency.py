@@ -38,7 +38,7 @@ class _Start:
     pulls: list[Span] = field(default_factory=list)
 
 
-class PodStarts:
+class PodStartupLatencyTracker:
     """Measures starts; nothing it does waits for anything."""
 
     def __init__(self, metrics: StartedMetrics, clock: Callable[[], float] = time.time) -> None:

@@ -23,10 +23,10 @@ from pykubelet.logs import get_logger
 from pykubelet.podsync.contract import (
     KillPodOptions,
     Outcome,
-    PodLife,
     PodStatusFunc,
+    PodSyncer,
     Remnants,
-    StepError,
+    SyncError,
 )
 from pykubelet.podworkers.metrics import WorkerMetrics
 from pykubelet.util.tasks import wait_seconds
@@ -36,7 +36,7 @@ RETRY_SECONDS = (1.0, 10.0)
 """The pause after a failed step: first, and at most."""
 
 
-class State(Enum):
+class PodWorkerState(Enum):
     """Where a pod is in its life."""
 
     SYNCING = "syncing"
@@ -64,7 +64,7 @@ class PodWorker:
     def __init__(
         self,
         uid: str,
-        life: PodLife,
+        life: PodSyncer,
         pod: Pod | None,
         resync_seconds: float,
         name: str = "",
@@ -84,7 +84,9 @@ class PodWorker:
         self.name = pod.full_name if pod is not None else name
         """`namespace/name`; empty for a pod of which nobody knows it any more."""
         self.pod = pod
-        self._state = State.TERMINATING if ending is not None or pod is None else State.SYNCING
+        self._state = (
+            PodWorkerState.TERMINATING if ending is not None or pod is None else PodWorkerState.SYNCING
+        )
         self._on_state = on_state
         self.stopped = asyncio.Event()
         """Set as soon as nothing of the pod runs any more; what it leaves behind may still be there."""
@@ -110,18 +112,18 @@ class PodWorker:
         self._log = log.bind(pod=self.name, podUID=uid)
 
     @property
-    def state(self) -> State:
+    def state(self) -> PodWorkerState:
         """Where the pod is in its life."""
         return self._state
 
     @state.setter
-    def state(self, state: State) -> None:
+    def state(self, state: PodWorkerState) -> None:
         self._state = state
         self._on_state(self)
 
     def update(self, pod: Pod) -> None:
         """Take a new version of the pod; ignored when the pod is on its way out."""
-        if self.state is State.SYNCING:
+        if self.state is PodWorkerState.SYNCING:
             self.pod = pod
             self._cause = "update" if self._cause != "create" else self._cause
             self.wake()
@@ -141,8 +143,8 @@ class PodWorker:
         self._grace = effective_grace(self.pod, before, grace)
         self._pod_status = pod_status or self._pod_status
         shortened = before is not None and self._grace is not None and self._grace < before
-        if self.state is State.SYNCING or (self.state is State.TERMINATING and shortened):
-            self.state = State.TERMINATING
+        if self.state is PodWorkerState.SYNCING or (self.state is PodWorkerState.TERMINATING and shortened):
+            self.state = PodWorkerState.TERMINATING
             self._cut_short()
         self.wake()
 
@@ -150,19 +152,19 @@ class PodWorker:
         """Live until the pod is gone."""
         pause: float | None = None
         clock = asyncio.get_running_loop().time
-        while self.state is not State.GONE:
+        while self.state is not PodWorkerState.GONE:
             await self._sleep(pause)
             operation, began = self._operation(), clock()
             try:
                 pause = await self._step()
                 self._failures = 0
-            except StepError as err:
+            except SyncError as err:
                 pause = self._after_failure()
                 pause = pause if err.retry_after is None else err.retry_after
                 self._log.error(err, "Error syncing pod, will be tried again", retrySeconds=pause)
-                if self.state is State.REMOVING and self._is_superseded(self.uid):
+                if self.state is PodWorkerState.REMOVING and self._is_superseded(self.uid):
                     # The next pod with this uid finds the remnants; it must not wait for them.
-                    self.state = State.GONE
+                    self.state = PodWorkerState.GONE
             except Exception as err:  # a bug in one pod's handling must not end the others
                 pause = self._after_failure()
                 self._log.exception(err, "Unexpected error while syncing pod", retrySeconds=pause)
@@ -181,12 +183,12 @@ class PodWorker:
 
     def _operation(self) -> str | None:
         """What the next step is, as the metrics call it; None for a finished pod, which is not counted."""
-        if self.state is State.SYNCING:
+        if self.state is PodWorkerState.SYNCING:
             cause, self._cause = self._cause, "sync"
             return cause
-        if self.state is State.REMOVING:
+        if self.state is PodWorkerState.REMOVING:
             return None
-        return "kill" if self.state is State.TERMINATING else "terminated"
+        return "kill" if self.state is PodWorkerState.TERMINATING else "terminated"
 
     def _after_failure(self) -> float:
         first, most = RETRY_SECONDS
@@ -194,30 +196,30 @@ class PodWorker:
         return min(most, first * 2.0 ** (self._failures - 1))
 
     async def _step(self) -> float | None:
-        if self.state is State.SYNCING:
+        if self.state is PodWorkerState.SYNCING:
             assert self.pod is not None
             finished, again = await self._interruptible(self._life.sync(self.pod))
-            if finished and self.state is State.SYNCING:
-                self.state = State.TERMINATING
+            if finished and self.state is PodWorkerState.SYNCING:
+                self.state = PodWorkerState.TERMINATING
                 return 0
             return self._resync if again is None else min(again, self._resync)
-        if self.state is State.TERMINATING:
+        if self.state is PodWorkerState.TERMINATING:
             await self._interruptible(self._ending())
             return 0
         if self._remnants is None:
             self._remnants = await self._life.clean_up(self.uid, self.pod)
-            self.state = State.GONE if self._remnants is None else State.REMOVING
+            self.state = PodWorkerState.GONE if self._remnants is None else PodWorkerState.REMOVING
             self._on_finished(self)
             return 0
         await self._life.remove(self._remnants)
-        self.state = State.GONE
+        self.state = PodWorkerState.GONE
         return None
 
     async def _ending(self) -> Outcome:
         if self._grace is None:
             self._grace = effective_grace(self.pod, None, None)
         await self._life.terminate(self.uid, self.pod, KillPodOptions(self._grace, self._pod_status))
-        self.state = State.TERMINATED
+        self.state = PodWorkerState.TERMINATED
         self.stopped.set()
         return True, None
 

@@ -25,15 +25,15 @@ from collections.abc import Callable, Iterable
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.static_pods import is_static_pod
-from pykubelet.podsync.contract import KillPodOptions, PodLife, PodStatusFunc
-from pykubelet.podsync.start_limiter import StartGate
+from pykubelet.podsync.contract import KillPodOptions, PodStatusFunc, PodSyncer
+from pykubelet.podsync.start_limiter import StartLimiter
 from pykubelet.podworkers.metrics import WorkerMetrics
 from pykubelet.podworkers.startup_latency import first_seen
-from pykubelet.podworkers.worker import PodWorker, State
+from pykubelet.podworkers.worker import PodWorker, PodWorkerState
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
-_FINISHED = (State.REMOVING, State.GONE)
+_FINISHED = (PodWorkerState.REMOVING, PodWorkerState.GONE)
 
 
 class PodWorkers:
@@ -41,7 +41,7 @@ class PodWorkers:
 
     def __init__(
         self,
-        life: PodLife,
+        life: PodSyncer,
         scope: TaskScope,
         resync_seconds: float,
         metrics: WorkerMetrics | None = None,
@@ -108,13 +108,13 @@ class PodWorkers:
     def sync(self, pod: Pod) -> None:
         """Bring a pod to its desired state from now on."""
         worker = self._workers.get(pod.uid)
-        if worker is not None and worker.state is State.SYNCING:
+        if worker is not None and worker.state is PodWorkerState.SYNCING:
             worker.update(pod)
         elif worker is not None or (is_static_pod(pod) and self._of_name(pod.full_name) is not None):
             log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
             self._successors[pod.full_name] = pod
             self._notify(pod.uid)
-            if worker is not None and worker.state is State.REMOVING:
+            if worker is not None and worker.state is PodWorkerState.REMOVING:
                 worker.wake()
         else:
             self._start(pod.uid, pod)
@@ -176,7 +176,7 @@ class PodWorkers:
         return next((worker for worker in namesakes if worker.state not in _FINISHED), None)
 
     def _state_changed(self, worker: PodWorker) -> None:
-        if worker.state is not State.SYNCING and self._workers.get(worker.uid) is worker:
+        if worker.state is not PodWorkerState.SYNCING and self._workers.get(worker.uid) is worker:
             self._ending.setdefault(worker.uid, asyncio.get_running_loop().time())
         self._notify(worker.uid)
 
@@ -248,10 +248,10 @@ PATIENCE_SECONDS = 10.0
 """A pod that takes longer to end waits for something else than this machine."""
 
 
-class Crowd:
+class PodChurn:
     """Looks at those who start, and at those who end."""
 
-    def __init__(self, gate: StartGate, workers: PodWorkers) -> None:
+    def __init__(self, gate: StartLimiter, workers: PodWorkers) -> None:
         self._gate = gate
         self._workers = workers
         self._last = -math.inf

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from pykubelet.api.pod import GRPCAction
-from pykubelet.probes.types import Outcome, Target, join_host_port, resolve_host, resolve_port
+from pykubelet.probes.types import ProbeResult, Target, join_host_port, resolve_host, resolve_port
 from pykubelet.transport.grpc_connection import Connection, Status
 
 CHECK_METHOD = "/grpc.health.v1.Health/Check"
@@ -22,7 +22,7 @@ _MOST_HEADER_BLOCKS = 4
 """Header blocks of a connection: headers, trailers and informational ones. Pods may send hostile ones."""
 
 
-async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: str) -> Outcome:
+async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: str) -> ProbeResult:
     """Ask the health service; anything but SERVING is a failure. Raises BadTarget."""
     host, port = resolve_host("", target), resolve_port(action.port, target.container)
     address = join_host_port(host, port)
@@ -34,28 +34,30 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
                 lambda: Connection(address, _ANSWER_LIMIT, _HEADER_LIMIT, _MOST_HEADER_BLOCKS), host, port
             )
     except TimeoutError:
-        return Outcome("failure", _not_within(address, timeout))
+        return ProbeResult("failure", _not_within(address, timeout))
     except OSError as err:
-        return Outcome("failure", f'error: failed to connect service at "{address}": {err.strerror or err}')
+        return ProbeResult(
+            "failure", f'error: failed to connect service at "{address}": {err.strerror or err}'
+        )
     try:
         if not await connection.greeted(end - loop.time()):
-            return Outcome("failure", _not_within(address, timeout))
+            return ProbeResult("failure", _not_within(address, timeout))
         call = connection.call(
             CHECK_METHOD, encode_request(action.service or ""), [("user-agent", agent)], end - loop.time()
         )
         answer = await call.answer()
         if call.status is None or call.status.code != "OK":
-            return Outcome("failure", _describe(call.status or Status("UNKNOWN"), timeout))
+            return ProbeResult("failure", _describe(call.status or Status("UNKNOWN"), timeout))
     finally:
         connection.close(Status("CANCELLED"))
     try:
         status = decode_status(answer or b"")
     except ValueError as err:
-        return Outcome("failure", f"error: health rpc probe failed: {err}")
+        return ProbeResult("failure", f"error: health rpc probe failed: {err}")
     if status != _SERVING:
         name = _NAMES.get(status, str(status))
-        return Outcome("failure", f'service unhealthy (responded with "{name}")')
-    return Outcome("success", "service healthy")
+        return ProbeResult("failure", f'service unhealthy (responded with "{name}")')
+    return ProbeResult("success", "service healthy")
 
 
 def encode_request(service: str) -> bytes:

@@ -34,13 +34,13 @@ from pykubelet.api.pod import Container, HTTPGetAction, TCPSocketAction
 from pykubelet.probes.types import (
     OUTPUT_LIMIT,
     BadTarget,
-    Outcome,
+    ProbeResult,
     Target,
     join_host_port,
     resolve_host,
     resolve_port,
 )
-from pykubelet.transport.http1 import ResponseReader, WireError
+from pykubelet.transport.http1 import HttpProtocolError, ResponseReader
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -56,9 +56,9 @@ def write_request(target: str, host: str, headers: Iterable[tuple[str, str]], ag
     seen: set[str] = set()
     for name, value in headers:
         if not _NAME.fullmatch(name):
-            raise WireError(f'net/http: invalid header field name "{name}"')
+            raise HttpProtocolError(f'net/http: invalid header field name "{name}"')
         if _CONTROL.search(value):
-            raise WireError(f'net/http: invalid header field value for "{name}"')
+            raise HttpProtocolError(f'net/http: invalid header field value for "{name}"')
         proper = "-".join(word.capitalize() for word in name.split("-"))
         if proper in ("Content-Length", "Transfer-Encoding", "Trailer"):
             continue  # there is no body that they could speak of
@@ -188,7 +188,7 @@ async def get(
         if not reader.status:
             raise
         broken = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
-    except (OSError, WireError) as err:
+    except (OSError, HttpProtocolError) as err:
         if not reader.status:
             raise
         broken = str(err)
@@ -203,7 +203,7 @@ class _Exchange(asyncio.Protocol):
     def __init__(self, request: bytes, over: asyncio.Future[None]) -> None:
         self.reader = ResponseReader(OUTPUT_LIMIT)
         self.over = over
-        self.failure: OSError | WireError | None = None
+        self.failure: OSError | HttpProtocolError | None = None
         self._request = request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -214,7 +214,7 @@ class _Exchange(asyncio.Protocol):
             return
         try:
             self.reader.feed(data)
-        except WireError as err:
+        except HttpProtocolError as err:
             self._end(err)
         else:
             if self.reader.done:
@@ -225,12 +225,12 @@ class _Exchange(asyncio.Protocol):
             return
         try:
             self.reader.end()
-        except WireError as err:
+        except HttpProtocolError as err:
             self._end(exc if isinstance(exc, OSError) else err)
         else:
             self._end(None)
 
-    def _end(self, failure: OSError | WireError | None) -> None:
+    def _end(self, failure: OSError | HttpProtocolError | None) -> None:
         # Kept beside the future: one that nobody waits for any more would complain.
         self.failure = failure
         self.over.set_result(None)
@@ -243,7 +243,7 @@ def _target(path: str, query: str) -> str:
     return f"{target}?{quote(query, safe=_QUERY_SAFE)}" if query else target
 
 
-async def tcp_check(action: TCPSocketAction, target: Target, timeout: float) -> Outcome:
+async def tcp_check(action: TCPSocketAction, target: Target, timeout: float) -> ProbeResult:
     """Connect and hang up. Raises BadTarget."""
     host, port = resolve_host(action.host, target), resolve_port(action.port, target.container)
     loop = asyncio.get_running_loop()
@@ -251,9 +251,9 @@ async def tcp_check(action: TCPSocketAction, target: Target, timeout: float) -> 
         async with asyncio.timeout(timeout):
             transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
     except (OSError, ValueError) as err:  # ValueError: a host that can be no name
-        return Outcome("failure", dial_failure(err, host, port))
+        return ProbeResult("failure", dial_failure(err, host, port))
     transport.close()
-    return Outcome("success")
+    return ProbeResult("success")
 
 
 def dial_failure(err: OSError | ValueError, host: str, port: int) -> str:
@@ -279,7 +279,7 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 Headers = Sequence[tuple[str, str]]
 
 
-class GetFailed(Exception):
+class HttpGetError(Exception):
     """A GET gave no answer; the text names the address and the reason."""
 
     def __init__(self, url: Url, reason: str, *, plain: bool = False) -> None:
@@ -293,14 +293,16 @@ def user_agent(purpose: str) -> str:
     return f"kube-{purpose}/{KUBERNETES_VERSION.removeprefix('v').rpartition('.')[0]}"
 
 
-async def http_check(action: HTTPGetAction, target: Target, timeout: float, tls: ssl.SSLContext) -> Outcome:
+async def http_check(
+    action: HTTPGetAction, target: Target, timeout: float, tls: ssl.SSLContext
+) -> ProbeResult:
     """Ask; `timeout` covers everything, redirects too. Raises BadTarget."""
     url = url_of(action, target)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
         return judge(await follow(url, _headers(action), "probe", tls, deadline))
-    except GetFailed as err:
-        return Outcome("failure", str(err))
+    except HttpGetError as err:
+        return ProbeResult("failure", str(err))
 
 
 async def lifecycle_get(
@@ -321,13 +323,13 @@ async def lifecycle_get(
         url = url_of(action, Target(container, "", address))
         try:
             await follow(url, headers, "lifecycle", tls, None)
-        except GetFailed as err:
+        except HttpGetError as err:
             if not err.plain:
                 raise
             public = [(name, value) for name, value in headers if name.lower() != "authorization"]
             await follow(replace(url, scheme="http"), public, "lifecycle", tls, None)
             fell_back()
-    except (BadTarget, GetFailed) as err:
+    except (BadTarget, HttpGetError) as err:
         return str(err)
     return None
 
@@ -348,28 +350,28 @@ async def follow(
         try:
             answer = await get(url, headers, agent=agent, tls=tls, deadline=deadline)
             onward = _onward(answer, url)
-        except (DialError, OSError, WireError, ValueError) as err:
+        except (DialError, OSError, HttpProtocolError, ValueError) as err:
             plain = isinstance(err.__cause__, ssl.SSLError) and err.__cause__.reason in _NOT_TLS
-            raise GetFailed(url, _describe(err, url, plain), plain=plain) from err
+            raise HttpGetError(url, _describe(err, url, plain), plain=plain) from err
         if onward is None or onward.host != host:
             return answer
         if (onward.scheme, onward.address) != (url.scheme, url.address):
             # A host header that the author gave is for the first server, not for where it sends us.
             headers = [(name, value) for name, value in headers if name.lower() != "host"]
         url = onward
-    raise GetFailed(url, f"stopped after {_MOST_REDIRECTS} redirects")
+    raise HttpGetError(url, f"stopped after {_MOST_REDIRECTS} redirects")
 
 
-def judge(answer: Answer) -> Outcome:
+def judge(answer: Answer) -> ProbeResult:
     """Say what an answer means to a probe."""
     if answer.broken:
-        return Outcome("failure", answer.broken, errored=True)
+        return ProbeResult("failure", answer.broken, errored=True)
     if not 200 <= answer.status < 400:
-        return Outcome("failure", f"HTTP probe failed with statuscode: {answer.status}")
+        return ProbeResult("failure", f"HTTP probe failed with statuscode: {answer.status}")
     body = answer.body.decode(errors="replace")
     if answer.status >= 300:
-        return Outcome("warning", f"Probe terminated redirects, Response body: {body}")
-    return Outcome("success", body)
+        return ProbeResult("warning", f"Probe terminated redirects, Response body: {body}")
+    return ProbeResult("success", body)
 
 
 def _headers(action: HTTPGetAction) -> Headers:

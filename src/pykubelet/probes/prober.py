@@ -50,18 +50,18 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Container, Pod, Probe
 from pykubelet.logs import get_logger
 from pykubelet.probes.metrics import Labels, ProbeMetrics
-from pykubelet.probes.results import ProbeState, ProbeUpdate, Results, begin, beginning, health, step
+from pykubelet.probes.results import ProbeState, ProbeUpdate, ResultsManager, begin, beginning, health, step
 from pykubelet.probes.runner import Checker, ExecSlots, ExecSync, default_slots
 from pykubelet.probes.types import (
     KINDS,
     Health,
     Kind,
-    Outcome,
+    ProbeParameters,
+    ProbeResult,
     Report,
-    SeenContainer,
-    SeenPod,
+    RuntimeContainer,
+    RuntimePod,
     Target,
-    Terms,
     probe_of,
     probed_containers,
     terms_of,
@@ -131,7 +131,7 @@ FIRST_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class ProbeTick:
     """One moment at which to ask."""
 
     due: float
@@ -145,55 +145,57 @@ def phase_of(uid: str, container_name: str, kind: Kind) -> float:
     return zlib.crc32(f"{uid}/{container_name}/{kind}".encode()) / 2**32
 
 
-def first_beat(terms: Terms, opened: float, phase: float, *, waited_for: bool, ran_before: bool) -> Beat:
+def first_beat(
+    terms: ProbeParameters, opened: float, phase: float, *, waited_for: bool, ran_before: bool
+) -> ProbeTick:
     """When to ask for the first time.
 
     `opened` is the earliest moment, now or later: the initial delay has passed and, for all but
     startup itself, the container has started. `ran_before`: the container is older than the agent.
     """
     if waited_for:
-        return Beat(opened, opened, eager=True)
-    return Beat(opened + (phase * terms.period if ran_before else _later_half(phase, terms)), opened)
+        return ProbeTick(opened, opened, eager=True)
+    return ProbeTick(opened + (phase * terms.period if ran_before else _later_half(phase, terms)), opened)
 
 
-def next_beat(beat: Beat, terms: Terms, passed: bool, now: float, phase: float) -> Beat:
+def next_beat(beat: ProbeTick, terms: ProbeParameters, passed: bool, now: float, phase: float) -> ProbeTick:
     """When to ask after an outcome; never in the past, so that nothing piles up behind a slow one."""
     if not beat.eager:
-        return Beat(max(beat.due + terms.period, now), beat.opened)
+        return ProbeTick(max(beat.due + terms.period, now), beat.opened)
     if passed:
-        return Beat(max(beat.due + _later_half(phase, terms), now), beat.opened)
+        return ProbeTick(max(beat.due + _later_half(phase, terms), now), beat.opened)
     end = beat.opened + terms.period
     due = max(beat.due + (beat.due - beat.opened) + FIRST_GAP, now)
-    return Beat(due, beat.opened, eager=True) if due < end else Beat(max(end, now), beat.opened)
+    return ProbeTick(due, beat.opened, eager=True) if due < end else ProbeTick(max(end, now), beat.opened)
 
 
-def _later_half(phase: float, terms: Terms) -> float:
+def _later_half(phase: float, terms: ProbeParameters) -> float:
     return terms.period * (0.5 + phase / 2)
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class ProbeWorker:
     """A probe and its progress with the container that runs now."""
 
     kind: Kind
     probe: Probe
-    terms: Terms
+    terms: ProbeParameters
     phase: float
     labels: Labels
     state: ProbeState
-    beat: Beat | None = None
+    beat: ProbeTick | None = None
     """When it is due; None while there is nothing to ask."""
     task: asyncio.Task[None] | None = None
     """The look that is under way."""
 
 
 @dataclass(slots=True, eq=False)
-class Watched:
+class ProbedContainer:
     """A container with its probes, as the runtime last showed it."""
 
     pod: Pod
     container: Container
-    watches: dict[Kind, Watch]
+    watches: dict[Kind, ProbeWorker]
     container_id: str = ""
     running: bool = False
     ip: str = ""
@@ -203,16 +205,16 @@ class Watched:
     """Whether it ran before the agent did."""
 
 
-def watched(pod: Pod, container: Container, *, terminating: bool) -> Watched | None:
+def watched(pod: Pod, container: Container, *, terminating: bool) -> ProbedContainer | None:
     """Make the probes of a container, None if it has none; readiness only when it is on its way out."""
-    watches: dict[Kind, Watch] = {}
+    watches: dict[Kind, ProbeWorker] = {}
     for kind in KINDS:
         probe = probe_of(container, kind)
         if probe is not None and (kind == "readiness" or not terminating):
             labels = Labels(kind, container.name, pod.metadata.name, pod.metadata.namespace, pod.uid)
             phase = phase_of(pod.uid, container.name, kind)
-            watches[kind] = Watch(kind, probe, terms_of(probe), phase, labels, begin(kind))
-    return Watched(pod, container, watches) if watches else None
+            watches[kind] = ProbeWorker(kind, probe, terms_of(probe), phase, labels, begin(kind))
+    return ProbedContainer(pod, container, watches) if watches else None
 
 
 GRACE_SECONDS = 10.0
@@ -238,15 +240,15 @@ class Prober:
         exec_slots: int | None = None,
     ) -> None:
         """`host_ip` is for pods in the host's network; `clock` gives nanoseconds since the epoch."""
-        self.results = Results()
+        self.results = ResultsManager()
         self._report = report
         self._metrics = ProbeMetrics(registry)
         self._checker = Checker(exec_sync, ExecSlots(exec_slots or default_slots()))
         self._host_ip = host_ip
         self._clock = clock
         self._began = asyncio.get_running_loop().time()
-        self._pods: dict[str, dict[str, Watched]] = {}
-        self._schedule: Schedule[tuple[Watched, Watch]] = Schedule()
+        self._pods: dict[str, dict[str, ProbedContainer]] = {}
+        self._schedule: Schedule[tuple[ProbedContainer, ProbeWorker]] = Schedule()
         self._wake = asyncio.Event()
 
     # Which pods
@@ -282,7 +284,7 @@ class Prober:
         for uid in [uid for uid in self._pods if uid not in desired]:
             self.remove_pod(uid)
 
-    def _drop(self, entry: Watched, *kinds: Kind) -> None:
+    def _drop(self, entry: ProbedContainer, *kinds: Kind) -> None:
         for kind in kinds:
             watch = entry.watches.pop(kind, None)
             if watch is not None:
@@ -291,7 +293,7 @@ class Prober:
 
     # What is known of them
 
-    def observe(self, pod: Pod, seen: SeenPod) -> None:
+    def observe(self, pod: Pod, seen: RuntimePod) -> None:
         """Take what the runtime shows of a pod: new containers are asked, ended ones no longer."""
         ip = self._host_ip() if pod.spec.host_network else next(iter(seen.ips), "")
         for name, entry in self._pods.get(pod.uid, {}).items():
@@ -304,11 +306,11 @@ class Prober:
                 for watch in entry.watches.values():
                     self._pause(entry, watch)
 
-    def update_status(self, pod: Pod, seen: SeenPod) -> dict[str, Health]:
+    def update_status(self, pod: Pod, seen: RuntimePod) -> dict[str, Health]:
         """Give, by container name, what the pod's status says of `started` and `ready`."""
         entries = self._pods.get(pod.uid, {})
 
-        def is_older(name: str, found: SeenContainer) -> bool:
+        def is_older(name: str, found: RuntimeContainer) -> bool:
             entry = entries.get(name)
             if entry is not None and entry.container_id == found.id:
                 return entry.older
@@ -316,7 +318,7 @@ class Prober:
 
         return health(pod, seen, self.results.verdict, is_older)
 
-    def _see_running(self, entry: Watched, found: SeenContainer) -> None:
+    def _see_running(self, entry: ProbedContainer, found: RuntimeContainer) -> None:
         if entry.container_id != found.id:
             self.results.forget(entry.container_id)
             age = self._age(found)
@@ -330,7 +332,7 @@ class Prober:
             entry.running = True
             self._open(entry)
 
-    def _begin(self, entry: Watched, kind: Kind) -> None:
+    def _begin(self, entry: ProbedContainer, kind: Kind) -> None:
         if probe_of(entry.container, kind) is None:
             return
         state = beginning(entry.pod, kind, entry.container.name, entry.container_id, entry.older)
@@ -342,7 +344,7 @@ class Prober:
 
     # Ages, not dates, are compared: a clock that jumps makes no container older than the agent.
 
-    def _age(self, found: SeenContainer) -> float:
+    def _age(self, found: RuntimeContainer) -> float:
         return max(self._clock() - found.started_at, 0) / 1e9
 
     def _own_age(self) -> float:
@@ -350,7 +352,7 @@ class Prober:
 
     # When to ask
 
-    def _open(self, entry: Watched) -> None:
+    def _open(self, entry: ProbedContainer) -> None:
         """Schedule what may be asked and is not scheduled yet."""
         now = asyncio.get_running_loop().time()
         startup = self.results.verdict("startup", entry.container_id)
@@ -367,14 +369,14 @@ class Prober:
             )
             self._put(entry, watch)
 
-    def _put(self, entry: Watched, watch: Watch) -> None:
+    def _put(self, entry: ProbedContainer, watch: ProbeWorker) -> None:
         assert watch.beat is not None
         before = self._schedule.next_due()
         self._schedule.put((entry, watch), watch.beat.due)
         if before is None or watch.beat.due < before:
             self._wake.set()
 
-    def _pause(self, entry: Watched, watch: Watch) -> None:
+    def _pause(self, entry: ProbedContainer, watch: ProbeWorker) -> None:
         watch.beat = None
         self._schedule.drop((entry, watch))
         if watch.task is not None:
@@ -401,7 +403,7 @@ class Prober:
                 if timer is not None:
                     timer.cancel()
 
-    async def _look(self, entry: Watched, watch: Watch) -> None:
+    async def _look(self, entry: ProbedContainer, watch: ProbeWorker) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         beat = watch.beat
@@ -410,12 +412,19 @@ class Prober:
             outcome = await self._checker.check(watch.probe, target)
         except Exception as err:  # the boundary of a task: one probe's bug must not end all others
             log.exception(err, "Probe broke", pod=entry.pod.full_name, containerName=entry.container.name)
-            outcome = Outcome("unknown", f"{type(err).__name__}: {err}", errored=True)
+            outcome = ProbeResult("unknown", f"{type(err).__name__}: {err}", errored=True)
         if beat is not None and beat is watch.beat:  # else nobody wants to know any more
             watch.task = None
             self._take(entry, watch, beat, outcome, loop.time() - began)
 
-    def _take(self, entry: Watched, watch: Watch, beat: Beat, outcome: Outcome, seconds: float) -> None:
+    def _take(
+        self,
+        entry: ProbedContainer,
+        watch: ProbeWorker,
+        beat: ProbeTick,
+        outcome: ProbeResult,
+        seconds: float,
+    ) -> None:
         """Draw the conclusions of an outcome; who listens to them comes last and may change everything."""
         counts = outcome.passed or not beat.eager
         verdict = None
@@ -437,7 +446,7 @@ class Prober:
         if counts:
             self._tell(entry, watch, outcome)
 
-    def _tell(self, entry: Watched, watch: Watch, outcome: Outcome) -> None:
+    def _tell(self, entry: ProbedContainer, watch: ProbeWorker, outcome: ProbeResult) -> None:
         what = watch.kind.title()
         where = {"pod": entry.pod.full_name, "podUID": entry.pod.uid, "containerName": entry.container.name}
         if outcome.errored:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pykubelet.api.pod import Container, Pod, is_sidecar
-from pykubelet.probes.types import KINDS, Health, Kind, SeenContainer, SeenPod, Terms, Verdict
+from pykubelet.probes.types import KINDS, Health, Kind, ProbeParameters, RuntimeContainer, RuntimePod, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ProbeUpdate:
 Listener = Callable[[ProbeUpdate], None]
 
 
-class Results:
+class ResultsManager:
     """Verdicts by container id and kind."""
 
     def __init__(self) -> None:
@@ -99,7 +99,9 @@ def begin(kind: Kind, verdict: Verdict | None = None) -> ProbeState:
     return ProbeState(verdict, held=_is_final(kind, verdict))
 
 
-def step(state: ProbeState, passed: bool, kind: Kind, terms: Terms) -> tuple[ProbeState, Verdict | None]:
+def step(
+    state: ProbeState, passed: bool, kind: Kind, terms: ProbeParameters
+) -> tuple[ProbeState, Verdict | None]:
     """Take one outcome into account; the second value is the new verdict, if it changed."""
     run = state.run + 1 if passed == state.last_passed else 1
     if run < (terms.successes if passed else terms.failures):
@@ -121,11 +123,11 @@ def _is_final(kind: Kind, verdict: Verdict) -> bool:
 
 VerdictOf = Callable[[Kind, str], Verdict | None]
 """What holds for a container's id, None where nobody asked yet."""
-IsOlder = Callable[[str, SeenContainer], bool]
+IsOlder = Callable[[str, RuntimeContainer], bool]
 """Whether a container (its name and what is seen of it) is older than the agent."""
 
 
-def health(pod: Pod, seen: SeenPod, verdict: VerdictOf, is_older: IsOlder) -> dict[str, Health]:
+def health(pod: Pod, seen: RuntimePod, verdict: VerdictOf, is_older: IsOlder) -> dict[str, Health]:
     """Give every container's health by name.
 
     A container that the runtime no longer has is neither started nor ready, also an init container
@@ -161,7 +163,7 @@ def beginning(pod: Pod, kind: Kind, name: str, container_id: str, older: bool) -
 
 
 def _judge_running(
-    pod: Pod, container: Container, found: SeenContainer, verdict: VerdictOf, older: bool
+    pod: Pod, container: Container, found: RuntimeContainer, verdict: VerdictOf, older: bool
 ) -> Health:
     def holds(kind: Kind) -> Verdict:
         known = verdict(kind, found.id)

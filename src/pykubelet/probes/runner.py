@@ -17,11 +17,11 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from pykubelet.api.downward_api import TooLong, expand_all
+from pykubelet.api.downward_api import ExpansionTooLongError, expand_all
 from pykubelet.api.pod import EnvVar, ExecAction, Probe
 from pykubelet.probes.grpc_probe import grpc_check
 from pykubelet.probes.network_probes import http_check, tcp_check, unverified_tls, user_agent
-from pykubelet.probes.types import OUTPUT_LIMIT, BadTarget, Outcome, Target, terms_of
+from pykubelet.probes.types import OUTPUT_LIMIT, BadTarget, ProbeResult, Target, terms_of
 from pykubelet.transport.errors import CommandTimedOut, CriError
 
 ExecSync = Callable[[str, list[str], int], Awaitable[tuple[int, bytes]]]
@@ -66,18 +66,18 @@ class ExecSlots:
 
 async def exec_check(
     action: ExecAction, target: Target, timeout: int, exec_sync: ExecSync, slots: ExecSlots
-) -> Outcome:
+) -> ProbeResult:
     """Run the command; its own time starts when it has a slot. A time-out is a failure. Raises BadTarget."""
     command = expand(action.command, target.container.env)
     async with slots.slot():
         try:
             code, output = await exec_sync(target.container_id, command, timeout)
         except CommandTimedOut as err:
-            return Outcome("failure", str(err))
+            return ProbeResult("failure", str(err))
         except CriError as err:
-            return Outcome("unknown", err.rpc_text, errored=True)
+            return ProbeResult("unknown", err.rpc_text, errored=True)
     text = output[:OUTPUT_LIMIT].decode(errors="replace")
-    return Outcome("success" if code == 0 else "failure", text)
+    return ProbeResult("success" if code == 0 else "failure", text)
 
 
 def expand(command: Sequence[str], env: Sequence[EnvVar]) -> list[str]:
@@ -88,7 +88,7 @@ def expand(command: Sequence[str], env: Sequence[EnvVar]) -> list[str]:
     """
     try:
         return expand_all(command, {variable.name: variable.value for variable in env})
-    except TooLong as err:
+    except ExpansionTooLongError as err:
         raise BadTarget(str(err)) from None
 
 
@@ -103,19 +103,19 @@ class Checker:
         self._slots = slots
         self._tls = unverified_tls()
 
-    async def check(self, probe: Probe, target: Target) -> Outcome:
+    async def check(self, probe: Probe, target: Target) -> ProbeResult:
         """Look, again if the look itself goes wrong."""
-        outcome = Outcome("unknown", errored=True)
+        outcome = ProbeResult("unknown", errored=True)
         for _ in range(ATTEMPTS):
             try:
                 outcome = await self._look(probe, target)
             except BadTarget as err:
-                outcome = Outcome("unknown", str(err), errored=True)
+                outcome = ProbeResult("unknown", str(err), errored=True)
             if not outcome.errored:
                 break
         return outcome
 
-    async def _look(self, probe: Probe, target: Target) -> Outcome:
+    async def _look(self, probe: Probe, target: Target) -> ProbeResult:
         timeout = terms_of(probe).timeout
         if probe.exec is not None:
             return await exec_check(probe.exec, target, timeout, self._exec_sync, self._slots)

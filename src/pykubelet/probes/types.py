@@ -33,7 +33,7 @@ class Health(NamedTuple):
     ready: bool
 
 
-class SeenContainer(Protocol):
+class RuntimeContainer(Protocol):
     """What must be known of a container in the runtime; times are nanoseconds since the epoch."""
 
     @property
@@ -53,7 +53,7 @@ class SeenContainer(Protocol):
         """How it ended, if it did."""
 
 
-class SeenPod(Protocol):
+class RuntimePod(Protocol):
     """What must be known of a pod in the runtime; `runtime.observed.ObservedPod` is one.
 
     A protocol, because that room lies above this one.
@@ -63,12 +63,12 @@ class SeenPod(Protocol):
     def ips(self) -> tuple[str, ...]:
         """The pod's own addresses, none when it uses the host's network."""
 
-    def latest(self, name: str) -> SeenContainer | None:
+    def latest(self, name: str) -> RuntimeContainer | None:
         """The newest container of this name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ProbeParameters:
     """A probe's numbers (seconds and counts), with the API's defaults where the author gave none."""
 
     delay: int
@@ -78,9 +78,9 @@ class Terms:
     failures: int
 
 
-def terms_of(probe: Probe) -> Terms:
+def terms_of(probe: Probe) -> ProbeParameters:
     """Give a probe's numbers."""
-    return Terms(
+    return ProbeParameters(
         delay=probe.initial_delay_seconds,
         period=probe.period_seconds or 10,
         timeout=probe.timeout_seconds or 1,
@@ -111,7 +111,7 @@ OUTPUT_LIMIT = 10 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProbeResult:
     """One answer. An *errored* one says nothing about the container and is asked again."""
 
     result: Literal["success", "warning", "failure", "unknown"]

@@ -1,1 +1,1 @@
-"""Package resize."""
+"""In-place resize of pods: desired, allocated and actuated resources."""

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from pykubelet.admission.handler import Answer, Later, Preempt, Refusal
+from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, Preempt
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
 from pykubelet.api.pod_status import PodCondition
-from pykubelet.cm.cgroups.pod_cgroups import PodGroup
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
 from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.cm.resize import (
     NOTHING,
+    AllocationState,
     PodResources,
-    ResizeBooks,
     ResizePlan,
     Resource,
     at_most,
@@ -42,7 +42,7 @@ from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.observe import ObservedPod
 from pykubelet.kuberuntime.resize import ResizeError, Resizer
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.pod_history import Journal
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.resize.conditions import ResizeConditions
 from pykubelet.resize.feasibility import (
     ERROR,
@@ -62,12 +62,12 @@ RETRY_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
+class ResizeCollaborators:
     """Whom resizing asks and tells."""
 
     pod: Callable[[str], Pod | None]
     """Gives the pod as its author wishes it; None when it is not to run any more."""
-    judge: Callable[[Pod], Answer | Later]
+    judge: Callable[[Pod], Answer | DeferredResult]
     """Says whether there is room for what a pod wishes."""
     make_room: Callable[[Pod, Preempt], Awaitable[None]]
     """Ends those that have to go for a pod, and waits for it."""
@@ -79,18 +79,18 @@ class Others:
     """Makes a call when all news that is there has been taken."""
 
 
-class Resizing:
+class AllocationManager:
     """The resizes of one node."""
 
     def __init__(
         self,
-        journal: Journal,
-        books: ResizeBooks | None = None,
+        journal: PodHistory,
+        books: AllocationState | None = None,
         rules: ResizeRules | None = None,
         *,
-        others: Others | None = None,
+        others: ResizeCollaborators | None = None,
         scope: TaskScope | None = None,
-        group_of: Callable[[Pod], PodGroup | None] = lambda pod: None,
+        group_of: Callable[[Pod], PodCgroup | None] = lambda pod: None,
         metrics: ResizeMetrics | None = None,
     ) -> None:
         """Take where events go, what is remembered, and who is asked; without others nothing is resized."""
@@ -319,12 +319,12 @@ class Resizing:
             return
         self._settle(pod, self.others.judge(pod), trigger)
 
-    def _settle(self, pod: Pod, answer: Answer | Later, trigger: str) -> None:
+    def _settle(self, pod: Pod, answer: Answer | DeferredResult, trigger: str) -> None:
         match answer:
-            case Refusal():
+            case AdmitRejection():
                 self._pending.add(pod.uid)
                 self._wait(pod, answer.reason, answer.message)
-            case Later() | Preempt():
+            case DeferredResult() | Preempt():
                 self._pending.add(pod.uid)
                 if self._scope is not None and pod.uid not in self._asked:
                     self._asked.add(pod.uid)
@@ -332,12 +332,12 @@ class Resizing:
             case None:
                 self._grant(pod, trigger)
 
-    async def _patiently(self, pod: Pod, answer: Later | Preempt, trigger: str) -> None:
+    async def _patiently(self, pod: Pod, answer: DeferredResult | Preempt, trigger: str) -> None:
         """Wait for somebody else, and decide then, if the wish is still the same."""
         assert self.others is not None
         found: Answer = None
         try:
-            if isinstance(answer, Later):
+            if isinstance(answer, DeferredResult):
                 found = await answer.answer()
             else:
                 await self.others.make_room(pod, answer)
@@ -397,12 +397,12 @@ class Resizing:
             self.books.actuated.changed.set()
 
 
-class ResizeDoing:
+class PodResizeStep:
     """Resizes pods, and keeps the books; without a resizer it only keeps them."""
 
     def __init__(
         self,
-        resizing: Resizing,
+        resizing: AllocationManager,
         resizer: Resizer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -24,7 +24,7 @@ from pykubelet.api.meta import to_json
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
-from pykubelet.server.auth import AccessProblem, Authenticator, Judge, make_authenticator, make_judge
+from pykubelet.server.auth import AuthConfigError, Authenticator, Authorizer, make_authenticator, make_judge
 from pykubelet.server.connections import MOST_CONNECTIONS, app_runner, own_scope, serve_connections
 from pykubelet.server.container_actions import ContainerActions, running_pods_routes
 from pykubelet.server.container_logs import ContainerLogs
@@ -40,10 +40,10 @@ from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
 from pykubelet.server.pipeline import counted, guarded, plain_text
-from pykubelet.server.pods import Lookup, PodsView, StreamingRuntime
+from pykubelet.server.pods import PodLookup, PodsView, StreamingRuntime
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
-from pykubelet.server.reviews import Creator
-from pykubelet.server.streaming import StreamLimits, Streams
+from pykubelet.server.reviews import ReviewClient
+from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import Files, OpensslMissing, ServingTls, TlsProblem, TlsSettings
 
 log = get_logger(__name__)
@@ -58,7 +58,7 @@ async def https_server(
     *,
     tls: ServingTls,
     authenticator: Authenticator,
-    judge: Judge,
+    judge: Authorizer,
     metrics: ServerMetrics,
     most_connections: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[int]:
@@ -99,7 +99,7 @@ class ApiParts:
     registry: CollectorRegistry
     metrics: ServerMetrics
     """Made once for an agent: its servers share it."""
-    client: Creator | None
+    client: ReviewClient | None
     """Asks the API server about the senders of requests; None standalone. Give it a limit of its own."""
     certificate: Callable[[], Files | None]
     """The files of the serving certificate and its key now; None while there are none."""
@@ -124,7 +124,7 @@ async def api_server(parts: ApiParts) -> AsyncIterator[int]:
         try:
             tls = ServingTls(settings, parts.certificate)
         except (TlsProblem, OpensslMissing) as err:
-            raise AccessProblem(str(err)) from err
+            raise AuthConfigError(str(err)) from err
         async with https_server(
             config.address,
             config.port,
@@ -158,13 +158,13 @@ def api_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
 
 def _debugging_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
     config = parts.config
-    lookup = Lookup(parts.view, parts.runtime, parts.resolve)
+    lookup = PodLookup(parts.view, parts.runtime, parts.resolve)
     limits = StreamLimits()
     idle = config.streaming_connection_idle_timeout.seconds or _FOREVER
     actions = ContainerActions(lookup, parts.root_dir / "checkpoints", parts.now)
     split = parts.gates.enabled("PodLogsQuerySplitStreams")
     routes: list[web.AbstractRouteDef] = [
-        *Streams(lookup, limits, parts.metrics, idle_seconds=idle).routes(),
+        *StreamingEndpoints(lookup, limits, parts.metrics, idle_seconds=idle).routes(),
         *ContainerLogs(lookup, limits, split_streams=split, idle_seconds=idle).routes(),
         *actions.run_routes(),
         *running_pods_routes(parts.runtime),

@@ -34,27 +34,27 @@ from pykubelet.server.identity import (
     AUTHENTICATED,
     NOBODY,
     UNAUTHENTICATED,
+    AuthorizerAttributes,
     BadCredentials,
-    Refused,
-    Shown,
+    HttpError,
+    RequestCredentials,
     User,
-    Wish,
     bearer_token,
     certificate_user,
     websocket_token,
 )
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.reviews import AccessReviews, Creator, NoAnswer, TokenReviews
+from pykubelet.server.reviews import AccessReviews, ReviewClient, ReviewUnavailable, TokenReviews
 from pykubelet.server.tls import Authorities, NoAuthorities, OpensslMissing
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 
 
-class Judge(Protocol):
+class Authorizer(Protocol):
     """Decides over one wish (`reviews.AccessReviews` is one)."""
 
-    async def allowed(self, user: User, wish: Wish) -> bool:
+    async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
         """Whether the user may; raises NoAnswer when that cannot be found out."""
         ...
 
@@ -62,22 +62,22 @@ class Judge(Protocol):
 class AlwaysAllow:
     """Everybody may do everything."""
 
-    async def allowed(self, user: User, wish: Wish) -> bool:
+    async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
         """Yes."""
         return True
 
 
-async def authorize(judge: Judge, user: User, wanted: Iterable[Wish]) -> None:
+async def authorize(judge: Authorizer, user: User, wanted: Iterable[AuthorizerAttributes]) -> None:
     """Return when the user may have one of the wishes fulfilled; raises Refused otherwise."""
-    asked: list[Wish] = []
+    asked: list[AuthorizerAttributes] = []
     for wish in wanted:
         asked.append(wish)
         try:
             if await judge.allowed(user, wish):
                 return
-        except NoAnswer as err:
+        except ReviewUnavailable as err:
             log.v(2).info("Authorization error", user=user.name, subresource=wish.subresource, err=err)
-            raise Refused(
+            raise HttpError(
                 500,
                 f"Authorization error (user={user.name}, verb={wish.verb}, resource=nodes, "
                 f"subresource={wish.subresource})",
@@ -85,7 +85,7 @@ async def authorize(judge: Judge, user: User, wanted: Iterable[Wish]) -> None:
     names = " ".join(wish.subresource for wish in asked)
     verb = asked[0].verb
     log.v(2).info("Forbidden", user=user.name, verb=verb, resource="nodes", subresources=names)
-    raise Refused(
+    raise HttpError(
         403, f"Forbidden (user={user.name}, verb={verb}, resource=nodes, subresource(s)=[{names}])\n"
     )
 
@@ -109,7 +109,7 @@ class ClientCertificates:
                 f"clientCAFile {path} cannot be used: {getattr(err, 'strerror', None) or err}"
             ) from None
 
-    def user(self, shown: Shown) -> User | None:
+    def user(self, shown: RequestCredentials) -> User | None:
         """The user whose certificate is shown; None for nobody's. Raises BadCredentials."""
         if not shown.chain:
             return None
@@ -156,13 +156,13 @@ class Authenticator:
         """Whether clients should be asked for a certificate."""
         return self._certificates is not None
 
-    async def user(self, shown: Shown) -> User | None:
+    async def user(self, shown: RequestCredentials) -> User | None:
         """The sender; None when the request must be refused. Why is for the log only."""
         problems: list[Exception] = []
         for way in (self._by_certificate, self._by_bearer, self._by_websocket):
             try:
                 user = await way(shown)
-            except (BadCredentials, NoAnswer) as err:
+            except (BadCredentials, ReviewUnavailable) as err:
                 problems.append(err)
                 continue
             if user is not None:
@@ -172,14 +172,14 @@ class Authenticator:
             return None
         return NOBODY if self._anonymous else None
 
-    async def _by_certificate(self, shown: Shown) -> User | None:
+    async def _by_certificate(self, shown: RequestCredentials) -> User | None:
         return self._certificates.user(shown) if self._certificates is not None else None
 
-    async def _by_bearer(self, shown: Shown) -> User | None:
+    async def _by_bearer(self, shown: RequestCredentials) -> User | None:
         token = bearer_token(shown.authorization)
         return await self._tokens.user(token) if token and self._tokens is not None else None
 
-    async def _by_websocket(self, shown: Shown) -> User | None:
+    async def _by_websocket(self, shown: RequestCredentials) -> User | None:
         if shown.protocols is None or self._tokens is None:
             return None
         token = websocket_token(shown.protocols)
@@ -193,12 +193,12 @@ def _with_standing(user: User) -> User:
     return user.with_group(AUTHENTICATED)
 
 
-class AccessProblem(Exception):
+class AuthConfigError(Exception):
     """Who may use the API cannot be decided as configured; one line with cause and remedy."""
 
 
 def make_authenticator(
-    config: KubeletConfiguration, client: Creator | None, scope: TaskScope, metrics: ServerMetrics
+    config: KubeletConfiguration, client: ReviewClient | None, scope: TaskScope, metrics: ServerMetrics
 ) -> Authenticator:
     """Make the authenticator that the configuration asks for; raises AccessProblem."""
     wanted = config.authentication
@@ -207,16 +207,16 @@ def make_authenticator(
         try:
             certificates = ClientCertificates(Path(wanted.x509.client_ca_file), metrics)
         except (BadAuthorities, OpensslMissing) as err:
-            raise AccessProblem(str(err)) from err
+            raise AuthConfigError(str(err)) from err
     if wanted.webhook.enabled:
         if client is None:
-            raise AccessProblem(
+            raise AuthConfigError(
                 "authentication.webhook needs an API server: set authentication.webhook.enabled to false "
                 "to run standalone"
             )
         tokens = TokenReviews(client, scope, wanted.webhook.cache_ttl.seconds, metrics)
     if certificates is None and tokens is None and not wanted.anonymous.enabled:
-        raise AccessProblem(
+        raise AuthConfigError(
             "nobody could use the API: enable authentication.x509 (clientCAFile), authentication.webhook or "
             "authentication.anonymous, or set enableServer to false"
         )
@@ -225,17 +225,17 @@ def make_authenticator(
 
 def make_judge(
     config: KubeletConfiguration,
-    client: Creator | None,
+    client: ReviewClient | None,
     node_name: Callable[[], str],
     scope: TaskScope,
     metrics: ServerMetrics,
-) -> Judge:
+) -> Authorizer:
     """Make the judge that the configuration asks for; raises AccessProblem."""
     wanted = config.authorization
     if wanted.mode == "AlwaysAllow":
         return AlwaysAllow()
     if client is None:
-        raise AccessProblem(
+        raise AuthConfigError(
             "authorization.mode Webhook needs an API server: "
             "set authorization.mode to AlwaysAllow to run standalone"
         )

@@ -21,8 +21,8 @@ from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from pykubelet.logs import get_logger
-from pykubelet.server.identity import Refused
-from pykubelet.server.pods import Lookup, StreamingRuntime, container_of, pod_list_json, runtime_refusal
+from pykubelet.server.identity import HttpError
+from pykubelet.server.pods import PodLookup, StreamingRuntime, container_of, pod_list_json, runtime_refusal
 from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 class ContainerActions:
     """The endpoints; checkpoints go to the folder `checkpoints`, `now` gives the local time."""
 
-    def __init__(self, lookup: Lookup, checkpoints: Path, now: Callable[[], datetime]) -> None:
+    def __init__(self, lookup: PodLookup, checkpoints: Path, now: Callable[[], datetime]) -> None:
         self._lookup = lookup
         self._checkpoints = checkpoints
         self._now = now
@@ -57,31 +57,31 @@ class ContainerActions:
             if self._lookup.is_meant(pod, request.match_info.get("uid", "")):
                 container = await self._lookup.running_container(pod, name)
             if container is None:
-                raise Refused(500, f'container not found ("{name}")')
+                raise HttpError(500, f'container not found ("{name}")')
             answer = await self._lookup.runtime.exec_sync(container, command)
         except CriError as err:
-            raise Refused(500, err.rpc_text) from err
+            raise HttpError(500, err.rpc_text) from err
         if answer.exit_code:
             said = answer.stderr.decode(errors="replace")
-            raise Refused(500, f"command '{' '.join(command)}' exited with {answer.exit_code}: {said}")
+            raise HttpError(500, f"command '{' '.join(command)}' exited with {answer.exit_code}: {said}")
         return web.Response(body=answer.stdout + answer.stderr, content_type="application/json")
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
         pod, name = self._pod(request), request.match_info["container"]
         if container_of(pod, name) is None:
-            raise Refused(404, f"container {name} does not exist")
+            raise HttpError(404, f"container {name} does not exist")
         timeout = (request.query.getall("timeout", None) or ["0"])[-1]
         if _NUMBER.fullmatch(timeout) is None:
-            raise Refused(404, "cannot parse value of timeout parameter")
+            raise HttpError(404, "cannot parse value of timeout parameter")
         where = f"{pod.metadata.namespace}/{pod.metadata.name}/{name}"
         try:
             location = await self._make_checkpoint(pod, name, max(0, int(timeout)))
         except CriError as err:
-            raise Refused(500, f"checkpointing of {where} failed ({err.rpc_text})") from err
+            raise HttpError(500, f"checkpointing of {where} failed ({err.rpc_text})") from err
         except OSError as err:
-            raise Refused(500, f"checkpointing of {where} failed ({err.strerror or err})") from err
+            raise HttpError(500, f"checkpointing of {where} failed ({err.strerror or err})") from err
         if location is None:
-            raise Refused(500, f"checkpointing of {where} failed (container {name} not found)")
+            raise HttpError(500, f"checkpointing of {where} failed (container {name} not found)")
         return web.Response(body=to_json({"items": [str(location)]}), content_type="application/json")
 
     async def _make_checkpoint(self, pod: Pod, name: str, timeout_seconds: int) -> Path | None:
@@ -100,7 +100,7 @@ class ContainerActions:
     def _pod(self, request: web.Request) -> Pod:
         pod = self._lookup.pod(request.match_info["namespace"], request.match_info["pod"])
         if pod is None:
-            raise Refused(404, "pod does not exist")
+            raise HttpError(404, "pod does not exist")
         return pod
 
 

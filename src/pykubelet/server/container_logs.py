@@ -24,7 +24,7 @@ from aiohttp import web
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.logs import get_logger
-from pykubelet.server.identity import Refused
+from pykubelet.server.identity import HttpError
 from pykubelet.server.log_files import (
     LineWriter,
     LogFile,
@@ -34,7 +34,7 @@ from pykubelet.server.log_files import (
     seek_last_lines,
 )
 from pykubelet.server.pipeline import user_name
-from pykubelet.server.pods import Lookup, container_of
+from pykubelet.server.pods import PodLookup, container_of
 from pykubelet.server.streaming import StreamLimits
 from pykubelet.transport.errors import CriError
 
@@ -53,7 +53,7 @@ _STREAMS: dict[str, tuple[Stream, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class LogWish:
+class PodLogOptions:
     """What a client wants to see."""
 
     follow: bool = False
@@ -67,7 +67,7 @@ class LogWish:
     streams: tuple[Stream, ...] = _STREAMS["All"]
 
 
-def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) -> LogWish:
+def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) -> PodLogOptions:
     """Read a query; `now` is in nanoseconds since the epoch. Raises Refused."""
     tail_text = query.get("tail") or query.get("tailLines")
     tail = None if tail_text == "all" else _number(tail_text)
@@ -82,14 +82,14 @@ def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) ->
         or (stream != "All" and tail is not None)
     )
     if invalid:
-        raise Refused(422, '{"message": "Invalid request."}')
+        raise HttpError(422, '{"message": "Invalid request."}')
     if stream != "All" and not split_streams:
-        raise Refused(
+        raise HttpError(
             400,
             f'unable to return the given log stream: "{stream}". '
             "Please enable PodLogsQuerySplitStreams feature gate in kubelet",
         )
-    return LogWish(
+    return PodLogOptions(
         follow=_flag(query.get("follow")),
         previous=_flag(query.get("previous")),
         timestamps=_flag(query.get("timestamps")),
@@ -105,13 +105,13 @@ def choose_run(pod: Pod, container: str, *, previous: bool) -> str:
     name = pod.metadata.name
     status = _status(pod, container)
     if status is None:
-        raise Refused(400, f'container "{container}" in pod "{name}" is not available')
+        raise HttpError(400, f'container "{container}" in pod "{name}" is not available')
     last = status.last_state.terminated
     last_id = last.container_id if last is not None else ""
     if previous:
         if last_id:
             return last_id
-        raise Refused(400, f'previous terminated container "{container}" in pod "{name}" not found')
+        raise HttpError(400, f'previous terminated container "{container}" in pod "{name}" not found')
     state = status.state
     if state.running is not None:
         return str(status.container_id or "")
@@ -119,12 +119,12 @@ def choose_run(pod: Pod, container: str, *, previous: bool) -> str:
         ended = state.terminated.container_id if state.terminated is not None else ""
         if found := ended or last_id:
             return found
-        raise Refused(400, f'container "{container}" in pod "{name}" is terminated')
+        raise HttpError(400, f'container "{container}" in pod "{name}" is terminated')
     if state.waiting is not None:
         reason = state.waiting.reason or ""
         why = _WAITING.get(reason, reason)
-        raise Refused(400, f'container "{container}" in pod "{name}" is waiting to start: {why}')
-    raise Refused(400, f'container "{container}" in pod "{name}" is waiting to start - no logs yet')
+        raise HttpError(400, f'container "{container}" in pod "{name}" is waiting to start: {why}')
+    raise HttpError(400, f'container "{container}" in pod "{name}" is waiting to start - no logs yet')
 
 
 def is_running(pod: Pod | None, container: str, run: str) -> bool:
@@ -171,15 +171,15 @@ def _time(text: str | None) -> int | None:
     return seconds * _NANOS + int((match[2] or "")[:9].ljust(9, "0"))
 
 
-def _undecodable() -> Refused:
-    return Refused(400, '{"message": "Unable to decode query."}')
+def _undecodable() -> HttpError:
+    return HttpError(400, '{"message": "Unable to decode query."}')
 
 
 class ContainerLogs:
     """The logs endpoint."""
 
     def __init__(
-        self, lookup: Lookup, limits: StreamLimits, *, split_streams: bool, idle_seconds: float
+        self, lookup: PodLookup, limits: StreamLimits, *, split_streams: bool, idle_seconds: float
     ) -> None:
         self._lookup = lookup
         self._limits = limits
@@ -195,16 +195,16 @@ class ContainerLogs:
         name, container = request.match_info["pod"], request.match_info["container"]
         pod = self._lookup.pod(request.match_info["namespace"], name)
         if pod is None:
-            raise Refused(404, f'pod "{name}" does not exist')
+            raise HttpError(404, f'pod "{name}" does not exist')
         if container_of(pod, container) is None:
-            raise Refused(404, f'container "{container}" not found in pod "{name}"')
+            raise HttpError(404, f'container "{container}" not found in pod "{name}"')
         run = choose_run(pod, container, previous=wish.previous)
         with self._limits.one_more(user_name(request)):
             async with _opened(await self._path(run)) as file:
                 return await self._respond(request, file, wish, pod, container, run)
 
     async def _respond(
-        self, request: web.Request, file: LogFile, wish: LogWish, pod: Pod, container: str, run: str
+        self, request: web.Request, file: LogFile, wish: PodLogOptions, pod: Pod, container: str, run: str
     ) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
         answer.enable_chunked_encoding()
@@ -217,11 +217,17 @@ class ContainerLogs:
             status = await self._lookup.runtime.container_status(run.partition("://")[2])
         except CriError as err:
             log.v(4).info("Failed to get container status", containerID=run, err=err)
-            raise Refused(400, f"unable to retrieve container logs for {run}") from err
+            raise HttpError(400, f"unable to retrieve container logs for {run}") from err
         return Path(status.status.log_path)
 
     async def _send(
-        self, answer: web.StreamResponse, file: LogFile, wish: LogWish, pod: Pod, container: str, run: str
+        self,
+        answer: web.StreamResponse,
+        file: LogFile,
+        wish: PodLogOptions,
+        pod: Pod,
+        container: str,
+        run: str,
     ) -> None:
         async def goes_on() -> bool:
             return is_running(self._lookup.recent(pod.uid), container, run)
@@ -251,6 +257,6 @@ async def _opened(path: Path) -> AsyncIterator[LogFile]:
     try:
         file = await asyncio.to_thread(LogFile, path)
     except OSError as err:
-        raise Refused(400, f'failed to open log file "{path}": {err.strerror or err}') from err
+        raise HttpError(400, f'failed to open log file "{path}": {err.strerror or err}') from err
     with closing(file):
         yield file

@@ -42,7 +42,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
 from pykubelet.logs.mask import MASK
 from pykubelet.logs.setup import set_verbosity
-from pykubelet.server.identity import Refused
+from pykubelet.server.identity import HttpError
 from pykubelet.server.pipeline import plain_text
 from pykubelet.server.pods import PodJournal, PodsView
 
@@ -62,9 +62,9 @@ def profiling_routes() -> list[web.RouteDef]:
     async def profile(request: web.Request) -> web.Response:
         text = request.query.get("seconds", "30")
         if _NUMBER.fullmatch(text) is None or not 0 < int(text) <= _LONGEST_PROFILE_SECONDS:
-            raise Refused(400, f"seconds must be a number from 1 to {_LONGEST_PROFILE_SECONDS}\n")
+            raise HttpError(400, f"seconds must be a number from 1 to {_LONGEST_PROFILE_SECONDS}\n")
         if one_at_a_time.locked():
-            raise Refused(429, "a profile is being made\n", {"Retry-After": "30"})
+            raise HttpError(429, "a profile is being made\n", {"Retry-After": "30"})
         async with one_at_a_time:
             return plain_text(200, await _profile(int(text)))
 
@@ -90,7 +90,7 @@ def timeline_routes(view: PodsView) -> list[web.RouteDef]:
         meta = (request.match_info["namespace"], request.match_info["pod"])
         found = [pod for pod in view.pods() if (pod.metadata.namespace, pod.metadata.name) == meta]
         if not found:
-            raise Refused(404, "pod does not exist")
+            raise HttpError(404, "pod does not exist")
         events, notes = view.journal(found[0].uid)
         return web.Response(
             body=to_json(PodJournal(events=events, timeline=notes)), content_type="application/json"

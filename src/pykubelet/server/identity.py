@@ -61,7 +61,7 @@ NOBODY = User(ANONYMOUS, groups=(UNAUTHENTICATED,))
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RequestCredentials:
     """What a request shows of its sender."""
 
     chain: tuple[bytes, ...] = ()
@@ -140,26 +140,26 @@ _ONLY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AuthorizerAttributes:
     """One permission on this node; the verb is empty for methods that no permission covers."""
 
     verb: str
     subresource: str
 
 
-def wishes(method: str, path: str) -> list[Wish]:
+def wishes(method: str, path: str) -> list[AuthorizerAttributes]:
     """The permissions any one of which allows a request; `path` is decoded, without the query."""
     verb = _VERBS.get(method, "")
     fine = _subresource(_FINE, path)
     only = _subresource(_ONLY, path)
-    return [Wish(verb, name) for name in (fine, only or "proxy") if name]
+    return [AuthorizerAttributes(verb, name) for name in (fine, only or "proxy") if name]
 
 
 def _subresource(table: tuple[tuple[str, str], ...], path: str) -> str:
     return next((name for root, name in table if path == root or path.startswith(f"{root}/")), "")
 
 
-class Refused(Exception):
+class HttpError(Exception):
     """Ends a request with a status, and with a text that the client may see."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:

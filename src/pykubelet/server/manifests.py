@@ -45,7 +45,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import title
 from pykubelet.podconfig.manifests import MAX_BYTES, Contents, read_bytes, read_manifest
 from pykubelet.podconfig.static_pods import (
-    ClashError,
+    ManifestConflict,
     carry_out,
     look_around,
     mode_for,
@@ -217,7 +217,7 @@ class ManifestFolder:
             is_new = not path.exists()
             plan = plan_handover(path, names_of(written), look_around(self._folder), replace=replace)
             carry_out(plan, data, mode_for(written))
-        except ClashError as err:
+        except ManifestConflict as err:
             raise _No(409, str(err)) from err
         except OSError as err:
             raise _unusable(path, err) from err

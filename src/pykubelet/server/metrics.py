@@ -212,7 +212,7 @@ _NO_LIMIT = float(2**64)
 """What Go's clients of Prometheus say when there is none."""
 
 
-class AgentFacts(Collector):
+class KubeletInfo(Collector):
     """The facts of one agent, for its registry."""
 
     def __init__(self, node_name: str, gates: FeatureGates) -> None:

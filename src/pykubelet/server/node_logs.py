@@ -39,7 +39,7 @@ from aiohttp import hdrs, web
 from multidict import MultiMapping
 
 from pykubelet.linux.processes import kill_and_wait, search_path
-from pykubelet.server.identity import Refused
+from pykubelet.server.identity import HttpError
 from pykubelet.server.pipeline import user_name
 from pykubelet.server.streaming import StreamLimits
 from pykubelet.util.tasks import begun
@@ -186,7 +186,7 @@ def _number(query: MultiMapping[str], key: str, problems: list[str]) -> int | No
 def _refuse(status: int, problems: list[str]) -> None:
     if problems:
         text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-        raise Refused(status, text + "\n")
+        raise HttpError(status, text + "\n")
 
 
 PATIENCE_SECONDS = 30.0
@@ -297,7 +297,7 @@ def node_log_routes(root: Path = NODE_LOGS, queries: StreamLimits | None = None)
         query = read_log_query(request.query) if queries is not None else None
         if query is not None and queries is not None:
             if path:
-                raise Refused(406, "path not allowed in query mode\n")
+                raise HttpError(406, "path not allowed in query mode\n")
             check_log_query(query)
             if query.services:
                 with queries.one_more(user_name(request)):
@@ -311,10 +311,10 @@ def node_log_routes(root: Path = NODE_LOGS, queries: StreamLimits | None = None)
             mode = os.fstat(opened).st_mode
             if stat.S_ISDIR(mode):
                 if query is not None:
-                    raise Refused(406, "query: Invalid value: is a folder\n")
+                    raise HttpError(406, "query: Invalid value: is a folder\n")
                 return _listing(opened, request)
             if not stat.S_ISREG(mode):
-                raise Refused(403, "403 Forbidden\n")
+                raise HttpError(403, "403 Forbidden\n")
             return await _contents(opened, request)
         finally:
             os.close(opened)
@@ -340,14 +340,14 @@ def open_below(root: Path, path: str) -> int:
     return opened
 
 
-def _not_opened(err: OSError, *, is_query: bool) -> Refused:
+def _not_opened(err: OSError, *, is_query: bool) -> HttpError:
     if is_query:
-        return Refused(406, f"query: Invalid value: {err.strerror or 'leads elsewhere'}\n")
+        return HttpError(406, f"query: Invalid value: {err.strerror or 'leads elsewhere'}\n")
     if isinstance(err, FileNotFoundError | NotADirectoryError):
-        return Refused(404, "404 page not found\n")
+        return HttpError(404, "404 page not found\n")
     if isinstance(err, PermissionError):
-        return Refused(403, "403 Forbidden\n")
-    return Refused(500, "500 Internal Server Error\n")
+        return HttpError(403, "403 Forbidden\n")
+    return HttpError(500, "500 Internal Server Error\n")
 
 
 def _listing(folder: int, request: web.Request) -> web.Response:
@@ -428,5 +428,5 @@ def _range(request: web.Request, state: os.stat_result) -> tuple[int, int]:
     return start, stop
 
 
-def _unsatisfiable(state: os.stat_result) -> Refused:
-    return Refused(416, "invalid range\n", {hdrs.CONTENT_RANGE: f"bytes */{state.st_size}"})
+def _unsatisfiable(state: os.stat_result) -> HttpError:
+    return HttpError(416, "invalid range\n", {hdrs.CONTENT_RANGE: f"bytes */{state.st_size}"})

@@ -20,8 +20,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from pykubelet.logs import get_logger
-from pykubelet.server.auth import Authenticator, Judge, authorize
-from pykubelet.server.identity import Refused, Shown, User, wishes
+from pykubelet.server.auth import Authenticator, Authorizer, authorize
+from pykubelet.server.identity import HttpError, RequestCredentials, User, wishes
 from pykubelet.server.metrics import ServerMetrics, ServerType
 from pykubelet.server.tls import peer_chain
 
@@ -63,7 +63,7 @@ def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
                     return plain_text(400, "Bad Request: the path is not plain\n")
                 handled: web.StreamResponse = await handler(request)
                 return handled
-            except Refused as refusal:
+            except HttpError as refusal:
                 answer = plain_text(refusal.status, refusal.text)
                 answer.headers.update(refusal.headers)
                 return answer
@@ -78,14 +78,14 @@ def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
     return middleware
 
 
-def guarded(authenticator: Authenticator, judge: Judge) -> Middleware:
+def guarded(authenticator: Authenticator, judge: Authorizer) -> Middleware:
     """Let only those pass who may."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
         user = await authenticator.user(shown_by(request))
         if user is None:
-            raise Refused(401, "Unauthorized")
+            raise HttpError(401, "Unauthorized")
         await authorize(judge, user, wishes(request.method, request.path))
         request[USER] = user
         answer: web.StreamResponse = await handler(request)
@@ -94,13 +94,13 @@ def guarded(authenticator: Authenticator, judge: Judge) -> Middleware:
     return middleware
 
 
-def shown_by(request: web.Request) -> Shown:
+def shown_by(request: web.Request) -> RequestCredentials:
     """What a request shows of its sender."""
     connection = request.get_extra_info("ssl_object")
     chain = peer_chain(connection) if connection is not None else ()
     subject = connection.getpeercert().get("subject", ()) if chain else ()
     protocols = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, []) if is_websocket(request) else None
-    return Shown(chain, subject, request.headers.get(hdrs.AUTHORIZATION, ""), protocols)
+    return RequestCredentials(chain, subject, request.headers.get(hdrs.AUTHORIZATION, ""), protocols)
 
 
 def user_name(request: web.BaseRequest) -> str:

@@ -23,8 +23,8 @@ from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_UID
-from pykubelet.podconfig.pod_history import Event, Note
-from pykubelet.server.identity import Refused
+from pykubelet.podconfig.pod_history import Event, TimelineEntry
+from pykubelet.server.identity import HttpError
 from pykubelet.transport.errors import CriError, NotFound, ResourceExhausted
 
 SOCKET_NAME = "pykubelet.sock"
@@ -38,7 +38,7 @@ class PodsView(Protocol):
         """All pods of this node, each with its current status; nobody changes them."""
         ...
 
-    def journal(self, uid: str) -> tuple[list[Event], list[Note]]:
+    def journal(self, uid: str) -> tuple[list[Event], list[TimelineEntry]]:
         """A pod's events and its timeline, oldest first."""
         ...
 
@@ -65,7 +65,7 @@ class PodJournal(msgspec.Struct, kw_only=True):
     """What happened to a pod; times are seconds since the epoch."""
 
     events: list[Event] = []
-    timeline: list[Note] = []
+    timeline: list[TimelineEntry] = []
 
 
 class Restarted(msgspec.Struct, kw_only=True):
@@ -141,7 +141,7 @@ class StreamingRuntime(Protocol):
         ...
 
 
-class Lookup:
+class PodLookup:
     """Pods and containers of this node; `resolve` turns the uid of a mirror pod into its static pod's."""
 
     def __init__(self, view: PodsView, runtime: StreamingRuntime, resolve: Callable[[str], str]) -> None:
@@ -193,10 +193,10 @@ def container_of(pod: Pod, name: str) -> Container | None:
     return next((container for container in every if container.name == name), None)
 
 
-def runtime_refusal(err: CriError) -> Refused:
+def runtime_refusal(err: CriError) -> HttpError:
     """What a client is told when the runtime could not do it."""
     if isinstance(err, NotFound):
-        return Refused(404, err.rpc_text)
+        return HttpError(404, err.rpc_text)
     if isinstance(err, ResourceExhausted):
-        return Refused(429, err.rpc_text, {"Retry-After": "60"})
-    return Refused(500, err.rpc_text)
+        return HttpError(429, err.rpc_text, {"Retry-After": "60"})
+    return HttpError(500, err.rpc_text)

@@ -4,7 +4,8 @@ Answers are remembered for the configured times, what is being asked already is 
 no more than a few questions are under way at once, so that strangers with made-up tokens cannot keep the
 agent from its own work. Requests that wait for a review are few, too (`answer_cache.MOST_WAITING`): one more
 evicts the one that has waited longest, and a review for which no request waits any more is cancelled. Tokens
-are kept as keyed hashes only. When the API server gives no answer, `NoAnswer` is raised: the caller refuses.
+are kept as keyed hashes only. When the API server gives no answer, `ReviewUnavailable` is raised: the caller
+refuses.
 
 Answers that were expensive to get, kept for a while; nobody asks for one that is being fetched.
 
@@ -40,9 +41,9 @@ from pykubelet.api.reviews import (
 from pykubelet.apiserver.client import HasMetadata, Resource
 from pykubelet.apiserver.errors import ApiError, KubeError, ServerError, TooManyRequests
 from pykubelet.logs import get_logger
-from pykubelet.server.identity import BadCredentials, User, Wish
+from pykubelet.server.identity import AuthorizerAttributes, BadCredentials, User
 from pykubelet.server.metrics import Review, ServerMetrics
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -87,7 +88,7 @@ class _Fetch(Generic[V]):
         return [waiter for waiter in self.waiters if not waiter.done()]
 
 
-class AnswerCache(Generic[K, V]):
+class ReviewCache(Generic[K, V]):
     """Answers by question; `seconds` says for how long an answer is kept (0: not at all)."""
 
     def __init__(
@@ -199,11 +200,11 @@ _FIRST_PAUSE = 0.5
 R = TypeVar("R", bound=HasMetadata)
 
 
-class NoAnswer(Exception):
+class ReviewUnavailable(Exception):
     """The API server could not be asked, or did not answer the question."""
 
 
-class Creator(Protocol):
+class ReviewClient(Protocol):
     """What is needed of a client of the API server (`kube.client.ApiClient` is one)."""
 
     async def create(self, resource: Resource[R], obj: R, namespace: str = "") -> R:
@@ -214,12 +215,12 @@ class Creator(Protocol):
 class _Asker:
     """Asks with patience: what the API server puts off is asked again, a few times."""
 
-    def __init__(self, client: Creator, kind: Review, metrics: ServerMetrics) -> None:
+    def __init__(self, client: ReviewClient, kind: Review, metrics: ServerMetrics) -> None:
         self._client = client
         self._kind: Review = kind
         self._metrics = metrics
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
-        self._complaints = Complaints(log, "Failed to ask the API server about a request", review=kind)
+        self._complaints = ErrorLogLimiter(log, "Failed to ask the API server about a request", review=kind)
 
     async def ask(self, resource: Resource[R], question: R) -> R:
         clock = asyncio.get_running_loop().time
@@ -228,7 +229,7 @@ class _Asker:
                 answer = await self._persist(resource, question)
         except (KubeError, TimeoutError) as err:
             self._complaints.failed(err, clock())
-            raise NoAnswer(str(err) or f"no answer in {LONGEST_SECONDS:g} s") from err
+            raise ReviewUnavailable(str(err) or f"no answer in {LONGEST_SECONDS:g} s") from err
         self._complaints.succeeded(clock())
         return answer
 
@@ -254,11 +255,13 @@ class _Asker:
 class TokenReviews:
     """Whose a bearer token is; `seconds` is how long an answer, good or bad, is remembered."""
 
-    def __init__(self, client: Creator, scope: TaskScope, seconds: float, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, client: ReviewClient, scope: TaskScope, seconds: float, metrics: ServerMetrics
+    ) -> None:
         self._asker = _Asker(client, "authn", metrics)
         self._metrics = metrics
         self._key = secrets.token_bytes(32)
-        self._answers: AnswerCache[bytes, TokenReviewStatus] = AnswerCache(
+        self._answers: ReviewCache[bytes, TokenReviewStatus] = ReviewCache(
             scope, lambda _: seconds, most=MOST_REMEMBERED, name="token-review"
         )
 
@@ -274,7 +277,7 @@ class TokenReviews:
                 try:
                     status = await self._answers.get(key, lambda: self._review(token))
                 except WaitEvicted as err:
-                    raise NoAnswer(str(err)) from None
+                    raise ReviewUnavailable(str(err)) from None
         if not status.authenticated:
             raise BadCredentials("the API server does not know the bearer token")
         user = status.user
@@ -295,7 +298,7 @@ class AccessReviews:
 
     def __init__(
         self,
-        client: Creator,
+        client: ReviewClient,
         scope: TaskScope,
         node_name: Callable[[], str],
         metrics: ServerMetrics,
@@ -309,11 +312,11 @@ class AccessReviews:
         def seconds(status: SubjectAccessReviewStatus) -> float:
             return yes_seconds if status.allowed else no_seconds
 
-        self._answers: AnswerCache[bytes, SubjectAccessReviewStatus] = AnswerCache(
+        self._answers: ReviewCache[bytes, SubjectAccessReviewStatus] = ReviewCache(
             scope, seconds, most=MOST_REMEMBERED, name="access-review"
         )
 
-    async def allowed(self, user: User, wish: Wish) -> bool:
+    async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
         """Whether the API server says yes; raises NoAnswer when it says nothing, or yes and no at once."""
         spec = self._spec(user, wish)
         question = to_json(spec)
@@ -327,12 +330,12 @@ class AccessReviews:
             try:
                 status = await self._answers.get(question, review)
             except WaitEvicted as err:
-                raise NoAnswer(str(err)) from None
+                raise ReviewUnavailable(str(err)) from None
         if status.allowed and status.denied:
-            raise NoAnswer("the API server answered both yes and no")
+            raise ReviewUnavailable("the API server answered both yes and no")
         return status.allowed
 
-    def _spec(self, user: User, wish: Wish) -> SubjectAccessReviewSpec:
+    def _spec(self, user: User, wish: AuthorizerAttributes) -> SubjectAccessReviewSpec:
         return SubjectAccessReviewSpec(
             resource_attributes=ResourceAttributes(
                 verb=wish.verb,

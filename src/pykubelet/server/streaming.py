@@ -39,10 +39,10 @@ from multidict import MultiMapping
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
-from pykubelet.server.identity import Refused, split_protocols, without_tokens
+from pykubelet.server.identity import HttpError, split_protocols, without_tokens
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import is_upgrade, is_websocket, user_name
-from pykubelet.server.pods import Lookup, container_of, runtime_refusal
+from pykubelet.server.pods import PodLookup, container_of, runtime_refusal
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope, wait_seconds
 
@@ -65,10 +65,10 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
     Raises Refused when that does not come about.
     """
     if not is_upgrade(request):
-        raise Refused(500, "Upgrade request required\n")
+        raise HttpError(500, "Upgrade request required\n")
     where = urlsplit(url)
     if where.scheme not in ("http", "https") or where.hostname is None:
-        raise Refused(500, "the runtime's streaming server has an address that is none\n")
+        raise HttpError(500, "the runtime's streaming server has an address that is none\n")
     tls = ssl.create_default_context() if where.scheme == "https" else None
     port = where.port or (443 if tls else 80)
     reader = _Reader(limit=_LONGEST_HEAD)
@@ -79,7 +79,7 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
             )
     except (OSError, TimeoutError) as err:
         log.error(err, "The runtime's streaming server cannot be reached", host=where.netloc)
-        raise Refused(500, "the runtime's streaming server cannot be reached\n") from err
+        raise HttpError(500, "the runtime's streaming server cannot be reached\n") from err
     try:
         target = where.path + (f"?{where.query}" if where.query else "")
         runtime.write(_head(request, target, where.netloc))
@@ -93,7 +93,7 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
         await tunnel.run(head + await reader.rest(), reader.ended)
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
         log.v(2).info("The runtime's streaming server did not answer", err=err)
-        raise Refused(500, "the runtime's streaming server did not answer\n") from err
+        raise HttpError(500, "the runtime's streaming server did not answer\n") from err
     finally:
         runtime.close()
     return _Done()
@@ -240,9 +240,9 @@ def _status(head: bytes) -> int:
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
 
-async def _refusal(status: int, head: bytes, reader: asyncio.StreamReader) -> Refused:
+async def _refusal(status: int, head: bytes, reader: asyncio.StreamReader) -> HttpError:
     if not 400 <= status < 600:
-        return Refused(500, f"the runtime's streaming server answered with status {status}\n")
+        return HttpError(500, f"the runtime's streaming server answered with status {status}\n")
     body = b""
     length = _LENGTH.search(head)
     with suppress(TimeoutError, asyncio.IncompleteReadError):
@@ -251,7 +251,7 @@ async def _refusal(status: int, head: bytes, reader: asyncio.StreamReader) -> Re
                 body = await reader.readexactly(min(int(length[1]), _LONGEST_REFUSAL))
             else:
                 body = await reader.read(_LONGEST_REFUSAL)
-    return Refused(status, body.decode(errors="replace"))
+    return HttpError(status, body.decode(errors="replace"))
 
 
 MOST = 800
@@ -272,7 +272,7 @@ class StreamLimits:
     def one_more(self, user: str) -> Iterator[None]:
         """Take a place for as long as the block lasts; raises Refused when there is none."""
         if self._open.total() >= self._most or self._open[user] >= self._most_of_one:
-            raise Refused(429, "Too many streams are open, try again later\n", {"Retry-After": "1"})
+            raise HttpError(429, "Too many streams are open, try again later\n", {"Retry-After": "1"})
         self._open[user] += 1
         try:
             yield
@@ -283,7 +283,7 @@ class StreamLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWish:
+class RemoteCommandOptions:
     """Which of a command's streams a client wants."""
 
     stdin: bool
@@ -292,13 +292,13 @@ class StreamWish:
     tty: bool
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> StreamWish:
+    def of(cls, query: Mapping[str, str]) -> RemoteCommandOptions:
         """Read the wish from a query; raises Refused when it is for nothing."""
         stdin, stdout, stderr, tty = (query.get(key) == "1" for key in ("input", "output", "error", "tty"))
         # A terminal has one stream for both.
         stderr = stderr and not tty
         if not (stdin or stdout or stderr):
-            raise Refused(400, "you must specify at least 1 of stdin, stdout, stderr")
+            raise HttpError(400, "you must specify at least 1 of stdin, stdout, stderr")
         return cls(stdin, stdout, stderr, tty)
 
 
@@ -306,20 +306,20 @@ def ports_of(query: MultiMapping[str]) -> list[int]:
     """The ports that a WebSocket client names in its query; raises Refused."""
     found = query.getall("port", [])
     if not found:
-        raise Refused(400, 'query parameter "port" is required')
+        raise HttpError(400, 'query parameter "port" is required')
     ports = []
     for text in ",".join(found).split(","):
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-            raise Refused(400, f'unable to parse "{text}" as a port')
+            raise HttpError(400, f'unable to parse "{text}" as a port')
         ports.append(int(text))
     return ports
 
 
-class Streams:
+class StreamingEndpoints:
     """The streaming endpoints."""
 
     def __init__(
-        self, lookup: Lookup, limits: StreamLimits, metrics: ServerMetrics, *, idle_seconds: float
+        self, lookup: PodLookup, limits: StreamLimits, metrics: ServerMetrics, *, idle_seconds: float
     ) -> None:
         self._lookup = lookup
         self._limits = limits
@@ -342,7 +342,7 @@ class Streams:
         ]
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
-        wish = StreamWish.of(request.query)
+        wish = RemoteCommandOptions.of(request.query)
         pod = self._pod(request)
 
         async def prepare() -> str:
@@ -361,7 +361,7 @@ class Streams:
         return await self._stream(request, "exec", prepare)
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
-        wish = StreamWish.of(request.query)
+        wish = RemoteCommandOptions.of(request.query)
         pod = self._pod(request)
 
         async def prepare() -> str:
@@ -369,7 +369,7 @@ class Streams:
             container = await self._running(request, pod, missing)
             spec = container_of(pod, request.match_info["container"])
             if spec is None:
-                raise Refused(500, missing.format(request.match_info["container"]))
+                raise HttpError(500, missing.format(request.match_info["container"]))
             # Whether the process has a terminal was decided when it was started.
             return await self._lookup.runtime.attach(
                 pb.AttachRequest(
@@ -387,12 +387,12 @@ class Streams:
         ports = ports_of(request.query) if is_websocket(request) else []
         pod = self._pod(request)
         if not self._lookup.is_meant(pod, request.match_info.get("uid", "")):
-            raise Refused(404, "pod not found")
+            raise HttpError(404, "pod not found")
 
         async def prepare() -> str:
             sandbox = await self._lookup.ready_sandbox(pod)
             if sandbox is None:
-                raise Refused(500, f'pod not found ("{pod.metadata.name}_{pod.metadata.namespace}")')
+                raise HttpError(500, f'pod not found ("{pod.metadata.name}_{pod.metadata.namespace}")')
             return await self._lookup.runtime.port_forward(
                 pb.PortForwardRequest(pod_sandbox_id=sandbox, port=ports)
             )
@@ -414,7 +414,7 @@ class Streams:
     def _pod(self, request: web.Request) -> Pod:
         pod = self._lookup.pod(request.match_info["namespace"], request.match_info["pod"])
         if pod is None:
-            raise Refused(404, "pod does not exist")
+            raise HttpError(404, "pod does not exist")
         return pod
 
     async def _running(self, request: web.Request, pod: Pod, missing: str) -> str:
@@ -423,7 +423,7 @@ class Streams:
             container = await self._lookup.running_container(pod, name)
             if container is not None:
                 return container
-        raise Refused(500, missing.format(name))
+        raise HttpError(500, missing.format(name))
 
 
 def _get(path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.RouteDef:

@@ -29,7 +29,7 @@ from pykubelet.linux.mounts import remove_tree
 from pykubelet.logs import get_logger
 from pykubelet.standalone.data_dir import OUTSIDE, State, before_us, load, open_registry, save
 from pykubelet.standalone.instance import EmbeddedError, Instance
-from pykubelet.standalone.requirements import Machine, choose_snapshotter
+from pykubelet.standalone.requirements import HostRequirements, choose_snapshotter
 
 log = get_logger(__name__)
 _OOM_SCORE = -999
@@ -110,7 +110,7 @@ SystemdCgroup = {systemd_cgroup}
 
 
 def containerd_config(
-    instance: Instance, machine: Machine, *, pause_image: str, snapshotter: str, cgroup_driver: str
+    instance: Instance, machine: HostRequirements, *, pause_image: str, snapshotter: str, cgroup_driver: str
 ) -> str:
     """Write the configuration; `cgroup_driver` is `cgroupfs` or `systemd`."""
     disabled = (
@@ -229,7 +229,7 @@ async def remember(instance: Instance) -> State:
 
 
 async def configure(
-    instance: Instance, machine: Machine, kept: State, *, pause_image: str, cgroup_driver: str
+    instance: Instance, machine: HostRequirements, kept: State, *, pause_image: str, cgroup_driver: str
 ) -> None:
     """Write the configurations of the pods' network and of containerd."""
     uplink = await links.uplink_mtu()

@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
-from pykubelet.cri.connect import Cri, connect
+from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.linux.processes import Process, end, environment, list_processes
 from pykubelet.logs import get_logger
 from pykubelet.standalone.instance import Instance, RuntimeFailed
-from pykubelet.standalone.requirements import Machine
+from pykubelet.standalone.requirements import HostRequirements
 from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
@@ -36,7 +36,9 @@ _CALL_TIMEOUT = Duration.of(60)
 class Daemon:
     """The containerd of a private runtime; may be started again after it ended."""
 
-    def __init__(self, instance: Instance, machine: Machine, *, start_timeout: float = START_TIMEOUT) -> None:
+    def __init__(
+        self, instance: Instance, machine: HostRequirements, *, start_timeout: float = START_TIMEOUT
+    ) -> None:
         self._instance = instance
         self._machine = machine
         self._start_timeout = start_timeout
@@ -89,7 +91,7 @@ class Daemon:
                 process.kill()
             await process.wait()
 
-    async def connect(self) -> Cri:
+    async def connect(self) -> RuntimeConnection:
         """Give a connection to it."""
         # Our own calls are not the agent's: they must not show in its metrics.
         return await connect(

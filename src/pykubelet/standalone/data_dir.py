@@ -121,7 +121,7 @@ def _owned(path: Path, is_kind: Callable[[int], bool]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockOwner:
     """Who holds a data directory, as far as it has said so."""
 
     pid: int | None
@@ -144,7 +144,7 @@ def hold(instance: Instance, purpose: str) -> Iterator[None]:
         os.close(fd)
 
 
-def holder(instance: Instance) -> Holder | None:
+def holder(instance: Instance) -> LockOwner | None:
     """Give the process that holds the data directory; None when nobody does."""
     try:
         fd = os.open(instance.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -178,7 +178,7 @@ def _lock(instance: Instance) -> int:
         os.close(fd)
 
 
-def _refusal(instance: Instance, found: Holder) -> str:
+def _refusal(instance: Instance, found: LockOwner) -> str:
     who = f" with pid {found.pid}" if found.pid else ""
     if found.purpose == "down":
         return f"{instance.data_dir} is being removed{who}: wait until that is done"
@@ -188,12 +188,12 @@ def _refusal(instance: Instance, found: Holder) -> str:
     )
 
 
-def _read(fd: int) -> Holder:
+def _read(fd: int) -> LockOwner:
     """Read who holds the lock; whoever has just taken it may not have written that yet."""
     words = os.pread(fd, 64, 0).split()
     if len(words) == 2 and words[0].isdigit():
-        return Holder(int(words[0]), words[1].decode(errors="replace"))
-    return Holder(None, "")
+        return LockOwner(int(words[0]), words[1].decode(errors="replace"))
+    return LockOwner(None, "")
 
 
 OUTSIDE = (

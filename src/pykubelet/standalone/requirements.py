@@ -27,7 +27,7 @@ CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cn
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostRequirements:
     """What was found."""
 
     programs: dict[str, Path]
@@ -38,7 +38,7 @@ class Machine:
     """Whether a process may be given a better OOM score than our own (CAP_SYS_RESOURCE)."""
 
 
-def inspect_machine() -> Machine:
+def inspect_machine() -> HostRequirements:
     """Find everything that is needed.
 
     Raises MissingPrograms, naming all that is missing with its package.
@@ -55,7 +55,7 @@ def inspect_machine() -> Machine:
         raise MissingPrograms(
             f"not installed: {'; '.join(missing)}: run scripts/setup, or install the packages in parentheses"
         )
-    return Machine(
+    return HostRequirements(
         programs={name: Path(place) for name, place in found.items() if place is not None},
         cni_folder=folder,
         apparmor=_has_apparmor(path),

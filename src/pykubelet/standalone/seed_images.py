@@ -26,11 +26,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.linux.processes import CommandError, run
 from pykubelet.logs import get_logger
 from pykubelet.standalone.instance import EmbeddedError
-from pykubelet.standalone.requirements import Machine
+from pykubelet.standalone.requirements import HostRequirements
 
 log = get_logger(__name__)
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -220,7 +220,7 @@ nogroup:x:65534:
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class SeedImage:
     """An image that can be built from a program of this machine."""
 
     name: str
@@ -230,7 +230,7 @@ class Seed:
     """Writes its archive; blocks for some milliseconds."""
 
 
-async def find_seeds(machine: Machine) -> list[Seed]:
+async def find_seeds(machine: HostRequirements) -> list[SeedImage]:
     """Find out which images this machine's programs give, pause first.
 
     Raises EmbeddedError when a program is not as it has to be.
@@ -239,8 +239,8 @@ async def find_seeds(machine: Machine) -> list[Seed]:
     applets = (await _ask(busybox, "--list")).split()
     target = machine_platform(platform.machine())
     return [
-        Seed(PAUSE_IMAGE, _fingerprint(pause), lambda: pause_archive(read_static(pause), target)),
-        Seed(
+        SeedImage(PAUSE_IMAGE, _fingerprint(pause), lambda: pause_archive(read_static(pause), target)),
+        SeedImage(
             BUSYBOX_IMAGE,
             _fingerprint(busybox),
             lambda: busybox_archive(read_static(busybox), applets, target),
@@ -249,7 +249,7 @@ async def find_seeds(machine: Machine) -> list[Seed]:
 
 
 async def plant(
-    seeds: Iterable[Seed], known: Mapping[str, str], cri: Cri, importer: Sequence[str]
+    seeds: Iterable[SeedImage], known: Mapping[str, str], cri: RuntimeConnection, importer: Sequence[str]
 ) -> dict[str, str]:
     """Make sure that the runtime has the images; returns what each was built from, for next time.
 
@@ -356,7 +356,7 @@ async def _ask(program: Path, *arguments: str) -> str:
         raise EmbeddedError(f"{err}: install the Debian package busybox-static") from err
 
 
-async def _wait_until_seen(cri: Cri, image: str) -> None:
+async def _wait_until_seen(cri: RuntimeConnection, image: str) -> None:
     # The runtime's CRI side hears of an import a moment later, through an event of its own.
     for _ in range(250):
         if await _has(cri, image):
@@ -365,6 +365,6 @@ async def _wait_until_seen(cri: Cri, image: str) -> None:
     raise EmbeddedError(f"image {image} was imported, but the runtime does not show it: see containerd's log")
 
 
-async def _has(cri: Cri, image: str) -> bool:
+async def _has(cri: RuntimeConnection, image: str) -> bool:
     answer = await cri.images.image_status(pb.ImageSpec(image=image))
     return answer.HasField("image")

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pykubelet.cri.connect import Cri
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.linux import cgroupfs as cgroup_tree
 from pykubelet.linux import iptables
 from pykubelet.linux import network as links
@@ -296,7 +296,7 @@ async def _remove_pods(instance: Instance, say: Say) -> None:
         await daemon.stop()
 
 
-async def _remove_pod(cri: Cri, sandbox: str, turn: asyncio.Semaphore, say: Say) -> None:
+async def _remove_pod(cri: RuntimeConnection, sandbox: str, turn: asyncio.Semaphore, say: Say) -> None:
     async with turn:
         try:
             with suppress(NotFound):

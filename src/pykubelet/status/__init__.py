@@ -1,1 +1,1 @@
-"""Package status."""
+"""Pod status: computed from the runtime, merged with that of the API server, and reported."""

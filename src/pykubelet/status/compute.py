@@ -27,7 +27,7 @@ from datetime import datetime
 
 import msgspec
 
-from pykubelet.admission.handler import Refusal
+from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.ip import by_family
 from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.api.pod_status import (
@@ -47,7 +47,7 @@ from pykubelet.resize.feasibility import IN_PROGRESS, PENDING
 from pykubelet.status.containers import (
     KIND,
     LOST,
-    PodView,
+    StatusInputs,
     container_statuses,
     restart_condition,
     will_run_again,
@@ -167,7 +167,7 @@ SHARED = ("DisruptionTarget",)
 """Conditions that the node and others write: the node's only when the pod ends by it."""
 
 
-def compute_status(view: PodView, now: datetime) -> PodStatus:
+def compute_status(view: StatusInputs, now: datetime) -> PodStatus:
     """Give the pod's status as of `now`."""
     pod, observed, previous = view.pod, view.observed, view.previous
     ordinary = container_statuses(view, "ordinary")
@@ -213,7 +213,7 @@ def _verdicts(pod: Pod, gates: set[str]) -> dict[str, str]:
     return {c.type: c.status for c in pod.status.conditions if c.type in gates}
 
 
-def _set_addresses(status: PodStatus, view: PodView) -> None:
+def _set_addresses(status: PodStatus, view: StatusInputs) -> None:
     hosts = list(view.host_ips) or [address.ip for address in view.previous.host_ips]
     own = hosts if view.pod.spec.host_network else by_family(view.observed.ips, hosts[0] if hosts else "")
     ips = own or [address.ip for address in view.previous.pod_ips]
@@ -224,7 +224,7 @@ def _set_addresses(status: PodStatus, view: PodView) -> None:
 
 
 def _conditions(
-    view: PodView, statuses: dict[str, ContainerStatus], phase: str, now: datetime
+    view: StatusInputs, statuses: dict[str, ContainerStatus], phase: str, now: datetime
 ) -> list[PodCondition]:
     pod = view.pod
     foreign = [condition for condition in pod.status.conditions if condition.type not in OWNED]
@@ -248,7 +248,7 @@ def _conditions(
 
 
 def _condition(
-    view: PodView, kind: str, status: str, reason: str, message: str, *, now: datetime
+    view: StatusInputs, kind: str, status: str, reason: str, message: str, *, now: datetime
 ) -> PodCondition:
     before = next((condition for condition in view.previous.conditions if condition.type == kind), None)
     unchanged = before is not None and before.status == status
@@ -287,7 +287,9 @@ def _got_through(pod: Pod, observed: ObservedPod) -> bool:
     return any(c.sandbox_id == newest.id and c.name in ordinary for c in observed.containers)
 
 
-def _initialized(view: PodView, statuses: dict[str, ContainerStatus], phase: str) -> tuple[str, str, str]:
+def _initialized(
+    view: StatusInputs, statuses: dict[str, ContainerStatus], phase: str
+) -> tuple[str, str, str]:
     pod = view.pod
     unknown = [c.name for c in pod.spec.init_containers if c.name not in statuses]
     incomplete = [
@@ -382,7 +384,7 @@ PREEMPTED = "Preempted in order to admit critical pod"
 _REJECTED = "Pod was rejected: "
 
 
-def refused_status(pod: Pod, refusal: Refusal, now: datetime) -> PodStatus:
+def refused_status(pod: Pod, refusal: AdmitRejection, now: datetime) -> PodStatus:
     """Give the status of a pod that may not run here."""
     return PodStatus(
         observed_generation=pod.metadata.generation,

@@ -162,7 +162,7 @@ class StartFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class PodView:
+class StatusInputs:
     """Everything that a pod's status is computed from."""
 
     pod: Pod
@@ -189,7 +189,7 @@ class PodView:
     """How devices are, by the container that has them."""
 
 
-def container_statuses(view: PodView, kind: Kind) -> list[ContainerStatus]:
+def container_statuses(view: StatusInputs, kind: Kind) -> list[ContainerStatus]:
     """Give the statuses of all containers of one kind: init ones in their order, others by name."""
     spec, previous = view.pod.spec, view.previous
     containers, before = {
@@ -207,7 +207,9 @@ def api_time(nanoseconds: int) -> datetime | None:
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC) if nanoseconds else None
 
 
-def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatus | None) -> ContainerStatus:
+def _status(
+    view: StatusInputs, container: Container, kind: Kind, old: ContainerStatus | None
+) -> ContainerStatus:
     incarnations = [c for c in view.observed.containers if c.name == container.name][:2]
     if incarnations:
         status = _of_runtime(view, container, incarnations, old)
@@ -227,7 +229,7 @@ def _status(view: PodView, container: Container, kind: Kind, old: ContainerStatu
 
 
 def _of_runtime(
-    view: PodView,
+    view: StatusInputs,
     container: Container,
     incarnations: Sequence[ObservedContainer],
     old: ContainerStatus | None,
@@ -265,7 +267,7 @@ def _last_state_after(old: ContainerStatus, new: ContainerStatus) -> ContainerSt
     return old.last_state
 
 
-def _state(view: PodView, container: ObservedContainer, old: ContainerStatus | None) -> ContainerState:
+def _state(view: StatusInputs, container: ObservedContainer, old: ContainerStatus | None) -> ContainerState:
     if container.phase == "running":
         return ContainerState(running=ContainerStateRunning(started_at=api_time(container.started_at)))
     if container.phase == "exited":
@@ -292,12 +294,12 @@ def _lost(message: str, reason: str = UNKNOWN) -> ContainerState:
     return ContainerState(terminated=ended)
 
 
-def _restarting(view: PodView) -> bool:
+def _restarting(view: StatusInputs) -> bool:
     return is_restarting(view.pod, view.observed, view.previous, terminal=view.terminal)
 
 
 def _without_runtime(
-    view: PodView, container: Container, kind: Kind, old: ContainerStatus | None
+    view: StatusInputs, container: Container, kind: Kind, old: ContainerStatus | None
 ) -> ContainerStatus:
     """A container that the runtime does not have: not made yet, or gone."""
     restarting = kind != "ephemeral" and old is not None and _restarting(view)
@@ -327,7 +329,7 @@ def _without_runtime(
     return status
 
 
-def _explain_waiting(view: PodView, container: Container, kind: Kind, status: ContainerStatus) -> None:
+def _explain_waiting(view: StatusInputs, container: Container, kind: Kind, status: ContainerStatus) -> None:
     """Show a container that will be tried again as waiting, with the reason of the last failure."""
     last = view.observed.latest(container.name)
     if kind == "init":
@@ -357,7 +359,7 @@ def _explain_waiting(view: PodView, container: Container, kind: Kind, status: Co
     status.state = ContainerState(waiting=waiting)
 
 
-def _mounts(view: PodView, mounts: Sequence[VolumeMount]) -> list[VolumeMountStatus]:
+def _mounts(view: StatusInputs, mounts: Sequence[VolumeMount]) -> list[VolumeMountStatus]:
     return [
         VolumeMountStatus(
             name=mount.name,
@@ -369,12 +371,12 @@ def _mounts(view: PodView, mounts: Sequence[VolumeMount]) -> list[VolumeMountSta
     ]
 
 
-def _recursive(view: PodView, mount: VolumeMount) -> str:
+def _recursive(view: StatusInputs, mount: VolumeMount) -> str:
     wanted = mount.recursive_read_only in ("Enabled", "IfPossible")
     return "Enabled" if wanted and _can_recurse(view) else "Disabled"
 
 
-def _can_recurse(view: PodView) -> bool:
+def _can_recurse(view: StatusInputs) -> bool:
     newest = next(iter(view.observed.sandboxes), None)
     if newest is None:
         # Before it has one, nobody has asked yet which handler its class means.

@@ -37,7 +37,7 @@ from pykubelet.apiserver.errors import Conflict, Invalid, KubeError, NotFound, U
 from pykubelet.logs import get_logger
 from pykubelet.status.compute import TERMINAL
 from pykubelet.status.patch import Patch, merged_status, only_acknowledges, status_patch
-from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -129,7 +129,7 @@ class _Entry:
     """The uid of an object that the API server no longer has, whatever the watch says yet."""
     refused: Patch | None = None
     """What the API server was sent and did not take."""
-    pauses: Pauses | None = None
+    pauses: Backoff | None = None
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     def release(self) -> None:
@@ -139,7 +139,7 @@ class _Entry:
         self.waiting.clear()
 
 
-class StatusSender:
+class StatusManager:
     """Sends statuses; all methods but the awaitable ones return at once.
 
     `object_of` gives what the API server was last seen to have of a pod: the pod itself, or the
@@ -172,9 +172,9 @@ class StatusSender:
         """Uids of the pods whose statuses are held back while many pods start, the oldest first."""
         self._release_timer: asyncio.TimerHandle | None = None
         self._away = False
-        self._outage = Pauses()
-        self._complaints = Complaints(log, "Failed to send the status of a pod")
-        self._refusals = Complaints(log, "Failed to remove a terminated pod from the API server")
+        self._outage = Backoff()
+        self._complaints = ErrorLogLimiter(log, "Failed to send the status of a pod")
+        self._refusals = ErrorLogLimiter(log, "Failed to remove a terminated pod from the API server")
 
     def changed(self, pod: Pod, status: PodStatus) -> None:
         """Take a pod's new status."""
@@ -226,7 +226,7 @@ class StatusSender:
 
     async def remove(self, pod: Pod) -> None:
         """Remove a pod that has ended from the API server, or find it gone; tries until it is."""
-        pauses, meta = Pauses(), pod.metadata
+        pauses, meta = Backoff(), pod.metadata
         while self._object_of(pod.uid) is not None:
             try:
                 async with self._slots:
@@ -434,7 +434,7 @@ class StatusSender:
             # Trying again may help, waiting for it does not: a pod must be able to end.
             entry.release()
         if entry.pauses is None:
-            entry.pauses = Pauses()
+            entry.pauses = Backoff()
         return now + entry.pauses.next(now)
 
     async def _is_other(self, pod: Pod) -> bool:

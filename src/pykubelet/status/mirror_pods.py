@@ -25,7 +25,7 @@ from pykubelet.apiserver.errors import AlreadyExists, Conflict, KubeError, NotFo
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodStore
 from pykubelet.podconfig.static_pods import HASH_ANNOTATION, MIRROR_ANNOTATION
-from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 
 log = get_logger(__name__)
 PERIOD_SECONDS = 10.0
@@ -110,7 +110,7 @@ class MirrorApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class DesiredMirrors:
     """What mirrors are made from."""
 
     static: list[Pod]
@@ -131,7 +131,7 @@ class MirrorPods:
         store: PodStore,
         node_name: str,
         *,
-        wishes: Callable[[], Wishes | None],
+        wishes: Callable[[], DesiredMirrors | None],
         node_uid: Callable[[], str],
     ) -> None:
         self._api = api
@@ -144,9 +144,11 @@ class MirrorPods:
         self._taken: set[str] = set()
         """Names that were taken when their mirror was to be made, and of which the watch has shown none."""
         self._changed = asyncio.Event()
-        self._pauses = Pauses()
-        self._complaints = Complaints(log, "Failed to keep a mirror pod")
-        self._clashes = Complaints(log, "A static pod has no mirror: another pod has its name, delete that")
+        self._pauses = Backoff()
+        self._complaints = ErrorLogLimiter(log, "Failed to keep a mirror pod")
+        self._clashes = ErrorLogLimiter(
+            log, "A static pod has no mirror: another pod has its name, delete that"
+        )
 
     def wake(self) -> None:
         """Look soon: a static pod came, changed or went."""

@@ -33,11 +33,11 @@ from pykubelet.transport import http2 as http2_rules
 from pykubelet.transport.http2 import (
     Code,
     FrameBudget,
+    FrameType,
     HeaderBlocks,
-    Kind,
+    Http2Error,
     ProtocolError,
     Setting,
-    Violation,
     frame,
 )
 
@@ -181,7 +181,7 @@ class Call:
         """Handle data of the response that came in a frame of `size` bytes. Raises Violation."""
         self._room -= size
         if self._room < 0:
-            raise Violation(Code.FLOW_CONTROL, "more data than there is room for")
+            raise Http2Error(Code.FLOW_CONTROL, "more data than there is room for")
         self._data += data
         while self.status is None and len(self._data) >= _PREFIX.size:
             compressed, size = _PREFIX.unpack_from(self._data)
@@ -317,7 +317,7 @@ class Connection(asyncio.Protocol):
         if headers:
             block += http2.more_headers(headers)
         call.unsent = _PREFIX.pack(False, len(message)) + message
-        self._write(frame(Kind.HEADERS, http2.END_HEADERS, stream, block) + self._sendable(stream, call))
+        self._write(frame(FrameType.HEADERS, http2.END_HEADERS, stream, block) + self._sendable(stream, call))
         return call
 
     def close(self, why: Status) -> None:
@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
 
     def reset(self, stream: int) -> None:
         """Tell the server that a call is over."""
-        self._write(frame(Kind.RST_STREAM, 0, stream, _CANCEL))
+        self._write(frame(FrameType.RST_STREAM, 0, stream, _CANCEL))
 
     def forget(self, stream: int) -> None:
         """Drop a call that has ended."""
@@ -352,7 +352,7 @@ class Connection(asyncio.Protocol):
 
     def renew_window(self, stream: int, count: int) -> None:
         """Let the server send so many bytes more."""
-        self._write(frame(Kind.WINDOW_UPDATE, 0, stream, http2.number(count)))
+        self._write(frame(FrameType.WINDOW_UPDATE, 0, stream, http2.number(count)))
 
     # asyncio.Protocol
 
@@ -406,36 +406,36 @@ class Connection(asyncio.Protocol):
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if not self._greeted.done():
-            if kind != Kind.SETTINGS or flags & http2.ACK:
+            if kind != FrameType.SETTINGS or flags & http2.ACK:
                 raise ProtocolError("its first frame is not its settings")
             self._greeted.set_result(None)
-        if self._headers.interrupted != (kind == Kind.CONTINUATION):
+        if self._headers.interrupted != (kind == FrameType.CONTINUATION):
             raise ProtocolError("headers are interrupted, or continued without a beginning")
         http2_rules.check_frame(kind, flags, stream, payload)
         if stream >= self._next:
             raise ProtocolError("a frame of a call that was never made")
         self._budget.spend(kind, len(payload))
         match kind:
-            case Kind.DATA:
+            case FrameType.DATA:
                 self._data_frame(flags, stream, payload)
-            case Kind.HEADERS:
+            case FrameType.HEADERS:
                 block = http2_rules.header_block(flags, payload)
                 self._header_block(self._headers.begin(stream, flags, block))
-            case Kind.CONTINUATION:
+            case FrameType.CONTINUATION:
                 self._header_block(self._headers.resume(stream, flags, payload))
-            case Kind.RST_STREAM:
+            case FrameType.RST_STREAM:
                 code = http2.read_number(payload)
                 if call := self._calls.get(stream):
                     call.was_reset(code)
-            case Kind.SETTINGS if not flags & http2.ACK:
+            case FrameType.SETTINGS if not flags & http2.ACK:
                 self._settings_frame(payload)
-            case Kind.PING if not flags & http2.ACK:
-                self._write(frame(Kind.PING, http2.ACK, 0, payload))
-            case Kind.GOAWAY:
+            case FrameType.PING if not flags & http2.ACK:
+                self._write(frame(FrameType.PING, http2.ACK, 0, payload))
+            case FrameType.GOAWAY:
                 self._goaway_frame(payload)
-            case Kind.WINDOW_UPDATE:
+            case FrameType.WINDOW_UPDATE:
                 self._window_frame(stream, http2.read_number(payload))
-            case Kind.PUSH_PROMISE:
+            case FrameType.PUSH_PROMISE:
                 raise ProtocolError("it pushes")
 
     def _data_frame(self, flags: int, stream: int, payload: bytes) -> None:
@@ -485,7 +485,7 @@ class Connection(asyncio.Protocol):
                 self._max_frame = value
             elif name == Setting.MAX_CONCURRENT_STREAMS:
                 self._most_calls = value
-        self._write(frame(Kind.SETTINGS, http2.ACK, 0))
+        self._write(frame(FrameType.SETTINGS, http2.ACK, 0))
         self._send_more()
 
     def _window_frame(self, stream: int, grown: int) -> None:
@@ -513,7 +513,7 @@ class Connection(asyncio.Protocol):
             self._window -= size
             call.window -= size
             self._budget.earn_bytes(size)
-            frames.append(frame(Kind.DATA, 0 if at < end else http2.END_STREAM, stream, part))
+            frames.append(frame(FrameType.DATA, 0 if at < end else http2.END_STREAM, stream, part))
         call.unsent = call.unsent[at:]
         return b"".join(frames)
 

@@ -58,11 +58,11 @@ from pykubelet.transport.grpc_connection import CODES, Status
 from pykubelet.transport.http2 import (
     HEADER_BYTES,
     Code,
+    FrameType,
     HeaderBlocks,
-    Kind,
+    Http2Error,
     ProtocolError,
     Setting,
-    Violation,
     frame,
 )
 from pykubelet.util.tasks import TaskScope
@@ -139,7 +139,7 @@ _LATE = Status("DEADLINE_EXCEEDED", "context deadline exceeded")
 _PLAIN = "".join(char for char in string.printable[:95] if char != "%")
 
 
-class Sender(Protocol):
+class StreamSink(Protocol):
     """What a call needs of its connection."""
 
     def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
@@ -158,7 +158,7 @@ class Sender(Protocol):
 class ServerStream:
     """A call under way."""
 
-    def __init__(self, connection: Sender, number: int, path: str, window: int) -> None:
+    def __init__(self, connection: StreamSink, number: int, path: str, window: int) -> None:
         self.path = path
         self.window = window
         """How many bytes the client takes."""
@@ -227,7 +227,7 @@ HANDSHAKE_SECONDS = 10.0
 _LEAST_ROOM = http2.FIRST_WINDOW // 2
 
 
-class Host(Protocol):
+class ConnectionOwner(Protocol):
     """What a connection needs of its server."""
 
     limits: Limits
@@ -250,7 +250,7 @@ class Host(Protocol):
 class ServerConnection(asyncio.Protocol):
     """A connection of a client."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ConnectionOwner) -> None:
         self._host = host
         self._transport: asyncio.Transport | None = None
         self._headers = HeaderBlocks(host.limits.headers)
@@ -272,7 +272,7 @@ class ServerConnection(asyncio.Protocol):
         """End the connection and all its calls; the client is told why."""
         if self._transport is not None and not self._transport.is_closing():
             last = http2.number(self._last)
-            self._write(frame(Kind.GOAWAY, 0, 0, last + http2.number(code) + why.encode()[:200]))
+            self._write(frame(FrameType.GOAWAY, 0, 0, last + http2.number(code) + why.encode()[:200]))
             if self._paused:
                 self._transport.abort()  # it does not read: nothing would ever be over
             else:
@@ -283,15 +283,15 @@ class ServerConnection(asyncio.Protocol):
 
     def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
         """Send headers or trailers, in as many frames as the client's limit makes of them."""
-        flags, kind = http2.END_STREAM if last else 0, Kind.HEADERS
+        flags, kind = http2.END_STREAM if last else 0, FrameType.HEADERS
         while len(block) > http2.MAX_FRAME:
             self._write(frame(kind, flags, stream, block[: http2.MAX_FRAME]))
-            block, flags, kind = block[http2.MAX_FRAME :], 0, Kind.CONTINUATION
+            block, flags, kind = block[http2.MAX_FRAME :], 0, FrameType.CONTINUATION
         self._write(frame(kind, flags | http2.END_HEADERS, stream, block))
 
     def reset(self, stream: int, code: Code) -> None:
         """Tell the client that a call is over."""
-        self._write(frame(Kind.RST_STREAM, 0, stream, http2.number(code)))
+        self._write(frame(FrameType.RST_STREAM, 0, stream, http2.number(code)))
 
     def forget(self, stream: int) -> None:
         """Drop a call that has ended."""
@@ -309,7 +309,7 @@ class ServerConnection(asyncio.Protocol):
                 part, stream.unsent = stream.unsent[:size], stream.unsent[size:]
                 self._window -= size
                 stream.window -= size
-                self._write(frame(Kind.DATA, 0, number, part))
+                self._write(frame(FrameType.DATA, 0, number, part))
             if not stream.unsent:
                 stream.sent()
 
@@ -357,14 +357,14 @@ class ServerConnection(asyncio.Protocol):
             while end - at >= http2.HEAD_BYTES and self._open:
                 size, kind, flags, number = http2.read_head(data, at)
                 if size > http2.MAX_FRAME:
-                    raise Violation(Code.FRAME_SIZE, "a frame is too large")
+                    raise Http2Error(Code.FRAME_SIZE, "a frame is too large")
                 begin = at + http2.HEAD_BYTES
                 if end - begin < size:
                     break
                 self._frame(kind, flags, number, data[begin : begin + size])
                 at = begin + size
         except ProtocolError as err:
-            self.close(err.code if isinstance(err, Violation) else Code.PROTOCOL, str(err))
+            self.close(err.code if isinstance(err, Http2Error) else Code.PROTOCOL, str(err))
         else:
             self._buffer = data[at:]
 
@@ -387,34 +387,34 @@ class ServerConnection(asyncio.Protocol):
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if not self._greeted:
-            if kind != Kind.SETTINGS or flags & http2.ACK:
+            if kind != FrameType.SETTINGS or flags & http2.ACK:
                 raise ProtocolError("its first frame is not its settings")
             self._greeted = True
             if self._timer is not None:
                 self._timer.cancel()
-        if self._headers.interrupted != (kind == Kind.CONTINUATION):
+        if self._headers.interrupted != (kind == FrameType.CONTINUATION):
             raise ProtocolError("headers are interrupted, or continued without a beginning")
         http2_rules.check_frame(kind, flags, number, payload)
         match kind:
-            case Kind.DATA:
+            case FrameType.DATA:
                 self._data_frame(flags, number, payload)
-            case Kind.HEADERS:
+            case FrameType.HEADERS:
                 block = http2_rules.header_block(flags, payload)
                 self._header_block(self._headers.begin(number, flags, block))
-            case Kind.CONTINUATION:
+            case FrameType.CONTINUATION:
                 self._header_block(self._headers.resume(number, flags, payload))
-            case Kind.RST_STREAM:
+            case FrameType.RST_STREAM:
                 if number > self._last:
                     raise ProtocolError("a call that was never begun is reset")
                 if stream := self._streams.get(number):
                     stream.drop()
-            case Kind.SETTINGS if not flags & http2.ACK:
+            case FrameType.SETTINGS if not flags & http2.ACK:
                 self._settings_frame(payload)
-            case Kind.PING if not flags & http2.ACK:
-                self._write(frame(Kind.PING, http2.ACK, 0, payload))
-            case Kind.WINDOW_UPDATE:
+            case FrameType.PING if not flags & http2.ACK:
+                self._write(frame(FrameType.PING, http2.ACK, 0, payload))
+            case FrameType.WINDOW_UPDATE:
                 self._window_frame(number, http2.read_number(payload))
-            case Kind.PUSH_PROMISE:
+            case FrameType.PUSH_PROMISE:
                 raise ProtocolError("it pushes")
 
     def _data_frame(self, flags: int, number: int, payload: bytes) -> None:
@@ -422,7 +422,7 @@ class ServerConnection(asyncio.Protocol):
             raise ProtocolError("data of a call that was never begun")
         self._room -= len(payload)
         if self._room < 0:
-            raise Violation(Code.FLOW_CONTROL, "more data than there is room for")
+            raise Http2Error(Code.FLOW_CONTROL, "more data than there is room for")
         if self._room <= _LEAST_ROOM:
             self._renew(0, http2.FIRST_WINDOW - self._room)
             self._room = http2.FIRST_WINDOW
@@ -436,7 +436,7 @@ class ServerConnection(asyncio.Protocol):
             return
         stream.room -= len(payload)
         if stream.room < 0:
-            raise Violation(Code.FLOW_CONTROL, "more data than there is room for")
+            raise Http2Error(Code.FLOW_CONTROL, "more data than there is room for")
         if stream.room <= _LEAST_ROOM:
             self._renew(number, http2.FIRST_WINDOW - stream.room)
             stream.room = http2.FIRST_WINDOW
@@ -522,7 +522,7 @@ class ServerConnection(asyncio.Protocol):
                     stream.window = http2_rules.grown_window(stream.window, grown)
             elif name == Setting.MAX_FRAME_SIZE:
                 self._max_frame = value
-        self._write(frame(Kind.SETTINGS, http2.ACK, 0))
+        self._write(frame(FrameType.SETTINGS, http2.ACK, 0))
         self.flush()
 
     def _window_frame(self, number: int, grown: int) -> None:
@@ -530,7 +530,7 @@ class ServerConnection(asyncio.Protocol):
         if number == 0:
             self._window += grown
             if grown == 0 or self._window > http2.MAX_WINDOW:
-                raise Violation(
+                raise Http2Error(
                     Code.FLOW_CONTROL if grown else Code.PROTOCOL, "a window grows by nothing, or too far"
                 )
         elif number > self._last:
@@ -543,7 +543,7 @@ class ServerConnection(asyncio.Protocol):
         self.flush()
 
     def _renew(self, number: int, count: int) -> None:
-        self._write(frame(Kind.WINDOW_UPDATE, 0, number, http2.number(count)))
+        self._write(frame(FrameType.WINDOW_UPDATE, 0, number, http2.number(count)))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

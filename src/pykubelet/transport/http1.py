@@ -24,7 +24,7 @@ _BODILESS = (204, 304)
 Part = Literal["head", "sized", "chunk size", "chunk", "chunk end", "trailers", "until end", "done"]
 
 
-class WireError(Exception):
+class HttpProtocolError(Exception):
     """A request that must not be sent, or an answer that is not HTTP."""
 
 
@@ -79,11 +79,11 @@ class ResponseReader:
         if self._part == "until end":
             self._finish()
         elif self._part == "head":
-            raise WireError(_malformed(self._buffer) if self._buffer else "EOF")
+            raise HttpProtocolError(_malformed(self._buffer) if self._buffer else "EOF")
         elif self._part == "trailers":
             self._finish()  # the body is complete
         elif self._part != "done":
-            raise WireError("unexpected EOF")
+            raise HttpProtocolError("unexpected EOF")
 
     def _step(self) -> bool:
         """Read one part, if it is all there."""
@@ -117,7 +117,7 @@ class ResponseReader:
         end = _HEAD_END.search(self._buffer, self._searched)
         if end is None:
             if len(self._buffer) > HEAD_LIMIT or not b"HTTP/".startswith(self._buffer[:5]):
-                raise WireError(_malformed(self._buffer))
+                raise HttpProtocolError(_malformed(self._buffer))
             # A server may send each byte alone. The last three may be the first of b"\r\n\r\n".
             self._searched = max(0, len(self._buffer) - 3)
             return False
@@ -125,13 +125,13 @@ class ResponseReader:
         first, *rest = _LINE_END.split(bytes(self._buffer[: end.start()]))
         found = _STATUS_LINE.fullmatch(first)
         if found is None:
-            raise WireError(_malformed(first))
+            raise HttpProtocolError(_malformed(first))
         del self._buffer[: end.end()]
         status = int(found[1])
         if 100 <= status < 200 and status != 101:
             self._interim += 1
             if self._interim > _INTERIM_LIMIT:
-                raise WireError("net/http: too many 1xx informational responses")
+                raise HttpProtocolError("net/http: too many 1xx informational responses")
             return True
         self.headers = _read_headers(rest)
         self.status = status
@@ -147,7 +147,7 @@ class ResponseReader:
         if length is None:
             return self._go("until end")
         if not length.isascii() or not length.isdigit() or len(length) > 19:
-            raise WireError(f'bad Content-Length "{length[:64]}"')
+            raise HttpProtocolError(f'bad Content-Length "{length[:64]}"')
         self._left = int(length)
         if not self._left:
             self._finish(whole=True)
@@ -172,7 +172,7 @@ class ResponseReader:
             return False
         digits = line.partition(b";")[0].strip()
         if not _CHUNK_SIZE.fullmatch(digits):
-            raise WireError("invalid byte in chunk length")
+            raise HttpProtocolError("invalid byte in chunk length")
         self._left = int(digits, 16)
         return self._go("chunk" if self._left else "trailers")
 
@@ -183,7 +183,7 @@ class ResponseReader:
             return False
         self._trailers += 1
         if self._trailers > _TRAILER_LIMIT:
-            raise WireError("too many trailers")
+            raise HttpProtocolError("too many trailers")
         if not line:
             self._finish(whole=True)
         return bool(line)
@@ -192,7 +192,7 @@ class ResponseReader:
         end = self._buffer.find(b"\n", 0, _LINE_LIMIT)
         if end < 0:
             if len(self._buffer) >= _LINE_LIMIT:
-                raise WireError("header line too long")
+                raise HttpProtocolError("header line too long")
             return None
         line = bytes(self._buffer[:end]).rstrip(b"\r")
         del self._buffer[: end + 1]
@@ -206,7 +206,7 @@ def _read_headers(lines: list[bytes]) -> dict[str, str]:
         if line[:1] in (b" ", b"\t"):
             continue  # the obsolete continuation of a line; no header that matters here is that long
         if not colon or not name:
-            raise WireError(f"malformed MIME header line: {line[:64].decode('latin-1')}")
+            raise HttpProtocolError(f"malformed MIME header line: {line[:64].decode('latin-1')}")
         headers.setdefault(name.strip().lower().decode("latin-1"), value.strip().decode("latin-1"))
     return headers
 

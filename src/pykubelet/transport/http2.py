@@ -34,7 +34,7 @@ _HEAD = struct.Struct(">BHBBL")  # length (8 + 16 bits), kind, flags, stream
 HEAD_BYTES = _HEAD.size
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """What a frame is."""
 
     DATA = 0
@@ -64,7 +64,7 @@ class ProtocolError(Exception):
     """The peer does not keep to HTTP/2."""
 
 
-def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def frame(kind: FrameType, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """Write a frame."""
     size = len(payload)
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
@@ -79,7 +79,7 @@ def read_head(data: bytes | bytearray, at: int) -> tuple[int, int, int, int]:
 def settings(values: dict[Setting, int]) -> bytes:
     """Write a SETTINGS frame."""
     payload = b"".join(struct.pack(">HL", name, value) for name, value in values.items())
-    return frame(Kind.SETTINGS, 0, 0, payload)
+    return frame(FrameType.SETTINGS, 0, 0, payload)
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
@@ -149,8 +149,8 @@ HEADER_BYTES = 16 * 1024
 """Bytes of one header block, compressed and as a list."""
 _MOST_SIZE_UPDATES = 2
 _LARGEST_FRAME_SETTING = 2**24 - 1
-_SIZES = {Kind.PRIORITY: 5, Kind.RST_STREAM: 4, Kind.WINDOW_UPDATE: 4, Kind.PING: 8}
-_ON_CONNECTION = (Kind.SETTINGS, Kind.PING, Kind.GOAWAY)
+_SIZES = {FrameType.PRIORITY: 5, FrameType.RST_STREAM: 4, FrameType.WINDOW_UPDATE: 4, FrameType.PING: 8}
+_ON_CONNECTION = (FrameType.SETTINGS, FrameType.PING, FrameType.GOAWAY)
 _POINTS = 2000.0
 _POINTS_PER_SECOND = 200.0
 _BYTES_PER_POINT = 256
@@ -169,7 +169,7 @@ class Code(IntEnum):
     CALM_DOWN = 11
 
 
-class Violation(ProtocolError):
+class Http2Error(ProtocolError):
     """The peer broke a rule that has an error code of its own."""
 
     def __init__(self, code: Code, text: str) -> None:
@@ -179,24 +179,24 @@ class Violation(ProtocolError):
 
 def check_frame(kind: int, flags: int, stream: int, payload: bytes) -> None:
     """Raise ProtocolError for a frame of a length or on a stream that its kind cannot have."""
-    if kind > Kind.CONTINUATION:
+    if kind > FrameType.CONTINUATION:
         return  # kinds that are not known are to be skipped
-    if kind != Kind.WINDOW_UPDATE and (stream == 0) != (kind in _ON_CONNECTION):
+    if kind != FrameType.WINDOW_UPDATE and (stream == 0) != (kind in _ON_CONNECTION):
         raise ProtocolError("a frame on the wrong stream")
-    if kind == Kind.HEADERS and stream % 2 == 0:
+    if kind == FrameType.HEADERS and stream % 2 == 0:
         raise ProtocolError("a client's calls have odd numbers")
     size = len(payload)
-    wrong = size != _SIZES.get(Kind(kind), size)
-    if kind == Kind.SETTINGS:
+    wrong = size != _SIZES.get(FrameType(kind), size)
+    if kind == FrameType.SETTINGS:
         wrong = bool(size % 6 or (flags & ACK and size))
-    if wrong or (kind == Kind.GOAWAY and size < 8):
-        raise Violation(Code.FRAME_SIZE, "a frame of a wrong length")
+    if wrong or (kind == FrameType.GOAWAY and size < 8):
+        raise Http2Error(Code.FRAME_SIZE, "a frame of a wrong length")
 
 
 def check_setting(name: int, value: int) -> None:
     """Raise ProtocolError for a value that a setting cannot have."""
     if name == Setting.INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
-        raise Violation(Code.FLOW_CONTROL, "a window is too large")
+        raise Http2Error(Code.FLOW_CONTROL, "a window is too large")
     if name == Setting.MAX_FRAME_SIZE and not MAX_FRAME <= value <= _LARGEST_FRAME_SETTING:
         raise ProtocolError("a frame size that no frame may have")
 
@@ -204,7 +204,7 @@ def check_setting(name: int, value: int) -> None:
 def grown_window(window: int, count: int) -> int:
     """Return a flow-control window after it grew by `count` bytes. Raises Violation when it is too large."""
     if window + count > MAX_WINDOW:
-        raise Violation(Code.FLOW_CONTROL, "a window is too large")
+        raise Http2Error(Code.FLOW_CONTROL, "a window is too large")
     return window + count
 
 
@@ -214,7 +214,7 @@ def header_block(flags: int, payload: bytes) -> bytes:
     if not flags & PRIORITIZED:
         return block
     if len(block) < 5:
-        raise Violation(Code.FRAME_SIZE, "headers are too short")
+        raise Http2Error(Code.FRAME_SIZE, "headers are too short")
     return block[5:]
 
 
@@ -252,10 +252,10 @@ class HeaderBlocks:
         try:
             return list(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
         except hpack.OversizedHeaderListError:
-            raise Violation(Code.CALM_DOWN, "headers are too large") from None
+            raise Http2Error(Code.CALM_DOWN, "headers are too large") from None
         except (hpack.HPACKError, UnicodeDecodeError):
             # The exception's text repeats the block.
-            raise Violation(Code.COMPRESSION, "headers cannot be decoded") from None
+            raise Http2Error(Code.COMPRESSION, "headers cannot be decoded") from None
 
     def _add(self, stream: int, flags: int, part: bytes) -> tuple[int, int, bytes] | None:
         if self._begun is None or self._begun[0] != stream:
@@ -264,7 +264,7 @@ class HeaderBlocks:
         size += len(part)
         parts.append(part)
         if size > self._limit or len(parts) > MOST_CONTINUATIONS:
-            raise Violation(Code.CALM_DOWN, "headers are too large")
+            raise Http2Error(Code.CALM_DOWN, "headers are too large")
         if flags & END_HEADERS:
             self._begun = None
             return stream, before | END_HEADERS, b"".join(parts)
@@ -287,15 +287,15 @@ class FrameBudget:
 
     def spend(self, kind: int, size: int) -> None:
         """Charge a frame with `size` bytes of payload. Raises Violation when the budget is exhausted."""
-        cost = 6 if kind == Kind.SETTINGS else _BYTES_PER_POINT  # each setting is handled by itself
-        self._points -= 1 if kind == Kind.DATA else 1 + size // cost
+        cost = 6 if kind == FrameType.SETTINGS else _BYTES_PER_POINT  # each setting is handled by itself
+        self._points -= 1 if kind == FrameType.DATA else 1 + size // cost
         if self._points >= 0:
             return
         now = self._clock()
         self.earn((now - self._since) * _POINTS_PER_SECOND)
         self._since = now
         if self._points < 0:
-            raise Violation(Code.CALM_DOWN, "too many frames without progress")
+            raise Http2Error(Code.CALM_DOWN, "too many frames without progress")
 
     def earn(self, points: float) -> None:
         """Credit progress, up to the bucket's capacity."""
@@ -312,7 +312,7 @@ def _check_size_updates(block: bytes) -> None:
     while at < len(block) and block[at] & 0xE0 == 0x20:
         count += 1
         if count > _MOST_SIZE_UPDATES:
-            raise Violation(Code.COMPRESSION, "too many table size updates")
+            raise Http2Error(Code.COMPRESSION, "too many table size updates")
         at += 1
         if block[at - 1] & 0x1F == 0x1F:
             while at < len(block) and block[at] & 0x80:

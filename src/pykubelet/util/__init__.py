@@ -1,1 +1,1 @@
-"""Package util."""
+"""Helpers without knowledge of Kubernetes: tasks, back-off, rate limits, metrics."""

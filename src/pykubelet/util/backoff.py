@@ -83,7 +83,7 @@ def put_off(pause: float, retry_after: float | None) -> float:
     return max(pause, min(retry_after or 0.0, LONGEST_PUT_OFF_SECONDS))
 
 
-class Pauses:
+class Backoff:
     """Pauses in seconds: from `first`, doubling up to `limit`, each stretched by chance up to twofold.
 
     When none was needed for `reset_after` seconds, or for another cause, they begin anew. Times are of
@@ -120,7 +120,7 @@ class Pauses:
         return pause
 
 
-class Complaints:
+class ErrorLogLimiter:
     """Says what fails, once for each kind of failure and then every ten minutes."""
 
     def __init__(self, log: Log, message: str, **keys: object) -> None:

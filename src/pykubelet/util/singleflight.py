@@ -18,7 +18,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Stopped(Exception):
+class ScopeClosed(Exception):
     """The agent stops, and the call with it."""
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class _Call(Generic[V]):
     waiting: int = 0
 
 
-class SharedCalls(Generic[K, V]):
+class Singleflight(Generic[K, V]):
     """At most one call per key at a time."""
 
     def __init__(self, tasks: TaskScope, name: str) -> None:
@@ -68,7 +68,7 @@ class SharedCalls(Generic[K, V]):
             call.task = self._tasks.start(work, name=self._name)
         except RuntimeError:
             work.close()
-            raise Stopped from None
+            raise ScopeClosed from None
         self._calls[key] = call
         return call
 
@@ -86,7 +86,7 @@ class SharedCalls(Generic[K, V]):
     async def _answer(self, call: _Call[V]) -> V:
         await asyncio.wait({call.task})
         if call.task.cancelled():
-            raise Stopped
+            raise ScopeClosed
         answer = call.task.result()
         if isinstance(answer, Exception):
             raise answer

@@ -22,43 +22,43 @@ import msgspec
 from pykubelet.apiserver.client import NODES, ApiClient
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.logs import get_logger
-from pykubelet.volumes.csi.drivers import Waiting
-from pykubelet.volumes.errors import KindError, NotYet
-from pykubelet.volumes.plugin import Wanted
+from pykubelet.volumes.csi.drivers import PodWaiters
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
+from pykubelet.volumes.plugin import VolumeToMount
 
 log = get_logger(__name__)
 _ACTION = "MountVolume.WaitForAttach failed"
 
 
-class NotAttached(NotYet):
+class NotAttached(VolumeNotReady):
     """The controllers have not attached a volume; the pod is woken when they have."""
 
     action = _ACTION
 
 
-class NodeUnknown(KindError):
+class NodeUnknown(VolumePluginError):
     """Nobody can say whether a volume is attached."""
 
     action = _ACTION
 
 
-class Attached:
+class AttachVerifier:
     """Waits for volumes to be attached to a node."""
 
     def __init__(
         self,
         api: ApiClient,
         node_name: str,
-        use: Callable[[Wanted, str], Awaitable[None]],
+        use: Callable[[VolumeToMount, str], Awaitable[None]],
         wake: Callable[[str], None],
     ) -> None:
         """Take the API server and the node's name; `use` tells that a volume will be in use."""
         self._api = api
         self._node_name = node_name
         self._use = use
-        self._waiting = Waiting(wake)
+        self._waiting = PodWaiters(wake)
 
-    async def device(self, wanted: Wanted, name: str) -> str:
+    async def device(self, wanted: VolumeToMount, name: str) -> str:
         """Give the device (it may be "") that a volume, by its name in the node's status, is attached as.
 
         Raises NotYet when it is not attached, and KindError.
@@ -102,13 +102,13 @@ class _Status(msgspec.Struct, rename="camel"):
 PATIENCE_SECONDS = 60.0
 
 
-class NotReported(KindError):
+class NotReported(VolumePluginError):
     """The API server could not be told that a volume is in use."""
 
     action = "MountVolume.WaitForAttach failed"
 
 
-class InUseReports:
+class VolumesInUseReporter:
     """Has volumes reported; without a listener there is no cluster, and nobody to be told."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pykubelet.logs import get_logger
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.mount_helper import (
     HelperError,
     MissingHelper,
@@ -30,7 +30,7 @@ _NOTHING_FOUND = 2
 _CORRECTED, _UNCORRECTED = 1, 4
 
 
-class DiskError(KindError):
+class DiskError(VolumePluginError):
     """A disk cannot be used as it is; the text says why."""
 
 

@@ -20,42 +20,44 @@ class VolumeError(Exception):
         self.refusal = refusal
 
 
-class KindError(Exception):
+class VolumePluginError(Exception):
     """A kind's reason why it cannot give a volume; the text is for the pod's author."""
 
     action = "MountVolume.SetUp failed"
     """What failed, in the words that are searched for in events."""
 
 
-class NotYet(KindError):
+class VolumeNotReady(VolumePluginError):
     """Something else must happen first; whoever says so has the pod's worker woken when it has."""
 
 
-class NoRoomOnNode(KindError):
+class VolumeLimitExceeded(VolumePluginError):
     """No further volume of its driver fits on the node; a pod that meets this for long is refused."""
 
     action = "MountVolume.WaitForAttach failed"
 
 
-class BadSource(KindError):
+class BadSource(VolumePluginError):
     """The source is not what it should be, so that nothing can be mounted."""
 
     action = "MountVolume.NewMounter initialization failed"
 
 
-class BadOptions(KindError):
+class BadOptions(VolumePluginError):
     """Mount options that mean nothing to this kind of volume."""
 
     action = "MountVolume.MountOptionSupport check failed"
 
 
 _OF_DEVICES = {
-    KindError.action: "MapVolume.SetUpDevice failed",
+    VolumePluginError.action: "MapVolume.SetUpDevice failed",
     BadSource.action: "MapVolume.NewBlockVolumeMapper initialization failed",
 }
 
 
-def set_up_failed(volume: str, reason: object, action: str = KindError.action, *, block: bool = False) -> str:
+def set_up_failed(
+    volume: str, reason: object, action: str = VolumePluginError.action, *, block: bool = False
+) -> str:
     """Say that a volume cannot be had, in the words that are searched for in events.
 
     Volumes that are wanted as devices (`block`) are mapped, not mounted.

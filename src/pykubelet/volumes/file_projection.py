@@ -49,10 +49,10 @@ from pykubelet.api.volume import KeyToPath
 from pykubelet.linux.untrusted_files import remove_entry
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.ownership import give_opened, group_mode
 from pykubelet.volumes.paths import VolumeFolders
-from pykubelet.volumes.plugin import MountedVolume, Surroundings
+from pykubelet.volumes.plugin import MountedVolume, VolumeHost
 from pykubelet.volumes.plugins.empty_dir import MEMORY, make_empty_dir, memory_options
 
 log = get_logger(__name__)
@@ -96,7 +96,7 @@ def of_keys(
         if item.key in data:
             files[item.path] = File(data[item.key], mode if item.mode is None else item.mode)
         elif not optional:
-            raise KindError(f"{missing}: {item.key}")
+            raise VolumePluginError(f"{missing}: {item.key}")
     return files
 
 
@@ -109,10 +109,10 @@ def as_tree(files: Files) -> Tree:
         for part in folders:
             inner = folder.setdefault(part, {})
             if isinstance(inner, File):
-                raise KindError(f"invalid path: {part} cannot be a file and a folder: {path}")
+                raise VolumePluginError(f"invalid path: {part} cannot be a file and a folder: {path}")
             folder = inner
         if isinstance(folder.get(name), dict):
-            raise KindError(f"invalid path: {name} cannot be a file and a folder: {path}")
+            raise VolumePluginError(f"invalid path: {name} cannot be a file and a folder: {path}")
         # Bits beyond the permissions would make programs that run as the agent's user.
         folder[name] = replace(file, mode=file.mode & _PERMISSIONS)
     return tree
@@ -124,7 +124,7 @@ def checked_path(path: str) -> str:
     try:
         longest = max(len(part.encode()) for part in parts)
     except UnicodeEncodeError as err:
-        raise KindError(f"invalid path: must be text: {path!r}") from err
+        raise VolumePluginError(f"invalid path: must be text: {path!r}") from err
     clean = posixpath.normpath(path)
     problem = ""
     if clean == "." or "\0" in path:
@@ -142,7 +142,7 @@ def checked_path(path: str) -> str:
     elif clean.count("/") > DEEPEST:
         problem = f"must not have more than {DEEPEST} folders"
     if problem:
-        raise KindError(f"invalid path: {problem}")
+        raise VolumePluginError(f"invalid path: {problem}")
     return clean
 
 
@@ -182,7 +182,7 @@ def _in_container(container: Container, volume: str) -> list[str]:
     points = []
     for outer in (path for name, path in cleaned if name == volume):
         if outer == ".." or outer.startswith("../"):
-            raise KindError(f"invalid container mount point {outer}")
+            raise VolumePluginError(f"invalid container mount point {outer}")
         inside: list[str] = []
         for place in places:
             if place.startswith(f"{outer}/") and not any(place.startswith(f"{known}/") for known in inside):
@@ -384,7 +384,7 @@ class Writer:
 
     def __init__(
         self,
-        given: Surroundings,
+        given: VolumeHost,
         folder: str,
         *,
         in_memory: bool,

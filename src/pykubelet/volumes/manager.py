@@ -28,18 +28,39 @@ from pykubelet.apiserver.client import ApiClient
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import PodObjects
 from pykubelet.util.tasks import TaskScope, in_own_thread
-from pykubelet.volumes.attach import Attached, InUseReports
+from pykubelet.volumes.attach import AttachVerifier, VolumesInUseReporter
 from pykubelet.volumes.block import global_folder
 from pykubelet.volumes.csi.names import MIGRATED
-from pykubelet.volumes.errors import BadOptions, KindError, NoRoomOnNode, VolumeError, set_up_failed, told
+from pykubelet.volumes.errors import (
+    BadOptions,
+    VolumeError,
+    VolumeLimitExceeded,
+    VolumePluginError,
+    set_up_failed,
+    told,
+)
 from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
-from pykubelet.volumes.operations import FAILURES, Operations, StillBusy, side_by_side
-from pykubelet.volumes.plugin import FLEX_DRIVERS, MountedVolume, NodeView, Surroundings, VolumeKind, Wanted
-from pykubelet.volumes.pvc import ClaimError, Claims, ServerAway, is_exclusive, used_names, volume_group
+from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, side_by_side
+from pykubelet.volumes.plugin import (
+    FLEX_DRIVERS,
+    MountedVolume,
+    NodeView,
+    VolumeHost,
+    VolumePlugin,
+    VolumeToMount,
+)
+from pykubelet.volumes.pvc import (
+    ApiServerUnavailable,
+    ClaimError,
+    PvcResolver,
+    is_exclusive,
+    used_names,
+    volume_group,
+)
 from pykubelet.volumes.registry import make_kinds
 from pykubelet.volumes.sub_path import bind_sub_paths
-from pykubelet.volumes.unmounter import PATIENCE, Sweeping, Unmounting
-from pykubelet.volumes.volume_state import Holding, Holdings
+from pykubelet.volumes.unmounter import PATIENCE, PodUnmounter, VolumeGarbageCollector
+from pykubelet.volumes.volume_state import VolumeRecord, VolumeState
 
 log = get_logger(__name__)
 NO_ROOM = "VolumeAttachmentLimitExceeded"
@@ -58,7 +79,7 @@ class Problem:
 
 def failed(name: str, err: Exception, retry_after: float | None, *, block: bool) -> Problem:
     """Tell of what a kind has raised; `block`: the volume was wanted as a device."""
-    action = err.action if isinstance(err, KindError) else KindError.action
+    action = err.action if isinstance(err, VolumePluginError) else VolumePluginError.action
     reason = told(err) if isinstance(err, OSError) else err
     return Problem(set_up_failed(name, reason, action, block=block), retry_after)
 
@@ -84,10 +105,12 @@ def told_together(problems: Mapping[str, Problem]) -> VolumeError:
     return VolumeError(*texts, retry_after=min(known) if len(known) == len(pauses) else None)
 
 
-class Counting:
+class OperationRecorder:
     """Counts for one node."""
 
-    def __init__(self, metrics: VolumeMetrics, kinds: Mapping[str, VolumeKind], holdings: Holdings) -> None:
+    def __init__(
+        self, metrics: VolumeMetrics, kinds: Mapping[str, VolumePlugin], holdings: VolumeState
+    ) -> None:
         self._metrics = metrics
         self._kinds = kinds
         self._holdings = holdings
@@ -186,11 +209,11 @@ class PodVolumes:
         self._listener: Callable[[str], None] = lambda uid: None
         self._teller: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
         self._finder: Callable[[str], Pod | None] = lambda uid: None
-        self._reports = InUseReports()
-        self._attached: Attached | None = None
+        self._reports = VolumesInUseReporter()
+        self._attached: AttachVerifier | None = None
         if api is not None and attach_detach:
-            self._attached = Attached(api, node_name, self._use, self._wake)
-        given = Surroundings(
+            self._attached = AttachVerifier(api, node_name, self._use, self._wake)
+        given = VolumeHost(
             root,
             objects,
             node,
@@ -211,14 +234,14 @@ class PodVolumes:
             flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
         )
         self.kinds = make_kinds(given)
-        self._claims = Claims(api, node_name, node_labels, given=self.kinds)
-        self._operations = Operations(tasks)
-        self._holdings = Holdings(root)
-        self._counting = Counting(self.metrics, self.kinds, self._holdings)
-        self._unmounting = Unmounting(root, self.kinds, self._operations, self._counting.unmounted)
+        self._claims = PvcResolver(api, node_name, node_labels, given=self.kinds)
+        self._operations = PendingOperations(tasks)
+        self._holdings = VolumeState(root)
+        self._counting = OperationRecorder(self.metrics, self.kinds, self._holdings)
+        self._unmounting = PodUnmounter(root, self.kinds, self._operations, self._counting.unmounted)
         self._excluded: set[str] = set()
         """Pods that wait for a volume which another pod has to itself."""
-        self._sweeping = Sweeping(self.kinds, self._holdings, self._operations)
+        self._sweeping = VolumeGarbageCollector(self.kinds, self._holdings, self._operations)
         self._met_all = False
         """Whether all pods of earlier agents were looked at."""
 
@@ -267,7 +290,7 @@ class PodVolumes:
             return None
         return sorted(known.union(self._holdings.attached(), earlier))
 
-    def held(self, uid: str) -> list[Holding]:
+    def held(self, uid: str) -> list[VolumeRecord]:
         """Give the volumes of a pod that others may have too, or that took long to have."""
         return self._holdings.of(uid)
 
@@ -319,7 +342,7 @@ class PodVolumes:
                 patience=SUB_PATH_SECONDS,
                 pauses=False,
             )
-        except StillBusy:
+        except OperationPending:
             names = sorted({container.volume_mounts[index].name for index, path in paths.items() if path})
             raise VolumeError(
                 f'failed to prepare subPath for volumeMounts {names} of container "{container.name}": '
@@ -331,7 +354,7 @@ class PodVolumes:
         try:
             for what in (_SET_UP, _BIND):
                 await self._operations.end(f"{uid}/", what, patience=PATIENCE)
-        except StillBusy as err:
+        except OperationPending as err:
             raise VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {err}") from err
         # What was begun and left nothing in the pod's folder may have left something on the node.
         shared = await self._unmounting.pod(uid) or bool(self._holdings.of(uid))
@@ -358,7 +381,7 @@ class PodVolumes:
         self._operations.forget(f"{uid}/")
         self._listener(uid)
 
-    async def _use(self, wanted: Wanted, name: str) -> None:
+    async def _use(self, wanted: VolumeToMount, name: str) -> None:
         """Have an attached volume told to be in use, before a pod uses it."""
         new = name not in self._holdings.attached()
         holding = self._holdings.get(wanted.uid, wanted.volume.name)
@@ -366,7 +389,7 @@ class PodVolumes:
             holding.attached = name
         await self._reports.wait(name, new=new)
 
-    async def _attached_device(self, wanted: Wanted, name: str) -> str:
+    async def _attached_device(self, wanted: VolumeToMount, name: str) -> str:
         return await self._attached.device(wanted, name) if self._attached is not None else ""
 
     def _find(self, uid: str) -> Pod | None:
@@ -426,9 +449,9 @@ class PodVolumes:
             name, block = wanted.name, wanted.block
             kind = self.kinds.get(wanted.kind)
             if kind is None:
-                raise KindError(f"its kind is {wanted.kind}; supported are {', '.join(self.kinds)}")
+                raise VolumePluginError(f"its kind is {wanted.kind}; supported are {', '.join(self.kinds)}")
             if wanted.block and not kind.blocks:
-                raise KindError(f"volumes of kind {wanted.kind} cannot be had as block devices")
+                raise VolumePluginError(f"volumes of kind {wanted.kind} cannot be had as block devices")
             if wanted.mount_options and not kind.options:
                 raise BadOptions("mount options are not supported for this volume type")
             if not kind.slow and wanted.persistent is None:
@@ -438,13 +461,13 @@ class PodVolumes:
             if block and not refreshing and (held is None or held.mounted is None):
                 self._tell_mapped(kind, wanted, mounted)
             return mounted
-        except ServerAway as err:
+        except ApiServerUnavailable as err:
             return None if refreshing else Problem(str(err), stage="claim")
         except ClaimError as err:
             return Problem(str(err), stage="claim")
-        except StillBusy:
+        except OperationPending:
             return Problem("context deadline exceeded", stage="slow")
-        except NoRoomOnNode as err:
+        except VolumeLimitExceeded as err:
             held = self._holdings.get(pod.uid, volume.name)
             if held is None or asyncio.get_running_loop().time() - held.since < MOUNT_SECONDS:
                 return self._failed(pod, name, err, block)
@@ -455,7 +478,7 @@ class PodVolumes:
             log.exception(err, "Unexpected error while setting up a volume", pod=pod.full_name, volume=name)
             return self._failed(pod, name, err, block)
 
-    def _tell_mapped(self, kind: VolumeKind, wanted: Wanted, mounted: MountedVolume) -> None:
+    def _tell_mapped(self, kind: VolumePlugin, wanted: VolumeToMount, mounted: MountedVolume) -> None:
         """Tell of a new device; of volumes that are mounted nobody is told, there are too many."""
         bound = mounted.bound or str(global_folder(self._root.resolve(), kind.folder, wanted.name))
         link = Path(mounted.device).parent
@@ -467,21 +490,21 @@ class PodVolumes:
         left = self._operations.pause_left(f"{pod.uid}/{name}", _SET_UP)
         return failed(name, err, left or None, block=block)
 
-    async def _wanted(self, pod: Pod, volume: Volume) -> Wanted:
+    async def _wanted(self, pod: Pod, volume: Volume) -> VolumeToMount:
         sources = volume.sources
         if len(sources) != 1:
             what = " and ".join(kind for kind, _ in sources) or "none that is known"
-            raise KindError(f"its kind is {what}; supported are {', '.join(self.kinds)}")
+            raise VolumePluginError(f"its kind is {what}; supported are {', '.join(self.kinds)}")
         ((kind, source),) = sources
         if self._is_migrated(kind):
             from pykubelet.volumes.csi.translation import migrated_wanted
 
             return migrated_wanted(pod, volume)
         if kind not in ("persistentVolumeClaim", "ephemeral"):
-            return Wanted(pod, volume, kind, source, volume.name)
+            return VolumeToMount(pod, volume, kind, source, volume.name)
         try:
             return await self._claims.wanted(pod, volume)
-        except KindError as err:
+        except VolumePluginError as err:
             held = self._holdings.get(pod.uid, volume.name)
             if held is None or held.mounted is None:
                 raise
@@ -490,12 +513,12 @@ class PodVolumes:
             log.v(2).info("A claim is not as it was", pod=pod.full_name, volume=volume.name, reason=str(err))
             return held.wanted
 
-    async def _held(self, kind: VolumeKind, wanted: Wanted) -> MountedVolume:
+    async def _held(self, kind: VolumePlugin, wanted: VolumeToMount) -> MountedVolume:
         """Have a volume that others may have too, or that takes long."""
         persistent = wanted.persistent
         if persistent is not None and is_exclusive(persistent) and self._holdings.others(wanted, kind.folder):
             self._excluded.add(wanted.uid)
-            raise KindError(
+            raise VolumePluginError(
                 "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
             )
         holding = self._holdings.hold(wanted)

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from pykubelet.api.pod import Pod
 
 if TYPE_CHECKING:
-    from pykubelet.volumes.usage import Usage
+    from pykubelet.volumes.usage import VolumeStats
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 _ELSEWHERE = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
@@ -109,7 +109,7 @@ class VolumeNumbers(Collector):
         self,
         count: VolumeCount,
         pods: Callable[[], Iterable[Pod]],
-        usage: Callable[[str], Mapping[str, Usage]],
+        usage: Callable[[str], Mapping[str, VolumeStats]],
     ) -> None:
         """`usage` gives the last numbers of the volumes of a pod (by its uid), by name."""
         self._count = count
@@ -145,7 +145,7 @@ class VolumeNumbers(Collector):
             yield family
 
 
-_STATS: tuple[tuple[str, str, Callable[[Usage], int]], ...] = (
+_STATS: tuple[tuple[str, str, Callable[[VolumeStats], int]], ...] = (
     ("capacity_bytes", "Size of a claimed volume, in bytes.", lambda usage: usage.capacity),
     ("available_bytes", "What is left of a claimed volume, in bytes.", lambda usage: usage.available),
     ("used_bytes", "What is used of a claimed volume, in bytes.", lambda usage: usage.used),

@@ -20,7 +20,7 @@ from pykubelet.linux.mounts import Mount, read_mounts
 from pykubelet.linux.processes import environment, search_path
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import begun
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 
 log = get_logger(__name__)
 MOUNT_DEADLINE = 150.0
@@ -48,7 +48,7 @@ _PACKAGES = {
 """The Debian packages that bring the programs."""
 
 
-class HelperError(KindError):
+class HelperError(VolumePluginError):
     """A program did not do what it was asked; the text has its own words, in one line."""
 
     def __init__(self, text: str, *, status: int | None = None, output: str = "") -> None:
@@ -62,7 +62,7 @@ class MissingHelper(HelperError):
     """There is no such program on this machine."""
 
 
-class HelperHangs(HelperError):
+class HelperTimeout(HelperError):
     """A program did not end in time."""
 
 
@@ -92,7 +92,9 @@ async def run_helper(*argv: str, deadline: float = MOUNT_DEADLINE, hidden: Colle
         said = ears.close()
     words = " ".join(said.split())[:_MOST_SHOWN]
     if status is None:
-        raise HelperHangs(f"{shown} did not end within {deadline:g} s, and was killed: {words or 'no word'}")
+        raise HelperTimeout(
+            f"{shown} did not end within {deadline:g} s, and was killed: {words or 'no word'}"
+        )
     if status:
         how = f"exit status {status}" if status > 0 else f"signal {-status}"
         text = f"{shown} failed: {how}: {words or 'it gave no reason'}"
@@ -143,7 +145,7 @@ async def unmount_with_helper(target: Path) -> None:
     """
     try:
         await run_helper("umount", str(target), deadline=UNMOUNT_DEADLINE)
-    except HelperHangs:
+    except HelperTimeout:
         log.info("Unmounting takes too long, so it is forced", path=target)
     except HelperError as err:
         if not is_mounted(target):

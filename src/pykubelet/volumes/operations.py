@@ -18,17 +18,17 @@ from typing import Any, TypeVar, cast
 
 from pykubelet.objects.base import ObjectError
 from pykubelet.util.tasks import TaskScope
-from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 
 T = TypeVar("T")
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 122.0
 """Seconds after a failure, doubled with each; 2 min 2 s can be told from other people's two minutes."""
-FAILURES = (KindError, ObjectError, ValueError, OSError)
+FAILURES = (VolumePluginError, ObjectError, ValueError, OSError)
 """What kinds raise."""
 
 
-class StillBusy(KindError):
+class OperationPending(VolumePluginError):
     """An operation takes longer than its asker waits; it goes on."""
 
 
@@ -46,7 +46,7 @@ class _Running:
     task: asyncio.Task[Any] | None
 
 
-class Operations:
+class PendingOperations:
     """Operations by key; their tasks live in `scope`, without one they end with whoever asks for them."""
 
     def __init__(self, scope: TaskScope | None) -> None:
@@ -118,7 +118,7 @@ class Operations:
     async def _wait(self, running: _Running, seconds: float, key: str) -> None:
         done, _ = await asyncio.wait([running.outcome], timeout=max(0.0, seconds))
         if not done:
-            raise StillBusy(f"{running.what} of {key.rpartition('/')[2]} is still under way")
+            raise OperationPending(f"{running.what} of {key.rpartition('/')[2]} is still under way")
 
     def _begin(self, scope: TaskScope, key: str, what: str, work: Callable[[], Awaitable[T]]) -> _Running:
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -133,7 +133,7 @@ class Operations:
         def over(task: asyncio.Task[Any]) -> None:
             # A task that is cancelled before its first step never runs, so this is not done in it.
             if not outcome.done():
-                outcome.set_exception(StillBusy(f"{what} was given up"))
+                outcome.set_exception(OperationPending(f"{what} was given up"))
             outcome.exception()  # seen, also when nobody waits for it any more
             running_of_pod = self._running[_pod(key)]
             del running_of_pod[key]
@@ -149,7 +149,7 @@ class Operations:
         name = f"{key} {what}"
         try:
             result = await work()
-        except NotYet:
+        except VolumeNotReady:
             raise
         except FAILURES as err:
             before = self._failures.get(_pod(key), {}).get(name)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.linux.mounts import MS_BIND, MS_RDONLY, MS_REMOUNT, Mount, mount, read_mounts
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 
 EMPTY_DIR = "kubernetes.io~empty-dir"
 SUB_PATHS = "volume-subpaths"
@@ -116,7 +116,7 @@ _PLAIN = frozenset(("bind", "rw", "defaults", "suid", "dev", "exec"))
 def bind_flags(options: Collection[str]) -> int:
     """Give the flags of a bind mount with these options; raises KindError for one that it cannot have."""
     if unknown := [option for option in options if option not in _FLAGS and option not in _PLAIN]:
-        raise KindError(
+        raise VolumePluginError(
             f"mount option {unknown[0]!r} means nothing to a folder of this node: "
             f"possible are {', '.join(_FLAGS)}"
         )

@@ -2,7 +2,7 @@
 
 A kind keeps nothing in memory about the volumes it gave: the agent may be killed at any time, and
 another one, or the same, looks at the disk and goes on. A kind of somebody else's is found by its entry
-point (`kinds.py`) and is made of the same `Surroundings`.
+point (`kinds.py`) and is made of the same `VolumeHost`.
 
 The result of mounting, as the makers of containers need it.
 """
@@ -63,17 +63,17 @@ class NodeView(Protocol):
         """What pods may use together."""
 
 
-async def _use_untold(wanted: Wanted, name: str) -> None:
+async def _use_untold(wanted: VolumeToMount, name: str) -> None:
     """Tell nobody, as on a node that belongs to no cluster."""
 
 
-async def _attached_by_nobody(wanted: Wanted, name: str) -> str:
+async def _attached_by_nobody(wanted: VolumeToMount, name: str) -> str:
     """Wait for nobody, as on a node that belongs to no cluster."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class VolumeHost:
     """All that kinds are made of."""
 
     root: Path
@@ -95,9 +95,9 @@ class Surroundings:
     """Records an event about a pod."""
     find: Callable[[str], Pod | None] = lambda uid: None
     """Gives the pod with this uid, also one that ends; None when nobody knows it."""
-    use: Callable[[Wanted, str], Awaitable[None]] = _use_untold
+    use: Callable[[VolumeToMount, str], Awaitable[None]] = _use_untold
     """Has the node's status name an attached volume as in use, and waits for it; raises KindError."""
-    attached: Callable[[Wanted, str], Awaitable[str]] = _attached_by_nobody
+    attached: Callable[[VolumeToMount, str], Awaitable[str]] = _attached_by_nobody
     """Gives the device that the cluster's controllers have attached a volume as, by its name in the node's
     status, after telling that it will be in use; raises NotYet while they have not, and KindError."""
     attaches: bool = True
@@ -112,7 +112,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VolumeToMount:
     """A volume that a pod wants, wherever it was found: in its spec, or behind its claim."""
 
     pod: Pod
@@ -138,7 +138,7 @@ class Wanted:
         return self.pod.uid
 
 
-class VolumeKind(Protocol):
+class VolumePlugin(Protocol):
     """Gives volumes of one kind."""
 
     @property
@@ -170,11 +170,11 @@ class VolumeKind(Protocol):
     def options(self) -> bool:
         """Whether mount options mean something to it; others are refused before."""
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have a volume ready; harmless to repeat, at any time and after any interruption.
 
         Raises KindError, ValueError, ObjectError or OSError, whose text is for the pod's author; NotYet
-        when `Surroundings.wake` will be called as soon as there is something to try again for.
+        when `VolumeHost.wake` will be called as soon as there is something to try again for.
         """
 
     async def take_down(self, uid: str, name: str) -> None:
@@ -192,13 +192,14 @@ class VolumeKind(Protocol):
         """
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Take down what the node has of volumes (by `Wanted.name`) that none of its pods has any more.
+        """Take down what the node has of volumes (by `VolumeToMount.name`) that none of its pods has any
+        more.
 
         Staged mounts, logins and the like; called now and then. Raises as `set_up` does.
         """
 
 
-class PlainKind:
+class BaseVolumePlugin:
     """What most kinds are like: all of a volume lies in the pod's folder, and the node has nothing else."""
 
     folder = ""

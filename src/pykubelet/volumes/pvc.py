@@ -30,15 +30,15 @@ from pykubelet.apiserver.client import CLAIMS, PERSISTENT_VOLUMES, ApiClient
 from pykubelet.apiserver.errors import ApiError, KubeError
 from pykubelet.objects.base import until_seen
 from pykubelet.volumes.csi.names import MIGRATED
-from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.plugin import Wanted
+from pykubelet.volumes.errors import VolumePluginError
+from pykubelet.volumes.plugin import VolumeToMount
 
 
-class ClaimError(KindError):
+class ClaimError(VolumePluginError):
     """A claim that cannot be used, at least not now; the text is complete and says which."""
 
 
-class AffinityError(KindError):
+class AffinityError(VolumePluginError):
     """The volume cannot be reached from this node."""
 
     action = "MountVolume.NodeAffinity check failed"
@@ -108,7 +108,9 @@ def check_affinity(found: PersistentVolume, labels: Mapping[str, str], node: str
         raise AffinityError("no matching NodeSelectorTerms")
 
 
-def wanted_volume(pod: Pod, volume: Volume, claim: PersistentVolumeClaim, found: PersistentVolume) -> Wanted:
+def wanted_volume(
+    pod: Pod, volume: Volume, claim: PersistentVolumeClaim, found: PersistentVolume
+) -> VolumeToMount:
     """Put together what a pod gets for its claim; raises ClaimError for a volume of no kind or several."""
     sources = found.spec.sources
     if len(sources) != 1:
@@ -116,7 +118,7 @@ def wanted_volume(pod: Pod, volume: Volume, claim: PersistentVolumeClaim, found:
         raise ClaimError(f"the source of persistent volume {found.metadata.name} is {what}")
     ((kind, source),) = sources
     named = volume.persistent_volume_claim
-    return Wanted(
+    return VolumeToMount(
         pod,
         volume,
         kind,
@@ -162,11 +164,11 @@ def used_names(pod: Pod) -> tuple[set[str], set[str]]:
     return mounts, {device.name for container in containers for device in container.volume_devices}
 
 
-class ServerAway(ClaimError):
+class ApiServerUnavailable(ClaimError):
     """The API server did not say anything about the claim; what it said before still holds."""
 
 
-class Claims:
+class PvcResolver:
     """Finds the volumes behind claims; `api` is None on a node that belongs to no cluster."""
 
     def __init__(
@@ -185,7 +187,7 @@ class Claims:
         self._node_name = node_name
         self._node_labels = node_labels
 
-    async def wanted(self, pod: Pod, volume: Volume) -> Wanted:
+    async def wanted(self, pod: Pod, volume: Volume) -> VolumeToMount:
         """Give the volume behind a pod's claim.
 
         Raises ClaimError for a claim that cannot be used (yet), and AffinityError for a volume that
@@ -218,7 +220,7 @@ class Claims:
 
         try:
             return migrated_volume(found)
-        except (KindError, ValueError) as err:
+        except (VolumePluginError, ValueError) as err:
             raise ClaimError(f"error processing PVC {where}: {err}") from err
 
     async def _claim(self, api: ApiClient, namespace: str, name: str) -> PersistentVolumeClaim:
@@ -240,4 +242,4 @@ class Claims:
 def _problem(what: str, err: KubeError) -> ClaimError:
     if isinstance(err, ApiError):
         return ClaimError(f"{what}: {err.message or err}")
-    return ServerAway(f"{what}: {err}")
+    return ApiServerUnavailable(f"{what}: {err}")

@@ -2,7 +2,7 @@
 
 Adding one is one file and one line here. Others' kinds come by entry points of the group
 `pykubelet.volumes`, whose names are the API's names of the kinds and whose objects are called with the
-`Surroundings`: what is installed beside the agent can give volumes of kinds that the agent refuses or does
+`VolumeHost`: what is installed beside the agent can give volumes of kinds that the agent refuses or does
 not know. It cannot take the place of a kind that the agent gives.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
-from pykubelet.volumes.csi.plugin import CsiKind
-from pykubelet.volumes.plugin import Surroundings, VolumeKind
+from pykubelet.volumes.csi.plugin import CsiPlugin
+from pykubelet.volumes.plugin import VolumeHost, VolumePlugin
 from pykubelet.volumes.plugins.config_map import ConfigMapKind
 from pykubelet.volumes.plugins.downward_api import DownwardKind
 from pykubelet.volumes.plugins.empty_dir import EmptyDirKind
 from pykubelet.volumes.plugins.fc import FcKind
 from pykubelet.volumes.plugins.flex import FlexKind
 from pykubelet.volumes.plugins.host_path import HostPathKind
-from pykubelet.volumes.plugins.image import REASONS, ImageKind, RefusedKind
+from pykubelet.volumes.plugins.image import REASONS, ImageKind, UnsupportedVolumePlugin
 from pykubelet.volumes.plugins.iscsi import IscsiKind
 from pykubelet.volumes.plugins.local import LocalKind
 from pykubelet.volumes.plugins.nfs import NfsKind
@@ -29,15 +29,15 @@ from pykubelet.volumes.plugins.secret import SecretKind
 
 log = get_logger(__name__)
 GROUP = "pykubelet.volumes"
-Maker = Callable[[Surroundings], VolumeKind]
+Maker = Callable[[VolumeHost], VolumePlugin]
 _PARTS = ("folder", "live", "slow", "blocks", "options", "set_up", "take_down", "in_use", "sweep")
 
 
-def make_kinds(given: Surroundings) -> dict[str, VolumeKind]:
+def make_kinds(given: VolumeHost) -> dict[str, VolumePlugin]:
     """Give all kinds, ready to use."""
-    own: dict[str, VolumeKind] = {
+    own: dict[str, VolumePlugin] = {
         "configMap": ConfigMapKind(given),
-        "csi": CsiKind(given),
+        "csi": CsiPlugin(given),
         "downwardAPI": DownwardKind(given),
         "emptyDir": EmptyDirKind(given),
         "fc": FcKind(given),
@@ -49,19 +49,19 @@ def make_kinds(given: Surroundings) -> dict[str, VolumeKind]:
         "nfs": NfsKind(given),
         "projected": ProjectedKind(given),
         "secret": SecretKind(given),
-        **dict.fromkeys(REASONS, RefusedKind()),
+        **dict.fromkeys(REASONS, UnsupportedVolumePlugin()),
     }
     return own | others_kinds(given, own, installed(GROUP))
 
 
 def others_kinds(
-    given: Surroundings, own: Mapping[str, VolumeKind], found: Iterable[EntryPoint[Maker]]
-) -> dict[str, VolumeKind]:
+    given: VolumeHost, own: Mapping[str, VolumePlugin], found: Iterable[EntryPoint[Maker]]
+) -> dict[str, VolumePlugin]:
     """Give the kinds of others that can be used; what is wrong with the rest is told, each by its name."""
-    kinds: dict[str, VolumeKind] = {}
+    kinds: dict[str, VolumePlugin] = {}
     for entry in found:
         where = {"kind": entry.name, "entryPoint": entry.value}
-        given_already = not isinstance(own.get(entry.name), RefusedKind | None)
+        given_already = not isinstance(own.get(entry.name), UnsupportedVolumePlugin | None)
         if given_already or entry.name in kinds:
             log.error(None, "A kind of volumes is there already; the installed one is not used", **where)
             continue

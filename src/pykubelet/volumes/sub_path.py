@@ -33,7 +33,7 @@ _MOST_LINKS = 40
 """As in the kernel."""
 
 
-class OutsideError(OSError):
+class SubPathEscapeError(OSError):
     """A path leads out of its volume."""
 
 
@@ -89,7 +89,7 @@ def opened_inside(volume: Path, sub_path: str, *, make: bool = True) -> Iterator
     base = Path(resolved(str(volume)))
     inside = Path(resolved(f"{volume}/{sub_path}"))
     if not inside.is_relative_to(base):
-        raise OutsideError(errno.EXDEV, "leads out of the volume", f"{volume}/{sub_path}")
+        raise SubPathEscapeError(errno.EXDEV, "leads out of the volume", f"{volume}/{sub_path}")
     at = os.open(base, _STEP)
     try:
         mode = stat.S_IMODE(os.fstat(at).st_mode)
@@ -132,7 +132,7 @@ def resolved(path: str) -> str:
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise OutsideError(errno.ELOOP, "has too many links", path)
+            raise SubPathEscapeError(errno.ELOOP, "has too many links", path)
         if target.startswith("/"):
             done = ""
         rest += target.split("/")[::-1]
@@ -179,7 +179,7 @@ def _step(at: int, part: str) -> int:
         step = os.open(part, _STEP, dir_fd=at)
     if stat.S_ISLNK(os.fstat(step).st_mode):
         os.close(step)
-        raise OutsideError(errno.ELOOP, "has become a link", part)
+        raise SubPathEscapeError(errno.ELOOP, "has become a link", part)
     return step
 
 

@@ -41,17 +41,17 @@ from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.block import DEVICES, mapped_devices, unmap_device
 from pykubelet.volumes.errors import VolumeError, told
-from pykubelet.volumes.operations import FAILURES, Operations, StillBusy, side_by_side
+from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, side_by_side
 from pykubelet.volumes.paths import VolumeFolders
-from pykubelet.volumes.plugin import VolumeKind
-from pykubelet.volumes.volume_state import Holdings
+from pykubelet.volumes.plugin import VolumePlugin
+from pykubelet.volumes.volume_state import VolumeState
 
 log = get_logger(__name__)
 _MOST_STACKED = 8
 """Mounts on top of each other that are unmounted without the mount table."""
 
 
-class TakeDown:
+class PodVolumeTeardown:
     """One try to take away a pod's volumes of some kinds (by their folders); it blocks, and may hang.
 
     Others are only unmounted: who gave them may not be installed any more, and the pod has to go; with it go
@@ -176,14 +176,14 @@ _TAKE_DOWN = "taking down"
 _UNMOUNT = "unmounting"
 
 
-class Unmounting:
+class PodUnmounter:
     """Takes down pods' volumes below one root."""
 
     def __init__(
         self,
         root: Path,
-        kinds: Mapping[str, VolumeKind],
-        operations: Operations,
+        kinds: Mapping[str, VolumePlugin],
+        operations: PendingOperations,
         count: Count = lambda uid, folder, name, seconds, well: None,
     ) -> None:
         self._root = root
@@ -193,7 +193,7 @@ class Unmounting:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._troubled: dict[str, float] = {}
         """Since when a pod's volumes cannot be unmounted, in the loop's time."""
-        self._working: dict[str, TakeDown] = {}
+        self._working: dict[str, PodVolumeTeardown] = {}
         """What is at work in a thread, by the pod."""
 
     async def pod(self, uid: str) -> bool:
@@ -203,7 +203,7 @@ class Unmounting:
         """
         now = asyncio.get_running_loop().time()
         try:
-            work = TakeDown(
+            work = PodVolumeTeardown(
                 self._root,
                 uid,
                 self._kinds.keys(),
@@ -251,7 +251,7 @@ class Unmounting:
             return f'UnmountVolume.TearDown failed for volume "{name}" : {reason}'
         return ""
 
-    async def _unmount(self, uid: str, work: TakeDown, step: Callable[[], None]) -> None:
+    async def _unmount(self, uid: str, work: PodVolumeTeardown, step: Callable[[], None]) -> None:
         key = f"{uid}/"
         now = asyncio.get_running_loop().time()
 
@@ -265,7 +265,7 @@ class Unmounting:
 
         try:
             await self._operations.run(key, _UNMOUNT, in_thread, patience=PATIENCE, pauses=False)
-        except StillBusy as err:
+        except OperationPending as err:
             self._troubled.setdefault(uid, now)
             # It may have been begun by an earlier try.
             point = self._working.get(uid, work).at
@@ -314,10 +314,12 @@ UNSTAGE_TIMEOUT_SECONDS = 30.0
 """How long to wait for a kind that looks, in seconds."""
 
 
-class Sweeping:
+class VolumeGarbageCollector:
     """Has all kinds sweep."""
 
-    def __init__(self, kinds: Mapping[str, VolumeKind], holdings: Holdings, operations: Operations) -> None:
+    def __init__(
+        self, kinds: Mapping[str, VolumePlugin], holdings: VolumeState, operations: PendingOperations
+    ) -> None:
         self._kinds = kinds
         self._holdings = holdings
         self._operations = operations
@@ -343,7 +345,7 @@ class Sweeping:
         """Sweep now; failures are only told."""
         await side_by_side([self._kind(name, kind) for name, kind in self._kinds.items()])
 
-    async def _kind(self, name: str, kind: VolumeKind) -> None:
+    async def _kind(self, name: str, kind: VolumePlugin) -> None:
         def work() -> Coroutine[Any, Any, None]:
             return kind.sweep(self._holdings.names)
 

@@ -56,7 +56,7 @@ from pykubelet.volumes.plugins.downward_api import DownwardKind
 from pykubelet.volumes.plugins.empty_dir import EmptyDirKind
 from pykubelet.volumes.plugins.projected import ProjectedKind
 from pykubelet.volumes.plugins.secret import SecretKind
-from pykubelet.volumes.volume_state import Holding
+from pykubelet.volumes.volume_state import VolumeRecord
 
 log = get_logger(__name__)
 WORK_SECONDS = 0.005
@@ -90,14 +90,14 @@ class FileSystem:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class DirectoryUsage:
     """What a folder takes, in bytes and inodes."""
 
     used: int
     inodes: int
 
 
-class Pace:
+class WalkThrottle:
     """Gives long work its rests, in a thread; `stop` ends the work with Interrupted."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
@@ -132,7 +132,7 @@ def file_system(path: Path) -> FileSystem:
     )
 
 
-def tally(path: Path, pace: Pace) -> Tally:
+def tally(path: Path, pace: WalkThrottle) -> DirectoryUsage:
     """Walk a folder and count; raises OSError, and Interrupted."""
     return _Walk(pace).count(path)
 
@@ -140,7 +140,7 @@ def tally(path: Path, pace: Pace) -> Tally:
 class _Walk:
     """Counts what `walk_tree` visits."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: WalkThrottle) -> None:
         self._pace = pace
         self._blocks = 0.0
         self._inodes = 0.0
@@ -148,12 +148,12 @@ class _Walk:
         self._linked: set[int] = set()
         """Files with several names that were counted."""
 
-    def count(self, path: Path) -> Tally:
+    def count(self, path: Path) -> DirectoryUsage:
         facts = path.lstat()
         self._device = facts.st_dev
         self._add(facts)
         walk_tree(os.open(path, OPEN_DIRECTORY), self)
-        return Tally(round(self._blocks * _BLOCK), round(self._inodes))
+        return DirectoryUsage(round(self._blocks * _BLOCK), round(self._inodes))
 
     def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
         """Count an entry; return whether it is a directory of the same file system."""
@@ -206,11 +206,11 @@ OWN_KINDS: Mapping[str, str] = MappingProxyType(
 STUCK_SECONDS = 10.0
 """After which a walk that has not seen a single file more counts as one that hangs."""
 UNMEASURED = frozenset({"hostPath", "image", "gitRepo"})
-_NONE: Mapping[str, Usage] = MappingProxyType({})
+_NONE: Mapping[str, VolumeStats] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class VolumeStats:
     """How full a volume is, in bytes and inodes."""
 
     capacity: int
@@ -224,7 +224,7 @@ class Usage:
     """When it was measured, in seconds since 1970."""
 
     @classmethod
-    def of_file_system(cls, found: FileSystem, moment: float) -> Usage:
+    def of_file_system(cls, found: FileSystem, moment: float) -> VolumeStats:
         """Give the usage of a volume that is a file system of its own."""
         return cls(
             capacity=found.capacity,
@@ -237,11 +237,11 @@ class Usage:
         )
 
 
-Others = Callable[[Pod], Awaitable[Mapping[str, Usage]]]
+Others = Callable[[Pod], Awaitable[Mapping[str, VolumeStats]]]
 """Gives the usage of a pod's volumes of other kinds, by name; raises nothing, and may take long."""
 
 
-class VolumeUsage:
+class VolumeStatCalculator:
     """Measures the volumes of `pods` below the agent's root, each every `period` seconds or a bit more.
 
     A period that is not positive turns it off. `clock` gives seconds since 1970.
@@ -264,14 +264,14 @@ class VolumeUsage:
         self._clock = clock
         self._chance = chance
         self._due: dict[str, float] = {}
-        self._own: dict[str, Mapping[str, Usage]] = {}
-        self._foreign: dict[str, Mapping[str, Usage]] = {}
+        self._own: dict[str, Mapping[str, VolumeStats]] = {}
+        self._foreign: dict[str, Mapping[str, VolumeStats]] = {}
         self._asking: set[str] = set()
         self._walking: set[str] = set()
         self._interest: dict[str, tuple[PodSpec, bool]] = {}
         """Whether a pod is of interest, by uid, and the spec that this was found for."""
 
-    def of(self, uid: str) -> Mapping[str, Usage]:
+    def of(self, uid: str) -> Mapping[str, VolumeStats]:
         """Give the last numbers of a pod's volumes, by name; none before they were measured once."""
         own, foreign = self._own.get(uid, _NONE), self._foreign.get(uid)
         return {**own, **foreign} if foreign else own
@@ -321,7 +321,7 @@ class VolumeUsage:
         if pod.uid in self._walking or not own_volumes(self._root, pod):
             return
         stop = threading.Event()
-        pace = Pace(stop)
+        pace = WalkThrottle(stop)
         walk = tasks.create_task(self._walk(pod, pace, stop), name=f"volume-walk-{pod.uid}")
         seen = -1
         while not walk.done() and pace.steps != seen:
@@ -330,7 +330,7 @@ class VolumeUsage:
         if not walk.done():
             log.info("A pod's volumes cannot be measured: one does not answer", pod=pod.full_name)
 
-    async def _walk(self, pod: Pod, pace: Pace, stop: threading.Event) -> None:
+    async def _walk(self, pod: Pod, pace: WalkThrottle, stop: threading.Event) -> None:
         self._walking.add(pod.uid)
         try:
             found = await in_own_thread(
@@ -376,8 +376,8 @@ def has_others(pod: Pod) -> bool:
 
 
 def measure(
-    root: Path, pod: Pod, pace: Pace, clock: Callable[[], float] = time.time
-) -> dict[str, Usage] | None:
+    root: Path, pod: Pod, pace: WalkThrottle, clock: Callable[[], float] = time.time
+) -> dict[str, VolumeStats] | None:
     """Measure a pod's own volumes, those that are there; None when nobody waits any more. Blocks."""
     found = {}
     for name, path in own_volumes(root, pod).items():
@@ -394,13 +394,13 @@ def measure(
     return found
 
 
-def _usage(path: Path, pace: Pace, clock: Callable[[], float]) -> Usage:
+def _usage(path: Path, pace: WalkThrottle, clock: Callable[[], float]) -> VolumeStats:
     around = file_system(path)
     # One that has no bounds does not count what it holds.
     if is_mount_point(path) and around.capacity and around.inodes:
-        return Usage.of_file_system(around, clock())
+        return VolumeStats.of_file_system(around, clock())
     inside = tally(path, pace)
-    return Usage(
+    return VolumeStats(
         capacity=around.capacity,
         available=around.available,
         used=inside.used,
@@ -415,19 +415,19 @@ ANSWER_SECONDS = 10.0
 
 
 @runtime_checkable
-class Measuring(Protocol):
+class StatsProvider(Protocol):
     """A kind that knows how full its volumes are."""
 
-    async def usage(self, pod: Pod) -> Mapping[str, Usage]:
+    async def usage(self, pod: Pod) -> Mapping[str, VolumeStats]:
         """Give the usage of the pod's volumes of this kind, by the pod's names for them; raises nothing."""
 
 
-class OtherUsage:
+class PluginStatsCollector:
     """Measures volumes of other kinds; `held` gives those that a pod has, by its uid."""
 
     def __init__(
         self,
-        held: Callable[[str], Iterable[Holding]],
+        held: Callable[[str], Iterable[VolumeRecord]],
         kinds: Mapping[str, object],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -437,13 +437,13 @@ class OtherUsage:
         self._open: set[str] = set()
         """Paths about which a thread still asks."""
 
-    async def of_pod(self, pod: Pod) -> dict[str, Usage]:
+    async def of_pod(self, pod: Pod) -> dict[str, VolumeStats]:
         """Give the usage of a pod's volumes, by name, as far as it can be had; raises nothing."""
         held = [h for h in self._held(pod.uid) if h.wanted.kind not in {*OWN_KINDS, *UNMEASURED}]
         knowing = {
             name: kind
             for name in sorted({holding.wanted.kind for holding in held})
-            if isinstance(kind := self._kinds.get(name), Measuring)
+            if isinstance(kind := self._kinds.get(name), StatsProvider)
         }
         plain = {
             holding.wanted.volume.name: holding.mounted
@@ -456,7 +456,7 @@ class OtherUsage:
         )
         return {name: usage for part in parts for name, usage in part.items()}
 
-    async def _one(self, pod: Pod, name: str, mounted: MountedVolume) -> dict[str, Usage]:
+    async def _one(self, pod: Pod, name: str, mounted: MountedVolume) -> dict[str, VolumeStats]:
         place = mounted.device or mounted.path
         if not place or place in self._open:
             return {}
@@ -480,10 +480,10 @@ class OtherUsage:
                 err=err if str(err) else "its file system does not answer",
             )
             return {}
-        return {name: Usage.of_file_system(found, self._clock())}
+        return {name: VolumeStats.of_file_system(found, self._clock())}
 
 
-async def _asked(kind: Measuring, pod: Pod) -> Mapping[str, Usage]:
+async def _asked(kind: StatsProvider, pod: Pod) -> Mapping[str, VolumeStats]:
     try:
         return await kind.usage(pod)
     except Exception as err:  # anything may go wrong in others' kinds, and the agent has to go on

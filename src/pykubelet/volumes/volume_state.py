@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pykubelet.volumes.plugin import MountedVolume, Wanted
+from pykubelet.volumes.plugin import MountedVolume, VolumeToMount
 
 
 @dataclass(slots=True)
-class Holding:
+class VolumeRecord:
     """A volume that a pod has, or is about to have."""
 
-    wanted: Wanted
+    wanted: VolumeToMount
     mounted: MountedVolume | None = None
     attached: str = ""
     """The name by which the volume is in use on this node, from before it is; most have none."""
@@ -27,28 +27,28 @@ class Holding:
     """When the pod first wanted it, in the loop's time."""
 
 
-class Holdings:
+class VolumeState:
     """The volumes of all pods below one root."""
 
     def __init__(self, root: Path) -> None:
         self._pods = root / "pods"
-        self._held: dict[str, dict[str, Holding]] = {}
+        self._held: dict[str, dict[str, VolumeRecord]] = {}
 
-    def hold(self, wanted: Wanted) -> Holding:
+    def hold(self, wanted: VolumeToMount) -> VolumeRecord:
         """Take note that a pod is about to have a volume, or has it already."""
         held = self._held.setdefault(wanted.uid, {})
         before = held.get(wanted.volume.name)
-        now = Holding(wanted, since=asyncio.get_running_loop().time())
+        now = VolumeRecord(wanted, since=asyncio.get_running_loop().time())
         if before is not None:
             now.mounted, now.attached, now.since = before.mounted, before.attached, before.since
         held[wanted.volume.name] = now
         return now
 
-    def get(self, uid: str, volume: str) -> Holding | None:
+    def get(self, uid: str, volume: str) -> VolumeRecord | None:
         """Give what is known of a pod's volume."""
         return self._held.get(uid, {}).get(volume)
 
-    def of(self, uid: str) -> list[Holding]:
+    def of(self, uid: str) -> list[VolumeRecord]:
         """Give what is known of a pod's volumes."""
         return list(self._held.get(uid, {}).values())
 
@@ -56,7 +56,7 @@ class Holdings:
         """Take note that a pod has no volumes any more."""
         self._held.pop(uid, None)
 
-    def others(self, wanted: Wanted, folder: str) -> bool:
+    def others(self, wanted: VolumeToMount, folder: str) -> bool:
         """Whether another pod has the same persistent volume, of the kind with this folder.
 
         Of pods that were not met yet the disk has to tell it, where nobody knows a pod's own volume
@@ -113,7 +113,7 @@ class Holdings:
 class NamesInUse(Collection[str]):
     """Names of volumes that pods have at the moment of asking: what is begun meanwhile counts too."""
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: VolumeState) -> None:
         self._holdings = holdings
 
     def __contains__(self, name: object) -> bool:

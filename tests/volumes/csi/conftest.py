@@ -22,9 +22,9 @@ from pykubelet.linux.mounts import plan_unmounts, read_mounts, unmount
 from pykubelet.pluginmanager.registration import PluginRegistration
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.volumes.csi.names import attachment_name
-from pykubelet.volumes.csi.plugin import CsiKind
+from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.plugin import Surroundings, Wanted
+from pykubelet.volumes.plugin import VolumeHost, VolumeToMount
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
 from tests.pods.object_api import ObjectApi
 from tests.sync import strategic
@@ -109,9 +109,9 @@ class Rig:
         """Those that run, by the kind's identity."""
         self.kind = self.new_kind()
 
-    def new_kind(self, *, health: bool = False, clock: Callable[[], float] = time.time) -> CsiKind:
+    def new_kind(self, *, health: bool = False, clock: Callable[[], float] = time.time) -> CsiPlugin:
         """The kind as a new agent has it."""
-        given = Surroundings(
+        given = VolumeHost(
             self.root,
             self.shelf,
             Node(),
@@ -126,12 +126,12 @@ class Rig:
             sweep=self._sweep,
             metrics=self._metrics,
         )
-        kind = CsiKind(given, clock)
+        kind = CsiPlugin(given, clock)
         kind.listen(self._tell_of, health=health)
         return kind
 
     @asynccontextmanager
-    async def running(self, kind: CsiKind | None = None) -> AsyncIterator[CsiKind]:
+    async def running(self, kind: CsiPlugin | None = None) -> AsyncIterator[CsiPlugin]:
         """Let the kind run, with the registration of plugins."""
         kind = kind or self.kind
         registration = PluginRegistration(self.registry, kind.handlers)
@@ -153,7 +153,7 @@ class Rig:
             assert asyncio.get_running_loop().time() < deadline, what
             await asyncio.sleep(0.02)
 
-    async def registered(self, kind: CsiKind | None = None, driver: str = DRIVER) -> None:
+    async def registered(self, kind: CsiPlugin | None = None, driver: str = DRIVER) -> None:
         """Wait until a driver can be used, and was told so: one that dies before is not registered."""
         kind = kind or self.kind
         registration = self._registrations[id(kind)]
@@ -217,12 +217,12 @@ def make_pod(uid: str = "u-1", **spec: Any) -> Pod:
     return pod
 
 
-def inline(pod: Pod, name: str = "data", driver: str = DRIVER, **source: Any) -> Wanted:
+def inline(pod: Pod, name: str = "data", driver: str = DRIVER, **source: Any) -> VolumeToMount:
     """A volume that lives with its pod."""
     volume = {"name": name, "csi": {"driver": driver, **source}}
     held = from_document(Pod, {"metadata": {"uid": pod.uid}, "spec": {"containers": [], "volumes": [volume]}})
     found = held.spec.volumes[0]
-    return Wanted(pod, found, "csi", found.csi, name)
+    return VolumeToMount(pod, found, "csi", found.csi, name)
 
 
 def persistent(
@@ -236,7 +236,7 @@ def persistent(
     read_only: bool = False,
     mount_options: tuple[str, ...] = (),
     **source: Any,
-) -> Wanted:
+) -> VolumeToMount:
     """A volume behind a claim; the persistent volume's name is `pv-HANDLE`."""
     name = f"pv-{handle}"
     pv = from_document(
@@ -269,7 +269,7 @@ def persistent(
             },
         },
     )
-    return Wanted(
+    return VolumeToMount(
         pod,
         held.spec.volumes[0],
         "csi",

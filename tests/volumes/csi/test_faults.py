@@ -16,9 +16,9 @@ from pykubelet.volumes.csi import paths as volume_data
 from pykubelet.volumes.csi import plugin as csi_kind
 from pykubelet.volumes.csi.names import FOLDER
 from pykubelet.volumes.csi.paths import VolumeData, read_data, write_data
-from pykubelet.volumes.csi.plugin import CsiKind
-from pykubelet.volumes.errors import KindError, NotYet
-from pykubelet.volumes.unmounter import TakeDown
+from pykubelet.volumes.csi.plugin import CsiPlugin
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
+from pykubelet.volumes.unmounter import PodVolumeTeardown
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
 from tests.metrics_page import Page
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.machine, needs_root]
 MakeDriver = Callable[..., DriverProcess]
 
 
-async def hurry(kind: CsiKind, seconds: float) -> None:
+async def hurry(kind: CsiPlugin, seconds: float) -> None:
     """Let calls end sooner than after two minutes, but for the one that asks what the driver can do."""
     client = kind.drivers.client(DRIVER)
     assert client is not None
@@ -38,7 +38,7 @@ async def hurry(kind: CsiKind, seconds: float) -> None:
     client._timeout = seconds
 
 
-async def end(kind: CsiKind) -> None:
+async def end(kind: CsiPlugin) -> None:
     """Take everything down that may be there of pod u-1."""
     await kind.take_down("u-1", "pv-vol-1")
     await kind.take_down("u-1", "data")
@@ -52,11 +52,13 @@ async def test_a_driver_that_refuses_leaves_nothing(rig: Rig, make_driver: MakeD
     async with rig.running() as kind:
         await rig.registered()
         driver.behave(fail={"NodeStageVolume": ["INVALID_ARGUMENT", "no such volume"]})
-        with pytest.raises(KindError, match=r"^rpc error: code = InvalidArgument desc = no such volume$"):
+        with pytest.raises(
+            VolumePluginError, match=r"^rpc error: code = InvalidArgument desc = no such volume$"
+        ):
             await kind.set_up(wanted)
         assert rig.left() == []
         driver.behave(fail={"NodePublishVolume": ["INTERNAL", "out of order"]})
-        with pytest.raises(KindError, match=r"^rpc error: code = Internal desc = out of order$"):
+        with pytest.raises(VolumePluginError, match=r"^rpc error: code = Internal desc = out of order$"):
             await kind.set_up(wanted)
         assert not (rig.root / "pods/u-1/volumes/kubernetes.io~csi/pv-vol-1").exists()
         driver.behave()
@@ -88,7 +90,7 @@ async def test_a_driver_that_hangs(rig: Rig, make_driver: MakeDriver, call: str)
         asked = driver.names().count(call)
         await hurry(kind, 5)
         driver.behave(hang=[call])
-        with pytest.raises(KindError, match="code = DeadlineExceeded"):
+        with pytest.raises(VolumePluginError, match="code = DeadlineExceeded"):
             await kind.set_up(wanted)
         await hurry(kind, 120)
         assert rig.left() != [], "what must be known to undo it"
@@ -99,7 +101,7 @@ async def test_a_driver_that_hangs(rig: Rig, make_driver: MakeDriver, call: str)
         other = persistent(make_pod("u-2"), "vol-2")
         await kind.set_up(other)
         waiting.cancel()
-        with suppress(asyncio.CancelledError, KindError):
+        with suppress(asyncio.CancelledError, VolumePluginError):
             await waiting
         await kind.take_down("u-2", "pv-vol-2")
         await kind.take_down("u-0", "pv-vol-1")
@@ -115,13 +117,13 @@ async def test_a_driver_that_dies_and_comes_back(rig: Rig, make_driver: MakeDriv
     async with rig.running() as kind:
         await rig.registered()
         driver.behave(die=[call])
-        with pytest.raises(KindError, match="code = Unavailable"):
+        with pytest.raises(VolumePluginError, match="code = Unavailable"):
             await kind.set_up(wanted)
             await kind.take_down("u-1", "pv-vol-1")
         driver.kill()
         driver.behave()
         # Its socket is still there, so it counts as registered, but nobody answers.
-        with pytest.raises(KindError, match="code = Unavailable"):
+        with pytest.raises(VolumePluginError, match="code = Unavailable"):
             await kind.set_up(persistent(make_pod("u-2"), "vol-2"))
         told = len(_notified(driver))
         driver.start()
@@ -157,7 +159,9 @@ async def test_a_driver_that_hangs_holds_up_no_other(
         slow.behave(hang=["NodeUnstageVolume"])
         for times, handle in enumerate(("vol-2", "vol-3"), start=1):
             await use_other(handle)
-            with pytest.raises(KindError, match=f"unstaging of {re.escape(DRIVER)}.* is still under way"):
+            with pytest.raises(
+                VolumePluginError, match=f"unstaging of {re.escape(DRIVER)}.* is still under way"
+            ):
                 await kind.sweep(())
 
             def unstaged(times: int = times) -> bool:
@@ -167,7 +171,7 @@ async def test_a_driver_that_hangs_holds_up_no_other(
             await rig.until("unstaged", unstaged)
         slow.behave()
         for _ in range(120):
-            with suppress(KindError):
+            with suppress(VolumePluginError):
                 await kind.sweep(())
                 break
     assert (rig.left(), slow.loops_left(), quick.loops_left()) == ([], [], [])
@@ -259,7 +263,7 @@ async def test_a_pod_is_deleted_after_its_driver_has_left(rig: Rig, make_driver:
         await kind.set_up(persistent(make_pod()))
         driver.stop()
         await rig.until("gone", lambda: not kind.drivers.names)
-        with pytest.raises(NotYet):
+        with pytest.raises(VolumeNotReady):
             await kind.take_down("u-1", "pv-vol-1")
         await kind.sweep(())
         driver.start()
@@ -280,7 +284,7 @@ async def test_a_driver_that_leaves_files_behind_loses_none(rig: Rig, make_drive
         path.mkdir()
         (path / "precious").touch()
         driver.behave()
-        with pytest.raises(KindError):
+        with pytest.raises(VolumePluginError):
             await kind.take_down("u-1", "data")
         assert (path / "precious").exists()
         (path / "precious").unlink()
@@ -310,7 +314,7 @@ def test_agents_that_are_killed_while_they_mount(
                 found = Path(mounted.path or mounted.device)
                 assert found.is_block_device() if block else is_mounted(found)
             await end(kind)
-            TakeDown(rig.root, "u-1", [FOLDER]).everything()
+            PodVolumeTeardown(rig.root, "u-1", [FOLDER]).everything()
             await kind.sweep(())
 
     monkeypatch.setattr(volume_data, "SCRAP_SECONDS", -1.0)
@@ -335,7 +339,7 @@ async def test_a_volume_whose_data_somebody_deleted(rig: Rig, make_driver: MakeD
         place = Path((await kind.set_up(persistent(make_pod(), fsType="ext4"))).path)
         (place.parent / "vol_data.json").unlink()
         await kind.take_down("u-1", "pv-vol-1")
-        TakeDown(rig.root, "u-1", [FOLDER]).everything()
+        PodVolumeTeardown(rig.root, "u-1", [FOLDER]).everything()
         assert not place.parent.exists()
         await kind.sweep(())
     assert (rig.left(), driver.loops_left()) == ([], [])
@@ -363,6 +367,6 @@ def _annotations(rig: Rig) -> dict[str, str]:
     return found
 
 
-def _endpoint(kind: CsiKind) -> str:
+def _endpoint(kind: CsiPlugin) -> str:
     client = kind.drivers.client(DRIVER)
     return client.endpoint if client is not None else ""

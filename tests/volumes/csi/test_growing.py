@@ -11,10 +11,10 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.storage import CsiDriver
 from pykubelet.pluginmanager.client import PluginError
-from pykubelet.volumes.csi.csinode import Limits, NodeInfo
-from pykubelet.volumes.csi.drivers import DriverNode, DriverObjects, Drivers
+from pykubelet.volumes.csi.csinode import AttachLimitUpdater, CsiNodeManager
+from pykubelet.volumes.csi.drivers import CsiDriverInformer, CsiNodePublisher, Drivers
 from pykubelet.volumes.csi.node_client import NodeFacts
-from pykubelet.volumes.errors import KindError, NoRoomOnNode
+from pykubelet.volumes.errors import VolumeLimitExceeded, VolumePluginError
 from tests.csi_driver.process import DriverProcess
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, api_of, make_pod, needs_root, persistent
 
@@ -114,7 +114,7 @@ async def test_a_driver_that_does_not_let_a_volume_grow(rig: Rig, make_driver: M
         words = (
             "Expander.NodeExpand failed to expand the volume : rpc error: code = OutOfRange desc = too large"
         )
-        with pytest.raises(KindError, match=words):
+        with pytest.raises(VolumePluginError, match=words):
             await kind.set_up(larger)
         assert status(rig)["allocatedResourceStatuses"] == {"storage": "NodeResizeInfeasible"}
         condition = status(rig)["conditions"][-1]
@@ -169,7 +169,7 @@ class SomeDrivers(Drivers):
     """Drivers that are there."""
 
     def __init__(self, **clients: Any) -> None:
-        super().__init__(DriverNode(), lambda uid: None)
+        super().__init__(CsiNodePublisher(), lambda uid: None)
         self._clients = clients
 
     @property
@@ -180,7 +180,7 @@ class SomeDrivers(Drivers):
         return self._clients[name]
 
 
-class Objects(DriverObjects):
+class Objects(CsiDriverInformer):
     """CSIDrivers of which one is there."""
 
     period: int | None = None
@@ -193,7 +193,7 @@ class Objects(DriverObjects):
 @pytest.mark.looptime
 async def test_limits_are_asked_for_at_the_drivers_period() -> None:
     api, client, objects = StorageApi(), Client(), Objects(None)
-    limits = Limits(SomeDrivers(one=client), objects, NodeInfo(api, NODE))
+    limits = AttachLimitUpdater(SomeDrivers(one=client), objects, CsiNodeManager(api, NODE))
     running = asyncio.create_task(limits.run())
 
     def told() -> Any:
@@ -226,7 +226,9 @@ async def test_a_driver_that_does_not_say_its_limit_holds_up_no_other() -> None:
     hanging, well, objects = Client(), Client(), Objects(None)
     hanging.hangs, objects.period = True, 60
     drivers = SomeDrivers(a=hanging, b=well)
-    running = asyncio.create_task(Limits(drivers, objects, NodeInfo(StorageApi(), NODE)).run())
+    running = asyncio.create_task(
+        AttachLimitUpdater(drivers, objects, CsiNodeManager(StorageApi(), NODE)).run()
+    )
     await asyncio.sleep(65)
     assert (hanging.asked, well.asked) == (1, 1)
     running.cancel()
@@ -235,7 +237,7 @@ async def test_a_driver_that_does_not_say_its_limit_holds_up_no_other() -> None:
 async def test_a_csi_node_of_an_earlier_node_is_replaced() -> None:
     api = StorageApi()
     api.put("csinodes", NODE, "", spec={"drivers": [{"name": "old", "nodeID": "x"}]})
-    info = NodeInfo(api, NODE)
+    info = CsiNodeManager(api, NODE)
     assert not info.ready.is_set()
     await info.initialize()
     assert info.ready.is_set()
@@ -255,9 +257,9 @@ async def test_a_volume_that_does_not_fit(rig: Rig, make_driver: MakeDriver, per
     async with rig.running() as kind:
         await rig.registered()
         driver.behave(limit=3)
-        with pytest.raises(KindError, match=r"^full$") as caught:
+        with pytest.raises(VolumePluginError, match=r"^full$") as caught:
             await kind.set_up(persistent(make_pod()))
-        assert isinstance(caught.value, NoRoomOnNode) == (period is not None)
+        assert isinstance(caught.value, VolumeLimitExceeded) == (period is not None)
         (entry,) = api_of(rig).objects[("csinodes", "", NODE)]["spec"]["drivers"]
         assert entry["allocatable"] == {"count": 3 if period else 7}
     assert rig.left() == []

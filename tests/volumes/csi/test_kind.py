@@ -12,7 +12,7 @@ import pytest
 from pykubelet.linux.loop_devices import loops_of
 from pykubelet.volumes.csi import mounter as files
 from pykubelet.volumes.csi.names import attachment_name, inline_handle, staged_folder, unique_name
-from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
 from tests.volumes.csi.conftest import NODE, Rig, api_of, inline, make_pod, needs_root, persistent
@@ -194,7 +194,7 @@ async def test_a_later_agent_takes_down_what_it_never_saw(rig: Rig, make_driver:
         await rig.registered()
         await kind.set_up(persistent(make_pod(), fsType="ext4"))
     later = rig.new_kind()
-    with pytest.raises(NotYet, match="not found in the list of registered CSI drivers"):
+    with pytest.raises(VolumeNotReady, match="not found in the list of registered CSI drivers"):
         await later.take_down("u-1", "pv-vol-1")
     async with rig.running(later):
         await rig.until("the pod is woken", lambda: rig.woken == ["u-1"])
@@ -206,7 +206,7 @@ async def test_a_later_agent_takes_down_what_it_never_saw(rig: Rig, make_driver:
 async def test_a_pod_waits_for_its_driver_and_is_woken(rig: Rig, make_driver: MakeDriver) -> None:
     rig.driver_object()
     async with rig.running() as kind:
-        with pytest.raises(NotYet, match=f"driver name {DRIVER} not found"):
+        with pytest.raises(VolumeNotReady, match=f"driver name {DRIVER} not found"):
             await kind.set_up(inline(make_pod()))
         make_driver("--no-stage")
         await rig.until("woken", lambda: rig.woken == ["u-1"])
@@ -222,13 +222,13 @@ async def test_a_pod_waits_until_its_volume_is_attached(rig: Rig, make_driver: M
     name = unique_name(DRIVER, "vol-1")
     async with rig.running() as kind:
         await rig.registered()
-        with pytest.raises(NotYet, match="there is no volume attachment csi-"):
+        with pytest.raises(VolumeNotReady, match="there is no volume attachment csi-"):
             await kind.set_up(wanted)
         rig.attach("vol-1", attached=False)
-        with pytest.raises(NotYet, match="volume vol-1 is not attached for volume attachment"):
+        with pytest.raises(VolumeNotReady, match="volume vol-1 is not attached for volume attachment"):
             await kind.set_up(wanted)
         rig.attach("vol-1", attached=False, attachError={"message": "no such disk"})
-        with pytest.raises(KindError, match=r"^no such disk$"):
+        with pytest.raises(VolumePluginError, match=r"^no such disk$"):
             await kind.set_up(wanted)
         kind.attachments.node_changed(json.dumps({"volumesAttached": [{"name": "other"}]}).encode())
         assert rig.woken == []
@@ -257,7 +257,7 @@ async def test_inline_volumes_only_of_drivers_that_say_so(
     if modes is not None:
         rig.driver_object(volumeLifecycleModes=modes)
     async with rig.running() as kind:
-        with pytest.raises(KindError, match=problem):
+        with pytest.raises(VolumePluginError, match=problem):
             await kind.set_up(inline(make_pod()))
 
 
@@ -353,7 +353,7 @@ async def test_tokens_are_given_again_and_again(rig: Rig, make_driver: MakeDrive
         assert "volume_context" not in second
         # What fails now must not take from the pod what it has.
         driver.behave(fail={"NodePublishVolume": ["INVALID_ARGUMENT", "no"]})
-        with pytest.raises(KindError, match="rpc error: code = InvalidArgument desc = no"):
+        with pytest.raises(VolumePluginError, match="rpc error: code = InvalidArgument desc = no"):
             await kind.set_up(wanted)
         assert is_mounted(Path(rig.root / "pods/u-1/volumes/kubernetes.io~csi/data/mount"))
         await kind.take_down("u-1", "data")
@@ -371,10 +371,12 @@ async def test_a_secret_that_is_not_there_or_no_text(rig: Rig, make_driver: Make
     wanted = persistent(make_pod(), nodeStageSecretRef={"name": "key", "namespace": "vault"})
     async with rig.running() as kind:
         await rig.registered()
-        with pytest.raises(KindError, match=r"fetching NodeStageSecretRef vault/key failed: .*not found"):
+        with pytest.raises(
+            VolumePluginError, match=r"fetching NodeStageSecretRef vault/key failed: .*not found"
+        ):
             await kind.set_up(wanted)
         api_of(rig).put("secrets", "key", "vault", data={"a": "/w=="})
-        with pytest.raises(KindError, match="the secret has a value that is no text in UTF-8"):
+        with pytest.raises(VolumePluginError, match="the secret has a value that is no text in UTF-8"):
             await kind.set_up(wanted)
         await kind.sweep(())
     assert rig.left() == []

@@ -15,21 +15,21 @@ from pykubelet.linux.mounts import mount, read_mounts, unmount
 from pykubelet.pluginmanager.registration import Plugin
 from pykubelet.volumes.csi import pending_unpublish as patience
 from pykubelet.volumes.csi import unpublish as letting_go
-from pykubelet.volumes.csi.drivers import DriverNode, Drivers
+from pykubelet.volumes.csi.drivers import CsiNodePublisher, Drivers
 from pykubelet.volumes.csi.names import unique_name
 from pykubelet.volumes.csi.pending_unpublish import (
     ABSENT_SECONDS,
     FAILING_SECONDS,
     FOLDER,
-    Debt,
-    Debts,
-    Patience,
+    PendingUnpublish,
+    PendingUnpublishStore,
+    UnpublishDeadlines,
 )
-from pykubelet.volumes.csi.plugin import CsiKind
-from pykubelet.volumes.csi.unpublish import Paying
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.csi.plugin import CsiPlugin
+from pykubelet.volumes.csi.unpublish import UnpublishRetrier
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.operations import Locks
-from pykubelet.volumes.plugin import Wanted
+from pykubelet.volumes.plugin import VolumeToMount
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
 from tests.volumes.csi.conftest import Rig, inline, make_pod, needs_root, persistent
@@ -48,19 +48,19 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "FAILING_SECONDS", 2.0)
 
 
-async def left(kind: CsiKind, uid: str = "u-1", name: str = "pv-vol-1") -> int:
+async def left(kind: CsiPlugin, uid: str = "u-1", name: str = "pv-vol-1") -> int:
     """Take a pod's volume down, as its worker does: again and again; gives how often that failed."""
     for failures in range(400):
         try:
             await kind.take_down(uid, name)
-        except (KindError, OSError):
+        except (VolumePluginError, OSError):
             await asyncio.sleep(0.05)
         else:
             return failures
     raise AssertionError("the pod cannot leave")
 
 
-async def given(rig: Rig, kind: CsiKind, wanted: Wanted) -> Path:
+async def given(rig: Rig, kind: CsiPlugin, wanted: VolumeToMount) -> Path:
     """Have a volume that the cluster attaches."""
     rig.attach("vol-1")
     rig.pods[wanted.uid] = wanted.pod
@@ -68,7 +68,7 @@ async def given(rig: Rig, kind: CsiKind, wanted: Wanted) -> Path:
     return Path(mounted.path or mounted.device)
 
 
-async def swept(rig: Rig, kind: CsiKind) -> None:
+async def swept(rig: Rig, kind: CsiPlugin) -> None:
     """Sweep until all is unstaged: a driver that comes back is not registered for a moment."""
     deadline = asyncio.get_running_loop().time() + 30
     while list(rig.root.glob("plugins/kubernetes.io/csi/*/*")):
@@ -138,7 +138,7 @@ async def test_an_ordinary_restart_goes_the_ordinary_way(rig: Rig, make_driver: 
         await rig.registered()
         await given(rig, kind, persistent(make_pod()))
         driver.kill()
-        with pytest.raises(KindError):
+        with pytest.raises(VolumePluginError):
             await kind.take_down("u-1", "pv-vol-1")
         assert debts(rig) == []
         told = len(driver.calls("NotifyRegistrationStatus"))
@@ -271,7 +271,7 @@ async def test_nothing_is_undone_that_cannot_be_remembered(rig: Rig, make_driver
         full = rig.root / FOLDER.parent
         full.mkdir()
         mount("tmpfs", full, "tmpfs", "size=4k,nr_inodes=1")
-        with pytest.raises(KindError):
+        with pytest.raises(VolumePluginError):
             await kind.take_down("u-1", "data")
         await asyncio.sleep(0.4)
         with pytest.raises(OSError, match="No space left"):
@@ -304,7 +304,7 @@ async def test_debts_are_paid_before_the_volume_is_given_anew(
     running = asyncio.create_task(after._objects.run())
     try:
         begun = len(driver.names())
-        with pytest.raises(KindError, match=r"must first take back what an earlier pod had.*cannot"):
+        with pytest.raises(VolumePluginError, match=r"must first take back what an earlier pod had.*cannot"):
             await after.set_up(persistent(make_pod("u-2"), block=block))
         assert driver.names()[begun:] == ["NodeUnpublishVolume"]
         driver.behave()
@@ -368,13 +368,13 @@ async def test_a_disk_that_cannot_be_written_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was paid is asked for again, when it could not be crossed out; others are paid meanwhile."""
-    owed, asked, paid = Debts(tmp_path), [], []
+    owed, asked, paid = PendingUnpublishStore(tmp_path), [], []
     for number in (1, 2):
         trace = str(tmp_path / "nothing")
-        owed.note(Debt(driver="d", handle=f"h{number}", target=f"/t{number}", trace=trace))
+        owed.note(PendingUnpublish(driver="d", handle=f"h{number}", target=f"/t{number}", trace=trace))
     settle, broken = owed.settle, True
 
-    def settle_perhaps(debt: Debt) -> None:
+    def settle_perhaps(debt: PendingUnpublish) -> None:
         if broken and debt.handle == "h1":
             raise OSError(errno.EROFS, "Read-only file system")
         settle(debt)
@@ -391,7 +391,9 @@ async def test_a_disk_that_cannot_be_written_ends_nothing(
         def client(self, name: str) -> Any:
             return Client()
 
-    paying = Paying(owed, OneDriver(DriverNode(), lambda uid: None), Locks(), lambda: paid.append(1))
+    paying = UnpublishRetrier(
+        owed, OneDriver(CsiNodePublisher(), lambda uid: None), Locks(), lambda: paid.append(1)
+    )
     running = asyncio.create_task(paying.run())
     async with asyncio.timeout(600):
         while asked.count("h1") < 3:
@@ -408,7 +410,7 @@ async def test_a_disk_that_cannot_be_written_ends_nothing(
 @pytest.mark.looptime
 async def test_patience() -> None:
     """A driver that is not there has half a minute in one piece, one that fails two minutes."""
-    waits = Patience()
+    waits = UnpublishDeadlines()
     assert not waits.is_over("p", absent=True)
     await asyncio.sleep(ABSENT_SECONDS - 1)
     assert not waits.is_over("p", absent=True)
@@ -425,10 +427,10 @@ async def test_patience() -> None:
 
 
 def test_debts_on_disk(tmp_path: Path) -> None:
-    book = Debts(tmp_path)
+    book = PendingUnpublishStore(tmp_path)
     assert book.all() == []
-    one = Debt(driver="d", handle="h", target="/t/1", trace=str(tmp_path / "trace"))
-    other = Debt(driver="d", handle="i", target="/t/2", trace="/nowhere", ephemeral=True)
+    one = PendingUnpublish(driver="d", handle="h", target="/t/1", trace=str(tmp_path / "trace"))
+    other = PendingUnpublish(driver="d", handle="i", target="/t/2", trace="/nowhere", ephemeral=True)
     for debt in (one, other, one):
         book.note(debt)
     assert sorted(book.all(), key=lambda debt: debt.target) == [one, other]

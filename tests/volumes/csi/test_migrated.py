@@ -19,7 +19,7 @@ from pykubelet.volumes.csi.csinode import MIGRATED_PLUGINS
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.csi.translation import MigrationError, migrated_volume, migrated_wanted
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.pvc import AffinityError, Claims
+from pykubelet.volumes.pvc import AffinityError, PvcResolver
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DriverProcess
 from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
@@ -90,14 +90,14 @@ async def test_behind_a_claim() -> None:
     )
     labels = {"topology.ebs.csi.aws.com/zone": "a"}
     api = cast(ApiClient, server)
-    claims = Claims(api, "node", lambda: labels)
+    claims = PvcResolver(api, "node", lambda: labels)
     wanted = await claims.wanted(pod, pod.spec.volumes[0])
     assert (wanted.kind, wanted.name) == ("csi", "pv-1")
     assert (wanted.source.driver, wanted.source.volume_handle) == ("ebs.csi.aws.com", "vol-1")
     labels["topology.ebs.csi.aws.com/zone"] = "b"
     with pytest.raises(AffinityError):
         await claims.wanted(pod, pod.spec.volumes[0])
-    own = Claims(api, "node", lambda: None, given=("awsElasticBlockStore",))
+    own = PvcResolver(api, "node", lambda: None, given=("awsElasticBlockStore",))
     assert (await own.wanted(pod, pod.spec.volumes[0])).kind == "awsElasticBlockStore", "somebody gives it"
 
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from pykubelet.apiserver.errors import Unreachable
-from pykubelet.volumes.csi.csinode import NodeInfo
-from pykubelet.volumes.csi.drivers import PATIENCE_SECONDS, DriverObjects, Waiting
+from pykubelet.volumes.csi.csinode import CsiNodeManager
+from pykubelet.volumes.csi.drivers import PATIENCE_SECONDS, CsiDriverInformer, PodWaiters
 from pykubelet.volumes.csi.names import unique_name
 from pykubelet.volumes.csi.node_client import NodeFacts
 from pykubelet.volumes.csi.volume_attachments import Attachments
-from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, make_pod
 
 pytestmark = pytest.mark.looptime
 
 
 @asynccontextmanager
-async def watching(objects: DriverObjects) -> AsyncIterator[None]:
+async def watching(objects: CsiDriverInformer) -> AsyncIterator[None]:
     task = asyncio.create_task(objects.run())
     try:
         yield
@@ -33,7 +33,7 @@ async def watching(objects: DriverObjects) -> AsyncIterator[None]:
 
 async def test_drivers_are_watched_when_somebody_asks() -> None:
     api = StorageApi()
-    objects = DriverObjects(api)
+    objects = CsiDriverInformer(api)
     changed: list[str] = []
     objects.listen(lambda: changed.append("x"))
     async with watching(objects):
@@ -54,10 +54,10 @@ async def test_drivers_are_watched_when_somebody_asks() -> None:
 async def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
     api = StorageApi()
     api.broken = Unreachable("server", "it is away")
-    objects = DriverObjects(api)
+    objects = CsiDriverInformer(api)
     async with watching(objects):
         before = asyncio.get_running_loop().time()
-        with pytest.raises(KindError, match="the API server has not answered yet"):
+        with pytest.raises(VolumePluginError, match="the API server has not answered yet"):
             await objects.get("one")
         assert asyncio.get_running_loop().time() - before == pytest.approx(PATIENCE_SECONDS)
         api.broken = None
@@ -67,18 +67,18 @@ async def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
 
 
 async def test_without_a_cluster_there_are_none() -> None:
-    objects = DriverObjects(None)
+    objects = CsiDriverInformer(None)
     assert objects.standalone
     assert await objects.get("one") is None
     assert objects.known("one") is None
-    with pytest.raises(KindError, match="must be attached by a cluster, and this node has none"):
+    with pytest.raises(VolumePluginError, match="must be attached by a cluster, and this node has none"):
         await Attachments(None, NODE, lambda uid: None).publish_context("d", "h", "u")
 
 
 async def test_the_node_has_its_csi_node_as_soon_as_it_is_registered() -> None:
     api = StorageApi()
     del api.objects[("nodes", "", NODE)]
-    info = NodeInfo(api, NODE)
+    info = CsiNodeManager(api, NODE)
     task = asyncio.create_task(info.initialize())
     await asyncio.sleep(5)
     assert not info.ready.is_set()
@@ -89,21 +89,21 @@ async def test_the_node_has_its_csi_node_as_soon_as_it_is_registered() -> None:
 
 async def test_a_csi_node_of_an_older_agent_says_which_kinds_are_drivers() -> None:
     api = StorageApi()
-    await NodeInfo(api, NODE).initialize()
+    await CsiNodeManager(api, NODE).initialize()
     meta = api.objects[("csinodes", "", NODE)]["metadata"]
     told = meta["annotations"].pop("storage.alpha.kubernetes.io/migrated-plugins")
-    await NodeInfo(api, NODE).initialize()
+    await CsiNodeManager(api, NODE).initialize()
     again = api.objects[("csinodes", "", NODE)]["metadata"]
     assert again["annotations"]["storage.alpha.kubernetes.io/migrated-plugins"] == told
     version = again["resourceVersion"]
-    await NodeInfo(api, NODE).initialize()
+    await CsiNodeManager(api, NODE).initialize()
     assert api.objects[("csinodes", "", NODE)]["metadata"]["resourceVersion"] == version, "nothing to say"
 
 
 async def test_a_driver_that_comes_back_while_its_end_is_told() -> None:
     """By another socket, so that nobody has it wait."""
     api = SlowApi()
-    info = NodeInfo(api, NODE)
+    info = CsiNodeManager(api, NODE)
     facts = NodeFacts("this")
     await info.install("d", facts)
     known: set[str] = set()
@@ -136,9 +136,9 @@ class SlowApi(StorageApi):
 async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) -> None:
     rig = Rig(tmp_path, StorageApi())
     for uid in ("known", "on-disk", "gone"):
-        with pytest.raises(NotYet):
+        with pytest.raises(VolumeNotReady):
             rig.kind.drivers.needed("d", uid)
-        with pytest.raises(NotYet):
+        with pytest.raises(VolumeNotReady):
             await rig.kind.attachments.publish_context("d", "h", uid)
     rig.pods["known"] = make_pod("known")
     (rig.root / "pods/on-disk").mkdir(parents=True)
@@ -151,7 +151,7 @@ async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) ->
 
 def test_who_waits_is_woken_once() -> None:
     woken: list[str] = []
-    waiting = Waiting(woken.append)
+    waiting = PodWaiters(woken.append)
     for what, uid in (("a", "1"), ("a", "2"), ("a", "1"), ("b", "1"), ("c", "3")):
         waiting.note(what, uid)
     waiting.done("c", "3")

@@ -6,12 +6,12 @@ import threading
 import time
 from pathlib import Path
 
-from pykubelet.volumes.csi.paths import Places, VolumeData, write_data
+from pykubelet.volumes.csi.paths import CsiPaths, VolumeData, write_data
 
 
 def test_volumes_are_found_while_pods_leave(tmp_path: Path) -> None:
     """The node's status tells of them, while others delete pods' folders in threads."""
-    places, ended = Places(tmp_path), threading.Event()
+    places, ended = CsiPaths(tmp_path), threading.Event()
     write_data(places.data("stays", "v"), VolumeData("h", "d"))
 
     def come_and_go() -> None:

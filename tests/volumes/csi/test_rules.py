@@ -26,15 +26,15 @@ from pykubelet.volumes.csi.csinode import (
     uninstalled,
 )
 from pykubelet.volumes.csi.drivers import best_version
-from pykubelet.volumes.csi.expansion import GrowingClaim, Growth, decide, failed, finished, marked
+from pykubelet.volumes.csi.expansion import ExpansionPlan, GrowingClaim, decide, failed, finished, marked
 from pykubelet.volumes.csi.mounter import mount_label
 from pykubelet.volumes.csi.names import attachment_name, inline_handle, unique_name
 from pykubelet.volumes.csi.node_client import NodeFacts
-from pykubelet.volumes.csi.paths import Places
+from pykubelet.volumes.csi.paths import CsiPaths
 from pykubelet.volumes.csi.request_context import token_end
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
-from pykubelet.volumes.csi.volume_attachments import NoRoom, refusal
-from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, refusal
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from tests.sync.strategic import apply_patch
 from tests.volumes.csi.conftest import inline, make_pod, persistent
 
@@ -67,7 +67,7 @@ def test_versions(versions: list[str], best: tuple[int, ...] | None) -> None:
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "."])
 def test_no_driver_and_no_volume_leads_elsewhere(name: str, tmp_path: Path) -> None:
-    places = Places(tmp_path)
+    places = CsiPaths(tmp_path)
     for place in (
         lambda: places.staged(name, "h"),
         lambda: places.published("u", name),
@@ -84,7 +84,7 @@ def test_any_handle_is_a_folder(handle: str) -> None:
         handle.encode()
     except UnicodeEncodeError:
         return
-    place = Places(Path("/root")).staged("d", handle)
+    place = CsiPaths(Path("/root")).staged("d", handle)
     assert place.parent.parent == Path("/root/plugins/kubernetes.io/csi/d")
 
 
@@ -193,7 +193,7 @@ def test_what_is_attached() -> None:
 
 def test_what_no_driver_could_give() -> None:
     for wanted in (inline(make_pod(), driver=""), persistent(make_pod(), "")):
-        with pytest.raises(KindError):
+        with pytest.raises(VolumePluginError):
             CsiVolume.of(wanted)
 
 
@@ -203,9 +203,9 @@ def test_attachments() -> None:
 
     assert refusal(found(status={"attached": True}), "h") is None
     going = found(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}, status={"attached": True})
-    assert isinstance(refusal(going, "h"), NotYet)
+    assert isinstance(refusal(going, "h"), VolumeNotReady)
     full = found(status={"attached": False, "attachError": {"message": "full", "errorCode": 8}})
-    assert isinstance(refusal(full, "h"), NoRoom)
+    assert isinstance(refusal(full, "h"), AttachLimitExceeded)
 
 
 def test_the_end_of_a_token() -> None:
@@ -303,14 +303,14 @@ SHARED = ("ReadWriteMany",)
 @pytest.mark.parametrize(
     ("claim", "growth"),
     [
-        (growing(), Growth(TWO, report=True, legacy=True)),
-        (growing("2Gi"), Growth(TWO, legacy=True)),
-        (growing(allocated="2Gi", status="NodeResizePending"), Growth(TWO, mark=True, report=True)),
-        (growing(allocated="2Gi", status="NodeResizeInProgress"), Growth(TWO, mark=True, report=True)),
-        (growing(allocated="2Gi", status="ControllerResizeInProgress"), Growth(None)),
-        (growing(allocated="2Gi", status="NodeResizeInfeasible"), Growth(None)),
-        (growing("2Gi", allocated="2Gi"), Growth(None, settled=True)),
-        (growing("2Gi", allocated="2Gi", modes=SHARED), Growth(TWO)),
+        (growing(), ExpansionPlan(TWO, report=True, legacy=True)),
+        (growing("2Gi"), ExpansionPlan(TWO, legacy=True)),
+        (growing(allocated="2Gi", status="NodeResizePending"), ExpansionPlan(TWO, mark=True, report=True)),
+        (growing(allocated="2Gi", status="NodeResizeInProgress"), ExpansionPlan(TWO, mark=True, report=True)),
+        (growing(allocated="2Gi", status="ControllerResizeInProgress"), ExpansionPlan(None)),
+        (growing(allocated="2Gi", status="NodeResizeInfeasible"), ExpansionPlan(None)),
+        (growing("2Gi", allocated="2Gi"), ExpansionPlan(None, settled=True)),
+        (growing("2Gi", allocated="2Gi", modes=SHARED), ExpansionPlan(TWO)),
         (
             growing(
                 "2Gi",
@@ -318,12 +318,12 @@ SHARED = ("ReadWriteMany",)
                 modes=SHARED,
                 annotations={"volume.kubernetes.io/node-expansion-not-required": "true"},
             ),
-            Growth(None, settled=True),
+            ExpansionPlan(None, settled=True),
         ),
-        (growing(allocated="2Gi"), Growth(None)),
+        (growing(allocated="2Gi"), ExpansionPlan(None)),
     ],
 )
-def test_what_to_do_about_a_larger_volume(claim: GrowingClaim, growth: Growth) -> None:
+def test_what_to_do_about_a_larger_volume(claim: GrowingClaim, growth: ExpansionPlan) -> None:
     assert decide(claim, TWO) == growth
 
 

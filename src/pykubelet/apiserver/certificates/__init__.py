@@ -1,1 +1,1 @@
-"""Package apiserver.certificates."""
+"""Certificates of the node: keys, signing requests, the first certificate, rotation and storage."""

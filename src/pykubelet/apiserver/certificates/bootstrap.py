@@ -30,7 +30,7 @@ import yaml
 
 from pykubelet.api.certificates import CLIENT_SIGNER, CertificateSigningRequest, CertificateSigningRequestSpec
 from pykubelet.api.meta import ObjectMeta
-from pykubelet.apiserver.certificates.key_generation import Draft, MakingError, draft_request
+from pykubelet.apiserver.certificates.key_generation import KeyGenerationError, SigningRequest, draft_request
 from pykubelet.apiserver.certificates.store import (
     CertificateStore,
     StoredPair,
@@ -42,12 +42,12 @@ from pykubelet.apiserver.certificates.store import (
 from pykubelet.apiserver.certificates.x509 import Subject, certificates, lifetime, read_request
 from pykubelet.apiserver.client import CERTIFICATE_REQUESTS, ApiClient, Limits
 from pykubelet.apiserver.errors import AlreadyExists, KubeconfigError, KubeError
-from pykubelet.apiserver.reflector import Reflector, Update
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.reflector import Reflector, StoreDelta
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.tls import check_identity
 from pykubelet.apiserver.transport import Transport
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -70,7 +70,7 @@ def usages(signer: str, rsa: bool) -> list[str]:
     return ["digital signature", purpose, *(["key encipherment"] if rsa else [])]
 
 
-def request_name(draft: Draft, uses: Sequence[str]) -> str:
+def request_name(draft: SigningRequest, uses: Sequence[str]) -> str:
     """Give the name that the reference derives from a request's key, subject and usages."""
     subject, public_key = read_request(draft.request.encode())
     parts = [subject.common_name, *subject.organizations, *uses]
@@ -94,7 +94,7 @@ def outcome(request: CertificateSigningRequest, uid: str) -> bytes | None:
 
 
 async def request_certificate(
-    client: ApiClient, draft: Draft, signer: str, now: datetime, *, seconds: float, name: str = ""
+    client: ApiClient, draft: SigningRequest, signer: str, now: datetime, *, seconds: float, name: str = ""
 ) -> bytes:
     """Have a certificate issued and give it in PEM; raises KubeError, among them RequestRefused.
 
@@ -129,7 +129,7 @@ async def _issued(client: ApiClient, request: CertificateSigningRequest, seconds
     name, uid = request.metadata.name, request.metadata.uid
     done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def follow(update: Update[CertificateSigningRequest]) -> None:
+    async def follow(update: StoreDelta[CertificateSigningRequest]) -> None:
         try:
             if any(gone.metadata.uid == uid for gone in update.removed):
                 raise RequestRefused(f"certificate request {name} was deleted")
@@ -187,7 +187,7 @@ def _base64(data: bytes) -> bytes:
 CLIENT_PREFIX = "kubelet-client"
 WAIT_SECONDS = 3600.0
 _PENDING_KEY = "kubelet-client.key.tmp"
-Load = Callable[[Path], Access]
+Load = Callable[[Path], RestConfig]
 Clock = Callable[[], datetime]
 
 
@@ -227,7 +227,7 @@ async def ensure_client_config(
     load: Load,
     *,
     clock: Clock = utc_now,
-) -> Access:
+) -> RestConfig:
     """Give the access to use, after a bootstrap if that is needed, however long it takes.
 
     Raises KubeconfigError when a file that must be there cannot be used; everything else is tried
@@ -243,8 +243,8 @@ async def ensure_client_config(
     log.info("Requesting a client certificate with the bootstrap credentials", kubeconfig=problem)
     store = CertificateStore(cert_dir, CLIENT_PREFIX, clock)
     load(bootstrap)
-    pauses = Pauses(first=1.0, limit=16.0)
-    complaints = Complaints(log, "Failed to get a client certificate", bootstrap=str(bootstrap))
+    pauses = Backoff(first=1.0, limit=16.0)
+    complaints = ErrorLogLimiter(log, "Failed to get a client certificate", bootstrap=str(bootstrap))
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -252,7 +252,7 @@ async def ensure_client_config(
             if not is_good(store.current(), node_subject(node_name), clock()):
                 await first_certificate(load(bootstrap), store, cert_dir, node_name, clock=clock)
             write_kubeconfig(kubeconfig, load(bootstrap), store.current_path)
-        except (KubeError, MakingError, StoreError, OSError) as err:
+        except (KubeError, KeyGenerationError, StoreError, OSError) as err:
             complaints.failed(err, loop.time())
             await asyncio.sleep(pauses.next(loop.time()))
         else:
@@ -261,7 +261,7 @@ async def ensure_client_config(
 
 
 async def first_certificate(
-    access: Access, store: CertificateStore, cert_dir: Path, node_name: str, *, clock: Clock = utc_now
+    access: RestConfig, store: CertificateStore, cert_dir: Path, node_name: str, *, clock: Clock = utc_now
 ) -> StoredPair:
     """Request a client certificate in the name of `access` and store it.
 
@@ -299,7 +299,7 @@ def is_good(pair: StoredPair | None, subject: Subject, now: datetime) -> bool:
     return pair is not None and not pair.expired(now) and pair.subject.covers(subject)
 
 
-def write_kubeconfig(path: Path, access: Access, pair: Path) -> None:
+def write_kubeconfig(path: Path, access: RestConfig, pair: Path) -> None:
     """Write a kubeconfig for the server of `access` that refers to a file with certificate and key."""
     cluster: dict[str, Any] = {"server": access.server}
     if isinstance(access.ca, Path):
@@ -332,7 +332,7 @@ def write_kubeconfig(path: Path, access: Access, pair: Path) -> None:
     write_file(path, yaml.safe_dump(document).encode(), 0o600)
 
 
-def with_certificate(access: Access, pair: Path) -> Access:
+def with_certificate(access: RestConfig, pair: Path) -> RestConfig:
     """Give the access to the same server with this certificate and nothing else to identify with."""
     return dataclasses.replace(
         access,

@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pykubelet.apiserver.certificates.x509 import Subject
-from pykubelet.linux.processes import TooMuch, run_bounded
+from pykubelet.linux.processes import OutputTooLarge, run_bounded
 
 # Making a key takes a fifth of a second; a machine that is starting forty pods can be very slow.
 _SECONDS = 60.0
 _MAX_BYTES = 1024 * 1024
 
 
-class MakingError(Exception):
+class KeyGenerationError(Exception):
     """No key or certificate could be made: one line."""
 
 
-class Draft(msgspec.Struct, frozen=True):
+class SigningRequest(msgspec.Struct, frozen=True):
     """A key and a request for a certificate for it, both PEM."""
 
     key: str
@@ -46,10 +46,10 @@ class SelfSigned(msgspec.Struct, frozen=True):
         return "SelfSigned(…)"
 
 
-async def draft_request(subject: Subject, key: str = "") -> Draft:
+async def draft_request(subject: Subject, key: str = "") -> SigningRequest:
     """Make a request, for this key if it is one and else for a new one; raises MakingError."""
     order = _Order("request", subject.common_name, subject.organizations, subject.dns, subject.ips, key)
-    return msgspec.json.decode(await _run(order), type=Draft)
+    return msgspec.json.decode(await _run(order), type=SigningRequest)
 
 
 async def self_signed(host: str, *, dns: Sequence[str] = (), ips: Sequence[str] = ()) -> SelfSigned:
@@ -76,11 +76,13 @@ async def _run(order: _Order) -> bytes:
             argv, os.environ, seconds=_SECONDS, max_bytes=_MAX_BYTES, data=msgspec.json.encode(order)
         )
     except TimeoutError:
-        raise MakingError(f"no key could be made within {_SECONDS:g} s: the machine is too busy") from None
+        raise KeyGenerationError(
+            f"no key could be made within {_SECONDS:g} s: the machine is too busy"
+        ) from None
     except OSError as err:
-        raise MakingError(f"no key could be made: {argv[0]} cannot be run, {err.strerror}") from None
-    except TooMuch:
-        raise MakingError("no key could be made: the program that makes them talks too much") from None
+        raise KeyGenerationError(f"no key could be made: {argv[0]} cannot be run, {err.strerror}") from None
+    except OutputTooLarge:
+        raise KeyGenerationError("no key could be made: the program that makes them talks too much") from None
     if finished.status:
-        raise MakingError(f"no key could be made: {finished.complaint or f'status {finished.status}'}")
+        raise KeyGenerationError(f"no key could be made: {finished.complaint or f'status {finished.status}'}")
     return finished.output

@@ -39,7 +39,7 @@ from pykubelet.apiserver.certificates.bootstrap import (
     with_certificate,
     write_kubeconfig,
 )
-from pykubelet.apiserver.certificates.key_generation import MakingError, draft_request
+from pykubelet.apiserver.certificates.key_generation import KeyGenerationError, draft_request
 from pykubelet.apiserver.certificates.store import (
     CertificateMetrics,
     CertificateStore,
@@ -50,10 +50,10 @@ from pykubelet.apiserver.certificates.store import (
 from pykubelet.apiserver.certificates.x509 import Subject
 from pykubelet.apiserver.client import ApiClient, Limits
 from pykubelet.apiserver.errors import KubeconfigError, KubeError
-from pykubelet.apiserver.rest_config import Access
+from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
@@ -104,8 +104,8 @@ class Rotation:
         self._pair: StoredPair | None = None
         self._fraction = LATEST
         self._listeners: list[Callable[[], None]] = []
-        self._pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE, chance=chance)
-        self._complaints = Complaints(log, "Failed to renew a certificate", certificate=what)
+        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, chance=chance)
+        self._complaints = ErrorLogLimiter(log, "Failed to renew a certificate", certificate=what)
         self._take(stored())
         if metrics is not None:
             metrics.show(self._seconds_valid)
@@ -159,7 +159,7 @@ class Rotation:
         loop = asyncio.get_running_loop()
         try:
             pair = await self._obtain(wanted)
-        except (KubeError, MakingError, StoreError, OSError) as err:
+        except (KubeError, KeyGenerationError, StoreError, OSError) as err:
             if self._metrics is not None:
                 self._metrics.failed()
             self._complaints.failed(err, loop.time())
@@ -221,7 +221,7 @@ class ClientCertificateRotation:
         self._store = CertificateStore(cert_dir, CLIENT_PREFIX, clock)
         self._at_once = False
 
-    def prepare(self) -> Access:
+    def prepare(self) -> RestConfig:
         """Bring kubeconfig and certificate folder in order and give the access to use from now on.
 
         Raises KubeconfigError when a file that must be there cannot be used.
@@ -257,7 +257,7 @@ class ClientCertificateRotation:
             write_kubeconfig(self._kubeconfig, access, self._store.current_path)
             log.info("Bootstrapping in the background", kubeconfig=problem)
 
-    def _adopt(self, access: Access) -> None:
+    def _adopt(self, access: RestConfig) -> None:
         """Begin with the kubeconfig's own certificate when there is none of ours.
 
         One that is written in the kubeconfig itself may have more rights than a node should: it is
@@ -292,7 +292,7 @@ class ClientCertificateRotation:
             )
         return self._store.update(certificate, draft.key.encode())
 
-    def _requester(self) -> Access:
+    def _requester(self) -> RestConfig:
         if self._bootstrap is not None and self._bootstrap.exists():
             return self._load(self._bootstrap)
         return self._load(self._kubeconfig)

@@ -22,7 +22,7 @@ from pykubelet.api.certificates import SERVING_SIGNER
 from pykubelet.api.ip import parse_ip
 from pykubelet.api.node import NodeAddress
 from pykubelet.apiserver.certificates.bootstrap import Clock, request_certificate
-from pykubelet.apiserver.certificates.key_generation import MakingError, draft_request, self_signed
+from pykubelet.apiserver.certificates.key_generation import KeyGenerationError, draft_request, self_signed
 from pykubelet.apiserver.certificates.rotation import Rotation
 from pykubelet.apiserver.certificates.store import (
     CertificateMetrics,
@@ -36,7 +36,7 @@ from pykubelet.apiserver.certificates.store import (
 from pykubelet.apiserver.certificates.x509 import Subject
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 SERVER_PREFIX = "kubelet-server"
@@ -170,13 +170,15 @@ class CertificateFiles:
     async def run(self) -> NoReturn:
         """Look for changes until cancelled."""
         clock = asyncio.get_running_loop().time
-        complaints = Complaints(log, "Failed to renew the self-signed certificate", path=str(self._files[0]))
+        complaints = ErrorLogLimiter(
+            log, "Failed to renew the self-signed certificate", path=str(self._files[0])
+        )
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self._prepare is not None:
                 try:
                     await self._prepare()
-                except (MakingError, OSError) as err:
+                except (KeyGenerationError, OSError) as err:
                     complaints.failed(err, clock())
                 else:
                     complaints.succeeded(clock())

@@ -334,7 +334,7 @@ _UNIFIED = {
 }
 
 
-class Slices:
+class SystemdSlices:
     """The slices of one machine, by the name of their cgroup."""
 
     def __init__(self, systemd: Systemd, *, unified: bool) -> None:
@@ -484,9 +484,9 @@ class CgroupDriver:
         self._metrics = metrics or CgroupMetrics()
         self.files = CgroupFiles(cgroups, driver)
         """For looking: what exists, and what is used."""
-        self._slices: Slices | None = None
+        self._slices: SystemdSlices | None = None
         if driver == "systemd":
-            self._slices = Slices(manager or Systemd(), unified=cgroups.unified)
+            self._slices = SystemdSlices(manager or Systemd(), unified=cgroups.unified)
 
     def check(self) -> None:
         """Raise CgroupError with a remedy when the machine does not have what the driver needs."""

@@ -34,7 +34,7 @@ from pykubelet.cm.cgroups.values import CgroupName, CgroupValues, cgroupfs_path,
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.cgroupfs import Cgroups, parse_own_cgroups
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 Record = Callable[[Literal["Normal", "Warning"], str, str], None]
@@ -48,7 +48,7 @@ def no_record(kind: str, reason: str, message: str) -> None:
     """Tell nobody: a node without a cluster has no events of its own."""
 
 
-class NodeLimits:
+class NodeAllocatableEnforcer:
     """Sets the limits of one node as a whole."""
 
     def __init__(
@@ -195,7 +195,7 @@ def strays(cgroups: Cgroups, root: str = "/") -> set[int]:
 
 
 async def _keep(cgroups: Cgroups, path: str, pids: Callable[[], Iterable[int]]) -> NoReturn:
-    complaints = Complaints(log, "Failed to ensure state", cgroup=path)
+    complaints = ErrorLogLimiter(log, "Failed to ensure state", cgroup=path)
     while True:
         now = asyncio.get_running_loop().time()
         try:

@@ -44,7 +44,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.capacity import UNBOUNDED, overcommitment, unreserved
 from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupError, CgroupMetrics
-from pykubelet.cm.cgroups.node_cgroups import NodeLimits, Record, no_record
+from pykubelet.cm.cgroups.node_cgroups import NodeAllocatableEnforcer, Record, no_record
 from pykubelet.cm.cgroups.values import (
     UNLIMITED,
     CgroupName,
@@ -88,7 +88,7 @@ _LEAST_MEMORY = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierPolicy:
+class QosPolicy:
     """The node's settings that the tiers depend on."""
 
     page_sizes: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class TierPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class QosDemand:
     """What one pod asked for."""
 
     qos: QOSClass
@@ -110,10 +110,10 @@ class Demand:
     memory: int
 
 
-def demand_of(pod: Pod, *, pod_level: bool = True) -> Demand:
+def demand_of(pod: Pod, *, pod_level: bool = True) -> QosDemand:
     """Give what a pod asked for."""
     requests = pod_requests(pod, pod_level=pod_level)
-    return Demand(
+    return QosDemand(
         qos_class(pod, pod_level=pod_level),
         requests.get("cpu", _NOTHING).milli,
         int(requests.get("memory", _NOTHING)),
@@ -123,8 +123,8 @@ def demand_of(pod: Pod, *, pod_level: bool = True) -> Demand:
 class Demands:
     """Demands of all pods by uid, with their sums by QoS class."""
 
-    def __init__(self, demands: Mapping[str, Demand] | None = None) -> None:
-        self._by_uid: dict[str, Demand] = {}
+    def __init__(self, demands: Mapping[str, QosDemand] | None = None) -> None:
+        self._by_uid: dict[str, QosDemand] = {}
         self.milli_cpu: Counter[QOSClass] = Counter()
         """Thousandths of CPUs that the pods of a class request together."""
         self.memory: Counter[QOSClass] = Counter()
@@ -132,7 +132,7 @@ class Demands:
         for uid, demand in (demands or {}).items():
             self.put(uid, demand)
 
-    def put(self, uid: str, demand: Demand | None) -> Demand | None:
+    def put(self, uid: str, demand: QosDemand | None) -> QosDemand | None:
         """Set or remove the demand of a pod; return the one before."""
         before = self._by_uid.pop(uid, None)
         if before is not None:
@@ -144,12 +144,12 @@ class Demands:
             self.memory[demand.qos] += demand.memory
         return before
 
-    def equals(self, demands: Mapping[str, Demand]) -> bool:
+    def equals(self, demands: Mapping[str, QosDemand]) -> bool:
         """Return whether these are exactly the demands by uid."""
         return self._by_uid == demands
 
 
-def tier_values(demands: Demands, policy: TierPolicy) -> dict[QOSClass, CgroupValues]:
+def tier_values(demands: Demands, policy: QosPolicy) -> dict[QOSClass, CgroupValues]:
     """Give the settings of the tiers, and those that pods add to `kubepods` itself (`Guaranteed`)."""
     cpu, memory = demands.milli_cpu, demands.memory
     burstable, best_effort = _memory_left(memory["Guaranteed"], memory["Burstable"], policy)
@@ -165,7 +165,7 @@ def tier_values(demands: Demands, policy: TierPolicy) -> dict[QOSClass, CgroupVa
     }
 
 
-def _memory_left(guaranteed: int, burstable: int, policy: TierPolicy) -> tuple[int | None, int | None]:
+def _memory_left(guaranteed: int, burstable: int, policy: QosPolicy) -> tuple[int | None, int | None]:
     percent = policy.memory_reserved
     if percent is None or not policy.allocatable_memory:
         return None, None
@@ -175,7 +175,7 @@ def _memory_left(guaranteed: int, burstable: int, policy: TierPolicy) -> tuple[i
     return max(first, _LEAST_MEMORY), max(second, _LEAST_MEMORY)
 
 
-def _protection(guaranteed: int, burstable: int, policy: TierPolicy) -> tuple[dict[str, str], dict[str, str]]:
+def _protection(guaranteed: int, burstable: int, policy: QosPolicy) -> tuple[dict[str, str], dict[str, str]]:
     if policy.protect_memory is None:
         return {}, {}
     if not policy.protect_memory:
@@ -227,7 +227,7 @@ def _tells_more(milli: int, asked: Resources, least: int) -> bool:
 _NO_BOUND = 2**63 - 1
 
 
-class PodGroup:
+class PodCgroup:
     """The cgroup of one pod; everything here may raise OSError."""
 
     def __init__(
@@ -323,7 +323,9 @@ class PodCgroups:
         self._metrics = metrics or CgroupMetrics()
         self._groups = CgroupDriver(cgroups, self._driver, self._metrics)
         self._files = self._groups.files
-        self._limits = NodeLimits(config, self._groups, capacity, page_sizes, record, protect_memory=protects)
+        self._limits = NodeAllocatableEnforcer(
+            config, self._groups, capacity, page_sizes, record, protect_memory=protects
+        )
         self._policy = PodPolicy(
             quota=config.cpu_cfs_quota,
             period=config.cpu_cfs_quota_period // 1000,
@@ -332,7 +334,7 @@ class PodCgroups:
             pod_level=pod_level,
             protect_memory=protects and tiered,
         )
-        self._tier_policy = TierPolicy(
+        self._tier_policy = QosPolicy(
             page_sizes=page_sizes,
             pod_level=pod_level,
             memory_reserved=_percent(config.qos_reserved) if gates.enabled("QOSReserved") else None,
@@ -342,7 +344,7 @@ class PodCgroups:
         self._made: dict[str, QOSClass] = {}
         """In which tier a pod's cgroup is, of pods that have one by us."""
         self._demands: Demands | None = None
-        self._read: dict[str, tuple[Pod, Demand]] = {}
+        self._read: dict[str, tuple[Pod, QosDemand]] = {}
         self._settled = False
         self._look_again = 0.0
         self._owns_cpus: Callable[[str], bool] = lambda uid: False
@@ -401,12 +403,12 @@ class PodCgroups:
             pod, values, unified=self._cgroups.unified, pod_level=self._policy.pod_level
         )
 
-    def group(self, pod: Pod) -> PodGroup | None:
+    def group(self, pod: Pod) -> PodCgroup | None:
         """Give the pod's own cgroup, to be resized; None where pods have none."""
         if not self._enabled:
             return None
         name = self._name(qos_class(pod, pod_level=self._policy.pod_level), pod.uid)
-        return PodGroup(self._groups, name, self._values(pod), unified=self._cgroups.unified)
+        return PodCgroup(self._groups, name, self._values(pod), unified=self._cgroups.unified)
 
     async def remove(self, uid: str) -> None:
         """Remove the pod's cgroups and kill what is still in them; raises CgroupError if that fails.
@@ -518,13 +520,13 @@ class PodCgroups:
             return frozenset()
         return cpuset.parse(_ONLINE.read_text().strip())
 
-    def _demand(self, pod: Pod) -> Demand:
+    def _demand(self, pod: Pod) -> QosDemand:
         known = self._read.get(pod.uid)
         if known is not None and known[0] is pod:
             return known[1]
         return demand_of(pod, pod_level=self._policy.pod_level)
 
-    async def _weigh(self, uid: str, demand: Demand | None) -> None:
+    async def _weigh(self, uid: str, demand: QosDemand | None) -> None:
         """Take one pod in or out of the weights, once they are known at all."""
         if self._demands is None:
             return

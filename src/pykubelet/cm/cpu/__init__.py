@@ -1,1 +1,1 @@
-"""Package cm.cpu."""
+"""CPU manager: exclusive CPUs of Guaranteed containers, and the shared pool."""

@@ -29,7 +29,7 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.cpu.policy import StaticPolicy, check_machine, read_options, reserve
 from pykubelet.cm.cpu.state import FILE_NAME, CpuState, read_state, write_state
 from pykubelet.cm.cpu.topology import SYSTEM, read_online, read_topology
-from pykubelet.cm.topology.hints import AllocationError, Hint, Hints, PolicyError
+from pykubelet.cm.topology.hints import AllocationError, Hints, PolicyError, TopologyHint
 from pykubelet.cm.topology.manager import AlignmentMetrics
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
@@ -195,7 +195,7 @@ class CpuManager:
             return {}
         return self._policy.pod_hints(self._state, pod, self._offline())
 
-    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> None:
+    def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> None:
         """Give a container CPUs for itself, when it is to have some and has none; raises AllocationError."""
         if self._policy is None or not self._policy.wanted(pod, container):
             return

@@ -41,7 +41,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.cm.cpu.state import REMEDY, CpuState
 from pykubelet.cm.cpu.topology import CpuTopology, Level
 from pykubelet.cm.qos import has_pod_level_resources, qos_class
-from pykubelet.cm.topology.hints import AllocationError, Hint, Hints, PolicyError, node_sets
+from pykubelet.cm.topology.hints import AllocationError, Hints, PolicyError, TopologyHint, node_sets
 from pykubelet.config.types import KubeletConfiguration
 
 
@@ -326,7 +326,7 @@ class StaticPolicy:
         state: CpuState,
         pod: Pod,
         container: Container,
-        chosen: Hint,
+        chosen: TopologyHint,
         offline: frozenset[int] = frozenset(),
     ) -> CpuState:
         """Give a container its CPUs, from the chosen NUMA nodes first; raises AllocationError."""
@@ -385,7 +385,7 @@ class StaticPolicy:
             return frozenset(number for number, cpu in self.topology.cpus.items() if cpu.socket in sockets)
         return frozenset(number for number, cpu in self.topology.cpus.items() if cpu.node in nodes)
 
-    def _choose(self, free: frozenset[int], count: int, chosen: Hint) -> frozenset[int]:
+    def _choose(self, free: frozenset[int], count: int, chosen: TopologyHint) -> frozenset[int]:
         taken: frozenset[int] = frozenset()
         if chosen.nodes is not None:
             near = free & self._near(chosen.nodes)
@@ -404,7 +404,7 @@ class StaticPolicy:
             )
         return whole
 
-    def _hints(self, available: frozenset[int], needed: frozenset[int], count: int) -> list[Hint]:
+    def _hints(self, available: frozenset[int], needed: frozenset[int], count: int) -> list[TopologyHint]:
         """Give all sets of nodes that have enough; those with CPUs that are `needed` must be in each."""
         of_node = self.topology.groups("node")
         must = frozenset(self.topology.groups("node", needed))
@@ -415,7 +415,7 @@ class StaticPolicy:
                 fewest = min(fewest, len(nodes))
             if must <= nodes and sum(len(usable.get(node, ())) for node in nodes) >= count:
                 fitting.append(nodes)
-        return [Hint(nodes, preferred=self._is_preferred(nodes, fewest)) for nodes in fitting]
+        return [TopologyHint(nodes, preferred=self._is_preferred(nodes, fewest)) for nodes in fitting]
 
     def _is_preferred(self, nodes: frozenset[int], fewest: int) -> bool:
         if len(nodes) == fewest:

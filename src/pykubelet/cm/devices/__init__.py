@@ -1,1 +1,1 @@
-"""Package cm.devices."""
+"""Device manager: device plugins, their devices, and the allocations to containers."""

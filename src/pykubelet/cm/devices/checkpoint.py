@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pykubelet.cm.devices.registry import DeviceTable, Holder, Holding
+from pykubelet.cm.devices.registry import DeviceAllocation, DeviceOwner, DeviceRegistry
 from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.podconfig.static_pods import write_atomically
 from pykubelet.util.text import fnv1a_32
@@ -41,12 +41,12 @@ class _File(msgspec.Struct):
     checksum: int = msgspec.field(name="Checksum", default=0)
 
 
-def read_checkpoint(path: Path) -> DeviceTable:
+def read_checkpoint(path: Path) -> DeviceRegistry:
     """Read the file; without one nobody has anything. Raises PolicyError when it is not sound."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return DeviceTable()
+        return DeviceRegistry()
     except OSError as err:
         raise PolicyError(f"cannot read the device manager's checkpoint: {err}") from err
     try:
@@ -62,7 +62,7 @@ def write_checkpoint(path: Path, content: bytes) -> None:
     write_atomically(path, content, _PRIVATE)
 
 
-def decode(content: bytes) -> DeviceTable:
+def decode(content: bytes) -> DeviceRegistry:
     """Read a file's content; raises ValueError saying what is wrong."""
     try:
         found = msgspec.json.decode(content, type=_File)
@@ -71,15 +71,15 @@ def decode(content: bytes) -> DeviceTable:
     if found.checksum != _checksum(found.data):
         raise ValueError("it is damaged or was edited: its checksum does not match its content")
     holdings = {
-        Holder(one.uid, one.container, one.resource): Holding(
+        DeviceOwner(one.uid, one.container, one.resource): DeviceAllocation(
             {node: tuple(ids or ()) for node, ids in (one.devices or {}).items()}, one.answer or b""
         )
         for one in found.data.entries or ()
     }
-    return DeviceTable(holdings, known=found.data.registered or ())
+    return DeviceRegistry(holdings, known=found.data.registered or ())
 
 
-def encode(table: DeviceTable) -> bytes:
+def encode(table: DeviceRegistry) -> bytes:
     """Give the file's content; the same table gives the same bytes."""
     entries = [
         _Entry(

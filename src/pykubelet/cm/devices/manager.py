@@ -23,11 +23,11 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.devices.checkpoint import FILE_NAME, encode, read_checkpoint, write_checkpoint
 from pykubelet.cm.devices.plugins import GRACE_SECONDS, DeviceMetrics, DevicePlugin, DevicePlugins
-from pykubelet.cm.devices.registry import DeviceTable, Holder
-from pykubelet.cm.devices.run_options import NOTHING, DeviceGrants
+from pykubelet.cm.devices.registry import DeviceOwner, DeviceRegistry
+from pykubelet.cm.devices.run_options import NOTHING, DeviceRunOptions
 from pykubelet.cm.devices.selection import (
     ChoiceError,
-    Question,
+    PreferredAllocationRequest,
     choose,
     device_hints,
     grants_of,
@@ -35,7 +35,7 @@ from pykubelet.cm.devices.selection import (
     reusable,
 )
 from pykubelet.cm.qos import pod_limits
-from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hint, Hints
+from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hints, TopologyHint
 from pykubelet.linux.kernel import share_with_containers
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
@@ -83,7 +83,7 @@ class DeviceManager:
         self._pods = pods
         self._metrics = metrics or DeviceMetrics()
         self._changed = changed
-        self._table = DeviceTable()
+        self._table = DeviceRegistry()
         self._plugins: DevicePlugins | None = None
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._saving = asyncio.Lock()
@@ -133,7 +133,7 @@ class DeviceManager:
         self._reclaim(pod)
         found: Hints = {}
         for resource, size in self._wanted(pod, container):
-            held = self._table.holdings.get(Holder(pod.metadata.uid, container.name, resource))
+            held = self._table.holdings.get(DeviceOwner(pod.metadata.uid, container.name, resource))
             mine = held.ids if held is not None else frozenset()
             left = self._left_over(pod, container, resource)
             found[resource] = self._hints(resource, size, mine, left)
@@ -148,7 +148,7 @@ class DeviceManager:
             for resource, size in self._known(pod_limits(pod, overhead=False))
         }
 
-    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> Awaitable[None] | None:
+    def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> Awaitable[None] | None:
         """Give a container its devices, near to the chosen nodes; does nothing for one that has them.
 
         Containers of a pod come in the order of their start. None for one that asks for no devices; to
@@ -158,7 +158,7 @@ class DeviceManager:
         return self._allocate(pod, container, wanted, chosen) if wanted else None
 
     async def _allocate(
-        self, pod: Pod, container: Container, wanted: list[tuple[str, int]], chosen: Hint
+        self, pod: Pod, container: Container, wanted: list[tuple[str, int]], chosen: TopologyHint
     ) -> None:
         self._reclaim(pod)
         given = False
@@ -198,14 +198,14 @@ class DeviceManager:
 
     # What containers get and have
 
-    async def grants(self, pod: Pod, container: Container) -> DeviceGrants:
+    async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
         """Give what a container that is about to start gets with its devices; raises AllocationError."""
         wanted = self._wanted(pod, container)
         if not wanted:
             return NOTHING
         uid, active = pod.metadata.uid, self._pods.active()
         missing = any(
-            Holder(uid, container.name, resource) not in self._table.holdings for resource, _ in wanted
+            DeviceOwner(uid, container.name, resource) not in self._table.holdings for resource, _ in wanted
         )
         if missing and (active is None or uid in active):
             # Its plugin was unknown when the pod was admitted, or the checkpoint was lost.
@@ -214,7 +214,7 @@ class DeviceManager:
             )
             await self._allocate(pod, container, wanted, ANYWHERE)
         for resource, _ in wanted:
-            await self._pre_start(Holder(uid, container.name, resource))
+            await self._pre_start(DeviceOwner(uid, container.name, resource))
         grants, clashes = grants_of(self._table.held_by(uid, container.name))
         for clash in clashes:
             log.info("Device plugins disagree", about=clash, pod=pod.full_name, container=container.name)
@@ -313,7 +313,7 @@ class DeviceManager:
 
     def _hints(
         self, resource: str, size: int, mine: frozenset[str], left: frozenset[str]
-    ) -> list[Hint] | None:
+    ) -> list[TopologyHint] | None:
         devices = self._table.devices(resource)
         if not mine:
             return device_hints(size, devices, self._table.available(resource), self._numa_nodes, left)
@@ -321,9 +321,11 @@ class DeviceManager:
             return []
         return device_hints(size, devices, mine, self._numa_nodes)
 
-    async def _serve(self, pod: Pod, container: Container, resource: str, size: int, chosen: Hint) -> bool:
+    async def _serve(
+        self, pod: Pod, container: Container, resource: str, size: int, chosen: TopologyHint
+    ) -> bool:
         """Give a container its devices of one resource; gives whether it had none before."""
-        holder = Holder(pod.metadata.uid, container.name, resource)
+        holder = DeviceOwner(pod.metadata.uid, container.name, resource)
         held = self._table.holdings.get(holder)
         before = self._pods.running_before(holder.uid)
         if holder.container in before or (before and held is not None and len(held.ids) == size):
@@ -358,7 +360,7 @@ class DeviceManager:
         log.v(3).info("Gave devices", pod=pod.full_name, container=container.name, devices=sorted(ids))
         return True
 
-    async def _pre_start(self, holder: Holder) -> None:
+    async def _pre_start(self, holder: DeviceOwner) -> None:
         held = self._table.holdings.get(holder)
         if held is None or self._plugins is None or not self._plugins.wants_pre_start(holder.resource):
             return
@@ -389,7 +391,7 @@ class DeviceManager:
                 self._saved = content
 
 
-async def _preferred(plugin: DevicePlugin, asked: Question) -> list[str]:
+async def _preferred(plugin: DevicePlugin, asked: PreferredAllocationRequest) -> list[str]:
     try:
         return await plugin.preferred(asked.available, asked.required, asked.size)
     except PluginError as err:

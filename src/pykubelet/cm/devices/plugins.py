@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from pykubelet.api.names import is_extended_resource
 from pykubelet.cm.devices import device_plugin_pb2 as pb
-from pykubelet.cm.devices.registry import Device, DeviceTable
+from pykubelet.cm.devices.registry import Device, DeviceRegistry
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import Plugin, RegistrationRefused
@@ -247,7 +247,7 @@ class DevicePlugins:
     def __init__(
         self,
         folder: Path,
-        table: DeviceTable,
+        table: DeviceRegistry,
         scope: TaskScope,
         metrics: DeviceMetrics,
         news: Callable[[frozenset[str]], Awaitable[None]],

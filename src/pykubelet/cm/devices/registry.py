@@ -24,7 +24,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class DeviceOwner:
     """Who can have devices: a container, of one resource."""
 
     uid: str
@@ -33,7 +33,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class DeviceAllocation:
     """What a container has: ids by NUMA node, and the plugin's word on how to use them.
 
     A device near to several NUMA nodes is named under each. `answer` is the plugin's
@@ -71,16 +71,18 @@ class Resource:
         return frozenset(one.id for one in self.devices.values() if one.healthy)
 
 
-class DeviceTable:
+class DeviceRegistry:
     """All devices of a node."""
 
-    def __init__(self, holdings: Mapping[Holder, Holding] | None = None, known: Iterable[str] = ()) -> None:
+    def __init__(
+        self, holdings: Mapping[DeviceOwner, DeviceAllocation] | None = None, known: Iterable[str] = ()
+    ) -> None:
         """Take what a checkpoint says: who has what, and which resources there were."""
         self.resources = {name: Resource() for name in known}
         self.holdings = dict(holdings or {})
         self.gone: set[str] = set()
         """Resources that were here once; the node's status shows none of them."""
-        self._promised: dict[Holder, frozenset[str]] = {}
+        self._promised: dict[DeviceOwner, frozenset[str]] = {}
 
     # What there is
 
@@ -113,7 +115,7 @@ class DeviceTable:
         promised = [ids for one, ids in self._promised.items() if one.resource == resource]
         return frozenset().union(*held, *promised)
 
-    def held_by(self, uid: str, container: str) -> dict[str, Holding]:
+    def held_by(self, uid: str, container: str) -> dict[str, DeviceAllocation]:
         """Give what a container has, by resource."""
         return {
             one.resource: holding
@@ -163,22 +165,22 @@ class DeviceTable:
             del self.resources[resource]
             self.gone.add(resource)
 
-    def promise(self, holder: Holder, ids: Collection[str]) -> None:
+    def promise(self, holder: DeviceOwner, ids: Collection[str]) -> None:
         """Keep devices for a container while its plugin is asked."""
         self._promised[holder] = frozenset(ids)
 
-    def release(self, holder: Holder) -> None:
+    def release(self, holder: DeviceOwner) -> None:
         """Take a promise back, kept or not."""
         self._promised.pop(holder, None)
 
-    def give(self, holder: Holder, ids: Iterable[str], answer: bytes) -> None:
+    def give(self, holder: DeviceOwner, ids: Iterable[str], answer: bytes) -> None:
         """Note that a container has devices."""
         known, nodes = self.devices(holder.resource), dict[int, tuple[str, ...]]()
         for one in sorted(ids):
             near = known[one].nodes if one in known else frozenset()
             for node in sorted(near) or [NOWHERE]:
                 nodes[node] = (*nodes.get(node, ()), one)
-        self.holdings[holder] = Holding(nodes, answer)
+        self.holdings[holder] = DeviceAllocation(nodes, answer)
 
     def forget_pod(self, uid: str) -> None:
         """Take devices back from one pod."""

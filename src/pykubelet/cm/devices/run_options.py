@@ -28,7 +28,7 @@ class HostMount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGrants:
+class DeviceRunOptions:
     """What device plugins and resource claims add to a container."""
 
     devices: tuple[DeviceNode, ...] = ()
@@ -37,12 +37,12 @@ class DeviceGrants:
     env: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
-    def and_cdi(self, names: tuple[str, ...]) -> DeviceGrants:
+    def and_cdi(self, names: tuple[str, ...]) -> DeviceRunOptions:
         """Give the same with more CDI devices, each once."""
         if not names:
             return self
         cdi = tuple(dict.fromkeys((*self.cdi_devices, *names)))
-        return DeviceGrants(
+        return DeviceRunOptions(
             devices=self.devices,
             cdi_devices=cdi,
             mounts=self.mounts,
@@ -51,5 +51,5 @@ class DeviceGrants:
         )
 
 
-NOTHING = DeviceGrants()
+NOTHING = DeviceRunOptions()
 """What most containers get."""

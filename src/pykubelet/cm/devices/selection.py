@@ -24,9 +24,9 @@ from typing import TypeVar
 
 from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.cm.devices import device_plugin_pb2 as pb
-from pykubelet.cm.devices.registry import Device, Holder, Holding, Resource
-from pykubelet.cm.devices.run_options import DeviceGrants, DeviceNode, HostMount
-from pykubelet.cm.topology.hints import Hint, node_sets
+from pykubelet.cm.devices.registry import Device, DeviceAllocation, DeviceOwner, Resource
+from pykubelet.cm.devices.run_options import DeviceNode, DeviceRunOptions, HostMount
+from pykubelet.cm.topology.hints import TopologyHint, node_sets
 
 
 class ChoiceError(Exception):
@@ -34,7 +34,7 @@ class ChoiceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PreferredAllocationRequest:
     """What to ask the plugin: of `available`, which `size` would it take that include `required`?"""
 
     available: frozenset[str]
@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeviceSelection:
     """What is certain so far; the rest is taken in the order of `then`, if the plugin has no other wish."""
 
     taken: frozenset[str]
@@ -53,11 +53,11 @@ class Choice:
     then: tuple[str, ...] = ()
 
     @property
-    def question(self) -> Question | None:
+    def question(self) -> PreferredAllocationRequest | None:
         """What the plugin may decide; None when there is nothing to decide."""
         if len(self.taken) == self.size:
             return None
-        return Question(self.eligible | self.taken, self.taken, self.size)
+        return PreferredAllocationRequest(self.eligible | self.taken, self.taken, self.size)
 
     def settled(self, wish: Iterable[str] = ()) -> frozenset[str]:
         """Give the devices, heeding as much of the plugin's wish as makes sense."""
@@ -73,7 +73,7 @@ def choose(
     available: frozenset[str],
     reusable: frozenset[str] = frozenset(),
     near: frozenset[int] | None = None,
-) -> Choice:
+) -> DeviceSelection:
     """Choose `size` of the available devices, near to these NUMA nodes; raises ChoiceError.
 
     `reusable` are devices that the pod has already for containers that will have ended.
@@ -87,19 +87,21 @@ def choose(
             f"Requested: {left}, Available: {len(available)}"
         )
     if near is None or not any(device.nodes for device in devices.values()):
-        return Choice(taken, size, available, tuple(sorted(available)))
+        return DeviceSelection(taken, size, available, tuple(sorted(available)))
     aligned = frozenset(one for one in available if one in devices and devices[one].nodes & near)
     if left <= len(aligned):
         if left == len(aligned):
-            return Choice(taken | aligned, size)
-        return Choice(taken, size, aligned, tuple(sorted(aligned)))
+            return DeviceSelection(taken | aligned, size)
+        return DeviceSelection(taken, size, aligned, tuple(sorted(aligned)))
     # What is near is taken in any case, or the alignment that was promised is lost.
     elsewhere = available - aligned
     placed = [one for one in sorted(elsewhere) if one in devices and devices[one].nodes]
-    return Choice(taken | aligned, size, elsewhere, (*placed, *sorted(elsewhere.difference(placed))))
+    return DeviceSelection(taken | aligned, size, elsewhere, (*placed, *sorted(elsewhere.difference(placed))))
 
 
-def is_served(holder: Holder, size: int, held: Holding | None, resource: Resource | None) -> bool:
+def is_served(
+    holder: DeviceOwner, size: int, held: DeviceAllocation | None, resource: Resource | None
+) -> bool:
     """Whether a container that asks for `size` devices has them already, all in order.
 
     Raises ChoiceError when it cannot have any; also when what it has is not healthy any more.
@@ -146,7 +148,7 @@ def device_hints(
     available: Collection[str],
     machine: Collection[int],
     reusable: Collection[str] = (),
-) -> list[Hint] | None:
+) -> list[TopologyHint] | None:
     """Give the sets of NUMA nodes near to which there are `size` devices; None when devices have no place.
 
     `devices` are all of the resource, `machine` the machine's NUMA nodes. A set is preferred when no
@@ -169,13 +171,13 @@ def device_hints(
             continue
         if len(placed) + sum(not some.isdisjoint(near) for near in free) >= size:
             fitting.append(some)
-    return [Hint(some, preferred=len(some) == narrowest) for some in fitting]
+    return [TopologyHint(some, preferred=len(some) == narrowest) for some in fitting]
 
 
 T = TypeVar("T")
 
 
-def grants_of(holdings: Mapping[str, Holding]) -> tuple[DeviceGrants, list[str]]:
+def grants_of(holdings: Mapping[str, DeviceAllocation]) -> tuple[DeviceRunOptions, list[str]]:
     """Put together what a container has, by resource; gives also what its plugins disagree about."""
     env: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -192,7 +194,7 @@ def grants_of(holdings: Mapping[str, Holding]) -> tuple[DeviceGrants, list[str]]
         wanted = (HostMount(one.host_path, one.container_path, one.read_only) for one in answer.mounts)
         clashes += _add(mounts, ((mount.container_path, mount) for mount in wanted), "mount")
         cdi.update(dict.fromkeys(one.name for one in answer.cdi_devices))
-    grants = DeviceGrants(
+    grants = DeviceRunOptions(
         devices=tuple(devices.values()),
         cdi_devices=tuple(cdi),
         mounts=tuple(mounts.values()),

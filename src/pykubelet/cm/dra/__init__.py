@@ -1,1 +1,1 @@
-"""Package cm.dra."""
+"""Dynamic resource allocation: resource claims of pods and the drivers that prepare them."""

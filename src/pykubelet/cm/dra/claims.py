@@ -38,25 +38,25 @@ class ClaimError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedClaim:
+class PodClaim:
     """A claim that a pod wants to use; `made` for it, and so not for anybody else."""
 
     name: str
     made: bool = False
 
 
-def wanted_claims(pod: Pod, *, extended: bool = True) -> list[WantedClaim]:
+def wanted_claims(pod: Pod, *, extended: bool = True) -> list[PodClaim]:
     """Give the claims of a pod, each once; raises ClaimError while one of them does not exist yet.
 
     `extended`: whether claims for extended resources count.
     """
     found = [claim for one in pod.spec.resource_claims if (claim := _named(pod, one)) is not None]
     if extended and (status := pod.status.extended_resource_claim_status) is not None:
-        found.append(WantedClaim(status.resource_claim_name))
+        found.append(PodClaim(status.resource_claim_name))
     return list({claim.name: claim for claim in found}.values())
 
 
-def drivers_of(pod: Pod, wanted: WantedClaim, claim: ResourceClaim) -> list[str]:
+def drivers_of(pod: Pod, wanted: PodClaim, claim: ResourceClaim) -> list[str]:
     """Give the drivers of a claim that the pod may use; raises ClaimError when it may not, or not yet."""
     where, name = claim.metadata, claim.metadata.name
     if wanted.made and not any(
@@ -118,17 +118,17 @@ def claim_names(pod: Pod) -> Iterator[tuple[str, str]]:
             yield one.name, claim.name
 
 
-def _named(pod: Pod, wanted: PodResourceClaim) -> WantedClaim | None:
+def _named(pod: Pod, wanted: PodResourceClaim) -> PodClaim | None:
     """Give the claim that stands behind one of the pod's; None when none is needed."""
     if wanted.resource_claim_name is not None:
-        return WantedClaim(wanted.resource_claim_name)
+        return PodClaim(wanted.resource_claim_name)
     if wanted.resource_claim_template_name is None:
         raise ClaimError(
             f'pod "{pod.full_name}", spec.resourceClaim "{wanted.name}": none of the supported fields are set'
         )
     for made in pod.status.resource_claim_statuses:
         if made.name == wanted.name:
-            return WantedClaim(made.resource_claim_name, made=True) if made.resource_claim_name else None
+            return PodClaim(made.resource_claim_name, made=True) if made.resource_claim_name else None
     raise ClaimError(f'pod "{pod.full_name}": ResourceClaim not created yet')
 
 
@@ -154,7 +154,7 @@ class PreparedDevice:
 
 
 @dataclass(slots=True)
-class ClaimRecord:
+class ClaimInfo:
     """A claim that pods on this node use; `devices` by driver, also of drivers that gave none."""
 
     namespace: str
@@ -213,7 +213,7 @@ class _File(msgspec.Struct):
     checksum: int = msgspec.field(name="Checksum", default=0)
 
 
-def read_state(path: Path) -> list[ClaimRecord]:
+def read_state(path: Path) -> list[ClaimInfo]:
     """Read the file, or make one that says that no claim is in use.
 
     Raises PolicyError when it is not sound, or nothing can be kept there.
@@ -239,7 +239,7 @@ def write_state(path: Path, content: bytes) -> None:
     write_atomically(path, content, _PRIVATE)
 
 
-def decode(content: bytes) -> list[ClaimRecord]:
+def decode(content: bytes) -> list[ClaimInfo]:
     """Read a file's content; raises ValueError saying what is wrong."""
     try:
         found = msgspec.json.decode(content, type=_File)
@@ -253,14 +253,14 @@ def decode(content: bytes) -> list[ClaimRecord]:
     return [_record(claim) for claim in data.claims or ()]
 
 
-def encode(records: Iterable[ClaimRecord]) -> bytes:
+def encode(records: Iterable[ClaimInfo]) -> bytes:
     """Give the file's content; the same claims give the same bytes."""
     claims = [_claim(record) for record in sorted(records, key=lambda one: one.key)]
     data = msgspec.json.encode(_Data(KIND, API_VERSION, claims))
     return msgspec.json.encode(_File(data.decode(), zlib.crc32(data)))
 
 
-def _record(claim: _Claim) -> ClaimRecord:
+def _record(claim: _Claim) -> ClaimInfo:
     devices = {
         driver: tuple(
             PreparedDevice(
@@ -270,10 +270,10 @@ def _record(claim: _Claim) -> ClaimRecord:
         )
         for driver, state in (claim.drivers or {}).items()
     }
-    return ClaimRecord(claim.namespace, claim.name, claim.uid, set(claim.pods or ()), devices)
+    return ClaimInfo(claim.namespace, claim.name, claim.uid, set(claim.pods or ()), devices)
 
 
-def _claim(record: ClaimRecord) -> _Claim:
+def _claim(record: ClaimInfo) -> _Claim:
     drivers = {
         driver: _Driver(
             [

@@ -71,7 +71,7 @@ class _Driver(msgspec.Struct):
     devices: dict[str, _Device] | None = msgspec.field(name="Devices", default=None)
 
 
-class HealthBook:
+class DeviceHealthCache:
     """Knows how devices are (a HealthNews of `dra_plugins`).
 
     `changed` is called with a driver and its devices that are not as they were.

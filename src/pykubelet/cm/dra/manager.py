@@ -34,9 +34,9 @@ from pykubelet.cm.dra import dra_pb2 as pb
 from pykubelet.cm.dra.claims import (
     FILE_NAME,
     ClaimError,
-    ClaimRecord,
+    ClaimInfo,
+    PodClaim,
     PreparedDevice,
-    WantedClaim,
     claim_names,
     drivers_of,
     encode,
@@ -46,14 +46,14 @@ from pykubelet.cm.dra.claims import (
     wanted_claims,
     write_state,
 )
-from pykubelet.cm.dra.health import HealthBook
+from pykubelet.cm.dra.health import DeviceHealthCache
 from pykubelet.cm.dra.metrics import ANY_DRIVER, DraMetrics
-from pykubelet.cm.dra.plugins import Drivers
+from pykubelet.cm.dra.plugins import DraPluginRegistry
 from pykubelet.cm.podresources.server import ClaimedDevice, ClaimUse
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import err_text
 from pykubelet.pluginmanager.client import PluginError
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
@@ -65,9 +65,9 @@ class _Result(Protocol):
     def error(self) -> str: ...
 
 
-def by_driver(records: Iterable[ClaimRecord]) -> dict[str, list[ClaimRecord]]:
+def by_driver(records: Iterable[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
     """Give the claims that each driver has to do with, in the order of their names."""
-    found: dict[str, list[ClaimRecord]] = {}
+    found: dict[str, list[ClaimInfo]] = {}
     for record in records:
         for driver in record.devices:
             found.setdefault(driver, []).append(record)
@@ -75,19 +75,19 @@ def by_driver(records: Iterable[ClaimRecord]) -> dict[str, list[ClaimRecord]]:
 
 
 def read_prepared(
-    asked: Sequence[ClaimRecord], answer: pb.NodePrepareResourcesResponse
+    asked: Sequence[ClaimInfo], answer: pb.NodePrepareResourcesResponse
 ) -> dict[str, tuple[PreparedDevice, ...]]:
     """Give the devices of each claim by its uid; raises ClaimError unless all were prepared."""
     _check(_PREPARE, asked, answer.claims)
     return {uid: tuple(map(_device, result.devices)) for uid, result in answer.claims.items()}
 
 
-def check_unprepared(asked: Sequence[ClaimRecord], answer: pb.NodeUnprepareResourcesResponse) -> None:
+def check_unprepared(asked: Sequence[ClaimInfo], answer: pb.NodeUnprepareResourcesResponse) -> None:
     """Raise ClaimError unless all claims were given back."""
     _check(_UNPREPARE, asked, answer.claims)
 
 
-def _check(call: str, asked: Sequence[ClaimRecord], results: Mapping[str, _Result]) -> None:
+def _check(call: str, asked: Sequence[ClaimInfo], results: Mapping[str, _Result]) -> None:
     names = {record.uid: record.name for record in asked}
     for uid in sorted(results):
         if uid not in names:
@@ -124,18 +124,18 @@ class Fetch(Protocol):
         ...
 
 
-class DynamicResources:
+class DraManager:
     """The claims of one node; raises PolicyError when its state file is not sound."""
 
     def __init__(
         self,
         folder: Path,
         fetch: Fetch,
-        drivers: Drivers,
+        drivers: DraPluginRegistry,
         *,
         extended: bool = True,
         metrics: DraMetrics | None = None,
-        health: HealthBook | None = None,
+        health: DeviceHealthCache | None = None,
     ) -> None:
         """`folder` is the agent's root; `extended`: whether claims for extended resources count."""
         self.drivers = drivers
@@ -144,7 +144,7 @@ class DynamicResources:
         self._extended = extended
         self._metrics = metrics or DraMetrics()
         self._health = health
-        self._records: dict[Key, ClaimRecord] = {record.key: record for record in read_state(self._path)}
+        self._records: dict[Key, ClaimInfo] = {record.key: record for record in read_state(self._path)}
         # Those that somebody has or waits for: nobody else remembers them.
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._saving = asyncio.Lock()
@@ -227,19 +227,19 @@ class DynamicResources:
             for uid in record.pods
         }
 
-    def records(self, uid: str) -> list[ClaimRecord]:
+    def records(self, uid: str) -> list[ClaimInfo]:
         """Give the claims that a pod has."""
         return [record for record in self._records.values() if uid in record.pods]
 
     async def run(self, active: Active) -> NoReturn:
         """Give back the claims of pods that are gone, now and then, until cancelled."""
-        complaints: dict[str, Complaints] = {}
+        complaints: dict[str, ErrorLogLimiter] = {}
         clock = asyncio.get_running_loop().time
         while True:
             self._look.clear()
             for uid in self._gone(active()):
                 complaint = complaints.setdefault(
-                    uid, Complaints(log, "Cannot give back the claims of a pod that is gone", podUID=uid)
+                    uid, ErrorLogLimiter(log, "Cannot give back the claims of a pod that is gone", podUID=uid)
                 )
                 try:
                     await self._unprepare(uid)
@@ -256,7 +256,7 @@ class DynamicResources:
 
     # Preparing
 
-    async def _checked(self, pod: Pod, wanted: WantedClaim) -> ClaimRecord:
+    async def _checked(self, pod: Pod, wanted: PodClaim) -> ClaimInfo:
         """Ask for a claim, and give the record of one that the pod may use and whose drivers are there."""
         try:
             claim = await self._fetch(pod.metadata.namespace, wanted.name)
@@ -265,11 +265,11 @@ class DynamicResources:
         drivers = drivers_of(pod, wanted, claim)
         for driver in drivers:
             self.drivers.needed(driver, pod.uid)
-        return ClaimRecord(
+        return ClaimInfo(
             pod.metadata.namespace, wanted.name, claim.metadata.uid, devices=dict.fromkeys(drivers, ())
         )
 
-    async def _prepare(self, pod: Pod, fresh: Sequence[ClaimRecord]) -> None:
+    async def _prepare(self, pod: Pod, fresh: Sequence[ClaimInfo]) -> None:
         async with self._alone(record.key for record in fresh):
             for record in fresh:
                 known = self._records.get(record.key)
@@ -357,7 +357,7 @@ class DynamicResources:
                 raise ClaimError(f"checkpoint ResourceClaim state: {err}") from err
             self._saved = content
 
-    def _record_of(self, pod: Pod, name: str) -> ClaimRecord:
+    def _record_of(self, pod: Pod, name: str) -> ClaimInfo:
         record = self._records.get((pod.metadata.namespace, name))
         if record is None:
             raise ClaimError(f"unable to get information for ResourceClaim {name}")
@@ -371,7 +371,7 @@ class DynamicResources:
         return counts
 
 
-def _use(record: ClaimRecord) -> ClaimUse:
+def _use(record: ClaimInfo) -> ClaimUse:
     devices = tuple(
         ClaimedDevice(driver, one.pool, one.device, one.cdi_devices, one.share_id)
         for driver, given in sorted(record.devices.items())

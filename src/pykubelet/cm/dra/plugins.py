@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from pykubelet.cm.dra import dra_health_pb2 as health_pb
 from pykubelet.cm.dra import dra_pb2 as pb
-from pykubelet.cm.dra.claims import ClaimError, ClaimRecord
+from pykubelet.cm.dra.claims import ClaimError, ClaimInfo
 from pykubelet.cm.dra.metrics import DraMetrics
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import call_plugin
@@ -43,7 +43,7 @@ _SERVICES = {
 _HEALTH = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
 
 
-class HealthNews(Protocol):
+class DeviceHealthListener(Protocol):
     """Whoever wants to know how devices are."""
 
     def told(self, driver: str, answer: health_pb.NodeWatchResourcesResponse) -> None:
@@ -71,7 +71,7 @@ class DriverPlugin:
         """The driver's name."""
         return self.plugin.name
 
-    async def prepare(self, claims: Sequence[ClaimRecord]) -> pb.NodePrepareResourcesResponse:
+    async def prepare(self, claims: Sequence[ClaimInfo]) -> pb.NodePrepareResourcesResponse:
         """Have claims made ready; raises PluginError."""
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
         method = f"{self.service}NodePrepareResources"
@@ -80,7 +80,7 @@ class DriverPlugin:
                 self.path, method, request, pb.NodePrepareResourcesResponse, timeout=CALL_SECONDS
             )
 
-    async def unprepare(self, claims: Sequence[ClaimRecord]) -> pb.NodeUnprepareResourcesResponse:
+    async def unprepare(self, claims: Sequence[ClaimInfo]) -> pb.NodeUnprepareResourcesResponse:
         """Have undone what was made ready; raises PluginError."""
         request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
         method = f"{self.service}NodeUnprepareResources"
@@ -90,14 +90,14 @@ class DriverPlugin:
             )
 
 
-class Drivers:
+class DraPluginRegistry:
     """Takes plugins of drivers into service (a PluginHandler), and gives the one to ask."""
 
     def __init__(
         self,
         tasks: TaskScope,
         metrics: DraMetrics | None = None,
-        health: HealthNews | None = None,
+        health: DeviceHealthListener | None = None,
         wake: Callable[[str], None] = lambda uid: None,
     ) -> None:
         """`health` is None where nobody wants to know; `wake` has a pod's worker look again."""
@@ -278,7 +278,7 @@ async def _connected(path: str) -> _Connection:
     return connection
 
 
-def _claim(record: ClaimRecord) -> pb.Claim:
+def _claim(record: ClaimInfo) -> pb.Claim:
     return pb.Claim(namespace=record.namespace, uid=record.uid, name=record.name)
 
 

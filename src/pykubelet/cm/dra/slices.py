@@ -14,7 +14,7 @@ from pykubelet.api.resource_claim import ResourceSlice
 from pykubelet.apiserver.client import ApiClient, Resource
 from pykubelet.apiserver.errors import KubeError, NotFound
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -26,7 +26,7 @@ DELAY_SECONDS = 30.0
 LONGEST_PAUSE_SECONDS = 300.0
 
 
-class Slices:
+class ResourceSliceCleaner:
     """Takes back slices of one node, in tasks of its own."""
 
     def __init__(
@@ -64,8 +64,10 @@ class Slices:
 
     async def _wipe(self, driver: str) -> None:
         selector = f"spec.nodeName={self._node}" + (f",spec.driver={driver}" if driver else "")
-        pauses = Pauses(first=1.0, limit=LONGEST_PAUSE_SECONDS)
-        complaints = Complaints(log, "Cannot take back ResourceSlices, will try again", selector=selector)
+        pauses = Backoff(first=1.0, limit=LONGEST_PAUSE_SECONDS)
+        complaints = ErrorLogLimiter(
+            log, "Cannot take back ResourceSlices, will try again", selector=selector
+        )
         await self._node_there()
         clock = asyncio.get_running_loop().time
         while True:

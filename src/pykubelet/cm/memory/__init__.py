@@ -1,1 +1,1 @@
-"""Package cm.memory."""
+"""Memory manager: memory and huge pages of NUMA nodes for Guaranteed containers."""

@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry, Counter
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.memory.numa_memory import (
-    Block,
     Machine,
+    MemoryBlock,
     Requests,
     choose_nodes,
     container_requests,
@@ -39,7 +39,7 @@ from pykubelet.cm.memory.numa_memory import (
 from pykubelet.cm.memory.numa_nodes import MemoryNode, reserved_by_node
 from pykubelet.cm.memory.state import MemoryState, corrupted, read_state, write_state
 from pykubelet.cm.qos import has_pod_level_resources, qos_class
-from pykubelet.cm.topology.hints import AllocationError, Hint, Hints, PolicyError
+from pykubelet.cm.topology.hints import AllocationError, Hints, PolicyError, TopologyHint
 from pykubelet.config.types import MemoryReservation
 from pykubelet.logs import get_logger
 
@@ -122,7 +122,7 @@ class MemoryManager:
                 return hints_again(blocks, requests)
         return hints_for(self._state.machine_state, requests, {})
 
-    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> None:
+    def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> None:
         """Give a container its memory, near to the chosen nodes; does nothing for one that has it.
 
         Raises AllocationError.
@@ -138,11 +138,11 @@ class MemoryManager:
             self._metrics.errors.inc()
             raise
 
-    def _allocate(self, pod: Pod, container: Container, chosen: Hint) -> None:
+    def _allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> None:
         requests = container_requests(container)
         reusable = self._reusable(pod, container)
         nodes = choose_nodes(self._state.machine_state, requests, reusable, chosen)
-        blocks = [Block(tuple(sorted(nodes)), name, size) for name, size in sorted(requests.items())]
+        blocks = [MemoryBlock(tuple(sorted(nodes)), name, size) for name, size in sorted(requests.items())]
         there = reusable.get(nodes, {})
         self._state.machine_state = taken(
             self._state.machine_state,
@@ -190,14 +190,14 @@ class MemoryManager:
         """Give the NUMA nodes that a container's memory is to come from; none: from any."""
         return frozenset(node for block in self.blocks(uid, container) for node in block.numa_affinity)
 
-    def blocks(self, uid: str, container: str) -> tuple[Block, ...]:
+    def blocks(self, uid: str, container: str) -> tuple[MemoryBlock, ...]:
         """Give the memory that a container has."""
         return tuple(self._find(uid, container) or ())
 
-    def allocatable(self) -> tuple[Block, ...]:
+    def allocatable(self) -> tuple[MemoryBlock, ...]:
         """Give the memory that containers may have from each NUMA node."""
         return tuple(
-            Block((number,), resource, table.allocatable)
+            MemoryBlock((number,), resource, table.allocatable)
             for number, node in sorted(self._state.machine_state.items())
             for resource, table in sorted(node.memory_map.items())
             if table.allocatable
@@ -231,7 +231,7 @@ class MemoryManager:
                 there[block.type] = there.get(block.type, 0) + block.size
         return found
 
-    def _take_over(self, pod: Pod, container: Container, block: Block) -> None:
+    def _take_over(self, pod: Pod, container: Container, block: MemoryBlock) -> None:
         """Take what is used again from those that had it, so that each byte is somebody's once."""
         left = block.size
         for init in _before(pod, container):
@@ -242,7 +242,7 @@ class MemoryManager:
                     had[index] = replace(old, size=old.size - part)
                     left -= part
 
-    def _find(self, uid: str, container: str) -> list[Block] | None:
+    def _find(self, uid: str, container: str) -> list[MemoryBlock] | None:
         return self._state.entries.get(uid, {}).get(container)
 
     def _remove(self, containers: Collection[tuple[str, str]]) -> None:

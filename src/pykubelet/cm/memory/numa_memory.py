@@ -18,7 +18,7 @@ import msgspec
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.memory.numa_nodes import MemoryNode, Reserved, is_memory
-from pykubelet.cm.topology.hints import AllocationError, Hint, Hints, PolicyError, breadth, node_sets
+from pykubelet.cm.topology.hints import AllocationError, Hints, PolicyError, TopologyHint, breadth, node_sets
 
 
 class MemoryTable(msgspec.Struct, rename="camel"):
@@ -42,7 +42,7 @@ class NodeMemory(msgspec.Struct, rename="camel"):
     cells: list[int]
 
 
-class Block(msgspec.Struct, rename="camel", frozen=True):
+class MemoryBlock(msgspec.Struct, rename="camel", frozen=True):
     """Bytes of one resource that a container has from a NUMA node, or from a group of them."""
 
     numa_affinity: tuple[int, ...]
@@ -52,7 +52,7 @@ class Block(msgspec.Struct, rename="camel", frozen=True):
 
 Machine = dict[int, NodeMemory]
 """The NUMA nodes by number."""
-Assignments = dict[str, dict[str, list[Block]]]
+Assignments = dict[str, dict[str, list[MemoryBlock]]]
 """What containers have, by pod's uid and container's name."""
 
 
@@ -71,7 +71,7 @@ def untouched(nodes: Iterable[MemoryNode], reserved: Reserved) -> Machine:
     return machine
 
 
-def taken(machine: Machine, blocks: Iterable[Block]) -> Machine:
+def taken(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
     """Give the tables after containers got these blocks, from the lowest node of a group first.
 
     Raises PolicyError when a block is of a node or a resource that the machine does not have.
@@ -91,7 +91,7 @@ def taken(machine: Machine, blocks: Iterable[Block]) -> Machine:
     return changed
 
 
-def given_back(machine: Machine, blocks: Iterable[Block]) -> Machine:
+def given_back(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
     """Give the tables after containers lost these blocks; a node that nobody uses leaves its group."""
     changed = copied(machine)
     for block in blocks:
@@ -186,7 +186,7 @@ def pod_requests(pod: Pod) -> Requests:
     return {name: max(size + sidecars.get(name, 0), peak.get(name, 0)) for name, size in apps.items()}
 
 
-def possible_nodes(machine: Machine, requests: Requests, reusable: Reusable) -> list[Hint]:
+def possible_nodes(machine: Machine, requests: Requests, reusable: Reusable) -> list[TopologyHint]:
     """Give every set of NUMA nodes that has room; the same for all resources of the request.
 
     Preferred are those of as few nodes as would do if nobody else had any memory.
@@ -199,7 +199,7 @@ def possible_nodes(machine: Machine, requests: Requests, reusable: Reusable) -> 
         fewest = min(fewest, len(nodes))
         if joins_groups(machine, nodes) and _fits(machine, nodes, requests, reusable.get(nodes, {})):
             found.append(nodes)
-    return [Hint(nodes, preferred=len(nodes) == fewest) for nodes in found]
+    return [TopologyHint(nodes, preferred=len(nodes) == fewest) for nodes in found]
 
 
 def hints_for(machine: Machine, requests: Requests, reusable: Reusable) -> Hints:
@@ -211,17 +211,19 @@ def hints_for(machine: Machine, requests: Requests, reusable: Reusable) -> Hints
     return {name: list(found) for name in requests} if found else {}
 
 
-def hints_again(blocks: Sequence[Block], requests: Requests) -> Hints:
+def hints_again(blocks: Sequence[MemoryBlock], requests: Requests) -> Hints:
     """Give the hints of a container that has memory already: that it wants what it has.
 
     When it has something else than it asks for there is nothing to prefer.
     """
     if {block.type: block.size for block in blocks} != requests:
         return {}
-    return {block.type: [Hint(frozenset(block.numa_affinity), preferred=True)] for block in blocks}
+    return {block.type: [TopologyHint(frozenset(block.numa_affinity), preferred=True)] for block in blocks}
 
 
-def choose_nodes(machine: Machine, requests: Requests, reusable: Reusable, chosen: Hint) -> frozenset[int]:
+def choose_nodes(
+    machine: Machine, requests: Requests, reusable: Reusable, chosen: TopologyHint
+) -> frozenset[int]:
     """Decide which NUMA nodes serve a request, given what the topology manager chose.
 
     Its choice may be too small for this request alone, being what all providers have in common: then it
@@ -274,5 +276,5 @@ def _fits(machine: Machine, nodes: frozenset[int], requests: Requests, reusable:
     )
 
 
-def _best(hints: Iterable[Hint]) -> Hint:
+def _best(hints: Iterable[TopologyHint]) -> TopologyHint:
     return min(hints, key=lambda hint: (not hint.preferred, breadth(hint.nodes or frozenset())))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pykubelet.cm.memory.numa_memory import Assignments, Block, Machine, MemoryTable, NodeMemory
+from pykubelet.cm.memory.numa_memory import Assignments, Machine, MemoryBlock, MemoryTable, NodeMemory
 from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.podconfig.static_pods import write_atomically
 from pykubelet.util.text import fnv1a_32, quoted
@@ -114,7 +114,7 @@ def _dump_table(table: MemoryTable) -> str:
     )
 
 
-def _dump_block(block: Block) -> str:
+def _dump_block(block: MemoryBlock) -> str:
     return (
         f"{{NUMAAffinity:{_numbers(block.numa_affinity)} Type:(v1.ResourceName){block.type} "
         f"Size:(uint64){block.size}}}"

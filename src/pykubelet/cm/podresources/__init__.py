@@ -1,1 +1,1 @@
-"""Package cm.podresources."""
+"""Pod-resources API: CPUs, memory and devices of containers, for monitoring agents."""

@@ -1,1 +1,1 @@
-"""Package cm.topology."""
+"""Topology manager: hints of the resource managers and the NUMA nodes they agree on."""

@@ -32,7 +32,7 @@ from pykubelet.api.pod import Container, Pod
 
 
 @dataclass(frozen=True)
-class Hint:
+class TopologyHint:
     """A set of NUMA nodes that would do; `nodes` of None: any would.
 
     A preferred one needs no more nodes than the request would need on an empty machine.
@@ -42,12 +42,12 @@ class Hint:
     preferred: bool
 
 
-Hints = dict[str, list[Hint] | None]
+Hints = dict[str, list[TopologyHint] | None]
 """Hints by resource. None: no preference; an empty list: no set of nodes can serve the request.
 
 An empty dictionary means that the provider has no preference about anything.
 """
-ANYWHERE = Hint(None, preferred=False)
+ANYWHERE = TopologyHint(None, preferred=False)
 """The chosen hint where topology does not matter: with the policy `none`."""
 
 
@@ -60,7 +60,7 @@ class HintProvider(Protocol):
     def pod_hints(self, pod: Pod) -> Hints:
         """Say where all the pod's containers could be served together; for the scope `pod`."""
 
-    def allocate(self, pod: Pod, container: Container, chosen: Hint) -> Awaitable[None] | None:
+    def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> Awaitable[None] | None:
         """Give a container what it asks for, from the chosen nodes; does nothing for one that has it.
 
         At once, or as something to wait for: who has to ask a plugin cannot answer at once. Raises
@@ -149,19 +149,19 @@ def _spread(number: int, places: list[int]) -> int:
 Policy = Literal["none", "best-effort", "restricted", "single-numa-node"]
 Distances = Mapping[int, Mapping[int, int]]
 """How far NUMA nodes are from each other, as the firmware counts: 10 is the node itself."""
-_NO_PREFERENCE = Hint(None, preferred=True)
-_IMPOSSIBLE = Hint(None, preferred=False)
+_NO_PREFERENCE = TopologyHint(None, preferred=True)
+_IMPOSSIBLE = TopologyHint(None, preferred=False)
 
 
 @dataclass(frozen=True)
-class Numa:
+class NumaTopology:
     """The machine's NUMA nodes; with distances where close ones shall be preferred over low numbers."""
 
     nodes: frozenset[int]
     distances: Distances = field(default_factory=dict)
 
 
-def merge(policy: Policy, machine: Numa, providers: Iterable[Hints]) -> Hint:
+def merge(policy: Policy, machine: NumaTopology, providers: Iterable[Hints]) -> TopologyHint:
     """Find the NUMA nodes for what all providers are asked for together."""
     if policy == "none":
         return ANYWHERE
@@ -169,16 +169,16 @@ def merge(policy: Policy, machine: Numa, providers: Iterable[Hints]) -> Hint:
     if policy != "single-numa-node":
         return _best(resources, machine)
     single = [[hint for hint in hints if _is_single(hint)] for hints in resources]
-    best = _best(single, Numa(machine.nodes))
-    return Hint(None, best.preferred) if best.nodes == machine.nodes else best
+    best = _best(single, NumaTopology(machine.nodes))
+    return TopologyHint(None, best.preferred) if best.nodes == machine.nodes else best
 
 
-def admits(policy: Policy, merged: Hint) -> bool:
+def admits(policy: Policy, merged: TopologyHint) -> bool:
     """Whether a pod whose hints were merged to this may run."""
     return merged.preferred or policy in ("none", "best-effort")
 
 
-def _by_resource(providers: Iterable[Hints]) -> list[list[Hint]]:
+def _by_resource(providers: Iterable[Hints]) -> list[list[TopologyHint]]:
     found = []
     for hints in providers:
         if not hints:
@@ -188,11 +188,11 @@ def _by_resource(providers: Iterable[Hints]) -> list[list[Hint]]:
     return found
 
 
-def _is_single(hint: Hint) -> bool:
+def _is_single(hint: TopologyHint) -> bool:
     return hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)
 
 
-def _best(resources: Sequence[Sequence[Hint]], machine: Numa) -> Hint:
+def _best(resources: Sequence[Sequence[TopologyHint]], machine: NumaTopology) -> TopologyHint:
     distances = machine.distances
 
     def order(nodes: frozenset[int]) -> tuple[int, int]:
@@ -201,22 +201,22 @@ def _best(resources: Sequence[Sequence[Hint]], machine: Numa) -> Hint:
 
     if agreed := _agreed(resources, machine.nodes):
         size = min(map(len, agreed))
-        return Hint(min((nodes for nodes in agreed if len(nodes) == size), key=order), preferred=True)
+        return TopologyHint(min((nodes for nodes in agreed if len(nodes) == size), key=order), preferred=True)
     common = _common(resources, machine.nodes)
     if not common:
-        return Hint(machine.nodes, preferred=False)
+        return TopologyHint(machine.nodes, preferred=False)
     # What takes the most nodes decides how many are right when nothing is preferred.
     right_size = max(map(_fewest, resources), default=0)
     sizes = set(map(len, common))
     size = max((size for size in sizes if size <= right_size), default=min(sizes))
-    return Hint(min((nodes for nodes in common if len(nodes) == size), key=order), preferred=False)
+    return TopologyHint(min((nodes for nodes in common if len(nodes) == size), key=order), preferred=False)
 
 
-def _fewest(hints: Iterable[Hint]) -> int:
+def _fewest(hints: Iterable[TopologyHint]) -> int:
     return min((len(hint.nodes) for hint in hints if hint.nodes is not None), default=0)
 
 
-def _agreed(resources: Sequence[Sequence[Hint]], nodes: frozenset[int]) -> set[frozenset[int]]:
+def _agreed(resources: Sequence[Sequence[TopologyHint]], nodes: frozenset[int]) -> set[frozenset[int]]:
     """Give the sets of nodes that every resource prefers, of those that prefer some at all."""
     wishes = [{hint.nodes for hint in hints if hint.preferred} for hints in resources]
     named = {wish for some in wishes for wish in some if wish is not None}
@@ -226,7 +226,7 @@ def _agreed(resources: Sequence[Sequence[Hint]], nodes: frozenset[int]) -> set[f
     return agreed - {frozenset()}
 
 
-def _common(resources: Iterable[Iterable[Hint]], nodes: frozenset[int]) -> set[frozenset[int]]:
+def _common(resources: Iterable[Iterable[TopologyHint]], nodes: frozenset[int]) -> set[frozenset[int]]:
     """Give the nodes that any choice of one hint per resource has in common, where there are some."""
     everything = _bits(nodes)
     reached = {everything}

@@ -28,11 +28,11 @@ from pykubelet.cm.memory.numa_nodes import MemoryNode
 from pykubelet.cm.topology.hints import (
     ANYWHERE,
     AllocationError,
-    Hint,
     HintProvider,
-    Numa,
+    NumaTopology,
     Policy,
     PolicyError,
+    TopologyHint,
     admits,
     merge,
 )
@@ -126,7 +126,7 @@ _MISALIGNED = "Resources cannot be allocated with Topology locality"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class TopologyRejection:
     """Why a pod may not run, in the words of its status."""
 
     reason: str
@@ -158,7 +158,7 @@ class TopologyManager:
         self._providers = self._quick if asking is None else (asking, *self._quick)
         self._metrics = metrics or TopologyMetrics()
         self._one_at_a_time = asyncio.Lock()
-        self._machine = Numa(frozenset())
+        self._machine = NumaTopology(frozenset())
         if policy != "none":
             self._machine = numa_of(nodes, options)
             for each in ("container", "pod"):
@@ -169,7 +169,7 @@ class TopologyManager:
         """Whether a pod that is admitted certainly has everything from one NUMA node."""
         return self.policy == "single-numa-node"
 
-    async def admit(self, pod: Pod) -> Refusal | None:
+    async def admit(self, pod: Pod) -> TopologyRejection | None:
         """Give each of the pod's containers what it asks for, or say why the pod may not run.
 
         It waits only where a provider does, and for pods that came before. After a refusal some
@@ -188,7 +188,7 @@ class TopologyManager:
         self._count_aligned(pod)
         return None
 
-    def admit_at_once(self, pod: Pod) -> Refusal | None:
+    def admit_at_once(self, pod: Pod) -> TopologyRejection | None:
         """Do the same for a pod that wants nothing of the provider who has to ask others."""
         with self._metrics.timed():
             try:
@@ -200,9 +200,11 @@ class TopologyManager:
         self._count_aligned(pod)
         return None
 
-    def _places(self, pod: Pod, providers: Sequence[HintProvider]) -> Iterator[tuple[Container, Hint]]:
+    def _places(
+        self, pod: Pod, providers: Sequence[HintProvider]
+    ) -> Iterator[tuple[Container, TopologyHint]]:
         """Choose the nodes for each container, when those before it have theirs; raises AllocationError."""
-        together: Hint | None = None
+        together: TopologyHint | None = None
         if self.policy == "none":
             together = ANYWHERE
         elif self.scope == "pod":
@@ -220,7 +222,7 @@ class TopologyManager:
                 raise AllocationError(_MISALIGNED, TOPOLOGY_AFFINITY)
             yield container, chosen
 
-    def _refused(self, err: AllocationError) -> Refusal:
+    def _refused(self, err: AllocationError) -> TopologyRejection:
         if self.policy != "none":
             self._metrics.errors.inc()
         if self.aligns and err.reason == TOPOLOGY_AFFINITY:
@@ -233,14 +235,14 @@ class TopologyManager:
             self._metrics.alignment.aligned("numa_node", self.scope, 1 if self.scope == "pod" else containers)
 
 
-def refusal_of(err: AllocationError) -> Refusal:
+def refusal_of(err: AllocationError) -> TopologyRejection:
     """Say it as the reference does, which wraps what it has no name for."""
     if err.reason is not None:
-        return Refusal(err.reason, str(err))
-    return Refusal(UNEXPECTED, f"Allocate failed due to {err}, which is unexpected")
+        return TopologyRejection(err.reason, str(err))
+    return TopologyRejection(UNEXPECTED, f"Allocate failed due to {err}, which is unexpected")
 
 
-def numa_of(nodes: Sequence[MemoryNode], options: Mapping[str, str]) -> Numa:
+def numa_of(nodes: Sequence[MemoryNode], options: Mapping[str, str]) -> NumaTopology:
     """Give what merging needs to know of the machine, under the policy's options; raises PolicyError."""
     most = int(options.get(_MOST_NODES, FEWEST_NUMA_NODES))
     if len(nodes) > most:
@@ -250,17 +252,17 @@ def numa_of(nodes: Sequence[MemoryNode], options: Mapping[str, str]) -> Numa:
         )
     names = frozenset(node.number for node in nodes)
     if options.get(_PREFER_CLOSEST) not in _TRUE:
-        return Numa(names)
+        return NumaTopology(names)
     distances = {node.number: dict(node.distances) for node in nodes}
     if any(not names <= known.keys() for known in distances.values()):
         raise PolicyError(
             f"{_PREFER_CLOSEST} needs the distances between NUMA nodes, which this machine does not tell "
             "(/sys/devices/system/node/node*/distance): remove it from topologyManagerPolicyOptions"
         )
-    return Numa(names, distances)
+    return NumaTopology(names, distances)
 
 
-def _text(hint: Hint) -> str:
+def _text(hint: TopologyHint) -> str:
     if hint == ANYWHERE or hint.nodes is None:
         return "any"
     return f"{sorted(hint.nodes)}{' preferred' if hint.preferred else ''}"

@@ -1,1 +1,1 @@
-"""Package server.http2."""
+"""HTTP/2 of the API on port 10250."""

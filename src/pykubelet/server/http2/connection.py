@@ -49,11 +49,11 @@ from pykubelet.server.http2.frames import (
     PREFACE,
     BadFrames,
     Budget,
+    BudgetExceeded,
     Frames,
     ReadingTurns,
-    TooBusy,
 )
-from pykubelet.server.http2.headers import Malformed, NotHere, RequestHead, request_head
+from pykubelet.server.http2.headers import Malformed, RequestHead, UnsupportedRequest, request_head
 from pykubelet.server.http2.stream import Stream, stream_server
 from pykubelet.server.pipeline import USER
 from pykubelet.util.tasks import wait_seconds
@@ -67,7 +67,7 @@ WINDOW = 64 * 1024 - 1
 """How much of a body may come before somebody takes it."""
 
 
-class Wire(H2Connection):
+class H2State(H2Connection):
     """The protocol, without the bytes' way there and back."""
 
     # What is remembered of streams that have ended is for frames that crossed their end.
@@ -96,7 +96,7 @@ class Wire(H2Connection):
         return [self.data_to_send(), struct.pack(">IBI", size << 8 | DATA, 0, number), data]
 
 
-def make_wire() -> Wire:
+def make_wire() -> H2State:
     """Make the protocol of a connection that begins."""
     settings = H2Configuration(
         client_side=False,
@@ -108,7 +108,7 @@ def make_wire() -> Wire:
         validate_outbound_headers=False,
         normalize_outbound_headers=False,
     )
-    wire = Wire(settings)
+    wire = H2State(settings)
     wire.local_settings = Settings(
         client=False,
         initial_values={
@@ -363,7 +363,7 @@ class Http2Connection(asyncio.Protocol):
             return
         try:
             head, refusal = request_head(event.headers, ended=ended), ""
-        except NotHere as err:
+        except UnsupportedRequest as err:
             headless = (b":method", b"HEAD") in event.headers
             head, refusal = RequestHead(b"", chunked=False, headless=headless), str(err)
         except Malformed as err:
@@ -492,7 +492,9 @@ class Http2Connection(asyncio.Protocol):
         if self.transport is None:
             return
         if isinstance(err, BadFrames):
-            code = ErrorCodes.ENHANCE_YOUR_CALM if isinstance(err, TooBusy) else ErrorCodes.PROTOCOL_ERROR
+            code = (
+                ErrorCodes.ENHANCE_YOUR_CALM if isinstance(err, BudgetExceeded) else ErrorCodes.PROTOCOL_ERROR
+            )
             self._wire.close_connection(code)
         self._flush()
         self._leaving = True

@@ -42,7 +42,7 @@ class BadFrames(Exception):
     """The client does not speak HTTP/2, or too much of it."""
 
 
-class TooBusy(BadFrames):
+class BudgetExceeded(BadFrames):
     """The client has spent its budget."""
 
 
@@ -70,7 +70,7 @@ class Budget:
             self.earn((now - self._seen) * _PER_SECOND)
             self._seen = now
             if self._left < 0:
-                raise TooBusy("too many frames for what they ask")
+                raise BudgetExceeded("too many frames for what they ask")
 
     def earn(self, points: float) -> None:
         """Give points back, for something done."""

@@ -30,7 +30,7 @@ class Malformed(Exception):
     """These are not the fields of a request."""
 
 
-class NotHere(Exception):
+class UnsupportedRequest(Exception):
     """The request asks for something that HTTP/2 does not have; the text is for the client."""
 
 
@@ -63,9 +63,9 @@ def request_head(fields: Iterable[Field], *, ended: bool) -> RequestHead:
         if not _NAME.fullmatch(name):
             raise Malformed("a field has a name that is none")
         if name in _OF_THE_CONNECTION:
-            raise NotHere(f'request header "{name.decode().title()}" is not valid in HTTP/2')
+            raise UnsupportedRequest(f'request header "{name.decode().title()}" is not valid in HTTP/2')
         if name == b"te" and value.lower() != b"trailers":
-            raise NotHere('request header "TE" may only be "trailers" in HTTP/2')
+            raise UnsupportedRequest('request header "TE" may only be "trailers" in HTTP/2')
         if name == b"host":
             hosts.append(value)
         elif name == b"cookie":

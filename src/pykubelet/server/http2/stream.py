@@ -28,7 +28,7 @@ _ENOUGH = 64 * 1024
 _LITTLE = 16 * 1024
 
 
-class Below(Protocol):
+class StreamTransport(Protocol):
     """The connection that carries the stream."""
 
     def extra_info(self, name: str, default: Any) -> Any:
@@ -53,7 +53,7 @@ class Below(Protocol):
 class Stream(asyncio.Transport):
     """A request and its answer; the connection feeds the one and sends the other."""
 
-    def __init__(self, below: Below, number: int, *, chunked: bool, headless: bool) -> None:
+    def __init__(self, below: StreamTransport, number: int, *, chunked: bool, headless: bool) -> None:
         """Begin a stream.
 
         `chunked` when the request's length is not known, `headless` when the answer must have no body.

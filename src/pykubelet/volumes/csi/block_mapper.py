@@ -19,22 +19,22 @@ from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
 from pykubelet.linux.mounts import MS_BIND, mount, read_mounts, remove_tree, unmount
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
-from pykubelet.volumes.csi.dependencies import DriverFailed, Parts, Sweeps, asking
+from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, Sweeps, asking
 from pykubelet.volumes.csi.names import KIND, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.paths import DevicePlaces, VolumeData, drop_scraps, read_data, write_data
+from pykubelet.volumes.csi.paths import BlockVolumePaths, VolumeData, drop_scraps, read_data, write_data
 from pykubelet.volumes.csi.unpublish import let_go, pay_before
 from pykubelet.volumes.csi.volume import CsiVolume, must_attach
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.paths import make_folder
 from pykubelet.volumes.plugin import MountedVolume
 
 log = get_logger(__name__)
 
 
-class DeviceVolumes:
+class CsiBlockMapper:
     """Gives CSI volumes as devices."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: CsiDependencies) -> None:
         self._parts = parts
 
     async def set_up(self, volume: CsiVolume, spec: CsiDriverSpec | None) -> MountedVolume:
@@ -68,7 +68,7 @@ class DeviceVolumes:
                         context,
                         read_only=volume.read_only,
                     )
-            except DriverFailed as err:
+            except DriverCallError as err:
                 if err.is_final and not os.path.lexists(places.maps / wanted.uid):
                     link.unlink(missing_ok=True)
                 raise
@@ -110,7 +110,7 @@ class DeviceVolumes:
         found = await finish_in_thread(lambda: list(self._parts.places.all_devices()))
         return {places.name: partial(self._sweep_one, places, in_use) for places in found}
 
-    async def _sweep_one(self, places: DevicePlaces, in_use: Collection[str]) -> None:
+    async def _sweep_one(self, places: BlockVolumePaths, in_use: Collection[str]) -> None:
         if places.name in in_use:
             return
         data = read_data(places.data)
@@ -123,7 +123,7 @@ class DeviceVolumes:
             if not used and not await finish_in_thread(lambda: self._parts.debts.of(name)):
                 await self._unstage(data, places)
 
-    async def _unstage(self, data: VolumeData, places: DevicePlaces) -> None:
+    async def _unstage(self, data: VolumeData, places: BlockVolumePaths) -> None:
         client = self._parts.drivers.client(data.driver_name)
         if client is None:
             log.v(2).info(
@@ -146,11 +146,11 @@ class DeviceVolumes:
         await finish_in_thread(clean)
 
 
-def _traces(places: DevicePlaces, link: Path, uid: str) -> Iterable[Path]:
+def _traces(places: BlockVolumePaths, link: Path, uid: str) -> Iterable[Path]:
     return link, places.maps / uid, places.published / uid
 
 
-def _prepare(places: DevicePlaces, link: Path, target: Path, data: VolumeData) -> None:
+def _prepare(places: BlockVolumePaths, link: Path, target: Path, data: VolumeData) -> None:
     write_data(places.data, data)
     make_folder(link.parent)
     # Made anew each time: after a reboot it may lead anywhere.
@@ -164,7 +164,9 @@ def _bind(device: Path, place: Path, read_only: bool) -> None:
     """Have a device bound at a place, and kept open."""
     given = device.stat()
     if not stat.S_ISBLK(given.st_mode):
-        raise KindError(f"{KIND}: the driver has published something at {device} that is not a block device")
+        raise VolumePluginError(
+            f"{KIND}: the driver has published something at {device} that is not a block device"
+        )
     real = place.parent.resolve() / place.name
     while any(entry.point == real for entry in read_mounts(real)):
         if real.lstat().st_rdev == given.st_rdev:
@@ -192,7 +194,7 @@ def _drop(target: Path, link: Path) -> None:
     try:
         target.unlink(missing_ok=True)
     except OSError as err:
-        raise KindError(f"{KIND}: the driver has left something at {target}: {err.strerror}") from err
+        raise VolumePluginError(f"{KIND}: the driver has left something at {target}: {err.strerror}") from err
     link.unlink(missing_ok=True)
     with suppress(OSError):
         link.parent.rmdir()

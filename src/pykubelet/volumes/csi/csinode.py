@@ -32,9 +32,9 @@ from pykubelet.apiserver.errors import KubeError, NotFound
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import RegistrationRefused
-from pykubelet.util.backoff import Complaints, Pauses
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 from pykubelet.util.tasks import wait_seconds
-from pykubelet.volumes.csi.drivers import DriverNode, DriverObjects, Drivers
+from pykubelet.volumes.csi.drivers import CsiDriverInformer, CsiNodePublisher, Drivers
 from pykubelet.volumes.csi.names import CSI_NODES
 from pykubelet.volumes.csi.node_client import NodeFacts
 from pykubelet.volumes.operations import side_by_side
@@ -161,8 +161,8 @@ FIRST_PAUSE_SECONDS = 0.01
 PAUSE_FACTOR = 5.0
 
 
-class NodeInfo(DriverNode):
-    """The `DriverNode` of a node of a cluster."""
+class CsiNodeManager(CsiNodePublisher):
+    """The `CsiNodePublisher` of a node of a cluster."""
 
     def __init__(self, api: ApiClient, node_name: str, chance: Callable[[], float] = random.random) -> None:
         self._api = api
@@ -175,7 +175,10 @@ class NodeInfo(DriverNode):
 
     async def initialize(self) -> None:
         """Have the CSINode, before any driver registers; tries until it is there."""
-        pauses, complaints = Pauses(first=0.1, limit=10.0), Complaints(log, "Failed to initialize CSINode")
+        pauses, complaints = (
+            Backoff(first=0.1, limit=10.0),
+            ErrorLogLimiter(log, "Failed to initialize CSINode"),
+        )
         clock = asyncio.get_running_loop().time
         while True:
             try:
@@ -287,10 +290,10 @@ class _Deleted(Exception):
     """Something was in the way and is gone now: try again."""
 
 
-class Limits:
+class AttachLimitUpdater:
     """Asks drivers for their limits while `run` runs."""
 
-    def __init__(self, drivers: Drivers, objects: DriverObjects, node: NodeInfo) -> None:
+    def __init__(self, drivers: Drivers, objects: CsiDriverInformer, node: CsiNodeManager) -> None:
         self._drivers = drivers
         self._objects = objects
         self._node = node

@@ -9,35 +9,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pykubelet.pluginmanager.client import PluginError, PluginUnreachable
-from pykubelet.volumes.csi.drivers import DriverObjects, Drivers
+from pykubelet.volumes.csi.drivers import CsiDriverInformer, Drivers
 from pykubelet.volumes.csi.names import KIND, attachment_name
-from pykubelet.volumes.csi.paths import Places, VolumeData
-from pykubelet.volumes.csi.pending_unpublish import Debts, Patience
-from pykubelet.volumes.csi.request_context import Teller
+from pykubelet.volumes.csi.paths import CsiPaths, VolumeData
+from pykubelet.volumes.csi.pending_unpublish import PendingUnpublishStore, UnpublishDeadlines
+from pykubelet.volumes.csi.request_context import CsiRequestContext
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.csi.volume_attachments import Attachments
-from pykubelet.volumes.errors import KindError, told
+from pykubelet.volumes.errors import VolumePluginError, told
 from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.operations import Locks, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class CsiDependencies:
     """The parts of which CSI volumes are made."""
 
-    places: Places
+    places: CsiPaths
     node_name: str
     drivers: Drivers
-    objects: DriverObjects
+    objects: CsiDriverInformer
     attachments: Attachments
-    teller: Teller
-    debts: Debts
+    teller: CsiRequestContext
+    debts: PendingUnpublishStore
     metrics: VolumeMetrics
     tell: Callable[[str, str, str], None] = lambda uid, reason, message: None
     """Warns, by an event, about the pod with this uid."""
     owes: Callable[[], None] = lambda: None
     """Called after something was written down that a driver is owed."""
-    patience: Patience = field(default_factory=Patience)
+    patience: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
     locks: Locks = field(default_factory=Locks)
     staged: set[str] = field(default_factory=set)
     """The volumes, by their unique names, that are certainly staged; others are staged again."""
@@ -78,16 +78,16 @@ async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
             await part
         except OSError as err:
             return told(err)
-        except KindError as err:
+        except VolumePluginError as err:
             return str(err)
         return ""
 
     problems = await side_by_side([one(part) for part in work])
     if found := [problem for problem in problems if problem]:
-        raise KindError("; ".join(found))
+        raise VolumePluginError("; ".join(found))
 
 
-class DriverFailed(KindError):
+class DriverCallError(VolumePluginError):
     """A driver did not do what it was asked to; `is_final` as PluginError's.
 
     `was_reached`: somebody listened at the driver's socket.
@@ -101,10 +101,10 @@ class DriverFailed(KindError):
 
 
 @contextmanager
-def asking(prefix: str = "", action: str = KindError.action) -> Iterator[None]:
+def asking(prefix: str = "", action: str = VolumePluginError.action) -> Iterator[None]:
     """Turn what a driver says no with into a reason for the pod's author; `action` is what then failed."""
     try:
         yield
     except PluginError as err:
         reached = not isinstance(err, PluginUnreachable)
-        raise DriverFailed(f"{prefix}{err}", action, is_final=err.is_final, was_reached=reached) from err
+        raise DriverCallError(f"{prefix}{err}", action, is_final=err.is_final, was_reached=reached) from err

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pykubelet.api.storage import CsiDriver
 from pykubelet.apiserver.client import ApiClient
-from pykubelet.apiserver.reflector import Reflector, Update
+from pykubelet.apiserver.reflector import Reflector, StoreDelta
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import Plugin, RegistrationRefused
 from pykubelet.volumes.csi.names import CSI_DRIVERS, KIND
 from pykubelet.volumes.csi.node_client import NodeFacts
-from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from pykubelet.volumes.metrics import VolumeMetrics
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 PATIENCE_SECONDS = 30.0
 
 
-class DriverObjects:
+class CsiDriverInformer:
     """Keeps a copy of the CSIDrivers while `run` runs; without an API server there are none."""
 
     def __init__(self, api: ApiClient | None, patience: float = PATIENCE_SECONDS) -> None:
@@ -74,7 +74,7 @@ class DriverObjects:
                 async with asyncio.timeout(self._patience):
                     await self._reflector.synced()
             except TimeoutError:
-                raise KindError(
+                raise VolumePluginError(
                     "the cluster's CSIDriver objects are not known: the API server has not answered yet"
                 ) from None
         return self._reflector.objects.get(("", name))
@@ -87,12 +87,12 @@ class DriverObjects:
             raise AssertionError("nobody ends this future")
         await self._reflector.run()
 
-    async def _updated(self, update: Update[CsiDriver]) -> None:
+    async def _updated(self, update: StoreDelta[CsiDriver]) -> None:
         for listener in self._listeners:
             listener()
 
 
-class Waiting:
+class PodWaiters:
     """Who waits for what; note that somebody waits first, and look then, or the news may be missed."""
 
     def __init__(self, wake: Callable[[str], None]) -> None:
@@ -136,7 +136,7 @@ Version = tuple[int, ...]
 _VERSION = re.compile(r"v?((?:0|[1-9][0-9]*)(?:\.[0-9]+)+)", re.ASCII)
 
 
-class DriverNode:
+class CsiNodePublisher:
     """Where it is told what drivers this node has; this one tells nobody, as in standalone mode."""
 
     async def install(self, driver: str, facts: NodeFacts) -> None:
@@ -158,13 +158,13 @@ class Drivers:
     """Takes drivers that register into service (a PluginHandler), and gives their clients."""
 
     def __init__(
-        self, node: DriverNode, wake: Callable[[str], None], metrics: VolumeMetrics | None = None
+        self, node: CsiNodePublisher, wake: Callable[[str], None], metrics: VolumeMetrics | None = None
     ) -> None:
         self._node = node
         self._metrics = metrics or VolumeMetrics()
         self._drivers: dict[str, _Driver] = {}
         self._beginning: set[str] = set()
-        self._waiting = Waiting(wake)
+        self._waiting = PodWaiters(wake)
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -189,7 +189,7 @@ class Drivers:
         client = self.client(name)
         if client is None:
             self._waiting.note(name, uid)
-            raise NotYet(f"driver name {name} not found in the list of registered CSI drivers")
+            raise VolumeNotReady(f"driver name {name} not found in the list of registered CSI drivers")
         return client
 
     def forget(self, uid: str) -> None:

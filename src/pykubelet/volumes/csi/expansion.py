@@ -29,10 +29,10 @@ from pykubelet.apiserver.errors import KubeError
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import err_text
 from pykubelet.pluginmanager.client import PluginError
-from pykubelet.volumes.csi.dependencies import Parts
+from pykubelet.volumes.csi.dependencies import CsiDependencies
 from pykubelet.volumes.csi.names import EXPAND, STAGE_UNSTAGE
 from pykubelet.volumes.csi.volume import CsiVolume
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.ownership import Tell
 
 log = get_logger(__name__)
@@ -84,7 +84,7 @@ GROWING_CLAIMS = Resource(GrowingClaim, "PersistentVolumeClaim", "persistentvolu
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class ExpansionPlan:
     """What to do: let the volume have `size`, or nothing (None)."""
 
     size: Quantity | None
@@ -98,13 +98,13 @@ class Growth:
     """Nobody wrote down what to do: a driver that cannot do it need not."""
 
 
-def decide(claim: GrowingClaim, volume_size: Quantity) -> Growth:
+def decide(claim: GrowingClaim, volume_size: Quantity) -> ExpansionPlan:
     """Say what to do about a volume of this size."""
     status = claim.status
     known = status.capacity.get(STORAGE, _NOTHING)
     stage = status.allocated_resource_statuses.get(STORAGE, "")
     if not stage and not status.allocated_resources:
-        return Growth(volume_size, report=known < volume_size, legacy=True)
+        return ExpansionPlan(volume_size, report=known < volume_size, legacy=True)
     size = status.allocated_resources.get(STORAGE, _NOTHING)
     updated = known >= size and not stage
     if (
@@ -113,10 +113,10 @@ def decide(claim: GrowingClaim, volume_size: Quantity) -> Growth:
         and NOT_REQUIRED not in claim.metadata.annotations
     ):
         # Another node was first, and this one has the volume too.
-        return Growth(size)
+        return ExpansionPlan(size)
     if stage in (PENDING, IN_PROGRESS):
-        return Growth(size, mark=not updated, report=not updated)
-    return Growth(None, settled=updated)
+        return ExpansionPlan(size, mark=not updated, report=not updated)
+    return ExpansionPlan(None, settled=updated)
 
 
 def marked(claim: GrowingClaim) -> Patch:
@@ -173,17 +173,21 @@ def tell_nobody(about: ObjectReference, kind: EventType, reason: str, message: s
     """Record no event."""
 
 
-class NotGrown(KindError):
+class ExpansionError(VolumePluginError):
     """A volume is smaller than it is meant to be."""
 
     action = "MountVolume.Setup failed while expanding volume"
 
 
-class Expanding:
+class NodeExpander:
     """Lets volumes grow; `tell` and `tell_of` record events, `clock` gives seconds since 1970."""
 
     def __init__(
-        self, parts: Parts, api: ApiClient | None, tell: Tell, clock: Callable[[], float] = time.time
+        self,
+        parts: CsiDependencies,
+        api: ApiClient | None,
+        tell: Tell,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._parts = parts
         self._api = api
@@ -206,7 +210,7 @@ class Expanding:
         try:
             async with self._parts.locks(volume.unique_name):
                 await self._grow(self._api, volume, path, size)
-        except KindError as err:
+        except VolumePluginError as err:
             if mounting:
                 raise
             message = f'NodeExpandVolume.NodeExpandVolume failed for volume "{volume.wanted.name}" : {err}'
@@ -236,7 +240,7 @@ class Expanding:
         try:
             claim = await api.get(GROWING_CLAIMS, meta.name, meta.namespace)
         except KubeError as err:
-            raise NotGrown(f"mountVolume.NodeExpandVolume get PVC failed : {err_text(err)}") from err
+            raise ExpansionError(f"mountVolume.NodeExpandVolume get PVC failed : {err_text(err)}") from err
         if volume.read_only:
             self._tell_both(volume, claim, "Warning", FAILURE, "failed", "requested read-only file system")
             self._sizes[volume.unique_name] = size
@@ -261,7 +265,7 @@ class Expanding:
         volume: CsiVolume,
         path: Path,
         claim: GrowingClaim,
-        growth: Growth,
+        growth: ExpansionPlan,
         size: Quantity,
     ) -> bool:
         """Ask the driver; gives whether it did it. Raises KindError when it should be asked again."""
@@ -272,7 +276,7 @@ class Expanding:
                 if growth.legacy or not growth.mark:
                     self._sizes[volume.unique_name] = size
                     return False
-                raise NotGrown(f"NodeExpand is not supported by the CSI driver {volume.driver}")
+                raise ExpansionError(f"NodeExpand is not supported by the CSI driver {volume.driver}")
             secrets = await self._parts.teller.for_expanding(volume)
             staged = self._staged(volume) if STAGE_UNSTAGE in abilities or volume.wanted.block else ""
             await client.expand(volume.handle, str(path), staged, volume.use(), secrets, int(size))
@@ -284,7 +288,7 @@ class Expanding:
                 log.error(err, "A volume cannot grow while it is in use", volume=volume.unique_name)
                 self._in_use.add(volume.unique_name)
                 return False
-            raise NotGrown(reason) from err
+            raise ExpansionError(reason) from err
         return True
 
     def _staged(self, volume: CsiVolume) -> str:
@@ -304,7 +308,7 @@ class Expanding:
             return
         try:
             await self._patched(api, claim, patch)
-        except KindError as problem:
+        except VolumePluginError as problem:
             log.error(problem, "Failed to mark node expansion as failed", volume=volume.unique_name)
 
     async def _patched(self, api: ApiClient, claim: GrowingClaim, patch: Patch) -> GrowingClaim:
@@ -312,7 +316,9 @@ class Expanding:
         try:
             return await api.patch(GROWING_CLAIMS, meta.name, patch, meta.namespace, subresource="status")
         except KubeError as err:
-            raise NotGrown(f'patchPVCStatus failed to patch PVC "{meta.name}": {err_text(err)}') from err
+            raise ExpansionError(
+                f'patchPVCStatus failed to patch PVC "{meta.name}": {err_text(err)}'
+            ) from err
 
     def _tell_both(
         self, volume: CsiVolume, claim: GrowingClaim, kind: EventType, reason: str, how: str, why: str

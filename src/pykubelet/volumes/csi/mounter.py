@@ -24,13 +24,13 @@ from pykubelet.linux.kernel import FS, has_selinux
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
-from pykubelet.volumes.csi.dependencies import DriverFailed, Parts, Sweeps, asking
+from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, Sweeps, asking
 from pykubelet.volumes.csi.names import KIND, MOUNT_GROUP, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.node_client import Context, VolumeUse
+from pykubelet.volumes.csi.node_client import Context, VolumeCapability
 from pykubelet.volumes.csi.paths import DATA_FILE, VolumeData, drop_place, drop_scraps, read_data, write_data
 from pykubelet.volumes.csi.unpublish import let_go, pay_before
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.ownership import Tell, own
 from pykubelet.volumes.paths import make_folder
 from pykubelet.volumes.plugin import MountedVolume
@@ -107,10 +107,10 @@ def _read_contexts(text: str) -> tuple[str, str, str, str] | None:
     return None
 
 
-class FileVolumes:
+class CsiMounter:
     """Gives CSI volumes as files."""
 
-    def __init__(self, parts: Parts, tell: Tell) -> None:
+    def __init__(self, parts: CsiDependencies, tell: Tell) -> None:
         self._parts = parts
         self._tell = tell
 
@@ -143,7 +143,7 @@ class FileVolumes:
             try:
                 await own(wanted.pod, path, self._tell)
             except OSError as err:
-                raise KindError(f"applyFSGroup failed for vol {volume.handle}: {err}") from err
+                raise VolumePluginError(f"applyFSGroup failed for vol {volume.handle}: {err}") from err
         return MountedVolume(
             str(path),
             read_only=volume.read_only,
@@ -192,7 +192,7 @@ class FileVolumes:
         self,
         volume: CsiVolume,
         client: NodeClient,
-        use: VolumeUse,
+        use: VolumeCapability,
         published: dict[str, str],
         label: str,
     ) -> str:
@@ -219,7 +219,7 @@ class FileVolumes:
         try:
             with asking(action="MountVolume.MountDevice failed"):
                 await client.stage(volume.handle, str(place), use, context)
-        except DriverFailed as err:
+        except DriverCallError as err:
             if err.is_final and not known:
                 await self._clean(place, file)
             raise
@@ -243,7 +243,7 @@ class FileVolumes:
         client: NodeClient,
         path: Path,
         staged: str,
-        use: VolumeUse,
+        use: VolumeCapability,
         context: Context,
         label: str,
         *,
@@ -264,7 +264,7 @@ class FileVolumes:
                 await client.publish(
                     volume.handle, str(path), staged, use, context, read_only=volume.read_only
                 )
-        except DriverFailed as err:
+        except DriverCallError as err:
             # What a pod already sees must not be taken from under it.
             if err.is_final and not known and not again:
                 await self._clean(path, file)
@@ -298,7 +298,7 @@ class FileVolumes:
     async def _clean(self, place: Path, file: Path) -> None:
         try:
             await finish_in_thread(lambda: drop_place(place, file))
-        except (KindError, OSError) as err:
+        except (VolumePluginError, OSError) as err:
             log.error(err, "Failed to remove the place of a volume that could not be had", path=place)
 
 

@@ -21,7 +21,7 @@ from pykubelet.volumes.csi.names import CONDITION, SINGLE_NODE_MULTI_WRITER
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeUse:
+class VolumeCapability:
     """How a volume shall be had."""
 
     access_mode: str
@@ -122,7 +122,7 @@ class NodeClient:
             )
         return self._abilities
 
-    async def stage(self, handle: str, path: str, use: VolumeUse, context: Context) -> None:
+    async def stage(self, handle: str, path: str, use: VolumeCapability, context: Context) -> None:
         """Have a volume ready for all pods of this node."""
         request = pb.NodeStageVolumeRequest(
             volume_id=handle,
@@ -140,7 +140,7 @@ class NodeClient:
         await self._call("NodeUnstageVolume", request, pb.NodeUnstageVolumeResponse)
 
     async def publish(
-        self, handle: str, path: str, staged: str, use: VolumeUse, context: Context, *, read_only: bool
+        self, handle: str, path: str, staged: str, use: VolumeCapability, context: Context, *, read_only: bool
     ) -> None:
         """Show a volume at a path for one pod; `staged` is where it was staged, if it was."""
         request = pb.NodePublishVolumeRequest(
@@ -161,7 +161,7 @@ class NodeClient:
         await self._call("NodeUnpublishVolume", request, pb.NodeUnpublishVolumeResponse)
 
     async def expand(
-        self, handle: str, path: str, staged: str, use: VolumeUse, secrets: dict[str, str], size: int
+        self, handle: str, path: str, staged: str, use: VolumeCapability, secrets: dict[str, str], size: int
     ) -> None:
         """Let a volume, and its file system, have at least `size` bytes."""
         request = pb.NodeExpandVolumeRequest(
@@ -195,7 +195,7 @@ class NodeClient:
             message=answer.volume_condition.message if knows_health else "",
         )
 
-    async def _capability(self, use: VolumeUse) -> pb.VolumeCapability:
+    async def _capability(self, use: VolumeCapability) -> pb.VolumeCapability:
         exact = SINGLE_NODE_MULTI_WRITER in await self.abilities()
         mode = (_EXACT_MODES if exact else _MODES).get(use.access_mode, _Mode.UNKNOWN)
         access = pb.VolumeCapability.AccessMode(mode=mode)

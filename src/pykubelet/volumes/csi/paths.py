@@ -33,8 +33,8 @@ import msgspec
 
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.csi.names import EPHEMERAL, FOLDER, staged_folder
-from pykubelet.volumes.csi.pending_unpublish import Debt
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.csi.pending_unpublish import PendingUnpublish
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.paths import VolumeFolders, make_folder, plain
 
 DATA_FILE = "vol_data.json"
@@ -54,12 +54,12 @@ class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     volume_lifecycle_mode: str = ""
     se_linux_mount_context: str = ""
 
-    def owed(self, place: Path, trace: Path, uid: str, name: str) -> Debt:
+    def owed(self, place: Path, trace: Path, uid: str, name: str) -> PendingUnpublish:
         """Say what the driver is owed for what it published for a pod, if it cannot be asked.
 
         `trace` is what the pod has of the volume until it has let go.
         """
-        return Debt(
+        return PendingUnpublish(
             driver=self.driver_name,
             handle=self.volume_handle,
             target=str(place),
@@ -95,14 +95,14 @@ def drop_place(place: Path, data: Path) -> None:
     """
     if read_mounts(place):
         # Said before the place is looked at: a mount that was left may not answer.
-        raise KindError(f"kubernetes.io/csi: the driver has left {place} mounted")
+        raise VolumePluginError(f"kubernetes.io/csi: the driver has left {place} mounted")
     try:
         if place.is_symlink() or place.is_file() or place.is_block_device():
             place.unlink(missing_ok=True)
         elif place.exists():
             place.rmdir()
     except OSError as err:
-        raise KindError(
+        raise VolumePluginError(
             f"kubernetes.io/csi: failed to remove dir [{place}]: {err.strerror}; "
             "the driver has left something there"
         ) from err
@@ -146,7 +146,7 @@ GLOBAL_MOUNT = "globalmount"
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePlaces:
+class BlockVolumePaths:
     """The places of one volume that is wanted as a device; `base` is `.../volumeDevices`."""
 
     base: Path
@@ -179,7 +179,7 @@ class DevicePlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CsiPaths:
     """The places of all CSI volumes of a node."""
 
     root: Path
@@ -219,11 +219,11 @@ class Places:
             volumes = f"{pods}/{uid}/volumes/{FOLDER}"
             yield from (Path(volumes, name, DATA_FILE) for name in _names(volumes))
 
-    def device(self, name: str) -> DevicePlaces:
+    def device(self, name: str) -> BlockVolumePaths:
         """The places of a volume that is wanted as a device."""
-        return DevicePlaces(self.plugin / DEVICES, plain(name))
+        return BlockVolumePaths(self.plugin / DEVICES, plain(name))
 
-    def all_devices(self) -> Iterator[DevicePlaces]:
+    def all_devices(self) -> Iterator[BlockVolumePaths]:
         """Find all volumes that are, or were, wanted as devices."""
         for folder in _folders(self.plugin / DEVICES):
             if folder.name not in ("staging", "publish"):

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 FOLDER = Path("pykubelet", "csi-debts")
 
 
-class Debt(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class PendingUnpublish(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """A volume that a driver published for a pod, and that it was never asked to take back."""
 
     driver: str
@@ -54,13 +54,13 @@ class Debt(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         return not os.path.lexists(self.trace)
 
 
-class Debts:
+class PendingUnpublishStore:
     """The debts of one node, by what is on disk; all of it blocks for a moment."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / FOLDER
 
-    def note(self, debt: Debt) -> None:
+    def note(self, debt: PendingUnpublish) -> None:
         """Have a debt on the disk for certain, before anything is undone; raises OSError."""
         file = self._file(debt)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Debts:
         for folder in (self._folder, self._folder.parent, self._folder.parent.parent):
             _sync(folder)
 
-    def settle(self, debt: Debt) -> None:
+    def settle(self, debt: PendingUnpublish) -> None:
         """Take note that nothing is owed for this; raises OSError."""
         file = self._file(debt)
         for path in (file, file.with_suffix(".new")):
@@ -85,7 +85,7 @@ class Debts:
             with suppress(OSError):  # it is not there, or others are in it
                 folder.rmdir()
 
-    def all(self) -> list[Debt]:
+    def all(self) -> list[PendingUnpublish]:
         """Give all debts; a file that nobody can read is told of and left."""
         try:
             files = sorted(self._folder.glob("*.json"))
@@ -94,7 +94,7 @@ class Debts:
         found = []
         for file in files:
             try:
-                found.append(msgspec.json.decode(file.read_bytes(), type=Debt))
+                found.append(msgspec.json.decode(file.read_bytes(), type=PendingUnpublish))
             except FileNotFoundError:
                 continue
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as err:
@@ -103,15 +103,15 @@ class Debts:
                 )
         return found
 
-    def of(self, name: str) -> list[Debt]:
+    def of(self, name: str) -> list[PendingUnpublish]:
         """Give the debts of one volume, by its unique name."""
         return [debt for debt in self.all() if debt.unique_name == name]
 
-    def aside(self, debt: Debt) -> Path:
+    def aside(self, debt: PendingUnpublish) -> Path:
         """Where to keep what lies at a published place and is not mounted there."""
         return self._file(debt).with_suffix(".left")
 
-    def _file(self, debt: Debt) -> Path:
+    def _file(self, debt: PendingUnpublish) -> Path:
         return self._folder / f"{hashlib.sha256(debt.target.encode()).hexdigest()}.json"
 
 
@@ -135,7 +135,7 @@ class _Trouble:
     absent_since: float | None
 
 
-class Patience:
+class UnpublishDeadlines:
     """Since when drivers fail to take back pods' volumes, by the published places; times are the loop's."""
 
     def __init__(self) -> None:

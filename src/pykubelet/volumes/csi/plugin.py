@@ -25,24 +25,24 @@ from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import PluginHandler
 from pykubelet.util.tasks import TaskScope
-from pykubelet.volumes.csi.block_mapper import DeviceVolumes
-from pykubelet.volumes.csi.csinode import Limits, NodeInfo
-from pykubelet.volumes.csi.dependencies import Parts, all_swept
-from pykubelet.volumes.csi.drivers import PLUGIN_TYPE, DriverNode, DriverObjects, Drivers
-from pykubelet.volumes.csi.expansion import Expanding, TellOf
-from pykubelet.volumes.csi.mounter import FileVolumes
+from pykubelet.volumes.csi.block_mapper import CsiBlockMapper
+from pykubelet.volumes.csi.csinode import AttachLimitUpdater, CsiNodeManager
+from pykubelet.volumes.csi.dependencies import CsiDependencies, all_swept
+from pykubelet.volumes.csi.drivers import PLUGIN_TYPE, CsiDriverInformer, CsiNodePublisher, Drivers
+from pykubelet.volumes.csi.expansion import NodeExpander, TellOf
+from pykubelet.volumes.csi.mounter import CsiMounter
 from pykubelet.volumes.csi.names import EPHEMERAL, FOLDER, GET_STATS, unique_name
 from pykubelet.volumes.csi.node_client import DriverUsage
-from pykubelet.volumes.csi.paths import Places, read_data
-from pykubelet.volumes.csi.pending_unpublish import Debts
-from pykubelet.volumes.csi.request_context import Teller
-from pykubelet.volumes.csi.unpublish import Paying
+from pykubelet.volumes.csi.paths import CsiPaths, read_data
+from pykubelet.volumes.csi.pending_unpublish import PendingUnpublishStore
+from pykubelet.volumes.csi.request_context import CsiRequestContext
+from pykubelet.volumes.csi.unpublish import UnpublishRetrier
 from pykubelet.volumes.csi.volume import CsiVolume, check_mode, must_attach
-from pykubelet.volumes.csi.volume_attachments import Attachments, NoRoom
-from pykubelet.volumes.errors import NoRoomOnNode
-from pykubelet.volumes.operations import Operations
-from pykubelet.volumes.plugin import MountedVolume, Surroundings, Wanted
-from pykubelet.volumes.usage import Usage
+from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, Attachments
+from pykubelet.volumes.errors import VolumeLimitExceeded
+from pykubelet.volumes.operations import PendingOperations
+from pykubelet.volumes.plugin import MountedVolume, VolumeHost, VolumeToMount
+from pykubelet.volumes.usage import VolumeStats
 
 log = get_logger(__name__)
 ABNORMAL = "VolumeConditionAbnormal"
@@ -65,7 +65,7 @@ class _Given:
         return Path(self.mounted.bound, self.volume.wanted.uid) if self.mounted.bound else self.path
 
 
-class CsiKind:
+class CsiPlugin:
     """Gives volumes of kind csi, inline and persistent; `run` must run for drivers to be found."""
 
     folder = FOLDER
@@ -75,34 +75,36 @@ class CsiKind:
     blocks = True
     options = True
 
-    def __init__(self, given: Surroundings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, given: VolumeHost, clock: Callable[[], float] = time.time) -> None:
         """Take what kinds are made of; `clock` gives seconds since 1970."""
         api = given.api
-        self._info = NodeInfo(api, given.node_name) if api is not None else None
-        self.drivers = Drivers(self._info or DriverNode(), given.wake, given.metrics)
+        self._info = CsiNodeManager(api, given.node_name) if api is not None else None
+        self.drivers = Drivers(self._info or CsiNodePublisher(), given.wake, given.metrics)
         self.attachments = Attachments(api, given.node_name, given.wake)
-        self._objects = DriverObjects(api)
+        self._objects = CsiDriverInformer(api)
         self.drivers.listen(self._objects.want)
-        self._parts = Parts(
-            Places(given.root.resolve()),
+        self._parts = CsiDependencies(
+            CsiPaths(given.root.resolve()),
             given.node_name,
             self.drivers,
             self._objects,
             self.attachments,
-            Teller(api, given.objects),
-            Debts(given.root.resolve()),
+            CsiRequestContext(api, given.objects),
+            PendingUnpublishStore(given.root.resolve()),
             given.metrics,
             tell=self._warn,
             owes=self._owes,
         )
-        self._paying = Paying(self._parts.debts, self.drivers, self._parts.locks, given.sweep)
+        self._paying = UnpublishRetrier(self._parts.debts, self.drivers, self._parts.locks, given.sweep)
         # What is staged by a driver that was away is unstaged when it is back.
         self.drivers.listen(given.sweep)
-        self._files = FileVolumes(self._parts, given.tell)
-        self._devices = DeviceVolumes(self._parts)
-        self._expanding = Expanding(self._parts, api, given.tell, clock)
-        self._sweeps = Operations(None)
-        self._limits = Limits(self.drivers, self._objects, self._info) if self._info is not None else None
+        self._files = CsiMounter(self._parts, given.tell)
+        self._devices = CsiBlockMapper(self._parts)
+        self._expanding = NodeExpander(self._parts, api, given.tell, clock)
+        self._sweeps = PendingOperations(None)
+        self._limits = (
+            AttachLimitUpdater(self.drivers, self._objects, self._info) if self._info is not None else None
+        )
         self._given_pod = given.find
         self._use = given.use
         self._tell = given.tell
@@ -140,7 +142,7 @@ class CsiKind:
     async def run(self) -> None:
         """Tell the cluster of this node's drivers, and hear of the cluster's, until cancelled."""
         async with TaskScope() as scope:
-            self._sweeps = Operations(scope)
+            self._sweeps = PendingOperations(scope)
             scope.start(self._objects.run(), name="csi-driver-objects")
             scope.start(self._paying.run(), name="csi-debts")
             if self._limits is not None:
@@ -151,11 +153,11 @@ class CsiKind:
                     self._ready()
                 await asyncio.get_running_loop().create_future()
             finally:
-                self._sweeps = Operations(None)
+                self._sweeps = PendingOperations(None)
 
     # As a VolumeKind
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have a volume ready, or do what its driver wants done again and again."""
         volume = CsiVolume.of(wanted)
         found = await self._objects.get(volume.driver)
@@ -227,7 +229,7 @@ class CsiKind:
         found = self._objects.known(driver)
         return found is None or found.spec.attach_required is not False
 
-    async def usage(self, pod: Pod) -> dict[str, Usage]:
+    async def usage(self, pod: Pod) -> dict[str, VolumeStats]:
         """Ask drivers how full a pod's volumes are, by the pod's names for them; raises nothing.
 
         Those that drivers do not tell of are missing.
@@ -264,7 +266,7 @@ class CsiKind:
         """Something was written down that a driver is owed; if the driver is there, it is asked again."""
         self._paying.look()
 
-    def _is_there(self, wanted: Wanted) -> bool:
+    def _is_there(self, wanted: VolumeToMount) -> bool:
         """Whether a volume that was given is still known on disk; asks no file system but the agent's own."""
         places = self._parts.places
         if wanted.block:
@@ -278,16 +280,16 @@ class CsiKind:
             if volume.wanted.block:
                 return await self._devices.set_up(volume, spec)
             return await self._files.set_up(volume, spec)
-        except NoRoom as err:
+        except AttachLimitExceeded as err:
             if self._limits is None or not self._limits.period(volume.driver):
                 raise
             await self._limits.refresh(volume.driver)
-            raise NoRoomOnNode(str(err)) from err
+            raise VolumeLimitExceeded(str(err)) from err
 
 
-def as_usage(found: DriverUsage, moment: float) -> Usage:
+def as_usage(found: DriverUsage, moment: float) -> VolumeStats:
     """Give a driver's numbers as everybody else's are."""
-    return Usage(
+    return VolumeStats(
         capacity=found.capacity,
         available=found.available,
         used=found.used,

@@ -16,13 +16,13 @@ from pykubelet.objects.base import ObjectError, PodObjects, err_text
 from pykubelet.volumes.csi.names import KIND
 from pykubelet.volumes.csi.node_client import Context
 from pykubelet.volumes.csi.volume import CsiVolume, pod_info
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 HOUR = 3600
 
 
-class Teller:
+class CsiRequestContext:
     """Gathers what drivers are told; raises KindError for what cannot be had."""
 
     def __init__(self, api: ApiClient | None, objects: PodObjects) -> None:
@@ -71,14 +71,14 @@ class Teller:
                 raise ObjectError("this node has no API server to ask")
         except (ObjectError, KubeError) as err:
             reason = err_text(err) if isinstance(err, KubeError) else str(err)
-            raise KindError(
+            raise VolumePluginError(
                 f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: failed to find the secret "
                 f"{ref.name} in the namespace {ref.namespace} with error: {reason}"
             ) from err
         try:
             return {key: value.decode() for key, value in found.data.items()}
         except UnicodeDecodeError:
-            raise KindError(
+            raise VolumePluginError(
                 f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: the secret has a value that is "
                 "no text in UTF-8, which CSI has no place for: encode it as the driver expects it"
             ) from None
@@ -91,7 +91,7 @@ class Teller:
                     volume.wanted.pod, audience=wish.audience, seconds=wish.expiration_seconds or HOUR
                 )
             except ObjectError as err:
-                raise KindError(
+                raise VolumePluginError(
                     f"{KIND}: mounter.SetUpAt failed to get service accoount token attributes: {err}"
                 ) from err
             found[wish.audience] = {"token": token, "expirationTimestamp": token_end(token)}

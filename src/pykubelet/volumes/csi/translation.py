@@ -29,8 +29,8 @@ from pykubelet.api.selector import NodeRequirement, NodeSelector, NodeSelectorTe
 from pykubelet.api.storage import READ_ONLY_MANY, READ_WRITE_ONCE, PersistentVolume, VolumeNodeAffinity
 from pykubelet.api.volume import CsiPersistent, SecretReference, Volume
 from pykubelet.volumes.csi.names import MIGRATED
-from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.plugin import Wanted
+from pykubelet.volumes.errors import VolumePluginError
+from pykubelet.volumes.plugin import VolumeToMount
 
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 BETA_ZONE = "failure-domain.beta.kubernetes.io/zone"
@@ -117,7 +117,7 @@ _UNSPECIFIED = "UNSPECIFIED"
 """What Google's driver fills in by itself."""
 
 
-class MigrationError(KindError):
+class MigrationError(VolumePluginError):
     """A volume of old that its driver has no counterpart for."""
 
     def __init__(self, reason: str) -> None:
@@ -149,7 +149,7 @@ def migrated_volume(found: PersistentVolume) -> PersistentVolume:
     return msgspec.structs.replace(found, spec=spec)
 
 
-def migrated_wanted(pod: Pod, volume: Volume) -> Wanted:
+def migrated_wanted(pod: Pod, volume: Volume) -> VolumeToMount:
     """Give a volume that a pod names directly as its driver's; raises as `migrated_volume` does."""
     ((wire, written),) = volume.sources
     kind = _KINDS[wire]
@@ -161,7 +161,7 @@ def migrated_wanted(pod: Pod, volume: Volume) -> Wanted:
     found.spec.access_modes = [kind.inline_mode(source)]
     # The folder's name, in which others write a slash like this, too.
     name = found.metadata.name.replace("/", "~")
-    return Wanted(pod, volume, "csi", read, name, persistent=found)
+    return VolumeToMount(pod, volume, "csi", read, name, persistent=found)
 
 
 @dataclass(frozen=True, slots=True)

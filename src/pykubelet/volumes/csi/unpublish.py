@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, NoReturn
 from pykubelet.linux.mounts import read_mounts, unmount
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
-from pykubelet.util.backoff import Complaints
+from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope, finish_in_thread, in_own_thread
-from pykubelet.volumes.csi.dependencies import DriverFailed, Parts, asking
+from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, asking
 from pykubelet.volumes.csi.drivers import Drivers
 from pykubelet.volumes.csi.names import KIND
-from pykubelet.volumes.csi.pending_unpublish import Debt, Debts
+from pykubelet.volumes.csi.pending_unpublish import PendingUnpublish, PendingUnpublishStore
 from pykubelet.volumes.csi.volume import CsiVolume
-from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from pykubelet.volumes.operations import FIRST_PAUSE, LONGEST_PAUSE, Locks
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ EVENT = "UnpublishedWithoutDriver"
 
 
 async def let_go(
-    parts: Parts, debt: Debt, ordinary: Callable[[], Awaitable[None]], clear: Callable[[], None]
+    parts: CsiDependencies,
+    debt: PendingUnpublish,
+    ordinary: Callable[[], Awaitable[None]],
+    clear: Callable[[], None],
 ) -> None:
     """Have a driver take back what it published (`ordinary`), or do without it when it had its time.
 
@@ -58,7 +61,7 @@ async def let_go(
     """
     try:
         await ordinary()
-    except (KindError, OSError) as err:
+    except (VolumePluginError, OSError) as err:
         if not parts.patience.is_over(debt.target, absent=_is_absent(err)):
             raise
         await _without_driver(parts, debt, clear, err)
@@ -80,10 +83,12 @@ async def unmount_by_force(place: Path) -> None:
             await _unmounted(place, detach=True)
         except OSError as again:
             reason = again.strerror or "it does not answer"
-            raise KindError(f"{KIND}: cannot detach {place}: {reason}") from again
+            raise VolumePluginError(f"{KIND}: cannot detach {place}: {reason}") from again
 
 
-async def _without_driver(parts: Parts, debt: Debt, clear: Callable[[], None], why: Exception) -> None:
+async def _without_driver(
+    parts: CsiDependencies, debt: PendingUnpublish, clear: Callable[[], None], why: Exception
+) -> None:
     await finish_in_thread(lambda: parts.debts.note(debt))
     place = Path(debt.target)
     await unmount_by_force(place)
@@ -91,7 +96,7 @@ async def _without_driver(parts: Parts, debt: Debt, clear: Callable[[], None], w
     def remove() -> None:
         # Looked up anew: a driver that hangs for long may go on at any time.
         if read_mounts(place):
-            raise KindError(f"{KIND}: {place} is mounted again")
+            raise VolumePluginError(f"{KIND}: {place} is mounted again")
         _put_aside(parts.debts, debt)
         clear()
 
@@ -113,7 +118,7 @@ async def _without_driver(parts: Parts, debt: Debt, clear: Callable[[], None], w
     parts.owes()
 
 
-def _put_aside(debts: Debts, debt: Debt) -> None:
+def _put_aside(debts: PendingUnpublishStore, debt: PendingUnpublish) -> None:
     """Move a plain directory with something in it out of the way: deleting it might delete a volume."""
     place = Path(debt.target)
     if place.is_symlink() or not place.is_dir() or not any(place.iterdir()):
@@ -140,10 +145,10 @@ async def _unmounted(place: Path, *, detach: bool) -> None:
 
 def _is_absent(err: Exception) -> bool:
     """Whether the driver is not there; one that is there and says no may have a reason."""
-    return isinstance(err, NotYet) or (isinstance(err, DriverFailed) and not err.was_reached)
+    return isinstance(err, VolumeNotReady) or (isinstance(err, DriverCallError) and not err.was_reached)
 
 
-async def pay(debts: Debts, debt: Debt, client: NodeClient) -> None:
+async def pay(debts: PendingUnpublishStore, debt: PendingUnpublish, client: NodeClient) -> None:
     """Have a driver take back a volume that its pod has let go of; raises PluginError.
 
     A driver that knows no such volume has nothing to take back.
@@ -157,7 +162,7 @@ async def pay(debts: Debts, debt: Debt, client: NodeClient) -> None:
     log.info("A CSI driver has taken back what it was owed for", driver=debt.driver, volume=debt.handle)
 
 
-async def pay_before(parts: Parts, volume: CsiVolume, client: NodeClient, place: Path) -> None:
+async def pay_before(parts: CsiDependencies, volume: CsiVolume, client: NodeClient, place: Path) -> None:
     """Pay what is owed for a volume that is about to be published at a place; raises KindError.
 
     What other pods have not let go of yet is not touched.
@@ -168,10 +173,12 @@ async def pay_before(parts: Parts, volume: CsiVolume, client: NodeClient, place:
                 await pay(parts.debts, debt, client)
 
 
-class Paying:
+class UnpublishRetrier:
     """Pays debts while `run` runs."""
 
-    def __init__(self, debts: Debts, drivers: Drivers, locks: Locks, paid: Callable[[], None]) -> None:
+    def __init__(
+        self, debts: PendingUnpublishStore, drivers: Drivers, locks: Locks, paid: Callable[[], None]
+    ) -> None:
         """`paid` is called after something was paid; `locks` are of volumes, by their unique names."""
         self._debts = debts
         self._drivers = drivers
@@ -206,7 +213,9 @@ class Paying:
 
     async def _driver(self, driver: str) -> None:
         """Pay one driver, until nothing is owed or it has left."""
-        complaints = Complaints(log, "A CSI driver does not take back what it is owed for", driver=driver)
+        complaints = ErrorLogLimiter(
+            log, "A CSI driver does not take back what it is owed for", driver=driver
+        )
         clock = asyncio.get_running_loop().time
         pause = FIRST_PAUSE
         try:

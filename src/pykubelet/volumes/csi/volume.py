@@ -9,9 +9,9 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.storage import CsiDriverSpec
 from pykubelet.api.volume import CsiInline, CsiPersistent, SecretReference
 from pykubelet.volumes.csi.names import EPHEMERAL, KIND, PERSISTENT, inline_handle, unique_name
-from pykubelet.volumes.csi.node_client import VolumeUse
-from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.plugin import Wanted
+from pykubelet.volumes.csi.node_client import VolumeCapability
+from pykubelet.volumes.errors import VolumePluginError
+from pykubelet.volumes.plugin import VolumeToMount
 
 READ_WRITE_ONCE = "ReadWriteOnce"
 _ONE_NODE = frozenset((READ_WRITE_ONCE, "ReadWriteOncePod"))
@@ -24,7 +24,7 @@ DEFAULT_POLICY = "ReadWriteOnceWithFSType"
 class CsiVolume:
     """What is to be known of a volume that a pod wants."""
 
-    wanted: Wanted
+    wanted: VolumeToMount
     driver: str
     handle: str
     ephemeral: bool
@@ -38,7 +38,7 @@ class CsiVolume:
     expand_secret: SecretReference | None = None
 
     @classmethod
-    def of(cls, wanted: Wanted) -> CsiVolume:
+    def of(cls, wanted: VolumeToMount) -> CsiVolume:
         """Read what a pod wants; raises KindError for what no driver could give."""
         source = wanted.source
         if isinstance(source, CsiInline):
@@ -68,9 +68,11 @@ class CsiVolume:
                 expand_secret=source.node_expand_secret_ref,
             )
         else:
-            raise KindError(f"{KIND}: volume source not found in volume.Spec")
+            raise VolumePluginError(f"{KIND}: volume source not found in volume.Spec")
         if not found.driver or not found.handle:
-            raise KindError(f"{KIND}: the volume names no {'volume handle' if found.driver else 'driver'}")
+            raise VolumePluginError(
+                f"{KIND}: the volume names no {'volume handle' if found.driver else 'driver'}"
+            )
         return found
 
     @property
@@ -83,17 +85,17 @@ class CsiVolume:
         """The name of the volume in the node's status."""
         return unique_name(self.driver, self.handle)
 
-    def use(self, *, group: int | None = None, label: str = "") -> VolumeUse:
+    def use(self, *, group: int | None = None, label: str = "") -> VolumeCapability:
         """Say how the driver shall give it: `group` is for drivers that can, `label` is SELinux's."""
         mode = self.access_modes[0] if self.access_modes else READ_WRITE_ONCE
         if self.wanted.block:
-            return VolumeUse(mode, block=True)
+            return VolumeCapability(mode, block=True)
         # In their author's order, unlike `Wanted.mount_options`: it may mean something to a driver.
         persistent = self.wanted.persistent
         options = tuple(persistent.spec.mount_options) if persistent is not None else ()
         if label:
             options = (*options, f'context="{label}"')
-        return VolumeUse(mode, fs_type=self.fs_type, mount_options=options, group=group)
+        return VolumeCapability(mode, fs_type=self.fs_type, mount_options=options, group=group)
 
 
 def check_mode(volume: CsiVolume, spec: CsiDriverSpec | None) -> None:
@@ -103,14 +105,14 @@ def check_mode(volume: CsiVolume, spec: CsiDriverSpec | None) -> None:
     """
     if spec is None:
         if volume.ephemeral:
-            raise KindError(
+            raise VolumePluginError(
                 f'{KIND}: mounter.SetupAt failed to check volume lifecycle mode: volume mode "{volume.mode}" '
                 f"not supported by driver {volume.driver} (no CSIDriver object)"
             )
         return
     if volume.mode not in spec.volume_lifecycle_modes:
         modes = " ".join(f'"{mode}"' for mode in spec.volume_lifecycle_modes)
-        raise KindError(
+        raise VolumePluginError(
             f'{KIND}: mounter.SetupAt failed to check volume lifecycle mode: volume mode "{volume.mode}" '
             f"not supported by driver {volume.driver} (only supports [{modes}])"
         )

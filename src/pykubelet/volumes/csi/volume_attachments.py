@@ -17,9 +17,9 @@ from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import KubeError, NotFound
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import err_text
-from pykubelet.volumes.csi.drivers import Waiting
+from pykubelet.volumes.csi.drivers import PodWaiters
 from pykubelet.volumes.csi.names import ATTACHMENTS, attachment_name, unique_name
-from pykubelet.volumes.errors import KindError, NotYet
+from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 
 log = get_logger(__name__)
 RESOURCE_EXHAUSTED = 8
@@ -27,19 +27,19 @@ RESOURCE_EXHAUSTED = 8
 _ACTION = "MountVolume.WaitForAttach failed"
 
 
-class NotAttached(NotYet):
+class NotAttached(VolumeNotReady):
     """A volume is not attached; the pod is woken when it is."""
 
     action = _ACTION
 
 
-class AttachFailed(KindError):
+class AttachFailed(VolumePluginError):
     """A volume cannot be attached, as far as anybody knows now."""
 
     action = _ACTION
 
 
-class NoRoom(AttachFailed):
+class AttachLimitExceeded(AttachFailed):
     """The driver says that this node has no room for another volume."""
 
 
@@ -49,7 +49,7 @@ class Attachments:
     def __init__(self, api: ApiClient | None, node_name: str, wake: Callable[[str], None]) -> None:
         self._api = api
         self._node = node_name
-        self._waiting = Waiting(wake)
+        self._waiting = PodWaiters(wake)
 
     async def publish_context(self, driver: str, handle: str, uid: str) -> dict[str, str]:
         """Give what the controller said when it attached a volume.
@@ -98,7 +98,7 @@ class Attachments:
         self._waiting.there(volume.name for volume in attached)
 
 
-def refusal(found: VolumeAttachment, handle: str) -> KindError | None:
+def refusal(found: VolumeAttachment, handle: str) -> VolumePluginError | None:
     """Say why a volume is not there to be used; None when it is."""
     if found.metadata.deletion_timestamp is not None:
         return NotAttached("volume attachment is being deleted")
@@ -106,7 +106,7 @@ def refusal(found: VolumeAttachment, handle: str) -> KindError | None:
         return None
     problem = found.status.attach_error
     if problem is not None:
-        kind = NoRoom if problem.error_code == RESOURCE_EXHAUSTED else AttachFailed
+        kind = AttachLimitExceeded if problem.error_code == RESOURCE_EXHAUSTED else AttachFailed
         return kind(problem.message)
     return NotAttached(f"volume {handle} is not attached for volume attachment {found.metadata.name}")
 

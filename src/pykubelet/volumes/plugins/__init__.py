@@ -1,1 +1,1 @@
-"""Package volumes.plugins."""
+"""Volume plugins, one file each."""

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import DEFAULT_MODE, ConfigMapVolume, KeyToPath
-from pykubelet.objects.base import ObjectMissing, PodObjects
+from pykubelet.objects.base import ObjectNotFound, PodObjects
 from pykubelet.volumes.file_projection import File, Writer, of_keys
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
-class ConfigMapKind(PlainKind):
+class ConfigMapKind(BaseVolumePlugin):
     """Gives volumes of kind configMap."""
 
     folder = "kubernetes.io~configmap"
     live = True
     slow = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._objects = given.objects
         self._writer = Writer(given, self.folder, in_memory=False)
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the files as the configMap is now."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, ConfigMapVolume)
@@ -40,7 +40,7 @@ async def config_map_files(
     data: dict[str, bytes] = {}
     try:
         found = await objects.config_map(pod, name)
-    except ObjectMissing:
+    except ObjectNotFound:
         if not optional:
             raise
     else:

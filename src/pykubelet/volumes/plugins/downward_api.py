@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from pykubelet.api.downward_api import field_value, resource_value
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import DEFAULT_MODE, DownwardFile, DownwardVolume
-from pykubelet.volumes.errors import KindError, joined
+from pykubelet.volumes.errors import VolumePluginError, joined
 from pykubelet.volumes.file_projection import File, Writer
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 # The pod has them only when its volumes are there already.
 _TOO_LATE = ("status.podIP", "status.podIPs")
 
 
-class DownwardKind(PlainKind):
+class DownwardKind(BaseVolumePlugin):
     """Gives volumes of kind downwardAPI."""
 
     folder = "kubernetes.io~downward-api"
     live = True
     slow = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._given = given
         self._writer = Writer(given, self.folder, in_memory=True)
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the files as the pod is now."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, DownwardVolume)
@@ -35,9 +35,7 @@ class DownwardKind(PlainKind):
         return await self._writer.write(pod, wanted.name, files)
 
 
-def downward_files(
-    given: Surroundings, pod: Pod, items: Sequence[DownwardFile], mode: int
-) -> dict[str, File]:
+def downward_files(given: VolumeHost, pod: Pod, items: Sequence[DownwardFile], mode: int) -> dict[str, File]:
     """Give the files about a pod; raises KindError, which tells of each value that there is not."""
     files, problems = {}, []
     for item in items:
@@ -48,11 +46,11 @@ def downward_files(
         else:
             files[item.path] = File(value.encode(), mode if item.mode is None else item.mode)
     if problems:
-        raise KindError(joined(problems))
+        raise VolumePluginError(joined(problems))
     return files
 
 
-def _value(given: Surroundings, pod: Pod, item: DownwardFile) -> str:
+def _value(given: VolumeHost, pod: Pod, item: DownwardFile) -> str:
     if item.field_ref is not None:
         if item.field_ref.field_path in _TOO_LATE:
             raise ValueError(f"unsupported fieldPath: {item.field_ref.field_path}")

@@ -15,10 +15,10 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import EmptyDir
 from pykubelet.linux.mounts import mount
 from pykubelet.util.tasks import finish_in_thread
-from pykubelet.volumes.errors import KindError
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.ownership import give_to_group
 from pykubelet.volumes.paths import EMPTY_DIR, VolumeFolders, is_mount_point, make_folder
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 MEMORY = "Memory"
 HUGE_PAGES = "HugePages"
@@ -26,21 +26,21 @@ _MODE = 0o777
 _PAGES_PREFIX = "hugepages-"
 
 
-class MediumError(KindError):
+class MediumError(VolumePluginError):
     """There is no such medium for this pod; the text says why."""
 
 
-class EmptyDirKind(PlainKind):
+class EmptyDirKind(BaseVolumePlugin):
     """Gives volumes of kind emptyDir."""
 
     folder = EMPTY_DIR
     live = False
     slow = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._given = given
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the folder, and what is mounted there; in a thread, because a disk may be slow."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, EmptyDir)
@@ -61,7 +61,7 @@ class EmptyDirKind(PlainKind):
         return ""
 
 
-def memory_options(given: Surroundings, pod: Pod, size_limit: Quantity | None = None) -> str:
+def memory_options(given: VolumeHost, pod: Pod, size_limit: Quantity | None = None) -> str:
     """Give the mount options of a volume in memory."""
     wanted = int(size_limit) if size_limit is not None else 0
     size = tmpfs_size(wanted, given.memory_limit(pod) or 0, given.allocatable_memory)

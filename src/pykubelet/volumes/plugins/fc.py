@@ -15,10 +15,10 @@ import msgspec
 from pykubelet.api.volume import FibreChannel
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
-from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
 from pykubelet.volumes.paths import make_folder, plain
-from pykubelet.volumes.plugin import Wanted
+from pykubelet.volumes.plugin import VolumeToMount
 from pykubelet.volumes.plugins.network_disk import SharedDiskKind
 
 log = get_logger(__name__)
@@ -37,11 +37,11 @@ class FcKind(SharedDiskKind):
     folder = "kubernetes.io~fc"
     notes = "fc.json"
 
-    def disk_name(self, wanted: Wanted) -> str:
+    def disk_name(self, wanted: VolumeToMount) -> str:
         """Give the folder of the disk."""
         return fc_name(wanted.source)
 
-    def attached_name(self, wanted: Wanted) -> str:
+    def attached_name(self, wanted: VolumeToMount) -> str:
         """Give the disk's address, in the words of the controllers."""
         source = wanted.source
         if source.target_wwns and source.lun is not None:
@@ -53,7 +53,7 @@ class FcKind(SharedDiskKind):
         found = self._load(place)
         return found.volume if found is not None else ""
 
-    async def attach(self, wanted: Wanted, place: Path) -> Path:
+    async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
         """Find the disk, looking everywhere anew if it is not there, or has no device on top of it."""
         source = wanted.source
         device = self._find(source)
@@ -61,7 +61,7 @@ class FcKind(SharedDiskKind):
             await in_own_thread(self.scsi.scan_all, name="fc scan")
             device = self._find(source) or device
         if device is None:
-            raise KindError("no fc disk found")
+            raise VolumePluginError("no fc disk found")
         device = self.scsi.multipath_of(device) or device.resolve()
         make_folder(place)
         if not is_mounted(place):

@@ -29,7 +29,7 @@ from pykubelet.api.volume import Flex
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.disks import format_and_mount
-from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import (
     HelperError,
     MissingHelper,
@@ -40,7 +40,7 @@ from pykubelet.volumes.mount_helper import (
 from pykubelet.volumes.operations import Locks
 from pykubelet.volumes.ownership import Walk, own
 from pykubelet.volumes.paths import VolumeFolders, bind_folder, make_folder, plain
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 from pykubelet.volumes.plugins.secret import named_secret
 
 log = get_logger(__name__)
@@ -48,7 +48,7 @@ SUCCESS = "Success"
 NOT_SUPPORTED = "Not supported"
 
 
-class DriverError(KindError):
+class DriverError(VolumePluginError):
     """A driver did not do what it was asked; the text has its own words."""
 
 
@@ -165,19 +165,19 @@ PATIENCE = 120.0
 _PREFIX = "kubernetes.io/"
 
 
-class FlexKind(PlainKind):
+class FlexKind(BaseVolumePlugin):
     """Gives volumes of kind flexVolume."""
 
     folder = "kubernetes.io~flexvolume"
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._given = given
         self._drivers: dict[str, FlexDriver] = {}
         self._locks = Locks()
         self._failing: dict[Path, float] = {}
         """Since when drivers fail to undo something, in the loop's time."""
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the driver make it; raises KindError, ObjectError and OSError."""
         source = _source(wanted)
         driver = self._driver(source.driver)
@@ -213,7 +213,7 @@ class FlexKind(PlainKind):
         with suppress(OSError):
             place.parent.rmdir()  # unless there is another volume of the driver's
 
-    async def _mount_device(self, wanted: Wanted, driver: FlexDriver) -> None:
+    async def _mount_device(self, wanted: VolumeToMount, driver: FlexDriver) -> None:
         options = _options(wanted, {})
         device = await self._attached(wanted, driver, options)
         with suppress(NotSupportedError):
@@ -232,7 +232,7 @@ class FlexKind(PlainKind):
                     Path(device), place, _source(wanted).fs_type, [how], read_only=read_only
                 )
 
-    async def _attached(self, wanted: Wanted, driver: FlexDriver, options: str) -> str:
+    async def _attached(self, wanted: VolumeToMount, driver: FlexDriver, options: str) -> str:
         """Give the attached device: from the cluster's controllers, or by asking the driver ourselves."""
         if not self._given.attaches:
             return await self._given.attached(wanted, _attached_name(wanted))
@@ -241,7 +241,7 @@ class FlexKind(PlainKind):
         except NotSupportedError:
             return ""
 
-    async def _mount(self, wanted: Wanted, driver: FlexDriver, place: Path) -> None:
+    async def _mount(self, wanted: VolumeToMount, driver: FlexDriver, place: Path) -> None:
         make_folder(place)
         try:
             options = _options(wanted, _about(wanted) | await self._secrets(wanted, driver))
@@ -254,7 +254,7 @@ class FlexKind(PlainKind):
                 place.rmdir()
             raise
 
-    async def _own(self, wanted: Wanted, place: Path, *, new: bool) -> None:
+    async def _own(self, wanted: VolumeToMount, place: Path, *, new: bool) -> None:
         group = wanted.pod.spec.security_context.fs_group
         if group is None:
             return
@@ -262,13 +262,13 @@ class FlexKind(PlainKind):
         if new or await in_own_thread(lambda: Walk(group).differs(place), name="flex volume"):
             await own(wanted.pod, place, self._given.tell)
 
-    async def _secrets(self, wanted: Wanted, driver: FlexDriver) -> dict[str, str]:
+    async def _secrets(self, wanted: VolumeToMount, driver: FlexDriver) -> dict[str, str]:
         reference = _source(wanted).secret_ref
         if reference is None or not reference.name:
             return {}
         secret = await named_secret(self._given, wanted, reference)
         if secret.type != driver.name:
-            raise KindError(
+            raise VolumePluginError(
                 f"couldn't get secret {reference.name} err: cannot get secret of type {driver.name}"
             )
         return {
@@ -291,7 +291,7 @@ class FlexKind(PlainKind):
             await driver.call(command, str(place))
         except (NotSupportedError, BadSource):
             pass  # a driver may be gone by now, or not care
-        except KindError as err:
+        except VolumePluginError as err:
             now = asyncio.get_running_loop().time()
             if now - self._failing.setdefault(place, now) < PATIENCE:
                 raise
@@ -317,21 +317,21 @@ class FlexKind(PlainKind):
         return any((pod / self.folder / name).is_symlink() and name in _names(pod / driver) for pod in pods)
 
 
-def _source(wanted: Wanted) -> Flex:
+def _source(wanted: VolumeToMount) -> Flex:
     assert isinstance(wanted.source, Flex)
     return wanted.source
 
 
-def _attached_name(wanted: Wanted) -> str:
+def _attached_name(wanted: VolumeToMount) -> str:
     """Give the name by which the cluster's controllers attach a volume."""
     return f"{_source(wanted).driver}/{wanted.name}"
 
 
-def _read_only(wanted: Wanted) -> bool:
+def _read_only(wanted: VolumeToMount) -> bool:
     return wanted.read_only or (wanted.persistent is None and _source(wanted).read_only)
 
 
-def _about(wanted: Wanted) -> dict[str, str]:
+def _about(wanted: VolumeToMount) -> dict[str, str]:
     pod = wanted.pod
     about = {
         "pod.name": pod.metadata.name,
@@ -345,7 +345,7 @@ def _about(wanted: Wanted) -> dict[str, str]:
     return {f"{_PREFIX}{key}": value for key, value in about.items()}
 
 
-def _options(wanted: Wanted, more: Mapping[str, str]) -> str:
+def _options(wanted: VolumeToMount, more: Mapping[str, str]) -> str:
     """Give the options for the driver; what the volume says itself wins."""
     source = _source(wanted)
     options = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pykubelet.api.volume import HostPath
 from pykubelet.util.tasks import in_own_thread
-from pykubelet.volumes.errors import KindError
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Wanted
+from pykubelet.volumes.errors import VolumePluginError
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeToMount
 
 _CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
     "Directory": (stat.S_ISDIR, "a directory"),
@@ -24,18 +24,18 @@ PATIENCE = 20.0
 """Seconds after which a path counts as one that does not answer."""
 
 
-class HostPathError(KindError):
+class HostPathError(VolumePluginError):
     """The path is not what it should be; the text says what it is not."""
 
 
-class HostPathKind(PlainKind):
+class HostPathKind(BaseVolumePlugin):
     """Gives volumes of kind hostPath."""
 
     folder = ""
     live = False
     slow = False
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Check the path; in a thread that may hang, because there may be a dead server behind it."""
         source = wanted.source
         assert isinstance(source, HostPath)

@@ -12,29 +12,29 @@ from __future__ import annotations
 from typing import NoReturn
 
 from pykubelet.api.volume import ImageVolume
-from pykubelet.volumes.errors import BadSource, KindError
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.errors import BadSource, VolumePluginError
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
-class ImageKind(PlainKind):
+class ImageKind(BaseVolumePlugin):
     """Gives volumes of kind image."""
 
     slow = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._possible = given.image_volumes
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Say which image it is; raises KindError when the runtime would only show an empty folder."""
         source = wanted.source
         assert isinstance(source, ImageVolume)
         if not self._possible:
-            raise KindError(
+            raise VolumePluginError(
                 "this node's container runtime cannot mount images: "
                 "containerd can from version 2.1 on, CRI-O from 1.31"
             )
         if not source.reference:
-            raise KindError("it names no image")
+            raise VolumePluginError("it names no image")
         return MountedVolume("", read_only=True, image=source.reference)
 
 
@@ -62,13 +62,13 @@ REASONS = {
 """Why a kind is refused, by the API's name of the kind."""
 
 
-class RefusedKind(PlainKind):
+class UnsupportedVolumePlugin(BaseVolumePlugin):
     """Gives no volumes, and says why."""
 
     slow = False
     blocks = True
     options = True
 
-    async def set_up(self, wanted: Wanted) -> NoReturn:
+    async def set_up(self, wanted: VolumeToMount) -> NoReturn:
         """Refuse it."""
         raise BadSource(REASONS[wanted.kind])

@@ -16,10 +16,10 @@ import msgspec
 from pykubelet.api.volume import Iscsi
 from pykubelet.logs import get_logger
 from pykubelet.volumes.block import DEVICES
-from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
 from pykubelet.volumes.paths import make_folder
-from pykubelet.volumes.plugin import Wanted
+from pykubelet.volumes.plugin import VolumeToMount
 from pykubelet.volumes.plugins.network_disk import SharedDiskKind
 from pykubelet.volumes.plugins.secret import named_secret
 
@@ -73,11 +73,11 @@ class IscsiKind(SharedDiskKind):
     depth = 2
     notes = "iscsi.json"
 
-    def disk_name(self, wanted: Wanted) -> str:
+    def disk_name(self, wanted: VolumeToMount) -> str:
         """Give the folder of the disk."""
         return disk_of(wanted.source, wanted.name).name
 
-    def attached_name(self, wanted: Wanted) -> str:
+    def attached_name(self, wanted: VolumeToMount) -> str:
         """Give the disk's address."""
         return f"{wanted.source.target_portal}:{wanted.source.iqn}:{wanted.source.lun}"
 
@@ -86,7 +86,7 @@ class IscsiKind(SharedDiskKind):
         disk = self._load(place)
         return disk.vol_name if disk is not None else ""
 
-    async def attach(self, wanted: Wanted, place: Path) -> Path:
+    async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
         """Log in, and wait for the disk, or for the one on top of its paths."""
         disk = disk_of(wanted.source, wanted.name)
         secret = await self._secret(wanted)
@@ -136,7 +136,7 @@ class IscsiKind(SharedDiskKind):
                 await _admin("-m", "iface", "-I", disk.iface, "-o", "update", "-n", name, "-v", value)
         transport = facts.get("iface.transport_name", "")
         if not transport:
-            raise KindError(f"could not parse iface file for {disk.init_iface}")
+            raise VolumePluginError(f"could not parse iface file for {disk.init_iface}")
         return "tcp" if transport == "<empty>" else transport
 
     async def _paths(self, disk: Disk, source: Iscsi, secret: dict[str, str], transport: str) -> list[Path]:
@@ -148,12 +148,12 @@ class IscsiKind(SharedDiskKind):
                 if portal not in found:
                     try:
                         found[portal] = await self._path(disk, portal, source, secret, transport)
-                    except (KindError, OSError) as err:
+                    except (VolumePluginError, OSError) as err:
                         failure = err
             if not found:
                 if disk.initiator_name:
                     await _try("iscsiadm", "-m", "iface", "-I", disk.iface, "-o", "delete")
-                raise KindError(f"failed to get any path for iscsi disk, last err seen: {failure}")
+                raise VolumePluginError(f"failed to get any path for iscsi disk, last err seen: {failure}")
             if len(found) == len(disk.portals) or (len(found) >= ENOUGH_PATHS and attempt >= FEWEST_TRIES):
                 break
         return list(found.values())
@@ -165,7 +165,7 @@ class IscsiKind(SharedDiskKind):
             await self._log_in(disk, portal, source, secret)
         host = self.scsi.portals(disk.iqn).get(portal)
         if host is None:
-            raise KindError(f"iscsi: there is no host for portal {portal} after logging in")
+            raise VolumePluginError(f"iscsi: there is no host for portal {portal} after logging in")
         self.scsi.scan_lun(host, int(disk.lun))
         address = portal.replace("[", "").replace("]", "")
         name = f"ip-{address}-iscsi-{disk.iqn}-lun-{disk.lun}"
@@ -176,7 +176,9 @@ class IscsiKind(SharedDiskKind):
             if asyncio.get_running_loop().time() >= end:
                 bus = "" if transport == "tcp" else "pci-*-"
                 where = self.scsi.dev / f"disk/by-path/{bus}{name}"
-                raise KindError(f"Timed out waiting for device at path {where} after {DEVICE_SECONDS:g}s")
+                raise VolumePluginError(
+                    f"Timed out waiting for device at path {where} after {DEVICE_SECONDS:g}s"
+                )
             await asyncio.sleep(_PAUSE)
 
     async def _log_in(self, disk: Disk, portal: str, source: Iscsi, secret: dict[str, str]) -> None:
@@ -189,7 +191,7 @@ class IscsiKind(SharedDiskKind):
             await _admin(*discovery, "--discover")
         except HelperError as err:
             await _try("iscsiadm", *discovery, "-o", "delete")
-            raise KindError(f"iscsi: failed to sendtargets to portal {portal}: {err}") from err
+            raise VolumePluginError(f"iscsi: failed to sendtargets to portal {portal}: {err}") from err
         # What else the target has is none of the node's business.
         await _try("iscsiadm", *node, "-o", "update", "-n", "node.session.scan", "-v", "manual")
         if source.chap_auth_session:
@@ -198,12 +200,12 @@ class IscsiKind(SharedDiskKind):
             await _admin(*node, "--login", fine=(_EXISTS,))
         except HelperError as err:
             await _try("iscsiadm", *node, "-o", "delete")
-            raise KindError(f"iscsi: failed to attach disk: {err}") from err
+            raise VolumePluginError(f"iscsi: failed to attach disk: {err}") from err
         # A machine that starts must not wait for a disk that may be elsewhere by then.
         startup = ("-o", "update", "-n", "node.startup", "-v", "manual")
         await _try("iscsiadm", "-m", "node", "-p", portal, "-T", disk.iqn, *startup)
 
-    async def _secret(self, wanted: Wanted) -> dict[str, str]:
+    async def _secret(self, wanted: VolumeToMount) -> dict[str, str]:
         source = wanted.source
         reference = source.secret_ref
         if reference is None or not (source.chap_auth_discovery or source.chap_auth_session):

@@ -21,29 +21,29 @@ from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.block import map_device
 from pykubelet.volumes.disks import format_and_mount
-from pykubelet.volumes.errors import BadSource, KindError
+from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.operations import Locks
 from pykubelet.volumes.ownership import own
 from pykubelet.volumes.paths import VolumeFolders, bind_flags, bind_folder, mount_at, plain
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 log = get_logger(__name__)
 T = TypeVar("T")
 
 
-class LocalKind(PlainKind):
+class LocalKind(BaseVolumePlugin):
     """Gives volumes of kind local."""
 
     folder = "kubernetes.io~local-volume"
     blocks = True
     options = True
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._given = given
         self._disks = given.root / "plugins/kubernetes.io/local-volume/mounts"
         self._locks = Locks()
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the directory bound, or the device mapped."""
         source = wanted.source
         assert isinstance(source, LocalDisk)
@@ -77,7 +77,7 @@ class LocalKind(PlainKind):
                     await _thread(functools.partial(_release, place))
                     log.info("Unmounted a disk that no pod uses any more", volume=place.name)
 
-    async def _origin(self, wanted: Wanted, source: LocalDisk, path: Path) -> Path:
+    async def _origin(self, wanted: VolumeToMount, source: LocalDisk, path: Path) -> Path:
         """Give the folder that is to be bound, which a disk has only when it is mounted."""
         mode = await _thread(lambda: _mode(path))
         if stat.S_ISDIR(mode):
@@ -89,7 +89,7 @@ class LocalKind(PlainKind):
         await format_and_mount(path, place, source.fs_type or "", options, read_only=wanted.read_only)
         return place
 
-    async def _own(self, wanted: Wanted, origin: Path) -> None:
+    async def _own(self, wanted: VolumeToMount, origin: Path) -> None:
         group = wanted.pod.spec.security_context.fs_group
         if group is None or wanted.read_only:
             return
@@ -106,7 +106,7 @@ class LocalKind(PlainKind):
                 "The volume may not be shareable.",
             )
 
-    def _others(self, wanted: Wanted) -> bool:
+    def _others(self, wanted: VolumeToMount) -> bool:
         """Whether another pod has the volume."""
         places = (self._given.root / "pods").glob(f"*/volumes/{self.folder}/{glob.escape(wanted.name)}")
         return any(place.parts[-4] != wanted.uid and mount_at(place) is not None for place in places)
@@ -118,9 +118,9 @@ class LocalKind(PlainKind):
 def checked_path(path: str, volume: str) -> Path:
     """Give the path of a local volume; raises KindError when it cannot be one."""
     if not path:
-        raise KindError(f'LocalVolume volume "{volume}" path is empty')
+        raise VolumePluginError(f'LocalVolume volume "{volume}" path is empty')
     if ".." in path.split("/"):
-        raise KindError(f"invalid path: {path} must not contain '..'")
+        raise VolumePluginError(f"invalid path: {path} must not contain '..'")
     return Path("/", path)
 
 

@@ -30,7 +30,7 @@ from pykubelet.volumes.mount_helper import is_mounted, join_options
 from pykubelet.volumes.operations import Locks
 from pykubelet.volumes.ownership import own
 from pykubelet.volumes.paths import VolumeFolders, bind_folder, mount_at
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 log = get_logger(__name__)
 _SESSION = "iscsi_session"
@@ -133,7 +133,7 @@ def _read(path: Path) -> str:
 T = TypeVar("T")
 
 
-class SharedDiskKind(PlainKind):
+class SharedDiskKind(BaseVolumePlugin):
     """Gives volumes of a kind of disks; how one is found, attached and detached is the kind's own."""
 
     blocks = True
@@ -143,7 +143,7 @@ class SharedDiskKind(PlainKind):
     notes = ""
     """The name of the file in which the kind takes notes about a disk."""
 
-    def __init__(self, given: Surroundings, scsi: Scsi | None = None) -> None:
+    def __init__(self, given: VolumeHost, scsi: Scsi | None = None) -> None:
         self.given = given
         self.scsi = scsi or Scsi()
         self._disks = given.root / "plugins" / self.folder.replace("~", "/")
@@ -151,11 +151,11 @@ class SharedDiskKind(PlainKind):
         self._here: dict[Path, str] = {}
         """The names in the node's status of the disks that are here, by their places."""
 
-    def disk_name(self, wanted: Wanted) -> str:
+    def disk_name(self, wanted: VolumeToMount) -> str:
         """Give the disk's own path below the kind's folder; raises KindError."""
         raise NotImplementedError
 
-    async def attach(self, wanted: Wanted, place: Path) -> Path:
+    async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
         """Have the disk here, and give its device; notes go to `place`. Raises KindError and OSError."""
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class SharedDiskKind(PlainKind):
         """Undo `attach`, by the notes at `place`; `device` was mounted there. Raises as `attach` does."""
         raise NotImplementedError
 
-    def attached_name(self, wanted: Wanted) -> str:
+    def attached_name(self, wanted: VolumeToMount) -> str:
         """Give the name by which the cluster's controllers know the disk as in use."""
         raise NotImplementedError
 
@@ -171,7 +171,7 @@ class SharedDiskKind(PlainKind):
         """Give the name of the volume that was attached, by the notes at `place`; "" when there are none."""
         raise NotImplementedError
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the disk bound, or mapped as a device."""
         read_only = wanted.read_only or (wanted.persistent is None and bool(wanted.source.read_only))
         name, attached = self.disk_name(wanted), self._attached_name(wanted)
@@ -202,7 +202,7 @@ class SharedDiskKind(PlainKind):
         for place in [place for place in self._here if not place.exists()]:
             del self._here[place]
 
-    async def _as_device(self, wanted: Wanted, name: str, *, read_only: bool) -> MountedVolume:
+    async def _as_device(self, wanted: VolumeToMount, name: str, *, read_only: bool) -> MountedVolume:
         device = await self.attach(wanted, self._disks / DEVICES / name)
         root, uid = self.given.root, wanted.uid
         link = await _thread(
@@ -211,10 +211,10 @@ class SharedDiskKind(PlainKind):
         attached = self._attached_name(wanted)
         return MountedVolume("", read_only=read_only, device=link, attached=attached)
 
-    def _attached_name(self, wanted: Wanted) -> str:
+    def _attached_name(self, wanted: VolumeToMount) -> str:
         return f"{self.folder.replace('~', '/')}/{self.attached_name(wanted)}" if self.given.api else ""
 
-    async def _bind(self, wanted: Wanted, disk: Path, place: Path, *, read_only: bool) -> None:
+    async def _bind(self, wanted: VolumeToMount, disk: Path, place: Path, *, read_only: bool) -> None:
         if not is_mounted(disk):
             device = await self.attach(wanted, disk)
             options = join_options(wanted.mount_options, ["ro"] if read_only else [])

@@ -22,21 +22,21 @@ from pykubelet.volumes.mount_helper import (
     unmount_with_helper,
 )
 from pykubelet.volumes.paths import VolumeFolders, make_folder
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 log = get_logger(__name__)
 
 
-class NfsKind(PlainKind):
+class NfsKind(BaseVolumePlugin):
     """Gives volumes of kind nfs."""
 
     folder = "kubernetes.io~nfs"
     options = True
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._root = given.root
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have it mounted; raises HelperError."""
         source = wanted.source
         assert isinstance(source, Nfs)

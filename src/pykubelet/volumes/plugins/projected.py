@@ -15,11 +15,11 @@ from pykubelet.api.volume import (
     ProjectedVolume,
     Projection,
 )
-from pykubelet.objects.base import ObjectError, ObjectMissing
-from pykubelet.volumes.errors import KindError, joined
+from pykubelet.objects.base import ObjectError, ObjectNotFound
+from pykubelet.volumes.errors import VolumePluginError, joined
 from pykubelet.volumes.file_projection import File, Writer, fs_user
 from pykubelet.volumes.operations import side_by_side
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 from pykubelet.volumes.plugins.config_map import config_map_files
 from pykubelet.volumes.plugins.downward_api import downward_files
 from pykubelet.volumes.plugins.secret import secret_files
@@ -27,18 +27,18 @@ from pykubelet.volumes.plugins.secret import secret_files
 _PRIVATE = 0o600
 
 
-class ProjectedKind(PlainKind):
+class ProjectedKind(BaseVolumePlugin):
     """Gives volumes of kind projected."""
 
     folder = "kubernetes.io~projected"
     live = True
     slow = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._given = given
         self._writer = Writer(given, self.folder, in_memory=True)
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the files as their sources are now."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, ProjectedVolume)
@@ -52,14 +52,14 @@ class ProjectedKind(PlainKind):
             else:
                 files |= part
         if problems:
-            raise KindError(joined(problems))
+            raise VolumePluginError(joined(problems))
         return await self._writer.write(pod, wanted.name, files)
 
     async def _collected(self, pod: Pod, source: Projection, mode: int) -> dict[str, File] | str:
         """Give the files of one source, or why there are none."""
         try:
             return await self._files(pod, source, mode)
-        except (KindError, ObjectError) as err:
+        except (VolumePluginError, ObjectError) as err:
             return str(err)
 
     async def _files(self, pod: Pod, source: Projection, mode: int) -> dict[str, File]:
@@ -77,7 +77,7 @@ class ProjectedKind(PlainKind):
         if source.cluster_trust_bundle is not None:
             return await self._trust_bundle(pod, source.cluster_trust_bundle, mode)
         if source.pod_certificate is not None:
-            raise KindError(
+            raise VolumePluginError(
                 "podCertificate is not supported by this node: use a secret that holds the certificate"
             )
         return {}
@@ -97,8 +97,10 @@ class ProjectedKind(PlainKind):
                     pod, signer=source.signer_name, selector=source.label_selector
                 )
             else:
-                raise KindError("ClusterTrustBundle projection requires either name or signerName to be set")
-        except ObjectMissing:
+                raise VolumePluginError(
+                    "ClusterTrustBundle projection requires either name or signerName to be set"
+                )
+        except ObjectNotFound:
             if not source.optional:
                 raise
         return {source.path: _identity_file(pod, text, mode)}

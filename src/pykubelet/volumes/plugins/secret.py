@@ -12,24 +12,24 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.volume import DEFAULT_MODE, KeyToPath, SecretReference, SecretVolume
 from pykubelet.apiserver.client import SECRETS
 from pykubelet.apiserver.errors import KubeError
-from pykubelet.objects.base import ObjectError, ObjectMissing, PodObjects
-from pykubelet.volumes.errors import KindError
+from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
+from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.file_projection import File, Writer, of_keys
-from pykubelet.volumes.plugin import MountedVolume, PlainKind, Surroundings, Wanted
+from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
-class SecretKind(PlainKind):
+class SecretKind(BaseVolumePlugin):
     """Gives volumes of kind secret."""
 
     folder = "kubernetes.io~secret"
     live = True
     slow = False
 
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, given: VolumeHost) -> None:
         self._objects = given.objects
         self._writer = Writer(given, self.folder, in_memory=True)
 
-    async def set_up(self, wanted: Wanted) -> MountedVolume:
+    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
         """Have the files as the secret is now."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, SecretVolume)
@@ -47,13 +47,13 @@ async def secret_files(
     data: Mapping[str, bytes] = {}
     try:
         data = (await objects.secret(pod, name)).data
-    except ObjectMissing:
+    except ObjectNotFound:
         if not optional:
             raise
     return of_keys(data, items, mode, optional=optional, missing="references non-existent secret key")
 
 
-async def named_secret(given: Surroundings, wanted: Wanted, reference: SecretReference) -> Secret:
+async def named_secret(given: VolumeHost, wanted: VolumeToMount, reference: SecretReference) -> Secret:
     """Give a secret; raises KindError."""
     own = wanted.pod.metadata.namespace
     namespace = (wanted.persistent is not None and reference.namespace) or own
@@ -64,4 +64,4 @@ async def named_secret(given: Surroundings, wanted: Wanted, reference: SecretRef
             raise ObjectError("this node belongs to no cluster")
         return await given.api.get(SECRETS, reference.name, namespace)
     except (ObjectError, KubeError) as err:
-        raise KindError(f"couldn't get secret {namespace}/{reference.name} err: {err}") from err
+        raise VolumePluginError(f"couldn't get secret {namespace}/{reference.name} err: {err}") from err
