@@ -32,7 +32,7 @@ NESTED_READERS = {
     "logging.vmodule": ("config/kubelet_flags.py", "item"),
     "register_with_taints": ("node/settings.py", "given"),
     "reserved_memory": ("cm/memory/numa_nodes.py", "reservation"),
-    "user_namespaces": ("preparing.py", "settings"),
+    "user_namespaces": ("agent/host_setup.py", "settings"),
 }
 """File and local name where the fields of a nested struct are read, unless it has the struct's own name."""
 ENFORCED_BY_VALIDATION = {"fail_cgroup_v1"}
@@ -137,7 +137,7 @@ def test_flag_has_a_target_or_a_reason(flag: Any) -> None:
 def test_consulted_gates_match_the_source() -> None:
     found = set()
     for path in SOURCE.rglob("*.py"):
-        if path.name in ("gates.py", "no_effect.py") and path.parent.name == "config":
+        if path.name in ("feature_gates.py", "no_effect.py") and path.parent.name == "config":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known_gates():

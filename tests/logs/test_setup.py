@@ -40,7 +40,7 @@ def test_verbosity_decides_what_is_said(capsys: Streams) -> None:
     assert "level 5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("pattern", ["loop", "lo*", "sync/loop", "sync/*"])
+@pytest.mark.parametrize("pattern", ["loop", "lo*", "podworkers/loop", "podworkers/*"])
 def test_vmodule_raises_one_file(capsys: Streams, pattern: str) -> None:
     chosen, other = get_logger("pykubelet.podworkers.loop"), get_logger("pykubelet.node.lease")
     configure(LogOptions(vmodule=[(pattern, 4)]))
