@@ -1,7 +1,7 @@
-"""The node's side towards its cluster, put together: who it is, its clients, what pods need, its report.
+"""Builds and starts the connection of the node to its cluster: identity, clients, objects, node status.
 
-A standalone node has no `Cluster`. With one, nothing waits for the API server that can go on without
-it: pods that run keep running, static pods start, and everything is told when the server answers.
+A standalone node has no `Cluster`. With one, only what needs the API server waits for it: running pods keep
+running, static pods start, and events and statuses are sent when the API server responds.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from pykubelet.volumes.manager import PodVolumes
 
 log = get_logger(__name__)
 IDLE_ROUNDS = 5
-"""After how many resyncs without a question the watch of a configMap or secret ends."""
+"""Resyncs without a read after which the watch of a configMap or secret ends."""
 REVIEW_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
-"""How long the end of the agent waits for events that are still to be sent."""
+"""Seconds that a stopping kubelet waits for unsent events."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What the operator said."""
+    """Configuration and flags of the kubelet."""
 
     flags: KubeletFlags
     config: KubeletConfiguration
@@ -74,7 +74,7 @@ class AgentSettings:
 
 
 class Cluster:
-    """A node of a cluster; made by `join_cluster`."""
+    """Connection of a node to its cluster; built by `join_cluster`."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class Cluster:
             startup,
         )
         self._read: tuple[CachedNode | None, Node | None] = (None, None)
-        """The node as it came, and as it was read: only its changes are read."""
+        """The cached node object and its parsed form; parsed again only when it changes."""
         self._volumes: PodVolumes | None = None
         self.devices: Callable[[], DeviceCapacity] = DeviceCapacity
-        """How many devices the node has to give."""
+        """Returns the device capacity of the node."""
         self.addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
-        """Told the node's addresses, as its status has them."""
+        """Called with the node addresses of the node status."""
         self.is_crowded: Callable[[], bool] = lambda: False
-        """Whether events should wait: pods are being started."""
+        """Returns whether events are delayed because of a burst of starting or terminating pods."""
         self._services = Services(clients.objects)
         self._classes = RuntimeClasses(clients.objects, tasks)
         self._objects = ClusterObjects(
@@ -135,7 +135,7 @@ class Cluster:
             self.reporter.informer.listen(lambda _: self._keep_node())
 
     def parts(self) -> ClusterParts:
-        """What the engine needs of the cluster."""
+        """Dependencies of the pod engine on the cluster."""
         return ClusterParts(
             client=self.clients.objects,
             node_uid=self._node_uid,
@@ -148,14 +148,14 @@ class Cluster:
         )
 
     def start(self, engine: PodEngine) -> None:
-        """Begin to watch and to report; what happens to pods becomes events."""
+        """Start the watches and the node status; from now on pod events are sent to the API server."""
         engine.book.listen(self.recorder.pod_event)
         self.is_crowded = engine.crowd.is_there
         self._tasks.start(self._services.run(), name="services")
         self._tasks.start(self.reporter.run(), name="node")
 
     def use_volumes(self, volumes: PodVolumes) -> None:
-        """Report the volumes that pods use; they must not be detached meanwhile."""
+        """Report volumes in use in the node status, so that the attach controller does not detach them."""
         self._volumes = volumes
         volumes.listen_in_use(self.reporter.wake)
         self.reporter.informer.listen(
@@ -170,12 +170,12 @@ class Cluster:
             )
 
     def node_labels(self) -> Mapping[str, str] | None:
-        """The node's labels in the API server; None while they are not known."""
+        """Labels of the node in the API server; None while they are not known."""
         node = self.reporter.informer.node
         return node.metadata.labels if node is not None else None
 
     def node(self) -> Node | None:
-        """The node as the API server was last seen to have it; None while it is not known."""
+        """Return the last observed node object of the API server; None before the first one."""
         known = self.reporter.informer.node
         if self.checkpoints is not None and not self.reporter.informer.has_synced:
             return self.checkpoints.node
@@ -183,7 +183,7 @@ class Cluster:
             try:
                 self._read = known, known.whole() if known is not None else None
             except ValueError as err:
-                log.error(err, "Could not read the node's object", node=self._settings.node_name)
+                log.error(err, "Failed to parse the node object", node=self._settings.node_name)
                 self._read = known, None
         return self._read[1]
 
@@ -193,17 +193,17 @@ class Cluster:
             self.checkpoints.keep_node(node)
 
     async def fetch_node(self) -> Node:
-        """Ask the API server for the node; raises KubeError."""
+        """Request the node object from the API server. Raises KubeError."""
         return await self.clients.objects.get(NODES, self._settings.node_name)
 
     def review_client(self) -> ApiClient:
-        """Give a client to ask with about the senders of requests: they must not wait for pods' objects."""
+        """Return a client for token and access reviews, which must not wait for requests of pods' objects."""
         config = self._settings.config
         limit = Limits(config.kube_api_qps, config.kube_api_burst).bucket()
         return ApiClient(self.clients.objects.transport, limit, timeout=REVIEW_SECONDS)
 
     def serving_certificate(self, given: CertificateFiles | None) -> ServingCertificate:
-        """Give the serving certificate that the cluster issues (`serverTLSBootstrap`)."""
+        """Return the serving certificate that the cluster issues (`serverTLSBootstrap`)."""
         return RequestedCertificate(
             self.clients.objects,
             Path(self._settings.flags.cert_dir),
@@ -215,7 +215,7 @@ class Cluster:
         )
 
     def node_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        """Tell of something that happens to the node."""
+        """Record an event about the node."""
         self.recorder.record(self._about, kind, reason, message)
 
     def _volumes_in_use(self) -> list[str] | None:
@@ -251,9 +251,9 @@ async def join_cluster(
     runtime_state: RuntimeState,
     started: datetime,
 ) -> AsyncIterator[Cluster]:
-    """Get the node's identity, by a bootstrap if need be, and connect; raises KubeconfigError.
+    """Obtain the node's identity, by a TLS bootstrap if necessary, and connect. Raises KubeconfigError.
 
-    `started`: when the agent did.
+    `started`: the time at which the kubelet started.
     """
     config, metrics = settings.config, RestMetrics(registry)
     async with contextlib.AsyncExitStack() as stack:

@@ -1,19 +1,10 @@
-"""Who gives out CPUs, memory and devices, put together: from the configuration, the gates and the machine.
+"""Builds and starts the container manager: CPU, memory, topology and device managers, resource claims.
 
-`make_allotment` before the engine, which admits pods and makes containers through it; `start_allotment` when
-the engine is there to be asked. Devices come first, as in the reference: who has to take what is there
-decides where the others, who can choose, give from.
-
-The node's devices, put together: who gives them, what pods and the node's status get of it, who may ask.
-
-`NodeDevices` is there before the engine, which admits pods and makes containers through it, and serves
-plugins from then on. `know` when the engine is there to be asked and woken. Resource claims give
-devices as well: `claims` is where they come in.
-
-Resource claims on a node of a cluster, put together: who knows them, who serves them, what runs for them.
-
-`make_claims` before the engine, which makes claims ready through it; `start_claims` when the engine is there
-to be asked and woken. A standalone node has none of it: claims are objects of an API server.
+The managers are built before the pod engine, which admits pods and starts containers through them:
+`make_allotment`, `NodeDevices`, `make_claims`. They are started when the engine exists: `start_allotment`,
+`NodeDevices.know`, `start_claims`. The device manager is the first hint provider, as upstream: it cannot
+choose its NUMA nodes freely, the others can. It serves plugins before the first pod is admitted and outlives
+the engine. A standalone node has no resource claims, which are objects of the API server.
 """
 
 from __future__ import annotations
@@ -71,9 +62,9 @@ log = get_logger(__name__)
 def make_allotment(
     settings: AgentSettings, registry: CollectorRegistry, devices: DeviceManager | None = None
 ) -> ResourceAllocator:
-    """Give who gives out CPUs, memory and devices; raises StartError.
+    """Return the allocator of CPUs, memory and devices. Raises StartupError.
 
-    The devices' manager must be serving before the first pod is admitted.
+    The device manager must be serving before the first pod is admitted.
     """
     config = settings.config
     alignment = AlignmentMetrics(registry)
@@ -104,7 +95,7 @@ def start_allotment(
     engine: PodEngine,
     tasks: TaskScope,
 ) -> None:
-    """Begin to tell running containers of their CPUs."""
+    """Start to apply changes of the shared CPU pool to running containers."""
 
     def is_leaving(uid: str) -> bool:
         worker = engine.workers.get(uid)
@@ -157,18 +148,18 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 
 class Claims(Protocol):
-    """Those who give devices by resource claims, as far as it matters here."""
+    """Devices that containers get through resource claims."""
 
     def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
-        """Give the CDI names of a container's devices; raises ClaimError."""
+        """Return the CDI names of a container's devices. Raises ClaimError."""
         ...
 
     def health(self, pod: Pod, container: Container) -> list[ResourceStatus]:
-        """Say how the devices of a container's claims are."""
+        """Return the health of the devices of a container's claims."""
         ...
 
     def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
-        """Give the claims of a container, for the pod-resources API."""
+        """Return the claims of a container, for the pod-resources API."""
         ...
 
 
@@ -189,13 +180,13 @@ class NodeDevices:
         self._tell_node: Callable[[], None] = lambda: None
 
     async def serve(self, stack: AsyncExitStack) -> None:
-        """Be there for plugins until the stack is left; raises StartError."""
+        """Serve device plugins until the stack exits. Raises StartupError."""
         try:
             await stack.enter_async_context(self.manager.serving())
         except PolicyError as err:
             raise StartupError(str(err)) from err
         except (OSError, ExceptionGroup) as err:
-            # What fails inside a scope of tasks comes as a group of one.
+            # A failure inside a task scope is wrapped in an exception group.
             cause = err.exceptions[0] if isinstance(err, ExceptionGroup) else err
             if not isinstance(cause, OSError):
                 raise
@@ -204,7 +195,7 @@ class NodeDevices:
     async def answer(
         self, stack: AsyncExitStack, registry: CollectorRegistry, shares: ContainerCpusets
     ) -> None:
-        """Answer the pod-resources API until the stack is left; raises StartError."""
+        """Serve the pod-resources API until the stack exits. Raises StartupError."""
         assert self._pods is not None
         facts = PodResourcesProvider(self, self._pods, shares)
         serving = serving_pod_resources(self._root / ASKING_FOLDER, facts, PodResourcesMetrics(registry))
@@ -214,7 +205,7 @@ class NodeDevices:
             raise StartupError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
 
     def know(self, engine: PodEngine, cluster: Cluster | None) -> None:
-        """Take who knows the pods, and the cluster that is told which devices the node has."""
+        """Connect to the pod engine, and to the cluster whose node status reports the devices."""
         self._wake = engine.workers.wake_all
         if cluster is not None:
             cluster.devices, self._tell_node = self._amounts, cluster.reporter.wake
@@ -229,22 +220,22 @@ class NodeDevices:
 
     @property
     def handlers(self) -> Mapping[str, PluginHandler]:
-        """Who takes plugins that register in the folder of all plugins."""
+        """Handlers of device plugins that register in the plugin registration directory."""
         return {PLUGIN_TYPE: self.manager.handler}
 
     @property
     def side(self) -> DeviceProvider:
-        """What the engine asks."""
+        """Interface of the devices for the pod engine."""
         return DeviceProvider(grants=self._grants, health=self._health)
 
-    # PodFacts, for the manager
+    # PodFacts, for the device manager
 
     def active(self) -> Collection[str] | None:
-        """Give the uids of the pods that may have devices; None while that is not known."""
+        """Return the uids of the pods that may own devices; None while that is not known."""
         return self._pods.uids() if self._pods is not None else None
 
     def running_before(self, uid: str) -> Collection[str]:
-        """Give a pod's containers that run since an earlier agent; none once this one has admitted it."""
+        """Return a pod's containers that an earlier kubelet process started; empty after its admission."""
         return self._pods.running_before(uid) if self._pods is not None else ()
 
     # Behind it
@@ -280,14 +271,14 @@ class NodeDevices:
 
 
 class ContainerCpusets(Protocol):
-    """Who gives CPUs and memory."""
+    """CPU and memory managers, as the pod-resources API reads them."""
 
     cpus: CpuManager
     memory: MemoryManager
 
 
 class PodResourcesProvider:
-    """Tells what containers have, for the pod-resources API (`ResourceFacts`)."""
+    """Resources of containers, for the pod-resources API (`ResourceFacts`)."""
 
     def __init__(self, devices: NodeDevices, pods: ActivePods, shares: ContainerCpusets) -> None:
         self._devices = devices
@@ -295,41 +286,41 @@ class PodResourcesProvider:
         self._shares = shares
 
     def active_pods(self) -> Iterable[Pod]:
-        """Give the pods that run or may come to run."""
+        """Return the pods that run or may still run."""
         self._devices.manager.reclaim()
         return self._pods.pods()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """Give a pod of this node."""
+        """Return a pod of this node by its name."""
         return self._pods.named(namespace, name)
 
     def devices(self, uid: str, container: str) -> Devices:
-        """Give a container's devices."""
+        """Return the devices of a container."""
         return self._devices.manager.held(uid, container)
 
     def cpus(self, uid: str, container: str) -> Iterable[int]:
-        """Give the CPUs that a container has for itself."""
+        """Return the exclusive CPUs of a container."""
         return self._shares.cpus.exclusive_of(uid, container)
 
     def memory(self, uid: str, container: str) -> Iterable[MemoryUse]:
-        """Give the memory that is kept for a container."""
+        """Return the memory blocks of a container."""
         return map(_use, self._shares.memory.blocks(uid, container))
 
     def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
-        """Give the resource claims of a container."""
+        """Return the resource claims of a container."""
         claims = self._devices.claims
         return claims.claims(pod, container) if claims is not None else ()
 
     def allocatable_devices(self) -> Devices:
-        """Give all devices that pods can have."""
+        """Return all allocatable devices."""
         return self._devices.manager.usable()
 
     def allocatable_cpus(self) -> Iterable[int]:
-        """Give all CPUs that pods can have for themselves."""
+        """Return all CPUs that can be allocated exclusively."""
         return self._shares.cpus.allocatable
 
     def allocatable_memory(self) -> Iterable[MemoryUse]:
-        """Give all memory that can be kept for pods."""
+        """Return all allocatable memory blocks."""
         return map(_use, self._shares.memory.allocatable())
 
 
@@ -353,11 +344,11 @@ def _shown(health: Mapping[str, Mapping[str, bool]]) -> list[ResourceStatus]:
 def make_claims(
     settings: AgentSettings, registry: CollectorRegistry, cluster: Cluster | None, tasks: TaskScope
 ) -> DraManager | None:
-    """Give who makes claims ready; None where there are no claims. Raises StartError."""
+    """Return the DRA manager; None on a node without claims. Raises StartupError."""
     gates = settings.gates
     if cluster is None or not gates.enabled("DynamicResourceAllocation"):
         return None
-    # Here and not above: a standalone node does without their memory.
+    # Imported here: a standalone node does not need them in memory.
     from pykubelet.cm.dra.health import DeviceHealthCache
     from pykubelet.cm.dra.manager import RESOURCE_CLAIMS, DraManager
     from pykubelet.cm.dra.metrics import DraMetrics
@@ -386,7 +377,7 @@ def make_claims(
 def start_claims(
     claims: DraManager, cri: RuntimeConnection, engine: PodEngine, active: Active, tasks: TaskScope
 ) -> None:
-    """Begin to give back what pods have left, and to wake pods whose drivers have news."""
+    """Start to unprepare claims of removed pods, and to wake pods when their drivers change."""
     claims.listen(engine.workers.wake, engine.workers.wake_all)
     runtime, warned = cri.version, set[str]()
 
@@ -394,7 +385,7 @@ def start_claims(
         if usable and driver not in warned:
             warned.add(driver)
             log.warning(
-                "The runtime does not know CDI, so devices of claims do not reach containers: update it",
+                "Container runtime has no CDI support, devices of claims do not reach containers: update it",
                 driver=driver,
                 runtime=f"{runtime.runtime_name} {runtime.runtime_version}",
             )
@@ -405,5 +396,5 @@ def start_claims(
 
 
 def claim_plugins(claims: DraManager | None) -> Mapping[str, PluginHandler]:
-    """Give who takes plugins that register as drivers of claims."""
+    """Return the handlers of plugins that register as DRA drivers."""
     return {"DRAPlugin": claims.drivers} if claims is not None else {}

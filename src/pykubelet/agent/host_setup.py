@@ -1,14 +1,11 @@
-"""The machine, checked and made ready before anything of the node runs.
+"""Checks and setup of the host before any pod runs: cgroups, kernel settings, iptables, OOM score.
 
-What is wrong with the machine is said at once and in one line, with the remedy: an agent that went on would
-fail later, in the middle of a pod's start, where nobody looks for the cause. What is only less than wished
-(a limit that cannot be raised) is a warning.
+A host on which the kubelet cannot work ends the start with one line that has the cause and the remedy;
+otherwise a pod's start would fail later, far from the cause. A limit that cannot be raised is a warning.
 
-What a node's agent does to the machine as a whole (settings, chains, cgroups of daemons) and hears of it.
-
-With `protectKernelDefaults` the settings are only checked, and another value ends the start
-(`preparing.check_machine`); without it they are set, as by the reference. A setting that cannot be written
-(in a container, /proc/sys often is read-only) is a warning: pods run with it nevertheless.
+With `protectKernelDefaults` kernel settings are only checked, and another value ends the start
+(`check_machine`); without it they are set, as upstream does. A setting that cannot be written (in a
+container, /proc/sys is often read-only) is a warning, because pods run nevertheless.
 """
 
 from __future__ import annotations
@@ -62,11 +59,11 @@ _ON_DISK = (
 
 
 class StartupError(Exception):
-    """The agent cannot start here; the text is one line with the cause and a remedy."""
+    """Raised when the kubelet cannot start on this host; the text is one line with cause and remedy."""
 
 
 def check_machine(config: KubeletConfiguration) -> None:
-    """Raise ConfigError or StartError when the configuration is not one for this machine."""
+    """Raise ConfigError or StartupError when the configuration does not fit this host."""
     try:
         found = cgroups.detect_cgroups()
         online = cpuset.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
@@ -74,13 +71,13 @@ def check_machine(config: KubeletConfiguration) -> None:
         raise StartupError(
             f"the machine does not show its cgroups and CPUs: {err}: mount /proc and /sys"
         ) from err
-    log.info("Cgroups", mode=found.mode.value, driver=config.cgroup_driver)
+    log.info("Detected cgroups", mode=found.mode.value, driver=config.cgroup_driver)
     if problems := validate_machine(config, cgroup_v2=found.unified, online_cpus=online):
         raise ConfigError(problems)
     if not found.unified:
         log.warning("cgroup v1 is in maintenance mode: plan to move this node to cgroup v2")
     elif not (found.root / "cpu.stat").exists():
-        log.warning("cgroup v2 is not complete in this kernel: plan to move this node to 5.8 or later")
+        log.warning("cgroup v2 is incomplete in this kernel: plan to move this node to 5.8 or later")
     differing = kernel.kernel_default_differences()
     if differing and config.protect_kernel_defaults:
         wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
@@ -93,16 +90,14 @@ def check_machine(config: KubeletConfiguration) -> None:
 
 
 def adjust_process(config: KubeletConfiguration) -> None:
-    """Have the kernel spare this process, and let it open as many files as configured, if that can be."""
+    """Set the OOM score and the open files limit of this process; log what cannot be set."""
     try:
         oom.set_oom_score(config.oom_score_adj)
     except OSError as err:
-        log.warning("Could not set the OOM score; going on without", score=config.oom_score_adj, err=err)
+        log.warning("Failed to set the OOM score", score=config.oom_score_adj, err=err)
     limit = rlimits.raise_open_files(config.max_open_files)
     if not limit.reached:
-        log.warning(
-            "Could not raise the open files limit as far as asked", asked=limit.wanted, limit=limit.soft
-        )
+        log.warning("Failed to raise the open files limit", requested=limit.wanted, limit=limit.soft)
 
 
 async def prepare_cgroups(
@@ -112,9 +107,9 @@ async def prepare_cgroups(
     registry: CollectorRegistry,
     record: Record = no_record,
 ) -> PodCgroups:
-    """Have the tree of cgroups that holds all pods; raises StartError when it cannot be had.
+    """Ensure that the cgroup tree of all pods exists. Raises StartupError.
 
-    `record` takes events about the node.
+    `record` records events about the node.
     """
     found = cgroups.detect_cgroups()
     capacity = read_capacity()
@@ -133,7 +128,7 @@ async def prepare_cgroups(
 
 
 async def warn_of_swap(root: Path, record: Record) -> None:
-    """Tell people when secrets may get to the disk: memory is swapped, and nothing can be kept from that."""
+    """Record an event when memory-backed volumes may be swapped to disk and tmpfs has no noswap option."""
     if swap.swap_areas() and not await asyncio.to_thread(can_refuse_swap, root):
         record("Warning", "PossibleMemoryBackedVolumesOnDisk", _ON_DISK)
 
@@ -141,21 +136,21 @@ async def warn_of_swap(root: Path, record: Record) -> None:
 async def take_cgroup_driver(
     cri: RuntimeConnection, config: KubeletConfiguration, gates: FeatureGates
 ) -> None:
-    """Use the runtime's cgroup driver where it tells: two opinions would strand pods.
+    """Use the cgroup driver that the runtime reports: with two different drivers pods could not be managed.
 
-    Raises StartError when a runtime that could tell does not: a guess would be one of the two opinions.
+    Raises StartupError when a runtime that supports RuntimeConfig fails to report it.
     """
     if not gates.enabled("KubeletCgroupDriverFromCRI"):
         return
     try:
         answer = await _runtime_config(cri)
     except Unimplemented:
-        log.info("The runtime does not tell its cgroup driver; using the configured one")
+        log.info("Container runtime does not report its cgroup driver, using the configured one")
         return
     except CriError as err:
         raise StartupError(f"cannot ask the container runtime for its cgroup driver: {err}") from err
     if not answer.HasField("linux"):
-        # The first of the drivers is what a field that nobody has filled in would read as.
+        # An unset field reads as the first of the drivers.
         return
     driver = _DRIVERS.get(answer.linux.cgroup_driver)
     if driver is None:
@@ -169,24 +164,24 @@ async def take_cgroup_driver(
 
 
 async def _runtime_config(cri: RuntimeConnection) -> RuntimeConfigResponse:
-    """Ask a runtime for its settings; one that has just been started may need more than one try."""
+    """Request the runtime's configuration, with retries: a runtime that just started may not respond."""
     for _ in range(_RUNTIME_TRIES - 1):
         try:
             return await cri.runtime.runtime_config()
         except Unimplemented:
             raise
         except CriError as err:
-            log.error(err, "Could not ask the runtime for its cgroup driver; will be tried again")
+            log.error(err, "Failed to get the cgroup driver from the container runtime, retrying")
             await asyncio.sleep(_RUNTIME_PAUSE)
     return await cri.runtime.runtime_config()
 
 
 def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
-    """Have the root directory, with mounts that containers can share; the stack takes them back."""
+    """Create the root directory with shared mount propagation; the exit stack reverts it."""
     root.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def take_back() -> None:
-        # Containers that still run keep what they share.
+        # Running containers keep the mounts that they share.
         if not PodDirs(root).uids():
             propagation.unshare_mounts(root)
 
@@ -195,11 +190,15 @@ def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
             log.v(2).info("Bind-mounted the root directory with shared mount propagation", path=root)
             stack.callback(take_back)
     except OSError as err:
-        log.warning("Volumes with mountPropagation cannot work here", path=root, err=err)
+        log.warning(
+            "Failed to set up shared mount propagation, volumes with mountPropagation do not work",
+            path=root,
+            err=err,
+        )
 
 
 def open_books(root: Path) -> AllocationState:
-    """Open what an earlier agent has written of pods' resources; raises StartError when it is not sound."""
+    """Open the checkpoints of allocated and actuated resources. Raises StartupError when they are invalid."""
     try:
         return read_books(root)
     except PolicyError as err:
@@ -207,7 +206,7 @@ def open_books(root: Path) -> AllocationState:
 
 
 def find_id_space(config: KubeletConfiguration) -> UserNamespaceRange:
-    """Give the ids that pods' user namespaces may use; raises StartError when they are too few."""
+    """Return the id range for user namespaces of pods. Raises StartupError when it is too small."""
     settings = config.user_namespaces
     try:
         space = read_id_space((settings.ids_per_pod if settings else None) or UNIT)
@@ -219,38 +218,38 @@ def find_id_space(config: KubeletConfiguration) -> UserNamespaceRange:
 
 
 def set_kernel_defaults() -> None:
-    """Set those kernel settings that differ from what a node's should be; says what could not be set."""
+    """Set the kernel settings that differ from the values of a node; log what cannot be set."""
     for name, (value, found) in kernel.kernel_default_differences().items():
         log.v(2).info("Updating kernel flag", flag=name, expectedValue=value, actualValue=found)
         try:
             kernel.write_sysctl(name, value)
         except OSError as err:
-            log.warning("Could not set a kernel setting; going on without", flag=name, value=value, err=err)
+            log.warning("Failed to set kernel flag", flag=name, value=value, err=err)
 
 
 def start_daemon_cgroups(config: KubeletConfiguration, tasks: TaskScope) -> None:
-    """Keep the agent, and processes that are nowhere, in the cgroups that were named for them."""
+    """Keep the kubelet and system processes in the cgroups of `kubeletCgroups` and `systemCgroups`."""
     agent, system = config.kubelet_cgroups, config.system_cgroups
     if agent or system:
         tasks.start(keep_daemons(detect_cgroups(), agent=agent, system=system), name="daemon-cgroups")
 
 
 def start_util_chains(config: KubeletConfiguration, tasks: TaskScope) -> None:
-    """Keep the chains in the packet filter that other components look for, unless told not to."""
+    """Maintain the iptables chains that other components expect (`makeIPTablesUtilChains`)."""
     if config.make_iptables_util_chains:
         for program in PROGRAMS:
             tasks.start(keep_chains(program), name=program)
 
 
 async def tell_kills(record: Record, open_log: Callable[[], int] = open_log) -> None:
-    """Tell, as events of the node, of processes that were killed because the machine was out of memory.
+    """Record SystemOOM events for processes that the kernel killed because the host was out of memory.
 
-    Kills within the limit of a cgroup are not the node's trouble: statuses of pods tell of those.
+    Kills because of a cgroup's limit are not reported here: they appear in pod statuses.
     """
     try:
         fd = open_log()
     except OSError as err:
-        log.info("The kernel's log cannot be read: nobody will be told of SystemOOM", why=str(err))
+        log.info("Failed to open /dev/kmsg, SystemOOM events are disabled", err=str(err))
         return
     try:
         async for kill in kills(fd):
@@ -259,6 +258,6 @@ async def tell_kills(record: Record, open_log: Callable[[], int] = open_log) -> 
                 victim = f"victim process: {kill.process}, pid: {kill.pid}"
                 record("Warning", "SystemOOM", f"System OOM encountered, {victim}")
     except OSError as err:
-        log.error(err, "The kernel's log can no longer be read: nobody will be told of SystemOOM")
+        log.error(err, "Failed to read /dev/kmsg, SystemOOM events are disabled")
     finally:
         os.close(fd)

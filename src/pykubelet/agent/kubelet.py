@@ -1,8 +1,7 @@
-"""The composition root: builds every part of the agent and starts it, in the order a reader expects.
+"""Composition root: builds every part of the kubelet and starts it.
 
-`Kubelet.run` is the start-up of a node agent from top to bottom; each step says so in the log.
-Whatever a step opens goes on one exit stack, so stopping is the same list backwards and a start
-that fails half-way leaves nothing behind.
+`Kubelet.run` is the start-up from top to bottom; each step is logged. Everything that a step opens goes on
+one exit stack, so stopping is the same list in reverse, and a failed start leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -85,24 +84,24 @@ from pykubelet.volumes.usage import VolumeStatCalculator
 
 log = get_logger(__name__)
 _YOUNG_OBJECTS = 10_000
-"""After how many new objects garbage is looked for."""
+"""New objects after which Python's garbage collector runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Who this node is on the network."""
+    """Name and addresses of this node."""
 
     name: str
     addresses: HostIPs
 
     @property
     def ips(self) -> list[str]:
-        """One address, or one of each family; none while the machine's network is not there yet."""
+        """One address, or one per family; empty while the host has no network."""
         return self.addresses.ips
 
 
 class Kubelet:
-    """One node agent; several can live in one process."""
+    """One kubelet; several can run in one process."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Kubelet:
         *,
         tunes_kernel: bool = True,
     ) -> None:
-        """Take the settings; `tunes_kernel`: whether the machine is a node's alone, and set up as such."""
+        """Initialize with the settings; `tunes_kernel`: whether the kubelet sets up the host."""
         self.flags = loaded.flags
         self.config = loaded.config
         self.gates = loaded.gates
@@ -124,10 +123,10 @@ class Kubelet:
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
         self.volume_usage: VolumeStatCalculator | None = None
-        """How full pods' volumes are; None before the engine runs."""
+        """Usage of pods' volumes; None before the engine runs."""
 
     def stop(self) -> None:
-        """Ask `run` to end; safe to call at any time and more than once."""
+        """Request the end of `run`; safe to call at any time and more than once."""
         self._stop.set()
         if self._joining is not None:
             self._joining.reschedule(asyncio.get_running_loop().time())
@@ -156,7 +155,7 @@ class Kubelet:
                 return
             health = RuntimeHealth(cri.runtime.status)
             runtime_state = RuntimeState(health.status)
-            # What the node has is read from its disk when it joins.
+            # The capacity of the node is read from its disk when it joins.
             prepare_root(Path(self.flags.root_dir), stack)
             cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
             if self._stop.is_set():
@@ -164,7 +163,7 @@ class Kubelet:
             devices = NodeDevices(
                 Path(self.flags.root_dir), Path(self.flags.device_plugin_dir), self.gates, self.registry
             )
-            # They outlive the engine: a pod whose plugin is being asked must not be refused because we stop.
+            # They outlive the engine: a pending Allocate must not become a rejection at the stop.
             await devices.serve(stack)
             tasks = await stack.enter_async_context(TaskScope())
             tasks.start(runtime_state.run(), name="runtime-state")
@@ -221,7 +220,9 @@ class Kubelet:
 
     async def _stop_on_contention(self, lock: lockfile.LockFile) -> None:
         reason = await lock.wait_for_contention()
-        log.info("Somebody else wants the lock file: stopping", path=self.flags.lock_file, event=reason)
+        log.info(
+            "Lock file was accessed by another process, stopping", path=self.flags.lock_file, event=reason
+        )
         self.stop()
 
     async def _join_cluster(
@@ -238,7 +239,7 @@ class Kubelet:
             self._settings(identity), self.registry, cri, health, runtime_state, self._started
         )
         try:
-            # A bootstrap waits for somebody to approve it.
+            # A TLS bootstrap waits for the approval of its certificate signing request.
             async with asyncio.timeout(None) as self._joining:
                 return await stack.enter_async_context(joining)
         except TimeoutError:
@@ -429,20 +430,20 @@ class Kubelet:
             ) from err
 
     def _legacy_logs(self) -> Path | None:
-        """Where links to containers' logs go; a node with logs of its own keeps out of the machine's."""
+        """Directory of links to container logs; None when the pod logs are not in the host's directory."""
         logs = Path(self.config.pod_logs_dir)
         return Path(LEGACY_LOG_DIR) if logs == Path("/var/log/pods") else logs.parent / "containers"
 
 
 def _has_user_namespaces(runtime: StatusResponse) -> bool:
-    """Whether the runtime's default handler can give pods a user namespace."""
+    """Return whether the runtime's default handler supports user namespaces."""
     return any(one.features.user_namespaces for one in runtime.runtime_handlers if not one.name)
 
 
 def _spare_the_collector() -> None:
-    """Let Python's garbage collector leave alone what is here to stay, and look at the rest less often.
+    """Exclude the objects of the start from Python's garbage collection, and collect the rest less often.
 
-    Nearly everything is freed without it, so there is little to find in what was loaded at the start.
+    Reference counting frees nearly everything, so a collection finds little.
     """
     gc.collect()
     gc.freeze()

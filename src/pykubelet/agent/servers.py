@@ -1,4 +1,4 @@
-"""The agent's servers, put together: authenticated API, read-only port, control socket, health."""
+"""Builds and starts the servers: authenticated API, read-only port, control socket, health."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDependencies:
-    """What the servers show and do."""
+    """Dependencies of the servers."""
 
     settings: AgentSettings
     ips: Sequence[str]
@@ -55,7 +55,7 @@ class ServerDependencies:
 
 @contextlib.asynccontextmanager
 async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
-    """Serve while inside; raises AccessProblem or PortError, whose texts are for people."""
+    """Serve while the context is open. Raises AuthConfigError or PortError, each with one line."""
     config, health = parts.settings.config, health_routes(parts.checks)
     metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
     async with contextlib.AsyncExitStack() as stack:
@@ -86,7 +86,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
 
 
 def _somebody_may_ask(parts: ServerDependencies) -> bool:
-    """Whether anybody could use the API; a node without a cluster may well be asked only by its own CLI."""
+    """Return whether any client could be authorized; a standalone node may serve only its own CLI."""
     ways = parts.settings.config.authentication
     if (
         parts.cluster is not None
@@ -95,13 +95,15 @@ def _somebody_may_ask(parts: ServerDependencies) -> bool:
         or ways.x509.client_ca_file
     ):
         return True
-    log.info("The API is not served: nobody could use it", remedy="set authentication.x509.clientCAFile")
+    log.info(
+        "API is not served, no client could be authorized", remedy="set authentication.x509.clientCAFile"
+    )
     return False
 
 
 def _manifests(parts: ServerDependencies) -> ManifestFolder | None:
     path = Path(parts.settings.config.static_pod_path)
-    # A single file can be named, too; it is its owner's.
+    # A single file may be configured, too; its owner writes it.
     if not parts.settings.config.static_pod_path or path.is_file():
         return None
     served = LOCAL_KINDS if parts.cluster is None else frozenset()
@@ -141,7 +143,7 @@ async def _api_parts(
 async def serving_certificate(
     settings: AgentSettings, ips: Iterable[str], cluster: Cluster | None
 ) -> ServingCertificate:
-    """Give the certificate that the agent serves with; raises MakingError, StoreError, OSError."""
+    """Return the serving certificate. Raises KeyGenerationError, StoreError, OSError."""
     config, flags = settings.config, settings.flags
     files = None
     if config.tls_cert_file and config.tls_private_key_file:

@@ -1,11 +1,8 @@
-"""The node's volumes, put together: what they are made of, who serves them, and what runs for them.
+"""Builds and starts the volume manager, and the registration of plugins.
 
-`make_volumes` before the engine, which mounts through them; `start_volumes` when it is there to be woken.
-
-Plugins of all kinds, put together: one folder where they make themselves known, one handler per type.
-
-Each room that plugins can serve offers its handlers, `{"CSIPlugin": ...}`, `{"DevicePlugin": ...}`,
-`{"DRAPlugin": ...}`; `start_plugins` is where they are collected. A node without a cluster has plugins, too.
+`make_volumes` is called before the pod engine is built, which mounts volumes through them; `start_volumes`
+when the engine exists. `start_plugins` collects the handlers of all packages, by type of plugin (`CSIPlugin`,
+`DevicePlugin`, `DRAPlugin`); a standalone node has plugins, too.
 """
 
 from __future__ import annotations
@@ -44,8 +41,8 @@ async def make_volumes(
     tasks: TaskScope,
     registry: CollectorRegistry,
 ) -> PodVolumes:
-    """Give all that mounts volumes; configMaps and secrets are the cluster's where there is one."""
-    # A runtime that cannot mount images would show an empty folder, and say nothing.
+    """Return the volume manager; configMaps and secrets come from the cluster if there is one."""
+    # A runtime without image volumes would silently mount an empty directory.
     runtime = await cri.runtime.version()
     return PodVolumes(
         Path(settings.flags.root_dir),
@@ -73,7 +70,7 @@ def start_volumes(
     tasks: TaskScope,
     registry: CollectorRegistry,
 ) -> VolumeStatCalculator:
-    """Begin to sweep, and to keep up with drivers; gives what measures how full pods' volumes are."""
+    """Start the volume garbage collection and the CSI driver watches; return the volume usage collector."""
     root = Path(settings.flags.root_dir)
     volumes.listen(engine.workers.wake, engine.book.event, engine.workers.pod)
     if cluster is not None:
@@ -94,21 +91,21 @@ def start_volumes(
 
 
 def volume_plugins(volumes: PodVolumes) -> Mapping[str, PluginHandler]:
-    """Give who takes plugins that register as drivers of volumes."""
+    """Return the handlers of plugins that register as CSI drivers."""
     csi = volumes.kinds.get("csi")
     return csi.handlers if isinstance(csi, CsiPlugin) else {}
 
 
 FOLDER = "plugins_registry"
 SOCKETS_FOLDER = "plugins"
-"""Where plugins have what they serve on: their manifests mount it, and may expect it to be there."""
+"""Directory of plugin sockets, which manifests of plugins mount and expect to exist."""
 _FOLDER_MODE = 0o750
 
 
 def start_plugins(
     root: Path, registry: CollectorRegistry, tasks: TaskScope, *rooms: Mapping[str, PluginHandler]
 ) -> None:
-    """Attend to plugins in the folder below `root`; each room gives its handlers, by type of plugin."""
+    """Watch the registration directory below `root` and register plugins with the handlers of their type."""
     handlers = {kind: handler for room in rooms for kind, handler in room.items()}
     for folder in (root / FOLDER, root / SOCKETS_FOLDER):
         _share(folder)
@@ -121,13 +118,13 @@ def _share(folder: Path) -> None:
     try:
         folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as err:
-        log.error(err, "Cannot make a folder of plugins", path=folder)
+        log.error(err, "Failed to create plugin directory", path=folder)
     else:
         share_with_containers(folder)
 
 
 class _Plugins(Collector):
-    """Shows the plugins that there are, and those that are registered."""
+    """Metrics of the present and the registered plugins."""
 
     def __init__(self, plugins: PluginRegistration) -> None:
         self._plugins = plugins
