@@ -1,8 +1,8 @@
-"""Which pods count: those that run or may come to run. What was given to pods is taken back from all others.
+"""Active pods: those that run or may still run. Resources allocated to other pods are reclaimed.
 
-A pod counts from the moment a source wants it until nothing of it runs any more; one that was refused, or
-ended in an earlier agent's time, does not. What the runtime still has of pods that nobody wants counts as
-well: a device in use must not be given to a second container.
+A pod is active from the moment a source has it until none of its containers runs; a rejected pod, or one that
+terminated before this kubelet process started, is not. Orphans in the runtime are active as well: a device in
+use must not be allocated to a second container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pykubelet.status.compute import TERMINAL, StatusStore
 
 
 class ActivePods:
-    """Asks those who know."""
+    """The active pods, computed from sources, workers and runtime."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ActivePods:
         wanted: Callable[[], Mapping[str, Pod]],
         all_reported: Callable[[], bool],
     ) -> None:
-        """Take where pods are; `wanted` also gives those that were not handed on yet."""
+        """Initialize; `wanted` also returns pods that the loop has not dispatched yet."""
         self._store = store
         self._workers = workers
         self._statuses = statuses
@@ -39,24 +39,24 @@ class ActivePods:
         self._all_reported = all_reported
 
     def pods(self) -> list[Pod]:
-        """Give the pods that count and of which more than their uid is known."""
+        """Return the active pods whose spec is known."""
         known = {pod.uid: pod for pod in (*self._wanted().values(), *self._store.pods())}
         known |= {pod.uid: pod for pod in self._workers.pods()}
         return [pod for pod in known.values() if self._counts(pod)]
 
     def named(self, namespace: str, name: str) -> Pod | None:
-        """Give the pod of this name, also one that does not count: it is here, and has nothing."""
+        """Return the pod of this name, also an inactive one, which has no resources."""
         return self._store.by_name(f"{namespace}/{name}")
 
     def uids(self) -> set[str] | None:
-        """Give the pods that count; None while a source was not heard: nobody can be said to be gone."""
+        """Return the uids of active pods; None before all sources have reported."""
         if not self._all_reported():
             return None
         alive = {uid for uid, seen in self._in_runtime().items() if seen.is_alive}
         return alive | {pod.uid for pod in self.pods()}
 
     def running_before(self, uid: str) -> frozenset[str]:
-        """Give a pod's containers that an earlier agent started, and that this one did not take over yet."""
+        """Return a pod's containers that an earlier kubelet process started; empty after its admission."""
         seen = self._in_runtime().get(uid)
         if seen is None or self._workers.get(uid) is not None:
             return frozenset()

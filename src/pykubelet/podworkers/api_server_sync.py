@@ -1,8 +1,8 @@
-"""The engine's side towards an API server: pods from it, statuses and mirrors to it.
+"""Exchange of the pod engine with the API server: pods from it, statuses and mirror pods to it.
 
-Everything that a node of a cluster does beyond a standalone one is behind `ApiServerSync`; the engine
-tells it what changed and asks it before a pod's end is final. Nothing here ever stops a pod from
-running: with the API server away, statuses and mirrors wait.
+`ApiServerSync` contains what a node of a cluster does beyond a standalone one. The engine notifies it of
+changes, and waits for it before a deletion is completed. Running pods never depend on it: without the API
+server, statuses and mirror pods are delayed.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from pykubelet.util.tasks import TaskScope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterParts:
-    """What the engine needs of a cluster."""
+    """Dependencies of the pod engine on the cluster."""
 
     client: ApiClient
-    """For objects, with the limit of `kubeAPIQPS`."""
+    """Client for objects, with the rate limit of `kubeAPIQPS`."""
     node_uid: Callable[[], str]
-    """The uid of this node's object; empty as long as it is not registered."""
+    """Returns the uid of the node object; empty before the registration."""
     objects: PodObjects
     handler_of: Callable[[Pod], Awaitable[str]]
-    """The runtime handler of a pod's RuntimeClass; raises ObjectError."""
+    """Returns the runtime handler of a pod's RuntimeClass. Raises ObjectError."""
     services: Callable[[Pod], Mapping[str, str] | None]
-    """The variables by which a pod's containers find services; None while they are not known."""
+    """Returns the service environment variables of a pod; None before services are synced."""
     accounts: PodAccounts | None = None
-    """The service accounts in whose name credential providers are asked."""
+    """Service accounts of pods, for credential providers that use their tokens."""
     node_ready: Callable[[], Awaitable[None]] | None = None
-    """Waits until the node's object has been read; pods are listed only then."""
+    """Waits until the node object was read; pods are listed only then."""
     checkpoints: Checkpoints | None = None
-    """Where pods are kept for when the API server does not answer; None where they are not."""
+    """Checkpoints of pods for times without an API server; None when they are disabled."""
 
 
 class ApiServerSync:
-    """The source, the sender and the mirrors of one node; `start` puts their tasks into a scope."""
+    """Pod source, status manager and mirror pods of a node; `start` adds their tasks to a scope."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ApiServerSync:
         statuses.listen(self._status_changed)
 
     def start(self, scope: TaskScope) -> None:
-        """Begin to watch and to send."""
+        """Start to watch pods and to send statuses."""
         scope.start(self._source.run(), name="source-api")
         scope.start(self._sender.run(), name="status-sender")
         scope.start(self._mirrors.run(), name="mirror-pods")
@@ -103,19 +103,19 @@ class ApiServerSync:
 
     @property
     def unreadable(self) -> Set[str]:
-        """Names of pods that the API server wants here and that could not be read."""
+        """Names of pods of the API server that could not be parsed."""
         return self._source.unreadable
 
     def services(self, pod: Pod) -> Mapping[str, str] | None:
-        """Give the variables by which a pod's containers find services; None while it must wait for them."""
+        """Return the service environment variables of a pod; None while it must wait for them."""
         found = self._parts.services(pod)
-        # Better without them than not at all, when nobody knows when the API server comes back.
+        # Without the API server, pods start without these variables rather than wait indefinitely.
         return {} if found is None and self._last is not None and self._last.speak_for_the_api else found
 
-    # What the engine tells
+    # Called by the engine
 
     def pod_changed(self, pod: Pod) -> None:
-        """Take note of a pod that came, changed or went, from any source."""
+        """Handle a pod that was added, changed or removed, from any source."""
         if is_static_pod(pod):
             self._mirrors.wake()
             return
@@ -124,36 +124,36 @@ class ApiServerSync:
             self._last.changed(pod, self._statuses.get(pod.uid))
 
     def pods_known(self) -> None:
-        """Take note that the API server has told its pods, and all of them were taken note of."""
+        """Record that the first full list of the API server's pods was handled."""
         self._mirrors.wake()
 
     def mirror_changed(self, mirror: Pod) -> None:
-        """Take note of a mirror pod that came, changed or went."""
+        """Handle a mirror pod that was added, changed or removed."""
         self._mirrors.seen(mirror)
         static = self._store.by_name(mirror.full_name)
         if static is not None:
             self._sender.seen(static.uid)
 
     def stopped(self, uid: str) -> None:
-        """Take note that nothing of a pod runs any more: now it may be said that it has ended."""
+        """Record that no container of a pod runs: from now on a terminal status may be sent."""
         self._sender.check(uid)
 
     async def told(self, uid: str) -> None:
-        """Wait until the API server knows a pod's last status."""
+        """Wait until the API server has the pod's final status."""
         await self._sender.told(uid)
 
     async def remove(self, pod: Pod) -> None:
-        """Complete a pod's deletion in the API server; nothing of it may be left here."""
+        """Complete the deletion of a finished pod in the API server."""
         await self._sender.remove(pod)
 
     def gone(self, uid: str) -> None:
-        """Forget a pod of which nothing is left."""
+        """Drop the state of a removed pod."""
         self._sender.forget(uid)
         pod = self._workers.pod(uid)
         if pod is None or is_static_pod(pod):
             self._mirrors.wake()
 
-    # What its parts say and ask
+    # Called by its parts
 
     def _take(self, source: str, pods: list[Pod], problems: list[Problem]) -> None:
         self._emit(source, pods, problems)
@@ -166,7 +166,7 @@ class ApiServerSync:
             self._last.changed(pod, status)
 
     def _object_of(self, uid: str) -> Pod | None:
-        """What the API server was last seen to have of a pod that runs here."""
+        """Return the last observed object of a pod in the API server."""
         pod = self._store.get(uid)
         if pod is None or not is_static_pod(pod):
             return pod
@@ -183,5 +183,5 @@ class ApiServerSync:
         return DesiredMirrors(self._store.static_pods(), self._leaving)
 
     def _leaving(self) -> set[str]:
-        """Return the names of pods that are no longer desired and have not ended yet."""
+        """Return the names of pods that are no longer desired and have not terminated yet."""
         return {worker.name for worker in self._workers.unfinished() if self._store.get(worker.uid) is None}

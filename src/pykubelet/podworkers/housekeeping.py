@@ -1,9 +1,9 @@
-"""What has to be looked for, because nobody tells of it: pods that nobody wants, and what they left behind.
+"""Housekeeping: terminates orphaned pods and removes what they left on the node.
 
-An agent may have been away when a pod was deleted, or have been killed in the middle of its end. So the
-runtime, the disk and the cgroups are compared with the wanted pods every few seconds, and what belongs to
-no pod is ended in order. Nothing is done before every source of pods has been heard, and never to a pod that
-may be wanted but could not be read.
+The kubelet may have been down when a pod was deleted, or killed during its termination. So the pods in the
+runtime, on disk and in cgroups are compared with the desired pods every two seconds, and orphans are
+terminated. Nothing is done before every pod source has reported, nor to a pod that may be desired but could
+not be parsed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GC_SECONDS = 60.0
 
 
 class Housekeeping:
-    """Ends what nobody wants; collects garbage at times."""
+    """Terminates orphaned pods, and runs the garbage collection of containers every minute."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Housekeeping:
         unreadable: Callable[[], AbstractSet[str]],
         node_event: Record = no_record,
     ) -> None:
-        """Take where pods and their traces are; `unreadable` gives names of wanted pods that are unknown."""
+        """Initialize; `unreadable` returns the names of desired pods that could not be parsed."""
         self._mux = mux
         self._store = store
         self._workers = workers
@@ -70,7 +70,7 @@ class Housekeeping:
         self._class_complaints = ErrorLogLimiter(log, "Could not update the cgroups of the QoS classes")
 
     def keep(self) -> None:
-        """Look once; what takes time goes on by itself."""
+        """Run once; slow work continues in tasks."""
         if not self._mux.all_reported or self._pleg.health() is not None:
             return
         known = self._workers.uids() | self._wanted()
@@ -87,25 +87,25 @@ class Housekeeping:
             self._scope.start(self._collect(), name="gc")
 
     def end_namesakes(self, pod: Pod) -> None:
-        """Stop what an earlier agent left of a pod of the same name, so that this one waits for its end."""
+        """Terminate orphans with the name of a pod, so that the pod waits for their end."""
         for uid in self._pleg.named(pod.full_name):
             desired = uid in self._mux or self._store.get(uid) is not None
             if not desired and not self._may_be_wanted(uid):
                 self._end_orphan(uid)
 
     def _wanted(self) -> set[str]:
-        """Pods that some source wants; the loop may not have handed on all of them yet."""
+        """Return the uids of all desired pods, also of those that the loop has not dispatched yet."""
         return {*self._mux.pods(), *(pod.uid for pod in self._store.pods())}
 
     def _may_be_wanted(self, uid: str) -> bool:
-        """Whether this may be a pod that the API server wants here and that could not be read."""
+        """Return whether this may be a desired pod that could not be parsed."""
         names, seen = self._unreadable(), self._pleg.pods.get(uid)
         return bool(names) and (seen is None or not seen.full_name or seen.full_name in names)
 
     def _end_orphan(self, uid: str) -> None:
         seen = self._pleg.pods.get(uid)
         name = seen.full_name if seen is not None else ""
-        log.info("Cleaning up a pod that is no longer wanted", pod=name, podUID=uid)
+        log.info("Cleaning up orphaned pod", pod=name, podUID=uid)
         self._workers.terminate_orphan(uid, name, alive=seen is not None and seen.is_alive)
 
     async def _weigh_classes(self) -> None:

@@ -1,13 +1,11 @@
-"""The loop that drives everything: one place where all news arrives, and it never blocks.
+"""Main loop of the kubelet: dispatches pod changes, runtime events, probe results and ticks to workers.
 
-News are changes of the desired pods, changes in the runtime, probe results, and the passing of
-time (a tick each second, housekeeping every other). Each is handed to the pod's worker, which does
-the work; the loop only knows whom to tell. While the runtime is unhealthy it takes no news and
-waits, from 100 ms doubling to 5 s: nothing is lost meanwhile, and a runtime that is coming back
-is not stormed.
+The loop never blocks: the workers do the work. It ticks every second and runs housekeeping every two seconds.
+While the runtime is unhealthy it dispatches nothing and waits, from 100 ms doubling to 5 s; its queue keeps
+all events.
 
-`/healthz/syncloop` fails when no round began for two minutes (or two resync periods): the one sign
-of a stuck agent that an outside supervisor can act on.
+`/healthz/syncloop` fails when no iteration started for two minutes (or two resync periods), so that a
+supervisor can restart a stuck kubelet.
 """
 
 from __future__ import annotations
@@ -29,22 +27,22 @@ STUCK_SECONDS = 120.0
 
 
 class Handlers(Protocol):
-    """Whom the loop tells."""
+    """Handlers of the events that the loop dispatches."""
 
     def pod_changed(self, change: PodChange) -> None:
-        """The desired pods changed."""
+        """Handle a change of the desired pods."""
         ...
 
     def runtime_changed(self, change: PodLifecycleEvent) -> None:
-        """Something of a pod changed in the runtime."""
+        """Handle a change of a pod in the runtime."""
         ...
 
     def probe_changed(self, uid: str) -> None:
-        """A probe of a pod changed its verdict."""
+        """Handle a new probe result of a pod."""
         ...
 
     async def housekeep(self) -> None:
-        """Clean up what belongs to nobody; must be quick."""
+        """Clean up orphaned pods; must return quickly."""
         ...
 
 
@@ -52,7 +50,7 @@ News = Callable[[], None]
 
 
 class SyncLoop:
-    """Rounds of the main loop, and their health."""
+    """The main loop and its health."""
 
     def __init__(self, handlers: Handlers, runtime_errors: Callable[[], list[str]], resync: Duration) -> None:
         self._handlers = handlers
@@ -62,27 +60,27 @@ class SyncLoop:
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._complaint: list[str] = []
 
-    # The doors: called by whoever has news, at any time, and never waiting.
+    # Producers of events call these at any time; they never block.
 
     def pods(self, changes: Sequence[PodChange]) -> None:
-        """Take changes of the desired pods, in their order."""
+        """Queue changes of the desired pods, in their order."""
         for change in changes:
             self._news.put_nowait(lambda change=change: self._handlers.pod_changed(change))  # type: ignore[misc]
 
     def runtime(self, change: PodLifecycleEvent) -> None:
-        """Take a change in the runtime."""
+        """Queue a change in the runtime."""
         self._news.put_nowait(lambda: self._handlers.runtime_changed(change))
 
     def probe(self, uid: str) -> None:
-        """Take a probe's new verdict."""
+        """Queue a new probe result."""
         self._news.put_nowait(lambda: self._handlers.probe_changed(uid))
 
     def after(self, call: News) -> None:
-        """Make a call when everything that came before has been handed on."""
+        """Queue a call that runs when all earlier events have been dispatched."""
         self._news.put_nowait(call)
 
     async def run(self) -> None:
-        """Go round for ever."""
+        """Run until cancelled."""
         clock = asyncio.get_running_loop().time
         pause, housekeeping = FIRST_PAUSE, clock()
         while True:
@@ -98,7 +96,7 @@ class SyncLoop:
             await self._next_news()
 
     def health(self) -> str | None:
-        """Why the loop counts as stuck, or None."""
+        """Return the reason why the loop counts as stuck, or None."""
         if self._began is None:
             return None
         age = asyncio.get_running_loop().time() - self._began
@@ -114,7 +112,7 @@ class SyncLoop:
         return bool(errors)
 
     async def _next_news(self) -> None:
-        """Hand on all news there is, or wait up to a tick for some."""
+        """Dispatch all queued events, or wait up to one tick for the first."""
         try:
             async with asyncio.timeout(TICK_SECONDS):
                 news = await self._news.get()
@@ -129,7 +127,7 @@ class SyncLoop:
     def _guarded_call(self, news: News) -> None:
         try:
             news()
-        except Exception as err:  # one bad piece of news must not stop the agent
+        except Exception as err:  # one failing handler must not stop the kubelet
             log.exception(err, "Unexpected error in the sync loop")
 
     async def _guarded(self, work: Awaitable[None]) -> None:

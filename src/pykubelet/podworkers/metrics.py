@@ -1,7 +1,7 @@
-"""How the agent keeps up with its pods: the reference's metrics of workers, starts, statuses and the PLEG.
+"""Metrics of pod workers, pod starts and the PLEG, with upstream's names.
 
-Counters and durations only; what can be counted at any time is counted when somebody asks
-(`pod_counts.py`). No label names a pod: a node that saw many would carry them all for ever.
+Counters and durations only; gauges of the current state are computed on collection (`pod_metrics.py`). No
+label contains a pod, because the series of all pods that a node ever ran would accumulate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CONTAINERS = (1, 2, 4, 8, 16)
 
 
 class WorkerMetrics:
-    """The workers of one agent; as of all classes here, without a registry nobody sees the numbers."""
+    """Metrics of the pod workers; without a registry they are not exposed, as for all classes here."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._duration = Histogram(
@@ -56,26 +56,26 @@ class WorkerMetrics:
         )
 
     def worked(self, operation: str, seconds: float) -> None:
-        """Count a step of a pod."""
+        """Record the duration of a step."""
         self._duration.labels(operation).observe(seconds)
 
     def started(self, containers: int, waited_seconds: float | None) -> None:
-        """Count a pod that is worked on from now, with how long it waited for that if it is known."""
+        """Record a new worker, with the seconds that its pod waited for it if known."""
         self._containers.observe(containers)
         if waited_seconds is not None:
             self._start.observe(waited_seconds)
 
     def restarted(self, *, static: bool) -> None:
-        """Count a pod that came again."""
+        """Record a pod that is started again with the same uid."""
         self._restarted.labels("true" if static else "").inc()
 
     def orphan(self) -> None:
-        """Count a pod in the runtime that nobody knew."""
+        """Record an orphaned running pod."""
         self._orphans.inc()
 
 
 class StartedMetrics:
-    """How long pods took to start, and how containers ended."""
+    """Durations of pod starts, and exits of containers."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._runs = Histogram(
@@ -110,26 +110,26 @@ class StartedMetrics:
         )
 
     def runs(self, seconds: float) -> None:
-        """Count a pod that runs, so long after it was first seen."""
+        """Record a running pod, with the seconds since it was first observed."""
         self._runs.observe(seconds)
 
     def started(self, seconds: float) -> None:
-        """Count a pod that has started, so long after its creation."""
+        """Record a started pod, with the seconds since its creation."""
         self._total.observe(seconds)
 
     def started_sli(self, seconds: float, *, first: bool) -> None:
-        """Count the part of a start that is the cluster's; `first`: of the first pod with a network."""
+        """Record the SLI duration of a start; `first`: of the first pod with a network on this node."""
         self._sli.observe(seconds)
         if first:
             self._first.set(seconds)
 
     def ended(self, container_type: str, exit_code: int, reason: str) -> None:
-        """Count a container that ended."""
+        """Record a terminated container."""
         self._ended.labels(container_type, str(exit_code), reason).inc()
 
 
 class PlegMetrics:
-    """How the agent hears of what happens in the runtime."""
+    """Metrics of the PLEG."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._duration = Histogram(
@@ -151,14 +151,14 @@ class PlegMetrics:
         )
 
     def listing(self, since_last: float | None) -> None:
-        """Count the begin of a list, so many seconds after the one before."""
+        """Record the start of a relist, with the seconds since the previous one."""
         if since_last is not None:
             self._interval.observe(since_last)
 
     def listed(self, seconds: float) -> None:
-        """Count a list that is done, for good or ill."""
+        """Record the duration of a relist, successful or not."""
         self._duration.observe(seconds)
 
     def seen(self) -> None:
-        """Take note that all pods of the runtime are known now."""
+        """Record the time of a successful relist."""
         self._last.set_to_current_time()

@@ -1,15 +1,13 @@
-"""The PLEG: says which pods changed in the runtime (pod lifecycle event generator).
+"""Pod lifecycle event generator (PLEG): reports changes of pods in the runtime.
 
-The same interface whatever the runtime offers: CRI's own container events, containerd's event
-service on older containerd, or listing everything each second. Events make the agent quick and
-idle; they can be lost, so in every mode a slow relist is the safety net. While nobody listens, and
-for some seconds after a broken stream was opened again, it is a quick one: no runtime says from when
-on it sends events, and what ended right before may be in no list yet.
+It uses the best source of events that the runtime has: CRI container events, the event service of older
+containerd versions, or a relist every second. Events can be lost, so every mode relists slowly as well;
+without a stream, and for some seconds after a stream was reopened, it relists fast, because a runtime does
+not report from when on it sends events, and a container that exited just before may not be in the list yet.
 
-What is said is only "this happened to this container": the facts are read by the worker, from CRI,
-and an event that tells nothing new is ignored. CRI can lag behind the events (both hear of an exit
-at the same time), so the kind of event is passed on too: a worker that was told of an exit looks
-until CRI shows it.
+An event only names the container and what happened to it; the worker reads the facts from CRI, and an event
+without news is ignored. CRI may lag behind the events (both learn of an exit at the same time), so a worker
+that was notified of an exit observes the pod until CRI reports it.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from pykubelet.util.tasks import TaskScope
 log = get_logger(__name__)
 FAST_RELIST, SLOW_RELIST = 1.0, 60.0
 SHORTEST_RELIST = 0.2
-"""Strangers' events must not keep the agent listing."""
+"""Shortest seconds between relists: events of other clients' containers must not cause continuous relists."""
 SETTLING_SECONDS = 3.0
-"""For how long a stream of events that was opened again is not relied on."""
+"""Seconds after reopening an event stream during which relists stay fast."""
 UNHEALTHY_SECONDS = 180.0
 RECONNECT_SECONDS = (0.1, 5.0)
 Mode = Literal["cri-events", "containerd-events", "relist"]
@@ -47,13 +45,13 @@ Fingerprint = tuple[tuple[str, str], ...]
 
 
 def fingerprint(pod: ObservedPod) -> Fingerprint:
-    """What a relist compares: the ids and states of a pod's sandboxes and containers."""
+    """Return what a relist compares: the ids and states of a pod's sandboxes and containers."""
     sandboxes = tuple((sandbox.id, "ready" if sandbox.ready else "stopped") for sandbox in pod.sandboxes)
     return sandboxes + tuple((container.id, container.phase) for container in pod.containers)
 
 
 class Pleg:
-    """Watches the runtime and calls `on_change`."""
+    """Generator of pod lifecycle events, which calls `on_change`."""
 
     def __init__(
         self,
@@ -68,20 +66,20 @@ class Pleg:
         self._on_change = on_change
         self.mode: Mode = "relist"
         self.pods: dict[str, ObservedPod] = {}
-        """The last relist's picture."""
+        """Pods of the last relist, by uid."""
         self._named: dict[str, list[str]] = {}
         """Uids of the pods in the last relist by their full name."""
         self._seen: dict[str, Fingerprint] = {}
         self._owner_of: dict[str, str] = {}
         self._known: set[str] = set()
-        """Pods that were seen or that something was made for, and that are not known to be gone."""
+        """Uids of pods that the runtime has or may have."""
         self._last_relist: float | None = None
         self._relist_now = asyncio.Event()
         self._quick_until = math.inf
-        """Until when lists follow quickly; for ever while there is no stream of events."""
+        """Loop time until which relists are fast; infinite without an event stream."""
 
     def health(self) -> str | None:
-        """Why the picture can not be trusted, or None."""
+        """Return the reason why the last relist is too old, or None."""
         if self._last_relist is None:
             return "pleg has yet to be successful"
         age = asyncio.get_running_loop().time() - self._last_relist
@@ -90,13 +88,13 @@ class Pleg:
         return None
 
     def learn(self, uid: str, *ids: str) -> None:
-        """Remember whose these sandboxes or containers are, so that their events find the pod."""
+        """Map sandboxes or containers to their pod, so that their events find it."""
         self._known.add(uid)
         for one in ids:
             self._owner_of[one] = uid
 
     def never_saw(self, uid: str) -> bool:
-        """Whether it is certain that the runtime has nothing of this pod."""
+        """Return whether the runtime certainly has nothing of this pod."""
         return self._last_relist is not None and uid not in self._known
 
     def named(self, full_name: str) -> list[str]:
@@ -104,23 +102,23 @@ class Pleg:
         return [uid for uid in self._named.get(full_name, ()) if uid in self.pods]
 
     def drop_snapshot(self, uid: str) -> None:
-        """Drop what the last relist found of a finished pod; the next one lists what is left of it."""
+        """Drop a finished pod from the last relist; the next relist contains what is left of it."""
         self.pods.pop(uid, None)
         self._seen.pop(uid, None)
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that was removed: the last list still has it."""
+        """Drop a removed pod, which the last relist still contains."""
         self.drop_snapshot(uid)
         self._known.discard(uid)
 
     async def run(self) -> None:
-        """Watch for ever."""
+        """Run until cancelled."""
         async with TaskScope() as scope:
             scope.start(self._listen(), name="pleg-events")
             await self._relist_forever()
 
     async def relist(self) -> None:
-        """List everything and report the pods that differ from last time."""
+        """List all pods and report those that differ from the last relist."""
         clock, last = asyncio.get_running_loop().time, self._last_relist
         began = clock()
         self._metrics.listing(None if last is None else began - last)
@@ -144,7 +142,7 @@ class Pleg:
     async def _relist_forever(self) -> None:
         pause = RECONNECT_SECONDS[0]
         while True:
-            # Before the list and not after it: what is wanted meanwhile is not in it.
+            # Cleared before the list: a request that arrives during the list needs another one.
             self._relist_now.clear()
             try:
                 await self.relist()
@@ -162,35 +160,35 @@ class Pleg:
                 continue
 
     def _pause(self) -> float:
-        """How long to wait for the next list, if nothing asks for it before."""
+        """Return the seconds until the next relist, unless one is requested before."""
         if asyncio.get_running_loop().time() < self._quick_until:
             return FAST_RELIST
         return SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
 
     async def _listen(self) -> None:
-        """Use the best event source that the runtime has; relisting alone when it has none."""
+        """Use the best event source of the runtime; only relists when it has none."""
         sources: list[tuple[Mode, Callable[[], AsyncGenerator[PodLifecycleEvent, None]]]] = [
             ("cri-events", self._cri_events),
             ("containerd-events", self._containerd_events),
         ]
         for mode, events in sources:
             if not await self._follow(mode, events):
-                log.v(2).info("The runtime does not offer this event stream", mode=mode)
+                log.v(2).info("Container runtime does not have this event stream", mode=mode)
         self.mode = "relist"
-        log.info("No event stream from the runtime: listing it each second")
+        log.info("Container runtime has no event stream, relisting every second")
 
     async def _follow(
         self, mode: Mode, events: Callable[[], AsyncGenerator[PodLifecycleEvent, None]]
     ) -> bool:
-        """Forward events until the runtime says that it has no such stream; reconnects otherwise."""
+        """Forward events, reconnecting as needed; return when the runtime does not implement the stream."""
         pause, settling = RECONNECT_SECONDS[0], 0.0
         while True:
             try:
                 async with aclosing(events()) as stream:
                     if self.mode != mode:
-                        log.info("Listening to the runtime's events", mode=mode)
+                        log.info("Receiving events of the container runtime", mode=mode)
                         self.mode = mode
-                    # Whatever happened before the stream was open is found by listing.
+                    # A relist finds what happened before the stream was open.
                     self._quick_until = asyncio.get_running_loop().time() + settling
                     self._relist_now.set()
                     async for change in stream:
@@ -199,7 +197,7 @@ class Pleg:
             except Unimplemented:
                 return False
             except CriError as err:
-                log.v(2).info("The runtime's event stream broke; reconnecting", mode=mode, err=err)
+                log.v(2).info("Event stream of the container runtime broke, reconnecting", mode=mode, err=err)
             finally:
                 self._quick_until, settling = math.inf, SETTLING_SECONDS
             await asyncio.sleep(pause)
@@ -226,13 +224,13 @@ class Pleg:
                 if uid is not None:
                     yield PodLifecycleEvent(uid, event.container_id, what)
                 elif what != "started":
-                    # Somebody else's, or one that was made before anybody listened. A start that is not
-                    # known yet is one of ours under way: its step looks at it in the end.
+                    # Of another client, or created before the stream was open. An unknown start is
+                    # our own, in progress: its sync observes it at the end.
                     self._relist_now.set()
 
 
 def _what_happened(event: TaskEvent) -> What | None:
-    """What an event says of the container itself; None for a process beside it, such as a probe."""
+    """Return what happened to the container itself; None for another process in it, such as a probe."""
     details = event.details
     if isinstance(details, TaskExit):
         return "ended" if details.id == event.container_id else None

@@ -1,9 +1,7 @@
-"""How many pods there are and what they are up to, counted when somebody asks for metrics.
+"""Gauges of pods and containers, computed on collection, and all metrics of the pod engine.
 
-Counted from where each fact lives: the wanted pods in the store, the work on them in the workers, what
-runs in the newest pictures of the runtime.
-
-The engine's metrics, put together: what each part counts, and who is listened to for it.
+Desired pods are counted in the pod store, working pods in the workers, running pods and containers in the
+last observed state of the runtime.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _PLACES = [(life, *config) for config in _CONFIGS for life in _LIVES.values()]
 
 
 class PodCounts(Collector):
-    """The counts of one agent, for its registry."""
+    """Collector of pod and container gauges."""
 
     def __init__(
         self,
@@ -61,11 +59,11 @@ class PodCounts(Collector):
         self._pleg = pleg
 
     def describe(self) -> Iterable[Metric]:
-        """Give no names in advance: they are the same as those that are collected."""
+        """Return nothing: the names are those of `collect`."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Count."""
+        """Yield the gauges."""
         yield from self._running()
         pods = self._store.pods()
         yield _by_static("kubelet_desired_pods", "Pods that are wanted here.", pods)
@@ -84,7 +82,7 @@ class PodCounts(Collector):
         yield self._working(pods)
 
     def _pictures(self) -> Iterator[ObservedPod]:
-        """What the runtime has of each pod, as last seen by its worker or in the last list."""
+        """Yield the last observed state of each pod, from its worker or from the last relist."""
         listed = self._pleg.pods
         for uid in {*listed, *self._workers.uids(), *(pod.uid for pod in self._store.pods())}:
             picture = self._life.observed(uid) or listed.get(uid)
@@ -116,7 +114,7 @@ class PodCounts(Collector):
     def _working(self, pods: Iterable[Pod]) -> Metric:
         wanted = {pod.uid for pod in pods}
         counts = Counter(_place(worker, wanted) for worker in self._workers.all())
-        # A pod that has ended and is still wanted has no worker any more: nothing is left to do.
+        # A terminated pod that is still desired has no worker.
         counts.update(
             ("terminated", "desired", _static(pod))
             for pod in pods
@@ -158,7 +156,7 @@ def _family(name: str, text: str, labels: list[str], values: dict[tuple[str, ...
 
 
 class EngineMetrics:
-    """Everything that is counted of one engine, on its agent's registry."""
+    """All metrics of a pod engine, in the registry of its kubelet."""
 
     def __init__(self, registry: CollectorRegistry, statuses: StatusStore, journal: PodHistory) -> None:
         self._registry = registry
@@ -172,12 +170,12 @@ class EngineMetrics:
         journal.listen(self.pod_starts.happened)
 
     def shown(self, change: PodChange) -> None:
-        """Take note of what the API server shows of a pod."""
+        """Record a pod as the API server shows it."""
         if change.source == "api" and change.op != "REMOVE":
             self.pod_starts.shown(change.pod)
 
     def count_pods(
         self, store: PodStore, workers: PodWorkers, statuses: StatusStore, life: NodePodSyncer, pleg: Pleg
     ) -> None:
-        """Have pods counted whenever somebody asks."""
+        """Register the collector of pod gauges."""
         self._registry.register(PodCounts(store, workers, statuses, life, pleg))

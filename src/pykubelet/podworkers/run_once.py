@@ -1,7 +1,7 @@
-"""`--runonce`: start the pods that the sources have now, and say how that went.
+"""`--runonce`: start the pods of the static sources once, and return the failures.
 
-For images and boot scripts: the agent reads its folder and URL once, brings every pod to Running (or
-to its end), and exits; the containers stay.
+For image builds and boot scripts: the kubelet reads its manifest directory and URL once, waits until every
+pod runs or has terminated, and exits; the containers stay.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ log = get_logger(__name__)
 POLL_SECONDS = 0.1
 LONGEST_SECONDS = 600.0
 HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CrashLoopBackOff")
-"""Reasons to wait that trying again does not change soon; a slow registry is worth the wait."""
+"""Waiting reasons that a retry does not change soon; a slow registry is not among them."""
 
 
 def unfinished(pods: Sequence[Pod]) -> list[str]:
-    """Names of the pods of which some container has yet to run, and may do so soon."""
+    """Return the names of pods with a container that has not run yet and may run soon."""
     return [
         pod.full_name
         for pod in pods
@@ -34,7 +34,7 @@ def _is_hopeless(pod: Pod) -> bool:
 
 
 def failed(pods: Sequence[Pod]) -> list[str]:
-    """What is wrong with the pods that did not get anywhere, one line each."""
+    """Return one line per pod that failed to start."""
     problems = []
     for pod in pods:
         if pod.status.phase in ("Running", "Succeeded"):
@@ -50,7 +50,7 @@ def failed(pods: Sequence[Pod]) -> list[str]:
 
 
 async def run_once(pods: Callable[[], list[Pod]], all_reported: Callable[[], bool]) -> list[str]:
-    """Wait until every pod runs or has ended, at most ten minutes; gives the problems."""
+    """Wait until every pod runs or has terminated, at most ten minutes; return the failures."""
     deadline = asyncio.get_running_loop().time() + LONGEST_SECONDS
     while not all_reported() or unfinished(pods()):
         if asyncio.get_running_loop().time() > deadline:

@@ -1,6 +1,6 @@
-"""What is known of the runtime's health, refreshed by polling and read by the loop.
+"""Health of the container runtime, refreshed by polling and read by the main loop.
 
-The loop must never act on pods while the runtime cannot; this is the one place that knows.
+The loop does not sync pods while the runtime reports that it is not ready.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pykubelet.transport.errors import CriError
 log = get_logger(__name__)
 POLL_SECONDS = 5.0
 AWAITED_SECONDS = 1.0
-"""The same while pods wait for the runtime or its network to become ready."""
+"""Seconds between polls while pods wait for the runtime or its network."""
 GRACE_SECONDS = 30.0
-"""How old the last good answer may be before the runtime counts as down."""
+"""Maximum age of the last successful response in seconds; beyond it the runtime counts as down."""
 StatusCall = Callable[[], Awaitable[StatusResponse]]
 
 
 def problems_in(response: StatusResponse) -> tuple[list[str], list[str]]:
-    """Split a runtime's conditions into what is wrong with the runtime and with the network."""
+    """Return the problems of the runtime and those of its network, from its conditions."""
     runtime: list[str] = []
     network: list[str] = []
     conditions = {condition.type: condition for condition in response.status.conditions}
@@ -38,19 +38,19 @@ def problems_in(response: StatusResponse) -> tuple[list[str], list[str]]:
 
 @dataclass
 class RuntimeState:
-    """The runtime's health as last seen; `errors()` is empty when pods may be worked on."""
+    """Last known health of the runtime; `errors()` is empty when pods may be synced."""
 
     status: StatusCall
     last_good: float | None = None
     on_ready: Callable[[], None] = lambda: None
-    """Called when the runtime and its network have become ready: pods may wait for that."""
+    """Called when the runtime and its network have become ready, because pods may wait for it."""
     _runtime: list[str] = field(
         default_factory=lambda: ["container runtime status check may not have completed yet"]
     )
     _network: list[str] = field(default_factory=list)
 
     def errors(self) -> list[str]:
-        """Reasons why no pod can be worked on now."""
+        """Return the reasons why no pod can be synced now."""
         if self._runtime:
             return self._runtime
         now = asyncio.get_running_loop().time()
@@ -59,17 +59,17 @@ class RuntimeState:
         return []
 
     def network_errors(self) -> list[str]:
-        """Reasons why pods with their own network cannot start now."""
+        """Return the reasons why pods without hostNetwork cannot start now."""
         return self._network
 
     async def run(self) -> None:
-        """Poll for ever."""
+        """Poll until cancelled."""
         while True:
             await self.refresh()
             await asyncio.sleep(AWAITED_SECONDS if self._runtime or self._network else POLL_SECONDS)
 
     async def refresh(self) -> None:
-        """Ask the runtime once; says what changed, not what stays."""
+        """Query the runtime's status once; log changes only."""
         before = (self._runtime, self._network)
         try:
             response = await self.status()

@@ -1,12 +1,11 @@
-"""How long pods take to start, and how their containers end, as the reference's metrics tell it.
+"""Pod start-up latency and container exits, for upstream's metrics.
 
-Told by whoever knows anyway: the status store of every new status, the journal of every event, the
-engine of every pod that the API server shows. Of a pod only what is needed until it has started is
-kept. Two times are measured:
+The status store reports every new status, the pod history every event, and the engine every pod that the API
+server shows. State of a pod is kept until it has started. Two durations are measured:
 
-- from the first sight of a pod to its phase Running;
-- from its creation until the API server shows all its containers running: the total, and for pods
-  without state the SLI, which leaves out the time for images and init containers.
+- from the first observation of a pod to its phase Running; - from its creation until the API server shows all
+its containers running: the total, and for stateless pods the SLI, which
+  excludes image pulls and init containers.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ Span = tuple[float, float]
 
 @dataclass(slots=True)
 class _Start:
-    """A start that the API server's users wait for."""
+    """State of one pod start."""
 
     pulling: dict[str, float] = field(default_factory=dict)
-    """When pulls began that are not over, by the container's field."""
+    """Start times of running image pulls, by the container's field path."""
     pulls: list[Span] = field(default_factory=list)
 
 
 class PodStartupLatencyTracker:
-    """Measures starts; nothing it does waits for anything."""
+    """Tracker of pod start-up latency; its methods do not block."""
 
     def __init__(self, metrics: StartedMetrics, clock: Callable[[], float] = time.time) -> None:
         self._metrics = metrics
@@ -49,7 +48,7 @@ class PodStartupLatencyTracker:
         self._first = True
 
     def status_changed(self, pod: Pod, status: PodStatus, before: PodStatus | None) -> None:
-        """Take a pod's new status, and the one before."""
+        """Handle a new status of a pod."""
         self._count_ends(before or pod.status, status)
         if status.phase == "Pending":
             self._pending.add(pod.uid)
@@ -60,7 +59,7 @@ class PodStartupLatencyTracker:
                 self._metrics.runs(max(0.0, self._clock() - seen))
 
     def shown(self, pod: Pod) -> None:
-        """Take a pod of the API server as it is there."""
+        """Handle a pod as the API server shows it."""
         status, start = pod.status, self._starts.get(pod.uid)
         if status.phase in TERMINAL:
             self._starts.pop(pod.uid, None)
@@ -71,7 +70,7 @@ class PodStartupLatencyTracker:
             self._measure(pod, start, self._clock() - pod.metadata.creation_timestamp.timestamp())
 
     def happened(self, pod: Pod, event: Event) -> None:
-        """Take an event of the journal: it tells when images are pulled."""
+        """Handle an event of the pod history, from which pull durations are measured."""
         start = self._starts.get(pod.uid)
         if start is None:
             return
@@ -81,7 +80,7 @@ class PodStartupLatencyTracker:
             start.pulls.append((start.pulling.pop(event.where), self._clock()))
 
     def gone(self, uid: str) -> None:
-        """Forget a pod of which nothing is left."""
+        """Drop the state of a removed pod."""
         self._pending.discard(uid)
         self._starts.pop(uid, None)
 
@@ -108,7 +107,7 @@ class PodStartupLatencyTracker:
 
 
 def first_seen(pod: Pod) -> float | None:
-    """When a pod was first seen here, in seconds since 1970; None when it does not say."""
+    """Return when the pod was first observed, in seconds since 1970; None when its annotation is missing."""
     try:
         return datetime.fromisoformat(pod.metadata.annotations.get(SEEN_ANNOTATION, "")).timestamp()
     except ValueError:
@@ -116,13 +115,13 @@ def first_seen(pod: Pod) -> float | None:
 
 
 def has_started(status: PodStatus) -> bool:
-    """Whether all ordinary containers of a pod run."""
+    """Return whether all ordinary containers of a pod run."""
     found = status.container_statuses
     return bool(found) and all(one.state.running is not None for one in found)
 
 
 def newly_ended(old: Iterable[ContainerStatus], new: Iterable[ContainerStatus]) -> list[ContainerStatus]:
-    """Give the containers that have ended and had not before."""
+    """Return the containers that have terminated since the old statuses."""
     ended = [status for status in new if status.state.terminated is not None]
     if not ended:
         return []
@@ -131,7 +130,7 @@ def newly_ended(old: Iterable[ContainerStatus], new: Iterable[ContainerStatus]) 
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Give how many seconds lie in at least one of the spans."""
+    """Return the seconds covered by at least one of the spans."""
     total, upto = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, upto))
@@ -140,7 +139,7 @@ def covered(spans: Iterable[Span]) -> float:
 
 
 def _initialization(pod: Pod) -> float:
-    """How many seconds a pod's init containers ran."""
+    """Return the seconds that a pod's init containers ran."""
     sidecars = {container.name for container in pod.spec.init_containers if is_sidecar(container)}
     ends = [
         status.state.terminated

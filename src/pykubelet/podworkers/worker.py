@@ -1,10 +1,9 @@
-"""One pod's life as one task: syncing → terminating → terminated → removing.
+"""Pod worker: one task per pod, with the states syncing → terminating → terminated → removing → gone.
 
-A worker is woken (a new spec, something in the runtime, a probe, a due retry) and takes one step of
-the state it is in; wake-ups that arrive during a step become one more step. States only go
-forward. A wish to terminate interrupts a sync under way: cancelling is safe, because the next
-step looks at the runtime afresh. A step that fails is taken again after a pause; a pod can not
-stop its worker, and a worker can not stop the agent.
+A worker is woken by a new spec, a runtime event, a probe result or a due retry, and runs one step of its
+state; wake-ups during a step cause one more step. States only advance. A request to terminate interrupts a
+running sync: cancelling is safe, because the next step observes the runtime first. A failed step is retried
+with back-off. No failure of a pod ends its worker, and no failure of a worker ends the kubelet.
 
 After the terminated step the pod is finished: its volumes are unmounted and the API server may have deleted
 it. Removing what is left of it in the runtime and on disk is retried until it succeeds, and only another pod
@@ -33,11 +32,11 @@ from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
 RETRY_SECONDS = (1.0, 10.0)
-"""The pause after a failed step: first, and at most."""
+"""Back-off delay after a failed step, in seconds: the first and the longest."""
 
 
 class PodWorkerState(Enum):
-    """Where a pod is in its life."""
+    """State of a pod worker."""
 
     SYNCING = "syncing"
     TERMINATING = "terminating"
@@ -59,7 +58,7 @@ def effective_grace(pod: Pod | None, current: int | None, requested: int | None)
 
 
 class PodWorker:
-    """Drives one pod; `run` ends when the pod is gone."""
+    """Worker of one pod; `run` ends when the pod is gone."""
 
     def __init__(
         self,
@@ -75,21 +74,21 @@ class PodWorker:
         on_finished: Callable[[PodWorker], None] = lambda worker: None,
         is_superseded: Callable[[str], bool] = lambda uid: False,
     ) -> None:
-        """Take the pod, None for one that only the runtime knows; `ending` for one that shall only end.
+        """Initialize with the pod, None for an orphan; `ending` for a pod that is only terminated.
 
         `on_state` is called after each change of the state, `on_finished` after the terminated step;
         `is_superseded` returns whether a new pod with this uid waits for the worker.
         """
         self.uid = uid
         self.name = pod.full_name if pod is not None else name
-        """`namespace/name`; empty for a pod of which nobody knows it any more."""
+        """`namespace/name`; empty for an orphan whose name is unknown."""
         self.pod = pod
         self._state = (
             PodWorkerState.TERMINATING if ending is not None or pod is None else PodWorkerState.SYNCING
         )
         self._on_state = on_state
         self.stopped = asyncio.Event()
-        """Set as soon as nothing of the pod runs any more; what it leaves behind may still be there."""
+        """Set as soon as no container of the pod runs; its remnants may still exist."""
         self.gone = asyncio.Event()
         self._life = life
         self._resync = resync_seconds
@@ -108,7 +107,7 @@ class PodWorker:
         self._failures = 0
         self._metrics = metrics or WorkerMetrics()
         self._cause = "create"
-        """Why the next step of syncing is taken, as the metrics call it."""
+        """Cause of the next sync, as a label of the metrics."""
         self._log = log.bind(pod=self.name, podUID=uid)
 
     @property
@@ -122,19 +121,19 @@ class PodWorker:
         self._on_state(self)
 
     def update(self, pod: Pod) -> None:
-        """Take a new version of the pod; ignored when the pod is on its way out."""
+        """Set a new version of the pod and sync it; ignored when the pod is terminating."""
         if self.state is PodWorkerState.SYNCING:
             self.pod = pod
             self._cause = "update" if self._cause != "create" else self._cause
             self.wake()
 
     def know(self, pod: Pod) -> None:
-        """Take a version of the pod that wishes nothing new, for whenever the next step is."""
+        """Set a new version of the pod without a sync."""
         if self.pod is not None:
             self.pod = pod
 
     def wake(self) -> None:
-        """Have another look soon."""
+        """Request another step."""
         self._wake.set()
 
     def terminate(self, grace: int | None = None, pod_status: PodStatusFunc | None = None) -> None:
@@ -149,7 +148,7 @@ class PodWorker:
         self.wake()
 
     async def run(self) -> None:
-        """Live until the pod is gone."""
+        """Run steps until the pod is gone."""
         pause: float | None = None
         clock = asyncio.get_running_loop().time
         while self.state is not PodWorkerState.GONE:
@@ -161,7 +160,7 @@ class PodWorker:
             except SyncError as err:
                 pause = self._after_failure()
                 pause = pause if err.retry_after is None else err.retry_after
-                self._log.error(err, "Error syncing pod, will be tried again", retrySeconds=pause)
+                self._log.error(err, "Error syncing pod, retrying", retrySeconds=pause)
                 if self.state is PodWorkerState.REMOVING and self._is_superseded(self.uid):
                     # The next pod with this uid finds the remnants; it must not wait for them.
                     self.state = PodWorkerState.GONE
@@ -182,7 +181,7 @@ class PodWorker:
         self._wake.clear()
 
     def _operation(self) -> str | None:
-        """What the next step is, as the metrics call it; None for a finished pod, which is not counted."""
+        """Return the label of the next step in the metrics; None for a finished pod, which is not counted."""
         if self.state is PodWorkerState.SYNCING:
             cause, self._cause = self._cause, "sync"
             return cause
@@ -224,7 +223,7 @@ class PodWorker:
         return True, None
 
     async def _interruptible(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Run a step that `_cut_short` may end; a step that was cut leads to another at once."""
+        """Run a step that `_cut_short` may interrupt; another follows an interrupted step immediately."""
         scope = asyncio.timeout(None)
         try:
             async with scope:

@@ -1,17 +1,16 @@
-"""All the workers: one per pod, and a static pod waits for its predecessor of the same name.
+"""Pod workers: one per pod; a static pod waits for its predecessor with the same name.
 
-A static pod that is edited is a new pod (its uid is a hash of its content) with an old name. Two
-of one name must never run at once, so the new one's worker starts when the old one is finished; if it
-is edited again meanwhile, only the newest counts. An API server's pod of an old name starts at once:
-whoever deleted the old one by force did so in order not to wait for it.
+An edited static pod is a new pod (its uid is a hash of its content) with the same name. Two pods of one name
+must never run concurrently, so the new one's worker starts when the old one is finished; after several edits
+only the latest pod counts. A pod of the API server starts immediately, because its predecessor was deleted by
+force in order not to wait.
 
-A finished pod whose remnants are being removed keeps its worker, so that nobody else removes them, but counts
-neither as a pod nor as the holder of its name.
+A finished pod whose remnants are being removed keeps its worker, so that nothing else removes them, but it
+counts neither as a pod nor as the owner of its name.
 
-Whether so many pods begin or end at once that what can be told later should be told later.
-
-The API server often shares its machine with the pods: what it is asked to note meanwhile, they wait
-for. The moment after counts, too: the last pods of many are no less in a hurry than the first.
+`PodChurn` detects bursts of starting or terminating pods, during which normal events and intermediate
+statuses are delayed: the API server often shares the host with the pods, which would wait for it. The burst
+lasts until 1.5 s after the last start, so that its last pods are served as fast as the first.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _FINISHED = (PodWorkerState.REMOVING, PodWorkerState.GONE)
 
 
 class PodWorkers:
-    """Starts, wakes and forgets workers; their tasks live in `scope`."""
+    """All pod workers; their tasks belong to `scope`."""
 
     def __init__(
         self,
@@ -54,11 +53,11 @@ class PodWorkers:
         self._resync = resync_seconds
         self._workers: dict[str, PodWorker] = {}
         self._successors: dict[str, Pod] = {}
-        """By full name: the pod that waits until the running one of that name is gone."""
+        """By full name: the pod that waits until its predecessor is gone."""
         self._named: dict[str, dict[str, PodWorker]] = {}
         """Workers by full name and uid."""
         self._ending: dict[str, float] = {}
-        """Loop time since when a pod is not in the state SYNCING any more, by uid, the latest last."""
+        """Loop time at which each pod left the state SYNCING, by uid, the latest last."""
         self._listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
@@ -69,16 +68,16 @@ class PodWorkers:
         return len(self._workers)
 
     def get(self, uid: str) -> PodWorker | None:
-        """The worker of a pod."""
+        """Return the worker of a pod."""
         return self._workers.get(uid)
 
     def pod(self, uid: str) -> Pod | None:
-        """The pod with this uid, as its worker knows it; also one that ends."""
+        """Return the pod with this uid from its worker, also a terminating one."""
         worker = self._workers.get(uid)
         return worker.pod if worker is not None and worker.state not in _FINISHED else None
 
     def all(self) -> list[PodWorker]:
-        """Every worker."""
+        """Return every worker."""
         return list(self._workers.values())
 
     def unfinished(self) -> list[PodWorker]:
@@ -86,27 +85,27 @@ class PodWorkers:
         return [worker for worker in self._workers.values() if worker.state not in _FINISHED]
 
     def pods(self) -> list[Pod]:
-        """The pods that have a worker and are not finished, as their workers know them."""
+        """Return the unfinished pods of all workers."""
         return [worker.pod for worker in self.unfinished() if worker.pod is not None]
 
     def names(self) -> set[str]:
-        """The `namespace/name` of every pod that has a worker and is not finished."""
+        """Return the `namespace/name` of every unfinished pod."""
         return {worker.name for worker in self.unfinished()}
 
     def uids(self) -> set[str]:
-        """Pods that have a worker or wait for one: nothing of theirs may be cleaned up by others."""
+        """Return the uids of pods that have a worker or wait for one; housekeeping must not touch them."""
         return {*self._workers, *(pod.uid for pod in self._successors.values())}
 
     def ending(self) -> dict[str, float]:
-        """Return the loop time since when each ending pod has been ending, by uid, the latest last."""
+        """Return the loop time at which each terminating pod left SYNCING, by uid, the latest last."""
         return self._ending
 
     def is_reborn(self, uid: str) -> bool:
-        """Whether a new life of this very pod waits for the end of the present one."""
+        """Return whether a new pod with this uid waits for the end of the current one."""
         return any(pod.uid == uid for pod in self._successors.values())
 
     def sync(self, pod: Pod) -> None:
-        """Bring a pod to its desired state from now on."""
+        """Sync a pod from now on."""
         worker = self._workers.get(pod.uid)
         if worker is not None and worker.state is PodWorkerState.SYNCING:
             worker.update(pod)
@@ -120,7 +119,7 @@ class PodWorkers:
             self._start(pod.uid, pod)
 
     def know(self, pod: Pod) -> None:
-        """Take a version of a pod that wishes nothing new."""
+        """Set a new version of a pod without a sync."""
         worker = self._workers.get(pod.uid)
         if worker is not None:
             worker.know(pod)
@@ -128,7 +127,7 @@ class PodWorkers:
             self._successors[pod.full_name] = pod
 
     def end(self, pod: Pod, grace: int | None = None, *, pod_status: PodStatusFunc | None = None) -> None:
-        """Stop a pod and see it through to its end, also one that never began or has ended already."""
+        """Terminate a pod, also one that never started or has already terminated."""
         self._drop_successor(pod.uid)
         worker = self._workers.get(pod.uid)
         if worker is None:
@@ -151,7 +150,7 @@ class PodWorkers:
             worker.terminate(grace, pod_status)
 
     def terminate_orphan(self, uid: str, name: str = "", *, alive: bool = False) -> None:
-        """Stop a pod that only the runtime or the disk knows, perhaps with its `namespace/name`.
+        """Terminate an orphan, known only to the runtime or the disk; `name` is its `namespace/name` or empty.
 
         `alive`: whether something of it runs.
         """
@@ -161,13 +160,13 @@ class PodWorkers:
                 self._metrics.orphan()
 
     def wake(self, uid: str) -> None:
-        """Something about this pod may have changed."""
+        """Request a step of a pod's worker."""
         worker = self._workers.get(uid)
         if worker is not None:
             worker.wake()
 
     def wake_all(self, uids: Iterable[str] | None = None) -> None:
-        """Have every worker, or these, look again."""
+        """Request a step of all workers, or of these."""
         for uid in list(self._workers if uids is None else uids):
             self.wake(uid)
 
@@ -229,8 +228,8 @@ class PodWorkers:
         self._start_successor(worker)
 
     def _start_successor(self, worker: PodWorker) -> None:
-        """Start the pod that waits for this one, which is finished or gone."""
-        # An orphan's name may be unknown, but not its uid.
+        """Start the pod that waits for the worker's pod, which is finished or gone."""
+        # The name of an orphan may be unknown; its uid is not.
         for name, successor in list(self._successors.items()):
             same = worker.uid == successor.uid
             if (worker.name == name and not same) or (same and worker.uid not in self._workers):
@@ -241,15 +240,15 @@ class PodWorkers:
 
 
 MANY = 4
-"""More pods than this that end at once are a crowd; so many may start at once, too."""
+"""Number of concurrently terminating pods above which they count as a burst."""
 CALM_SECONDS = 1.5
-"""How long it must have been quiet."""
+"""Seconds after the last start until a burst is over."""
 PATIENCE_SECONDS = 10.0
-"""A pod that takes longer to end waits for something else than this machine."""
+"""Seconds after which a terminating pod no longer counts: it waits for something else than the host."""
 
 
 class PodChurn:
-    """Looks at those who start, and at those who end."""
+    """Detection of bursts of starting or terminating pods."""
 
     def __init__(self, gate: StartLimiter, workers: PodWorkers) -> None:
         self._gate = gate
@@ -257,13 +256,13 @@ class PodChurn:
         self._last = -math.inf
 
     def is_there(self) -> bool:
-        """Whether pods wait for each other, now or until a moment ago."""
+        """Return whether there is a burst, or was one within the last `CALM_SECONDS`."""
         now = asyncio.get_running_loop().time()
         if self._gate.is_full or self._many_end(now - PATIENCE_SECONDS):
             self._last = now
         return now - self._last < CALM_SECONDS
 
     def _many_end(self, oldest: float) -> bool:
-        """Return whether more than `MANY` of the ending pods began to end after the loop time `oldest`."""
+        """Return whether more than `MANY` pods left SYNCING after the loop time `oldest`."""
         latest = itertools.islice(reversed(self._workers.ending().values()), MANY + 1)
         return sum(since > oldest for since in latest) > MANY
