@@ -150,7 +150,7 @@ class PodWorkers:
             worker.terminate(grace, pod_status)
 
     def terminate_orphan(self, uid: str, name: str = "", *, alive: bool = False) -> None:
-        """Terminate an orphan, known only to the runtime or the disk; `name` is its `namespace/name` or empty.
+        """Terminate an orphan, known only to the runtime or the disk; `name`: its `namespace/name` or empty.
 
         `alive`: whether something of it runs.
         """
