@@ -187,11 +187,11 @@ def test_an_installed_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: never\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[pykubelet.admission]\nnever = never_link:Never\n")
     (tmp_path / "never_link.py").write_text(
-        "from pykubelet.admission.handler import Refusal\n"
+        "from pykubelet.admission.handler import AdmitRejection\n"
         "class Never:\n"
         "    for_running = False\n"
         "    def __init__(self, given): ...\n"
-        "    def admit(self, attempt): return Refusal('Never', attempt.pod.full_name)\n"
+        "    def admit(self, attempt): return AdmitRejection('Never', attempt.pod.full_name)\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert make_chain(surroundings()).admit(attempt(pod())) == AdmitRejection("Never", "ns/web")

@@ -1,6 +1,6 @@
 """A real control plane for the session, namespaces and nodes of it for tests.
 
-Where its programs are not to be had (see `pykubelet.devcluster.programs`), the tests that want it
+Where its programs are not to be had (see `pykubelet.devcluster.binaries`), the tests that want it
 skip and say why. The first session on a machine builds them, which takes minutes and is said.
 """
 

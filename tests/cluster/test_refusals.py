@@ -23,7 +23,7 @@ pytestmark = pytest.mark.machine
 TOO_LITTLE = "Node didn't have enough resource: {}, requested: {}, used: {}, capacity: {}"
 AFFINITY = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
 CURFEW = """
-from pykubelet.admission.link import Refusal
+from pykubelet.admission.handler import AdmitRejection
 
 class Curfew:
     for_running = False
@@ -33,7 +33,7 @@ class Curfew:
 
     def admit(self, attempt):
         if attempt.pod.metadata.labels.get("age") == "child":
-            return Refusal("Curfew", "children stay at home")
+            return AdmitRejection("Curfew", "children stay at home")
 """
 
 

@@ -42,7 +42,7 @@ def test_martians_are_a_matter_of_ipv4() -> None:
 
 SCRIPT = """
 import asyncio, subprocess
-from pykubelet.host.kube_chains import keep_chains
+from pykubelet.linux.iptables import keep_chains
 
 def save():
     text = subprocess.run(["iptables-save"], check=True, capture_output=True, text=True).stdout

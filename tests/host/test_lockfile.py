@@ -13,7 +13,7 @@ from pykubelet.linux.lock_file import LockFile, LockFileError
 
 HOLDER = """
 import asyncio, sys
-from pykubelet.host.lockfile import LockFile
+from pykubelet.linux.lock_file import LockFile
 
 async def main():
     async with LockFile(sys.argv[1], watched=len(sys.argv) > 2) as lock:

@@ -4,8 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-import pykubelet.host.memory_only
-import pykubelet.host.swap
+import pykubelet.linux.kernel
 import pytest
 
 from pykubelet.agent.host_setup import warn_of_swap
@@ -36,9 +35,9 @@ async def test_people_are_told(
         if error:
             raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(pykubelet.host.memory_only, "mount", mount)
-    monkeypatch.setattr(pykubelet.host.memory_only, "unmount", lambda point, detach: True)
-    monkeypatch.setattr(pykubelet.host.swap, "swap_areas", lambda: areas)
+    monkeypatch.setattr(pykubelet.linux.kernel, "mount", mount)
+    monkeypatch.setattr(pykubelet.linux.kernel, "unmount", lambda point, detach: True)
+    monkeypatch.setattr(pykubelet.linux.kernel, "swap_areas", lambda: areas)
     events: list[tuple[str, str, str]] = []
     await warn_of_swap(tmp_path, lambda *event: events.append(event))
     assert [kind for kind, _, _ in events] == told

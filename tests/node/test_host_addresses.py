@@ -1,7 +1,7 @@
 import asyncio
 from ipaddress import ip_address
 
-import pykubelet.node.host_addresses
+import pykubelet.node.addresses
 import pytest
 
 from pykubelet.api.node import NodeAddress
@@ -41,7 +41,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ip: IPAddress | None = None
         self.asked = 0
-        monkeypatch.setattr(pykubelet.node.host_addresses, "host_ips", self.host_ips)
+        monkeypatch.setattr(pykubelet.node.addresses, "host_ips", self.host_ips)
 
     async def host_ips(self, given: NodeSettings) -> list[IPAddress]:
         self.asked += 1

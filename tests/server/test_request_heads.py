@@ -37,7 +37,7 @@ SERVER = """
     import asyncio, sys
     import uvloop
     from aiohttp import web
-    from pykubelet.server.http import http_server
+    from pykubelet.server.listeners import http_server
 
     async def wait(request):
         await asyncio.get_running_loop().create_future()

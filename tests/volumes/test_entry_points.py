@@ -86,17 +86,17 @@ def test_an_installed_one_is_found(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cloudy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\nglusterfs = cloudy:Kind\nnfs = cloudy:Kind\n")
     (tmp_path / "cloudy.py").write_text(
-        "from pykubelet.volumes.plugin import PlainKind\n"
-        "class Kind(PlainKind):\n"
+        "from pykubelet.volumes.plugin import BaseVolumePlugin\n"
+        "class Kind(BaseVolumePlugin):\n"
         "    folder = 'example.com~vapour'\n"
         "    def __init__(self, given): pass\n"
         "    async def set_up(self, wanted): raise OSError\n"
     )
     program = (
         "import json; from pathlib import Path\n"
-        "from pykubelet.volumes.plugin import Surroundings\n"
+        "from pykubelet.volumes.plugin import VolumeHost\n"
         "from pykubelet.volumes.registry import make_kinds\n"
-        "kinds = make_kinds(Surroundings(Path('/'), None, None, None, 0, True))\n"
+        "kinds = make_kinds(VolumeHost(Path('/'), None, None, None, 0, True))\n"
         "print(json.dumps({name: type(kind).__module__ for name, kind in kinds.items()}))"
     )
     done = subprocess.run(

@@ -175,22 +175,22 @@ def _greet(instance: Instance, loaded: LoadedConfig) -> None:
     )
 
 
-PROGRAM = "pykubelet down"
+DOWN_PROGRAM = "pykubelet down"
 
 
 def run_down(data_dir: Path) -> int:
     """Remove everything; returns the exit code."""
     if not is_root():
-        return complain(PROGRAM, "root is needed to remove containers: run it with sudo")
+        return complain(DOWN_PROGRAM, "root is needed to remove containers: run it with sudo")
     configure_early()
     try:
         left = asyncio.run(down(Instance.at(data_dir), print))
     except EmbeddedError as err:
-        return complain(PROGRAM, err)
+        return complain(DOWN_PROGRAM, err)
     except KeyboardInterrupt:
-        return complain(PROGRAM, "interrupted: run it again to finish")
+        return complain(DOWN_PROGRAM, "interrupted: run it again to finish")
     for line in left:
-        complain(PROGRAM, f"could not remove {line}")
+        complain(DOWN_PROGRAM, f"could not remove {line}")
     if left:
         return 1
     print("Nothing is left.")

@@ -184,7 +184,7 @@ class ImageManager:
             self._metrics.needed(policy, True, False)
             accessible = " and can be accessed by the pod" if self._pull_manager is not None else ""
             self._say(
-                want, "PullResult", f"Container image {want.quoted} already present on machine{accessible}"
+                want, "Pulled", f"Container image {want.quoted} already present on machine{accessible}"
             )
             return _present(found.id, found)
         if policy == "Never":
@@ -323,7 +323,7 @@ class ImageManager:
         size = pulled.image.size if pulled.image is not None else 0
         self._say(
             want,
-            "PullResult",
+            "Pulled",
             f"Successfully pulled image {want.quoted} in {_rounded(took)} "
             f"({_rounded(waited)} including waiting). Image size: {size} bytes.",
         )
