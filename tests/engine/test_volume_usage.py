@@ -41,7 +41,7 @@ def test_they_are_measured_and_leave_with_their_pod(busy_node: Node) -> None:
         uid = started["metadata"]["uid"]
 
         def measured(uid: str = uid) -> bool:
-            told = re.findall(rf"Measured a pod's volumes.*podUID=\"{uid}\".*", busy_node.log_text())
+            told = re.findall(rf"Measured volumes of pod.*podUID=\"{uid}\".*", busy_node.log_text())
             numbers = dict(re.findall(r"(\w+)\D{1,6}(\d+)", told[-1].rpartition("used=")[2])) if told else {}
             sizes = [int(numbers.get(name, 0)) for name in ("disk", "memory")]
             return all(3 * MIB <= size < 4 * MIB for size in sizes) and "about" in numbers

@@ -57,10 +57,10 @@ def test_a_new_kind(given: VolumeHost) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (Entry("cloud", broken), "cannot be used"),
-        (Entry("cloud", ImportError("no module")), "cannot be used"),
-        (Entry("cloud", lambda given: object()), "is none"),
-        (Entry("emptyDir", Cloud), "is there already"),
+        (Entry("cloud", broken), "Failed to load volume plugin"),
+        (Entry("cloud", ImportError("no module")), "Failed to load volume plugin"),
+        (Entry("cloud", lambda given: object()), "Ignored invalid volume plugin"),
+        (Entry("emptyDir", Cloud), "of an already supported type"),
     ],
 )
 def test_what_is_wrong_is_told_by_name_and_passed_over(
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_told_by_name_and_passed_over(
 def test_one_folder_has_one_kind(given: VolumeHost, caplog: pytest.LogCaptureFixture) -> None:
     kinds = others_kinds(given, {}, [Entry("one", Cloud), Entry("two", Cloud)])
     assert kinds.keys() == {"one"}
-    assert "have one folder" in caplog.text
+    assert "with a duplicate directory" in caplog.text
 
 
 def test_an_installed_one_is_found(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""Pods that shall have other resources while they run: what was promised, what is wished, what is being done.
+"""Allocation manager: in-place resize of pods, from desired to allocated to actuated resources.
 
-Everybody works with a pod as it was promised (`allocated`); a wish that differs is looked at when it comes
-and again whenever there may be room for it: a pod ended, another gave something back, or some minutes went
-by. Granting it is one line in a book that survives the agent (`resize_book.py`); the pod's worker does the
-rest in its next step and shows in the pod's status how far it got.
+All components use a pod with its allocated resources (`allocated`). A desired spec that differs is evaluated
+when it arrives, and again whenever resources may have become free: a pod has ended, another has shrunk, or
+RETRY_SECONDS have passed. Granting it is one durable entry in the checkpoint of allocated resources
+(`cm/resize.py`), which survives the kubelet; the pod worker applies it in its next sync, records the actuated
+resources in a second checkpoint, and reports the progress in the pod's status.
 
-    wish ─ infeasible? ─ no room? ─ promised ─ set in the cgroups ─ done
-           left alone     waits      (book 1)    (book 2)
+    desired ─ infeasible? ─ no capacity? ─ allocated ───── actuated in the cgroups ─ completed
+              not retried   Deferred       (checkpoint 1)  (checkpoint 2)
 
-The part of a pod's step that resizes it: done, told and counted; a failure does not stop the rest.
+`PodResizeStep` is the part of a pod's sync that resizes it; its failure does not stop the rest of the sync.
 """
 
 from __future__ import annotations
@@ -58,29 +59,29 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 RETRY_SECONDS = 180.0
-"""When wishes that wait are looked at again though nothing seems to have happened."""
+"""Seconds after which pending resizes are evaluated again without another trigger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeCollaborators:
-    """Whom resizing asks and tells."""
+    """Callbacks of the allocation manager."""
 
     pod: Callable[[str], Pod | None]
-    """Gives the pod as its author wishes it; None when it is not to run any more."""
+    """Returns the pod with its desired spec; None if it is not to run any more."""
     judge: Callable[[Pod], Answer | DeferredResult]
-    """Says whether there is room for what a pod wishes."""
+    """Evaluates whether the node has the resources that a pod desires."""
     make_room: Callable[[Pod, Preempt], Awaitable[None]]
-    """Ends those that have to go for a pod, and waits for it."""
+    """Preempts the victims for a pod, and waits for their end."""
     wake: Callable[[str], None]
-    """Has a pod's worker look again."""
+    """Wakes a pod's worker."""
     is_ready: Callable[[], bool]
-    """Whether all pods are known: before that nobody can say what room there is."""
+    """Returns whether all pods are known: before that, the free resources are unknown."""
     later: Callable[[Callable[[], None]], None]
-    """Makes a call when all news that is there has been taken."""
+    """Makes a call after all queued updates have been handled."""
 
 
 class AllocationManager:
-    """The resizes of one node."""
+    """Resizes of the pods of one node."""
 
     def __init__(
         self,
@@ -93,36 +94,36 @@ class AllocationManager:
         group_of: Callable[[Pod], PodCgroup | None] = lambda pod: None,
         metrics: ResizeMetrics | None = None,
     ) -> None:
-        """Take where events go, what is remembered, and who is asked; without others nothing is resized."""
+        """Initialize with the pod history, checkpoints and rules; without `others` nothing is resized."""
         self.books = books or no_books()
         self.metrics = metrics or ResizeMetrics()
         self.conditions = ResizeConditions(self.metrics.now)
         self._journal = journal
         self._rules = rules or ResizeRules()
         self.others = others
-        """Whom to ask and tell; None as long as nobody is there."""
+        """Callbacks; None until they are set."""
         self._group_of = group_of
         self._scope = scope
         self._views: dict[str, tuple[Pod, PodResources, Pod]] = {}
         self._bound: dict[str, PodResources] = {}
-        """The promise that each pod's own cgroup was last set to, of pods that have one by us."""
+        """Allocation to which each pod's own cgroup was last set, for cgroups ensured by this process."""
         self._pending: set[str] = set()
         self._asked: set[str] = set()
-        """Pods of whose wishes somebody else has to be waited for."""
+        """Pods whose resize waits for a deferred admission result or a preemption."""
         self._trigger: str | None = None
-        """Why all wishes are to be looked at, when that was asked for already."""
+        """Trigger of the scheduled evaluation of all pending resizes; None if none is scheduled."""
         self._next_retry = 0.0
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the uid of each pod of which `counted` may have changed."""
+        """Call `listener` with the uid of each pod whose `counted` resources may have changed."""
         self.books.allocated.add_listener(listener)
         self.books.actuated.add_listener(listener)
         self.conditions.add_listener(listener)
 
-    # The pod as others shall see it.
+    # Views of the pod.
 
     def allocated(self, pod: Pod) -> Pod:
-        """Give the pod with the resources that it was promised."""
+        """Return the pod with its allocated resources."""
         promised = self.books.allocated.of(pod.uid)
         if promised is None:
             return pod
@@ -133,34 +134,34 @@ class AllocationManager:
         return known[2]
 
     def counted(self, pod: Pod) -> Pod:
-        """Give the pod with all that nobody else can have: what it was promised, and what it still has."""
+        """Return the pod with the resources that others cannot use: the allocated and those it still has."""
         pod, actual = self.allocated(pod), self.books.actuated.of(pod.uid)
         if actual is None or not self.conditions.in_progress(pod.uid):
             return pod
         return at_most(pod, actual, self._rules.scope)
 
     def actuated(self, uid: str) -> Mapping[str, ResourceRequirements]:
-        """Give what a pod's containers were last set to."""
+        """Return the actuated resources of a pod's containers."""
         known = self.books.actuated.of(uid)
         return known.containers if known is not None else {}
 
     def settings(self, pod: Pod) -> CgroupValues | None:
-        """Give what the pod's cgroup is set to, while it may not be what the pod was promised."""
+        """Return the values of the pod's cgroup while a resize is in progress, else None."""
         group = self._group_of(pod) if self.conditions.in_progress(pod.uid) else None
         try:
             return group.settings() if group is not None else None
         except OSError as err:
-            log.v(4).info("A pod's cgroup cannot be read", pod=pod.full_name, podUID=pod.uid, err=str(err))
+            log.v(4).info("Failed to read pod cgroup", pod=pod.full_name, podUID=pod.uid, err=str(err))
             return None
 
     def shown(self, uid: str) -> list[PodCondition]:
-        """Give the conditions that the pod's status tells."""
+        """Return the resize conditions of the pod's status."""
         return self.conditions.of(uid)
 
-    # What happens to pods.
+    # Pod lifecycle.
 
     def take(self, pod: Pod, before: Pod | None) -> None:
-        """Take a pod that was admitted, or has changed; `before` is None for one that is new here."""
+        """Handle a pod that was admitted or has changed; `before` is None for a new pod."""
         if before is None:
             self.conditions.take_over(pod)
         if self.books.allocated.of(pod.uid) is None:
@@ -174,12 +175,12 @@ class AllocationManager:
             self.conditions.wait_no_more(pod.uid)
 
     def starting(self, pod: Pod, container: Container) -> None:
-        """Take note that a container is made with what the pod says."""
+        """Record that a container is created with the resources of the pod's spec."""
         if container not in pod.spec.ephemeral_containers:
             self._set(pod.uid, container.name, in_effect(container, pod, self._rules.scope))
 
     def made(self, pod: Pod) -> None:
-        """Take note that the pod's cgroup is there; a new one has what the pod says."""
+        """Record that the pod's cgroup exists; a new one has the resources of the pod's spec."""
         if pod.uid not in self._bound:
             self.settled(pod)
         if self._rules.scope.whole and pod.spec.resources is not None:
@@ -188,15 +189,15 @@ class AllocationManager:
                 self._keep(pod.uid, PodResources(known.containers, pod.spec.resources), at_once=False)
 
     def settled(self, pod: Pod) -> None:
-        """Take note that the pod's own cgroup was set to what the pod says."""
+        """Record that the pod's own cgroup was set to the resources of the pod's spec."""
         self._bound[pod.uid] = resources_of(pod, self._rules.scope)
 
     def resized(self, pod: Pod, container: Container, resources: ResourceRequirements) -> None:
-        """Take note that the runtime has set a container to this."""
+        """Record that the runtime has set a container to these resources."""
         self._set(pod.uid, container.name, resources)
 
     def resized_whole(self, pod: Pod, resource: Resource) -> None:
-        """Take note that the pod as a whole has what it was promised of a resource."""
+        """Record that the pod-level allocation of a resource was actuated."""
         promised = pod.spec.resources
         if promised is None:
             return
@@ -210,7 +211,7 @@ class AllocationManager:
         self._keep(pod.uid, PodResources(known.containers, whole), at_once=known.whole not in (None, whole))
 
     def plan(self, pod: Pod, observed: ObservedPod) -> ResizePlan:
-        """Say what running containers and the pod's cgroup do not have of what the pod was promised."""
+        """Return the changes by which running containers and the pod's cgroup get their allocation."""
         actuated = self.books.actuated.of(pod.uid)
         containers = (*pod.spec.init_containers, *pod.spec.containers)
         running = {
@@ -219,14 +220,14 @@ class AllocationManager:
             if (last := observed.latest(one.name)) is not None and last.phase == "running"
         }
         plan = plan_resize(pod, running, actuated, self._rules.scope) if running else NOTHING
-        # Also for containers that do not run: they are going to be started in that cgroup.
+        # Also if no container runs: containers will be started in that cgroup.
         bound, promised = self._bound.get(pod.uid), self.books.allocated.of(pod.uid)
         stale = bound is not None and promised is not None and bound != promised
         return replace(plan, pod=True) if stale else plan
 
     def observe(self, pod: Pod, observed: ObservedPod) -> None:
-        """Show whether the pod is being resized, now that it was looked at."""
-        # It may have been promised something new since its worker began this step.
+        """Update the resize conditions from the observed pod."""
+        # A new allocation may have been granted since the worker began this sync.
         pod = self.allocated(pod)
         plan = self.plan(pod, observed)
         known = self.books.actuated.of(pod.uid) or PodResources()
@@ -244,7 +245,7 @@ class AllocationManager:
             self._look_again("pod_resized")
 
     def failed(self, pod: Pod, message: str) -> None:
-        """Show that the pod could not be resized, or not wholly; it will be tried again."""
+        """Record that a resize failed, or was applied only partly; it will be retried."""
         self._journal.note(pod.uid, "resize", message)
         generation = self.conditions.fail(pod, ERROR, message)
         if generation is not None:
@@ -252,18 +253,18 @@ class AllocationManager:
             self._journal.event(pod, "Warning", "ResizeError", text)
 
     def ended(self, uid: str) -> None:
-        """Take note that nothing of a pod runs any more: there may be room for others."""
+        """Handle the end of a pod's containers: its resources may be free for others."""
         self._leave(uid, "pod_terminated")
 
     def gone(self, uid: str) -> None:
-        """Drop a pod of which nothing is left."""
+        """Remove a pod of which nothing is left."""
         self._views.pop(uid, None)
         self.books.allocated.forget(uid)
         self.books.actuated.forget(uid)
         self._leave(uid, "pods_removed")
 
     def tidy(self, uids: Collection[str]) -> None:
-        """Drop what is known of all pods but these, and look at wishes that wait for long."""
+        """Remove the state of all pods but these, and evaluate pending resizes after RETRY_SECONDS."""
         self.books.allocated.keep_only(uids)
         self.books.actuated.keep_only(uids)
         if self._pending and asyncio.get_running_loop().time() >= self._next_retry:
@@ -275,7 +276,7 @@ class AllocationManager:
         self.conditions.forget(uid)
         self._look_again(trigger)
 
-    # What becomes of wishes.
+    # Decisions on pending resizes.
 
     def _wishes_otherwise(self, before: Pod, after: Pod) -> bool:
         changes = list(wishes(before, after, self._rules.scope))
@@ -284,7 +285,7 @@ class AllocationManager:
         return bool(changes) or before.spec.resources != after.spec.resources
 
     def _look_again(self, trigger: str) -> None:
-        """Have all wishes that wait looked at, once for all that happens now."""
+        """Schedule one evaluation of all pending resizes, unless one is scheduled already."""
         if self.others is None or not self._pending:
             return
         if self._trigger is None:
@@ -295,7 +296,7 @@ class AllocationManager:
         trigger, self._trigger = self._trigger or "periodic_retry", None
         assert self.others is not None
         if not self.others.is_ready():
-            return  # `tidy` asks again
+            return  # `tidy` retries
         self._next_retry = asyncio.get_running_loop().time() + RETRY_SECONDS
         uids, self._pending = self._pending, set()
         found = [pod for uid in uids if (pod := self.others.pod(uid)) is not None]
@@ -333,7 +334,7 @@ class AllocationManager:
                 self._grant(pod, trigger)
 
     async def _patiently(self, pod: Pod, answer: DeferredResult | Preempt, trigger: str) -> None:
-        """Wait for somebody else, and decide then, if the wish is still the same."""
+        """Wait for the deferred result or the preemption, then decide if the desired spec is unchanged."""
         assert self.others is not None
         found: Answer = None
         try:
@@ -366,7 +367,7 @@ class AllocationManager:
         try:
             self.books.allocated.put_for_good(pod.uid, resources_of(pod, self._rules.scope))
         except OSError as err:
-            log.error(err, "Could not write down a resize, will be tried again", pod=pod.full_name)
+            log.error(err, "Failed to checkpoint allocated resources, will retry", pod=pod.full_name)
             self._pending.add(pod.uid)
             return
         if self.conditions.is_deferred(pod.uid):
@@ -380,7 +381,7 @@ class AllocationManager:
 
     def _set(self, uid: str, container: str, resources: ResourceRequirements) -> None:
         known = self.books.actuated.of(uid) or PodResources()
-        # Starting a pod does not wait for the disk; what was written down must not become wrong.
+        # Starting a pod does not wait for the disk, but an existing entry must not become wrong.
         changes = known.containers.get(container) not in (None, resources)
         pod = PodResources({**known.containers, container: resources}, known.whole)
         self._keep(uid, pod, at_once=changes)
@@ -392,13 +393,13 @@ class AllocationManager:
         try:
             self.books.actuated.write()
         except OSError as err:
-            # It is done again if the agent ends before the disk has room: harmless, but not free.
-            log.error(err, "Could not write down what a pod has", podUID=uid)
+            # The resize is repeated if the kubelet ends before the disk has space: harmless, but not free.
+            log.error(err, "Failed to checkpoint actuated resources", podUID=uid)
             self.books.actuated.changed.set()
 
 
 class PodResizeStep:
-    """Resizes pods, and keeps the books; without a resizer it only keeps them."""
+    """Resize step of a pod's sync; without a resizer it only records the actuated resources."""
 
     def __init__(
         self,
@@ -411,7 +412,7 @@ class PodResizeStep:
         self._clock = clock
 
     async def apply(self, pod: Pod, actions: Actions) -> bool:
-        """Have a pod's containers set to what the pod says; False when that failed, which is told."""
+        """Set the pod's containers to their allocation; return False on failure, which is reported."""
         if self._resizer is None:
             return True
         began = self._clock()
@@ -427,9 +428,9 @@ class PodResizeStep:
         return not failure
 
     def starting(self, pod: Pod, container: Container) -> None:
-        """Take note that a container is made with what the pod says."""
+        """Record that a container is created with the resources of the pod's spec."""
         self._resizing.starting(pod, container)
 
     def made(self, pod: Pod) -> None:
-        """Take note that the pod's cgroup was made."""
+        """Record that the pod's cgroup exists."""
         self._resizing.made(pod)

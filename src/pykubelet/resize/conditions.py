@@ -1,7 +1,7 @@
-"""How pods that are resized show it: two conditions, kept here between a wish and its fulfilment.
+"""Pod conditions of in-place resizes, from the change of the desired spec to its actuation.
 
-`PodResizePending` says why a wish is not being worked on, `PodResizeInProgress` that one is, or why that
-fails. An agent that starts takes them over from the API server.
+`PodResizePending` has the reason why a resize is not being actuated. `PodResizeInProgress` is set while one
+is, with the reason if that fails. After a restart both are restored from the pod's status in the API server.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ class _Shown:
 
 
 class ResizeConditions:
-    """The conditions of all pods by uid; whoever listens hears of every change in their number."""
+    """Resize conditions of all pods by uid; listeners are notified when one is set or removed."""
 
     def __init__(
         self,
         on_count: Callable[[list[str], int], None] = lambda pending, in_progress: None,
         clock: Callable[[], datetime] = api_now,
     ) -> None:
-        """`on_count` takes the reasons of those that wait, and how many are being worked on."""
+        """Initialize; `on_count` gets the reasons of pending resizes and the number of those in progress."""
         self._on_count = on_count
         self._clock = clock
         self._shown: dict[str, _Shown] = {}
         self._listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the uid of each pod whose conditions came or went; it must not block."""
+        """Call `listener` with the uid of each pod whose conditions are set or removed; must not block."""
         self._listeners.append(listener)
 
     def of(self, uid: str) -> list[PodCondition]:
-        """Give a pod's conditions, as its status tells them."""
+        """Return a pod's resize conditions."""
         shown = self._shown.get(uid)
         if shown is None:
             return []
         return [condition for condition in (shown.pending, shown.in_progress) if condition is not None]
 
     def is_deferred(self, uid: str) -> bool:
-        """Whether a pod waits for room."""
+        """Return whether a pod's resize is Deferred."""
         pending = self._pending(uid)
         return pending is not None and pending.reason == DEFERRED
 
     def waiting_since(self, uid: str) -> datetime | None:
-        """Give when a pod began to wait."""
+        """Return the time since which a pod's resize is pending, or None."""
         pending = self._pending(uid)
         return pending.last_transition_time if pending is not None else None
 
     def in_progress(self, uid: str) -> bool:
-        """Whether a pod is being resized."""
+        """Return whether a pod's resize is in progress."""
         shown = self._shown.get(uid)
         return shown is not None and shown.in_progress is not None
 
     def take_over(self, pod: Pod) -> None:
-        """Take what an earlier agent told of a pod."""
+        """Restore the conditions that a previous kubelet process reported."""
         for condition in pod.status.conditions:
             if condition.status != "True":
                 continue
@@ -80,7 +80,7 @@ class ResizeConditions:
             self._count(pod.uid)
 
     def wait(self, pod: Pod, reason: str, message: str) -> bool:
-        """Say that a wish is not fulfilled; True when that is news."""
+        """Set PodResizePending; return whether its reason or its generation is new."""
         shown, reason = self._of(pod.uid), reason if reason == INFEASIBLE else DEFERRED
         old = shown.pending
         shown.pending = self._condition(PENDING, old, reason, message, pod.metadata.generation)
@@ -91,25 +91,25 @@ class ResizeConditions:
         )
 
     def wait_no_more(self, uid: str) -> None:
-        """Say that no wish is open."""
+        """Remove PodResizePending."""
         shown = self._shown.get(uid)
         if shown is not None and shown.pending is not None:
             shown.pending = None
             self._settle(uid)
 
     def begin(self, pod: Pod) -> None:
-        """Say that a wish is being worked on, whatever became of those before."""
+        """Set PodResizeInProgress for a new resize, replacing that of an earlier one."""
         shown = self._of(pod.uid)
         shown.in_progress = self._condition(IN_PROGRESS, None, "", "", pod.metadata.generation)
         self._count(pod.uid)
 
     def go_on(self, pod: Pod) -> None:
-        """Say that a pod is being worked on, if that is not known."""
+        """Set PodResizeInProgress unless it is set."""
         if not self.in_progress(pod.uid):
             self.begin(pod)
 
     def fail(self, pod: Pod, reason: str, message: str) -> int | None:
-        """Say what went wrong; gives the generation that was worked on when that is news."""
+        """Set the error of PodResizeInProgress; return the generation being resized if the error is new."""
         self.go_on(pod)
         shown = self._of(pod.uid)
         old = shown.in_progress
@@ -119,7 +119,7 @@ class ResizeConditions:
         return generation if (old.reason, old.message) != (reason, message) else None
 
     def end(self, uid: str) -> int | None:
-        """Say that nothing is being worked on; gives the generation that was, None when none was."""
+        """Remove PodResizeInProgress; return the generation that was resized, None if it was not set."""
         shown = self._shown.get(uid)
         if shown is None or shown.in_progress is None:
             return None
@@ -129,7 +129,7 @@ class ResizeConditions:
         return generation
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that has ended."""
+        """Remove a pod that has ended."""
         if self._shown.pop(uid, None) is not None:
             self._count(uid)
 

@@ -1,10 +1,8 @@
-"""What becomes of a wish for other resources, in rules and words. Pure.
+"""Rules of in-place resizes: feasibility, order of retries and event texts, all pure; and metrics.
 
-A wish that this node can never fulfil is Infeasible and left alone until it changes; one for which there is
-no room now is Deferred and tried again, in this order: those that ask for no more than they have, then by
-priority, by QoS class, and those that have waited longest.
-
-How often pods are resized in place, how long it takes, and how many wait for it.
+A resize that this node can never grant is Infeasible, and is not retried until its spec changes. One for
+which the node has no capacity now is Deferred and retried, in this order: those that request no more than
+they have, then by priority, by QoS class (Guaranteed first), and the longest pending first.
 """
 
 from __future__ import annotations
@@ -24,36 +22,36 @@ from pykubelet.cm.resize import RESIZABLE, Scope, resizable
 from pykubelet.kuberuntime.labels import to_go_json
 
 PENDING, IN_PROGRESS = "PodResizePending", "PodResizeInProgress"
-"""Conditions of pods."""
+"""Condition types of pods."""
 DEFERRED, INFEASIBLE, ERROR = "Deferred", "Infeasible", "Error"
-"""Their reasons."""
+"""Condition reasons."""
 _NOTHING = Quantity.of(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeRules:
-    """The node's settings that decide whether a pod can be resized at all."""
+    """Settings of the node that decide whether a pod can be resized at all."""
 
     scope: Scope = field(default_factory=Scope)
     pod_level: bool = True
-    """Whether resources of whole pods count (`PodLevelResources`)."""
+    """Whether pod-level resources count (`PodLevelResources`)."""
     static_cpus: bool = False
-    """Whether guaranteed pods may have cpus of their own, which nobody moves."""
+    """Whether Guaranteed pods may have exclusive CPUs, which are not reassigned."""
     static_memory: bool = False
-    """Whether guaranteed pods have memory of certain NUMA nodes."""
+    """Whether Guaranteed pods have memory of certain NUMA nodes."""
     may_swap: Callable[[Pod, Container], bool] = lambda pod, container: False
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Why a wish cannot be fulfilled: a sentence, and a word for the metrics."""
+    """Reason why a resize is infeasible: a message, and a label for the metrics."""
 
     message: str
     detail: str
 
 
 def infeasible(wished: Pod, allocated: Pod, rules: ResizeRules) -> Infeasible | None:
-    """Say why this node can never give a pod what it wishes for; None when it might."""
+    """Return the reason why this node can never grant the desired resources; None if it might."""
     if _would_swap(wished, allocated, rules):
         return Infeasible("In-place resize of containers with swap is not supported.", "swap_limitation")
     if not rules.scope.whole and wished.spec.resources != allocated.spec.resources:
@@ -74,7 +72,7 @@ def infeasible(wished: Pod, allocated: Pod, rules: ResizeRules) -> Infeasible | 
 def urgency(
     wished: Pod, allocated: Pod, waiting_since: datetime | None, *, pod_level: bool = True
 ) -> tuple[bool, int, bool, bool, float]:
-    """Give a key that sorts wishes by who is to be looked at first."""
+    """Return a sort key of pending resizes; the first in order is evaluated first."""
     return (
         asks_for_more(wished, allocated, pod_level=pod_level),
         -(wished.spec.priority or 0),
@@ -85,13 +83,13 @@ def urgency(
 
 
 def asks_for_more(wished: Pod, allocated: Pod, *, pod_level: bool = True) -> bool:
-    """Whether a pod wishes to be promised more cpu or memory than it was."""
+    """Return whether a pod's desired CPU or memory requests exceed the allocated ones."""
     new, old = pod_requests(wished, pod_level=pod_level), pod_requests(allocated, pod_level=pod_level)
     return any(new.get(name, _NOTHING) > old.get(name, _NOTHING) for name in RESIZABLE)
 
 
 def wishes(before: Pod, after: Pod, scope: Scope) -> Iterator[tuple[str, str, str]]:
-    """Give what changes in the wishes for containers: resource, requirement and operation."""
+    """Yield the changes of containers' desired resources: resource, requirement and operation."""
     old = {container.name: container.resources for container in resizable(before, scope)}
     for container in resizable(after, scope):
         if (known := old.get(container.name)) is None or known == container.resources:
@@ -107,7 +105,7 @@ def wishes(before: Pod, after: Pod, scope: Scope) -> Iterator[tuple[str, str, st
 
 
 def summary(prefix: str, pod: Pod, generation: int, error: str = "") -> str:
-    """Say in an event what a pod's resources are, for people and for programs."""
+    """Return an event message with a pod's resources, for users and tools."""
 
     def listed(containers: list[Container]) -> list[dict[str, Any]]:
         return [{"name": one.name, "resources": _document(one)} for one in containers]
@@ -178,7 +176,7 @@ _MILLISECONDS = (
 
 
 class ResizeMetrics:
-    """The resizes of one agent; without a registry nobody sees the numbers."""
+    """Metrics of resizes; without a registry they are not exported."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._requested = Counter(
@@ -217,23 +215,23 @@ class ResizeMetrics:
         )
 
     def requested(self, resource: str, requirement: str, operation: str) -> None:
-        """Count a wish."""
+        """Count a requested change."""
         self._requested.labels(resource, requirement, operation).inc()
 
     def resized(self, seconds: float, *, success: bool) -> None:
-        """Count a resize that was tried."""
+        """Record the duration of an attempted resize."""
         self._duration.labels("true" if success else "false").observe(seconds * 1000)
 
     def infeasible(self, detail: str) -> None:
-        """Count a wish that cannot be fulfilled, each time that it was looked at."""
+        """Count an infeasible resize, at each evaluation."""
         self._infeasible.labels(detail).inc()
 
     def accepted(self, trigger: str) -> None:
-        """Count a wish that is fulfilled at last."""
+        """Count a deferred resize that is granted."""
         self._accepted.labels(trigger).inc()
 
     def now(self, pending: Iterable[str], in_progress: int) -> None:
-        """Say how many wait, by their reasons, and how many are being worked on."""
+        """Set the numbers of pending resizes, by reason, and of resizes in progress."""
         reasons = [reason.lower() for reason in pending]
         self._pending.clear()
         for reason in set(reasons):

@@ -1,15 +1,15 @@
-"""Waiting until the cluster's controllers say that a disk is this node's, before it is touched.
+"""Attachment of volumes to this node: waits for the attach/detach controller and reports volumes in use.
 
-They attach a disk to one node at a time, unless it may be shared: two nodes that mount the same disk, one of
-which only seems to be gone, would ruin it. Also where attaching is nothing that anybody does (iscsi, fc),
-their word in the node's `status.volumesAttached` is the leave to use it. A pod that waits for that is woken
-when the node's status changes. (CSI volumes have objects of their own for it: `csi/attachments.py`.)
+`AttachVerifier` waits until the node's `status.volumesAttached` lists a volume, before a plugin accesses its
+disk. The controller attaches a disk to one node at a time, unless it may be shared: two nodes that mount the
+same disk, one of which only seems to be dead, would corrupt it. The check also applies to volume types
+without an attach operation (iscsi, fc), where the entry is the permission to use the disk. A waiting pod is
+woken when the node's status changes. CSI volumes have VolumeAttachment objects instead
+(`csi/volume_attachments.py`).
 
-Attached volumes are told to be in use before anybody touches them.
-
-Whoever attaches and detaches volumes goes by the node's `status.volumesInUse`: a volume that is mounted
-and not yet told could be detached under its mount. So a volume that a pod is about to use is reported
-first, and used when the API server has been told. Pods without such volumes never wait.
+`VolumesInUseReporter` delays the use of a volume until the API server has it in the node's
+`status.volumesInUse`. The controller does not detach volumes listed there; a volume that is mounted and not
+yet listed could be detached under its mount. Pods without attachable volumes never wait.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _ACTION = "MountVolume.WaitForAttach failed"
 
 
 class NotAttached(VolumeNotReady):
-    """The controllers have not attached a volume; the pod is woken when they have."""
+    """Raised while a volume is not attached to this node; the pod is woken when it is."""
 
     action = _ACTION
 
 
 class NodeUnknown(VolumePluginError):
-    """Nobody can say whether a volume is attached."""
+    """Raised when the Node object, which lists the attached volumes, cannot be read."""
 
     action = _ACTION
 
 
 class AttachVerifier:
-    """Waits for volumes to be attached to a node."""
+    """Verifier that volumes are attached to this node."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class AttachVerifier:
         use: Callable[[VolumeToMount, str], Awaitable[None]],
         wake: Callable[[str], None],
     ) -> None:
-        """Take the API server and the node's name; `use` tells that a volume will be in use."""
+        """Initialize with the API client and the node's name; `use` reports a volume as in use, and waits."""
         self._api = api
         self._node_name = node_name
         self._use = use
         self._waiting = PodWaiters(wake)
 
     async def device(self, wanted: VolumeToMount, name: str) -> str:
-        """Give the device (it may be "") that a volume, by its name in the node's status, is attached as.
+        """Return the device path (may be "") of an attached volume; `name` is its name in the node's status.
 
-        Raises NotYet when it is not attached, and KindError.
+        Raises NotAttached while it is not attached, and VolumePluginError.
         """
         await self._use(wanted, name)
         self._waiting.note(name, wanted.uid)
         try:
-            # The server and not what was seen last: a volume that is being detached must not pass for one.
+            # Uncached: a volume that is being detached must not count as attached.
             node = await self._api.get(NODES, self._node_name)
         except KubeError as err:
             raise NodeUnknown(f"cannot see whether the volume is attached: {err}") from err
@@ -77,17 +77,17 @@ class AttachVerifier:
         raise NotAttached(f"volume {name} is not attached according to the status of node {self._node_name}")
 
     def node_changed(self, status: bytes) -> None:
-        """Take note of the node's own status, as the API server wrote it: wakes whose volumes it names."""
+        """Wake the pods whose volumes the node's status, JSON from the API server, lists as attached."""
         if self._waiting:
             try:
                 found = msgspec.json.decode(status, type=_Status).volumes_attached or ()
             except msgspec.MsgspecError as err:
-                log.error(err, "Cannot read which volumes are attached to this node")
+                log.error(err, "Failed to decode volumesAttached of the node status")
                 return
             self._waiting.there(volume.name for volume in found)
 
     def forget(self, uid: str) -> None:
-        """Take note that a pod waits no more."""
+        """Remove a pod from the waiting pods."""
         self._waiting.forget(uid)
 
 
@@ -103,42 +103,42 @@ PATIENCE_SECONDS = 60.0
 
 
 class NotReported(VolumePluginError):
-    """The API server could not be told that a volume is in use."""
+    """Raised when the API server does not have a volume in `status.volumesInUse` in time."""
 
     action = "MountVolume.WaitForAttach failed"
 
 
 class VolumesInUseReporter:
-    """Has volumes reported; without a listener there is no cluster, and nobody to be told."""
+    """Reporter of `status.volumesInUse`; without a listener (standalone mode) nothing is reported."""
 
     def __init__(self) -> None:
         self._changed: Callable[[], None] | None = None
         self._told: set[str] = set()
         self._news = asyncio.Event()
         self.last: frozenset[str] | None = None
-        """What the API server was last known to have; None before it has been asked."""
+        """Names last known to be in the node's status; None before the first report."""
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Call this whenever there is something new to report."""
+        """Set the callback that requests a new report."""
         self._changed = changed
 
     def changed(self) -> None:
-        """Have the report renewed."""
+        """Request a new report."""
         if self._changed is not None:
             self._changed()
 
     def reported(self, names: Iterable[str]) -> None:
-        """Take note of what the API server was told just now."""
+        """Record the names that the API server has just accepted."""
         self.last = frozenset(names)
         self._told = set(self.last)
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     async def wait(self, name: str, *, new: bool) -> None:
-        """Wait until a volume that counts as in use has been reported; raises NotReported.
+        """Wait until a volume in use has been reported. Raises NotReported after PATIENCE_SECONDS.
 
-        If it counts only from now on (`new`), earlier reports do not: the volume may have been left out
-        of one that is on its way.
+        `new`: the volume is in use only from now on. Earlier reports then do not count, because one in flight
+        may omit it.
         """
         if self._changed is None:
             return

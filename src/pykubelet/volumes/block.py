@@ -1,11 +1,11 @@
-"""Block devices of pods: `volumeMode: Block`, in the reference's places.
+"""Block devices of pods (`volumeMode: Block`), at upstream's paths.
 
-    plugins/<kind>/volumeDevices/<volume>/<uid>     the device itself, bound here
-    pods/<uid>/volumeDevices/<kind>/<volume>        a link to the device, which the runtime is given
+    plugins/<plugin>/volumeDevices/<volume>/<uid>     bind mount of the device
+    pods/<uid>/volumeDevices/<plugin>/<volume>        symlink to the device, passed to the runtime
 
-The bound device is kept open by a loop device on top of it, so that it cannot vanish and another one take
-its name while the pod lives. A file becomes a device by a loop device of its own, which lives as long as
-that one on top: so nothing is left behind, wherever the agent is killed. Everything here blocks.
+A loop device on top of the bind mount keeps the device open, so that it cannot vanish and another device
+reuse its name while the pod exists. A regular file becomes a device through a loop device of its own, which
+lives as long as the one on top of it: nothing leaks, wherever the kubelet is killed. All functions block.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ DEVICES = "volumeDevices"
 
 
 def global_folder(root: Path, kind: str, volume: str) -> Path:
-    """Give the folder of a volume's bound devices, one per pod; `kind` is the name of the kind's folder."""
+    """Return the directory of a volume's bind-mounted devices, one per pod; `kind` is that of the plugin."""
     return root / "plugins" / plain(kind) / DEVICES / plain(volume)
 
 
 def map_device(root: Path, kind: str, uid: str, volume: str, source: Path, *, read_only: bool) -> str:
-    """Have a block device, or a file as one, ready for a pod; gives the path for the runtime.
+    """Make a block device, or a regular file as one, available to a pod; return the path for the runtime.
 
-    `read_only` is for files: whether a device may be written is decided by what the container may do.
-    Harmless to repeat. Raises OSError.
+    `read_only` applies to files: whether a device is writable is decided by the container's permissions on
+    it. Idempotent. Raises OSError.
     """
     source = Path(os.path.realpath(source, strict=True))
     place = global_folder(root.resolve(), kind, volume) / plain(uid)
@@ -60,7 +60,7 @@ def map_device(root: Path, kind: str, uid: str, volume: str, source: Path, *, re
 
 
 def unmap_device(root: Path, kind: str, uid: str, volume: str) -> None:
-    """Undo `map_device`, as far as it came; raises OSError."""
+    """Undo `map_device`, also one that was interrupted. Raises OSError."""
     folder = global_folder(root.resolve(), kind, volume)
     place = folder / plain(uid)
     for device in loops_of(place):
@@ -72,14 +72,14 @@ def unmap_device(root: Path, kind: str, uid: str, volume: str) -> None:
     for empty in (folder, folder.parent):
         try:
             empty.rmdir()
-        except OSError:  # it is gone already, or another pod uses it
+        except OSError:  # already removed, or used by another pod
             break
 
 
 def mapped_devices(root: Path, uid: str) -> Iterator[tuple[str, str]]:
-    """Give the devices that a pod has, each as its kind's folder and the volume's name.
+    """Yield a pod's devices, each as the plugin's directory name and the volume's name.
 
-    Bound ones count too, of which an agent that was killed has not made the link.
+    Includes bind-mounted devices without a symlink, which a killed kubelet process leaves.
     """
     found = set()
     for kind in _entries(VolumeFolders.of(root, uid).pod / DEVICES):
@@ -92,7 +92,7 @@ def mapped_devices(root: Path, uid: str) -> Iterator[tuple[str, str]]:
 
 
 def _file_device(source: Path, *, read_only: bool) -> tuple[str, int]:
-    """Have a loop device for a file, and keep it open; pods that share a file share its device."""
+    """Return the loop device of a file and an open descriptor; pods that share a file share its device."""
     for device in loops_of(source):
         try:
             return device, os.open(device, os.O_RDONLY | os.O_CLOEXEC)
@@ -108,7 +108,7 @@ def _bind(device: Path, place: Path) -> None:
     while mounts:
         if place.lstat().st_rdev == given.st_rdev:
             return
-        # What it was then is another device now.
+        # The bind mount is that of another device: the source has changed.
         for loop in loops_of(place):
             detach_loop(loop)
         unmount(place)

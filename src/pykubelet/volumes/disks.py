@@ -1,7 +1,7 @@
-"""Disks as file systems: made if there is none, checked, and mounted; each at one place of the node.
+"""Formatting, checking and mounting of disks as file systems, each at one mount point per node.
 
-A disk is only ever formatted when nothing at all is found on it and it may be written. What is found but
-was not expected is left to the kernel to judge.
+A disk is formatted only if blkid finds nothing on it and it is writable. A disk with an unexpected format is
+passed to the kernel, which decides whether it can be mounted.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ log = get_logger(__name__)
 PARTITIONED = "unknown data, probably partitions"
 DEFAULT = "ext4"
 _LONG = 1800.0
-"""Seconds that making or checking a large file system may take."""
+"""Seconds allowed for mkfs and fsck of a large file system."""
 _FORMAT_FLAGS = {"ext3": ["-F", "-m0"], "ext4": ["-F", "-m0"], "xfs": ["-f"]}
 _NOTHING_FOUND = 2
 _CORRECTED, _UNCORRECTED = 1, 4
 
 
 class DiskError(VolumePluginError):
-    """A disk cannot be used as it is; the text says why."""
+    """Raised when a disk cannot be probed, formatted or repaired, or is unformatted and read-only."""
 
 
 async def format_and_mount(
     device: Path, place: Path, kind: str, options: Sequence[str], *, read_only: bool
 ) -> None:
-    """Have a disk mounted at a place; harmless to repeat. Raises KindError and OSError.
+    """Ensure that a disk is mounted at `place`; an empty one is formatted. Raises VolumePluginError, OSError.
 
-    `kind` is the file system, "" for the usual one; a disk that is mounted already stays as it is.
+    `kind` is the file system type, "" for ext4. Idempotent: a disk that is already mounted is left unchanged.
     """
     if is_mounted(place):
         return
@@ -53,7 +53,7 @@ async def format_and_mount(
         await _format(device, kind)
     else:
         if found != kind:
-            log.info("A disk has another format than it should", device=device, found=found, wanted=kind)
+            log.info("Disk format differs from the requested one", device=device, found=found, fsType=kind)
         if not read_only:
             await _check(device)
     make_folder(place)
@@ -66,7 +66,7 @@ async def format_and_mount(
 
 
 async def disk_format(device: Path) -> str:
-    """Give what is on a disk: a file system's name, PARTITIONED, or "" when there is nothing at all."""
+    """Return the format of a disk: a file system type, PARTITIONED, or "" if blkid finds nothing."""
     try:
         said = await run_helper(
             "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", str(device), deadline=60
@@ -79,7 +79,7 @@ async def disk_format(device: Path) -> str:
 
 
 def read_format(said: str) -> str:
-    """Give the format that `blkid` told of."""
+    """Parse the output of `blkid -o export` and return the format."""
     facts = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     return PARTITIONED if facts.get("PTTYPE") else facts.get("TYPE", "")
 
@@ -87,7 +87,7 @@ def read_format(said: str) -> str:
 async def _format(device: Path, kind: str) -> None:
     if "/" in kind:
         raise DiskError(f"{kind!r} is no file system")
-    log.info("Formatting a disk that is empty", device=device, format=kind)
+    log.info("Formatting empty disk", device=device, fsType=kind)
     try:
         await run_helper(f"mkfs.{kind}", *_FORMAT_FLAGS.get(kind, ()), str(device), deadline=_LONG)
     except HelperError as err:
@@ -98,13 +98,13 @@ async def _check(device: Path) -> None:
     try:
         await run_helper("fsck", "-a", str(device), deadline=_LONG)
     except MissingHelper as err:
-        log.info("A disk is mounted unchecked", device=device, reason=str(err))
+        log.info("Skipped fsck, mounting disk unchecked", device=device, err=str(err))
     except HelperError as err:
         if err.status == _UNCORRECTED:
             raise DiskError(
                 f"'fsck' found errors on device {device} but could not correct them: {err}"
             ) from err
         if err.status == _CORRECTED:
-            log.info("Errors on a disk were corrected", device=device)
+            log.info("Corrected file system errors on disk", device=device)
         else:
-            log.info("A disk could not be checked", device=device, reason=str(err))
+            log.info("Failed to check file system", device=device, err=str(err))

@@ -1,4 +1,4 @@
-"""What can go wrong with a pod's volumes."""
+"""Errors of mounting and unmounting volumes, and their texts in events."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 
 class VolumeError(Exception):
-    """Volumes could not be mounted or unmounted; the text is for the pod's events.
+    """Raised when volumes cannot be mounted or unmounted; the text is for the pod's events.
 
-    `problems` has one text per volume, each worth an event of its own; `retry_after` is in how many
-    seconds a new try makes sense, None when nobody knows; `refusal` is the reason by which the pod is
-    refused for good, empty when it should be tried again.
+    `problems` has one text per event; `retry_after` is the delay in seconds after which a retry can succeed,
+    None if unknown; `refusal` is the reason for rejecting the pod permanently, empty if it is to be retried.
     """
 
     def __init__(self, *problems: str, retry_after: float | None = None, refusal: str = "") -> None:
@@ -21,30 +20,30 @@ class VolumeError(Exception):
 
 
 class VolumePluginError(Exception):
-    """A kind's reason why it cannot give a volume; the text is for the pod's author."""
+    """Raised when a volume plugin cannot provide a volume; the text is for the pod's author."""
 
     action = "MountVolume.SetUp failed"
-    """What failed, in the words that are searched for in events."""
+    """Operation that failed, in the wording of upstream's events."""
 
 
 class VolumeNotReady(VolumePluginError):
-    """Something else must happen first; whoever says so has the pod's worker woken when it has."""
+    """Raised while a prerequisite is missing; its raiser has the pod's worker woken when it is met."""
 
 
 class VolumeLimitExceeded(VolumePluginError):
-    """No further volume of its driver fits on the node; a pod that meets this for long is refused."""
+    """Raised when the driver's volume limit on this node is reached; if it persists, the pod is rejected."""
 
     action = "MountVolume.WaitForAttach failed"
 
 
 class BadSource(VolumePluginError):
-    """The source is not what it should be, so that nothing can be mounted."""
+    """Raised when a volume source is invalid, so that nothing can be mounted."""
 
     action = "MountVolume.NewMounter initialization failed"
 
 
 class BadOptions(VolumePluginError):
-    """Mount options that mean nothing to this kind of volume."""
+    """Raised for mount options on a volume type that does not support them."""
 
     action = "MountVolume.MountOptionSupport check failed"
 
@@ -58,9 +57,9 @@ _OF_DEVICES = {
 def set_up_failed(
     volume: str, reason: object, action: str = VolumePluginError.action, *, block: bool = False
 ) -> str:
-    """Say that a volume cannot be had, in the words that are searched for in events.
+    """Return the event text for a volume that cannot be set up, in upstream's wording.
 
-    Volumes that are wanted as devices (`block`) are mapped, not mounted.
+    Volumes used as devices (`block`) are mapped, not mounted.
     """
     if block:
         action = _OF_DEVICES.get(action, action.replace("MountVolume.", "MapVolume."))
@@ -68,18 +67,18 @@ def set_up_failed(
 
 
 def failure_event(problem: str) -> str:
-    """Give the reason of the event that tells of a volume's problem (`VolumeError.problems`)."""
+    """Return the event reason for an entry of `VolumeError.problems`."""
     mapping = problem.startswith("MapVolume.") and not problem.startswith("MapVolume.NodeAffinity")
     return "FailedMapVolume" if mapping else "FailedMount"
 
 
 def joined(reasons: Sequence[str]) -> str:
-    """Make one reason of several, each said once: `a`, or `[a, b]`."""
+    """Join the distinct reasons: `a`, or `[a, b]`."""
     different = list(dict.fromkeys(reasons))
     return different[0] if len(different) == 1 else f"[{', '.join(different)}]"
 
 
 def told(err: OSError) -> str:
-    """Give the system's reason in one line, with the path it is about."""
+    """Return the reason of an OSError in one line, with its path."""
     reason = err.strerror or str(err)
     return f"{err.filename}: {reason}" if err.filename else reason

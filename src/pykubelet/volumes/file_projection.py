@@ -1,34 +1,22 @@
-"""The files that a volume shall have, before any of them exists: names checked, content at hand.
+"""Volumes whose files the kubelet writes (configMap, secret, downwardAPI, projected), updated atomically.
 
-Names come from people and from API objects. A path that would leave the volume, or hide among the
-names that the writer keeps for itself (those that begin with two dots), is refused here, so that no
-one further on has to think of it.
-
-Volumes whose files the agent writes: what configMap, secret, downwardAPI and projected share.
-
-Underneath is an emptyDir, made once per volume and marked when it is complete; what may be secret is
-in memory only. The files are replaced all at once (`atomic_write.py`), so setting up again is
-bringing up to date. Sub-paths of such a volume keep showing the version they were bound to.
-
-Volumes mounted inside of other volumes of the same container.
-
-A volume that containers cannot write must have the folders that others are mounted on, before the
-runtime needs them: it could not make them any more.
-
-Replacing all files of a volume at once, under the eyes of the processes that read them.
-
-The files lie in a folder of their own, and everything that readers see leads there through one link:
+Each volume is an emptyDir, created once and marked when complete; content that may be secret is on tmpfs
+only. The files are in a directory of their own, and all that readers see leads there through one symlink:
 
     ..2026_01_31_12_00_00.123456789/   the files
     ..data -> ..2026_01_31_12_00_00.123456789
-    name -> ..data/name                one for each first part of the files' paths
+    name -> ..data/name                one for each first component of the files' paths
 
-A new version is written to a new folder, and then `..data` is renamed into place: a reader sees all
-of the old version or all of the new one, also when the agent is killed at any moment. What a killed
-writer left behind is taken away by the next one. Nothing is written when nothing has changed.
+A new version is written to a new directory, then `..data` is replaced by rename(2): a reader sees all of the
+old version or all of the new one, also when the kubelet is killed at any point. The next write removes what a
+killed process left. Nothing is written if nothing has changed, so setting a volume up again brings it up to
+date. Sub-paths of such a volume keep showing the version they were bound to.
 
-Containers see these volumes read-only. Should one write nevertheless, it gains nothing: each step is
-taken from an opened folder, no link is followed, and nothing that is mounted inside is deleted.
+Paths come from users and API objects: a path that leaves the volume or starts with the reserved `..` is
+rejected before anything is written. Containers mount these volumes read-only. If one writes nevertheless, it
+gains nothing: each component is opened from its open parent, no symlink is followed, and nothing that is
+mounted inside is deleted. Mount points of other volumes inside such a volume are created here, because the
+runtime cannot create them in a read-only volume.
 """
 
 from __future__ import annotations
@@ -59,13 +47,13 @@ log = get_logger(__name__)
 LONGEST_PATH = 4096
 LONGEST_NAME = 255
 DEEPEST = 64
-"""How many folders a file may lie in."""
+"""Maximum number of directories above a file."""
 _PERMISSIONS = 0o777
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class File:
-    """A file's content, permissions and owner; None is the agent itself. The content is not shown."""
+    """Content, mode and owner of a file; `user` None is the kubelet's user. The repr hides the content."""
 
     data: bytes
     mode: int
@@ -76,18 +64,18 @@ class File:
 
 
 Files = Mapping[str, File]
-"""By their paths in the volume."""
+"""Files by their paths in the volume."""
 Tree = dict[str, "File | Tree"]
-"""The same, by folders."""
+"""Files by directory."""
 
 
 def of_keys(
     data: Mapping[str, bytes], items: Sequence[KeyToPath], mode: int, *, optional: bool, missing: str
 ) -> dict[str, File]:
-    """Give the files of an object: one for each key, or for each item where there are any.
+    """Return the files for an object's data: one per key, or one per item if there are items.
 
-    An item whose key is not there is left out if that is fine (`optional`), else raises KindError
-    with `missing` and the key.
+    An item whose key is missing is skipped if `optional`. Otherwise raises VolumePluginError with `missing`
+    and the key.
     """
     if not items:
         return {key: File(value, mode) for key, value in data.items()}
@@ -101,7 +89,7 @@ def of_keys(
 
 
 def as_tree(files: Files) -> Tree:
-    """Sort files into folders; raises KindError for a path that no file in a volume may have."""
+    """Arrange files by directory. Raises VolumePluginError for a path that is invalid in a volume."""
     tree: Tree = {}
     for path, file in files.items():
         *folders, name = checked_path(path).split("/")
@@ -113,13 +101,13 @@ def as_tree(files: Files) -> Tree:
             folder = inner
         if isinstance(folder.get(name), dict):
             raise VolumePluginError(f"invalid path: {name} cannot be a file and a folder: {path}")
-        # Bits beyond the permissions would make programs that run as the agent's user.
+        # Setuid and setgid bits would create executables that run as the kubelet's user.
         folder[name] = replace(file, mode=file.mode & _PERMISSIONS)
     return tree
 
 
 def checked_path(path: str) -> str:
-    """Give a path without detours; raises KindError when it is none inside of a volume."""
+    """Return the normalized path. Raises VolumePluginError if it is not a valid path inside a volume."""
     parts = path.split("/")
     try:
         longest = max(len(part.encode()) for part in parts)
@@ -151,10 +139,10 @@ _MODE = 0o755
 
 
 def nested_mount_points(pod: Pod, volume: str) -> list[str]:
-    """Give the paths in a volume that other volumes are mounted on, in any container; raises KindError.
+    """Return the paths in a volume on which a container mounts other volumes. Raises VolumePluginError.
 
-    Only the outermost: what is mounted in one of those is not this volume's business. Nor are names
-    that the writer of volumes keeps for itself.
+    Only the outermost ones: mounts below those are inside the other volume. Reserved names (leading `..`) are
+    omitted.
     """
     spec = pod.spec
     found: dict[str, None] = {}
@@ -165,7 +153,7 @@ def nested_mount_points(pod: Pod, volume: str) -> list[str]:
 
 
 def make_mount_points(volume: Path, points: list[str]) -> None:
-    """Make folders in a volume, never through a link; raises OSError. Blocks."""
+    """Create directories in a volume without following symlinks. Raises OSError. Blocks."""
     if not points:
         return
     root = os.open(volume, _MOUNT_POINT_FOLDER)
@@ -207,8 +195,8 @@ def _make(root: int, parts: list[str]) -> None:
             except OSError as err:
                 if err.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
-                # A file of the volume is in the way, or its link. The runtime may find its way with that,
-                # or tell the container's author; the volume itself is fine.
+                # A file or symlink of the volume has this path. The runtime may be able to mount on it, or
+                # reports the error; the volume itself is valid.
                 return
             os.close(at)
             at = folder
@@ -222,17 +210,17 @@ _HIDDEN = ".."
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# A pipe in a file's place must not make us wait for its writer.
+# Nonblocking: opening a FIFO in place of a file would wait for a writer.
 _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER_MODE = 0o755
 
 
 def publish(volume: Path, files: Files, group: int | None = None, *, moment: float) -> bool:
-    """Let a volume have exactly these files, readable for `group` if one is given.
+    """Replace the files of a volume, readable by `group` if set; return whether a new version was written.
 
-    `moment` is the time (Unix) that the version's folder is named after. Gives whether anything had
-    to be written. Raises KindError for paths that cannot be, before anything is touched, and OSError;
-    then readers still see the version before. Blocks.
+    `moment` (seconds since the epoch) is the time in the name of the version's directory. Raises
+    VolumePluginError for invalid paths before anything is changed, and OSError, after which readers still see
+    the previous version. Blocks.
     """
     tree = as_tree(files)
     root = os.open(volume, _FOLDER)
@@ -261,7 +249,7 @@ def _current(root: int) -> str | None:
 
 
 def _is_there(at: int, name: str, wanted: File | Tree) -> bool:
-    """Whether exactly this is in a folder under this name."""
+    """Return whether an entry of an open directory has exactly this content."""
     try:
         opened = os.open(name, _OLD_FILE, dir_fd=at)
     except (FileNotFoundError, NotADirectoryError):
@@ -305,7 +293,7 @@ def _new_name(moment: float) -> str:
 
 
 def _fill(at: int, name: str, tree: Tree, group: int | None) -> None:
-    """Write files into a new folder, and open it for others when all is there."""
+    """Write files into a new directory, and make it accessible when it is complete."""
     folder = os.open(name, _FOLDER, dir_fd=at)
     try:
         for inner, wanted in tree.items():
@@ -340,9 +328,9 @@ def _hand_over(opened: int, mode: int, user: int | None, group: int | None, *, f
 
 
 def _tidy(root: int, version: str, tree: Tree) -> None:
-    """Let the links be there that lead to the files, and no others of ours.
+    """Ensure that the symlinks to the files exist, and remove stale ones and stale versions.
 
-    Folders that other volumes are mounted on stay, also in the place of a link.
+    Directories on which other volumes are mounted are kept, even where a symlink belongs.
     """
     kept = set()
     for name in _names(root):
@@ -376,11 +364,11 @@ def _link(root: int, name: str) -> str | None:
 
 
 IN_PLACE = 64 << 10
-"""Bytes in memory that are mounted, compared and written without a thread: using one would take longer."""
+"""Bytes up to which a tmpfs volume is written on the event loop: a thread would take longer."""
 
 
 class Writer:
-    """Writes the files of volumes of one kind, below that kind's folder."""
+    """Writer of the files of one plugin's volumes, below the plugin's directory."""
 
     def __init__(
         self,
@@ -396,7 +384,7 @@ class Writer:
         self._clock = clock
 
     async def write(self, pod: Pod, volume: str, files: Files) -> MountedVolume:
-        """Have a volume with exactly these files; raises KindError, ValueError and OSError."""
+        """Ensure that a volume has exactly these files. Raises VolumePluginError, ValueError and OSError."""
         folders = VolumeFolders.of(self._given.root, pod.uid)
         path, marker = folders.volume(self._folder, volume), folders.marker(volume, wrapped=True)
         points = nested_mount_points(pod, volume)
@@ -408,9 +396,7 @@ class Writer:
             make_empty_dir(path, marker, medium, options, group)
             make_mount_points(path, points)
             if publish(path, files, group, moment=self._clock()):
-                log.v(4).info(
-                    "Wrote the files of a volume", pod=pod.full_name, volume=volume, files=len(files)
-                )
+                log.v(4).info("Wrote files of volume", pod=pod.full_name, volumeName=volume, files=len(files))
 
         small = sum(len(file.data) for file in files.values()) <= IN_PLACE
         if self._in_memory and small:
@@ -421,7 +407,7 @@ class Writer:
 
 
 def fs_user(pod: Pod) -> int | None:
-    """Return the user that all containers of a pod run as; None when they differ or leave it to the image.
+    """Return the user ID that all containers of a pod run as; None if they differ or leave it to the image.
 
     Ephemeral containers do not count: one that is added to a running pod must not change who may read the
     pod's tokens, which without a common user are readable by every process of the pod.

@@ -1,17 +1,16 @@
-"""A pod's volumes: there before its containers start, up to date while they run, gone after they end.
+"""Volume manager: mounts, refreshes and unmounts the volumes of pods below the kubelet's root directory.
 
-Everything may be repeated, after any interruption and by an agent that never saw the pod: mounting
-looks at the disk, unmounting at the disk and the mount table. A pod's volumes are set up side by side,
-and each that cannot be had is told. Which volume a pod wants may be said by a claim (`claims.py`); how a
-kind of volume comes about is the kind's own business (`kinds.py`).
+Pod workers call `PodVolumes`, one call at a time per pod. Mounting inspects the disk, unmounting the disk and
+the mount table, so every operation can be repeated after any interruption, also by a kubelet process that
+has never seen the pod. A pod's volumes are set up concurrently, and the error names each one that failed. A
+volume's source comes from the pod's spec or from the persistent volume behind its claim (`pvc.py`); the
+plugin of its type sets it up (`registry.py`).
 
-File systems may block (a dead server, gigabytes to delete), so work that can is done in a thread. What may
-hang is an operation of its own (`operations.py`): the pod's worker goes on without it, and nobody else
-notices. One caller at a time acts for a pod: its worker.
+File systems may block (an unreachable server, gigabytes to delete), so blocking work runs in threads. Work
+that may hang is an operation (`operations.py`): the pod worker stops waiting for it at a deadline, and other
+pods are not affected.
 
-Why a pod's volumes cannot be had, and how its author is told: in words that people search for. Pure.
-
-Telling `metrics.py` what was done to pods' volumes, each under the name of the plugin that gives it.
+Errors are formatted as upstream's event texts, which users search for.
 """
 
 from __future__ import annotations
@@ -64,28 +63,28 @@ from pykubelet.volumes.volume_state import VolumeRecord, VolumeState
 
 log = get_logger(__name__)
 NO_ROOM = "VolumeAttachmentLimitExceeded"
-"""Why a pod is refused whose volume does not fit on the node."""
+"""Reason for rejecting a pod whose volume exceeds the node's volume limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a volume cannot be had: `text` for the pod's author."""
+    """Failure to set up a volume; `text` is for the pod's author."""
 
     text: str
     retry_after: float | None = None
     stage: Literal["claim", "slow", "mount", "full"] = "mount"
-    """Whether the claim is the problem, the volume takes long, or it cannot be mounted, or never will be."""
+    """Failed stage: resolving the claim, timeout of the set-up, mounting, or the volume limit of the node."""
 
 
 def failed(name: str, err: Exception, retry_after: float | None, *, block: bool) -> Problem:
-    """Tell of what a kind has raised; `block`: the volume was wanted as a device."""
+    """Return the problem for an exception of a volume plugin; `block`: the volume is used as a device."""
     action = err.action if isinstance(err, VolumePluginError) else VolumePluginError.action
     reason = told(err) if isinstance(err, OSError) else err
     return Problem(set_up_failed(name, reason, action, block=block), retry_after)
 
 
 def told_together(problems: Mapping[str, Problem]) -> VolumeError:
-    """Make one error of all volumes' problems: one text for each, and one for all that never came so far."""
+    """Combine all volumes' problems into one error: one text per failed mount, one for all the others."""
     texts = [problem.text for problem in problems.values() if problem.stage == "mount"]
     claims = sorted(name for name, problem in problems.items() if problem.stage == "claim")
     full = sorted(name for name, problem in problems.items() if problem.stage == "full")
@@ -106,7 +105,7 @@ def told_together(problems: Mapping[str, Problem]) -> VolumeError:
 
 
 class OperationRecorder:
-    """Counts for one node."""
+    """Recorder of volume operations in the metrics, under the name of each volume's plugin."""
 
     def __init__(
         self, metrics: VolumeMetrics, kinds: Mapping[str, VolumePlugin], holdings: VolumeState
@@ -116,7 +115,7 @@ class OperationRecorder:
         self._holdings = holdings
 
     def met(self, pod: Pod, used: Collection[str]) -> None:
-        """Count a pod that has its volumes since an earlier agent, if it was not counted yet."""
+        """Count a pod whose volumes a previous kubelet process mounted, unless it is already counted."""
         if pod.uid not in self._metrics.count:
             for volume in pod.spec.volumes:
                 if volume.name in used:
@@ -131,7 +130,7 @@ class OperationRecorder:
         *,
         refreshing: bool,
     ) -> None:
-        """Count a try to have a volume, or to bring it up to date; `began` is in the loop's time."""
+        """Record an attempt to mount or to refresh a volume; `began` is in event-loop time."""
         plugin, held = self._plugin(pod, volume), self._holdings.get(pod.uid, volume.name)
         well = not isinstance(outcome, Problem)
         if refreshing:
@@ -149,7 +148,7 @@ class OperationRecorder:
             )
 
     def unmounted(self, uid: str, folder: str, name: str, seconds: float, well: bool) -> None:
-        """Count a volume that was taken from a pod."""
+        """Record the unmount of a pod's volume."""
         operation, plugin = "volume_unmount", plugin_name("", folder)
         for holding in self._holdings.of(uid):
             if holding.wanted.name == name:
@@ -168,15 +167,15 @@ class OperationRecorder:
 
 
 MOUNT_SECONDS = 123.0
-"""How long a pod's worker waits for a volume at a time; a little more than others' two minutes."""
+"""Seconds that a pod worker waits for a volume per attempt; offset from two minutes to be recognizable."""
 SUB_PATH_SECONDS = 20.0
-"""How long it waits for parts of volumes."""
+"""Seconds that a pod worker waits for the bind mounts of sub-paths."""
 _SET_UP = "setting up"
 _BIND = "binding parts"
 
 
 class PodVolumes:
-    """Mounts, refreshes and unmounts pods' volumes below the agent's root."""
+    """Volume manager: mounts, refreshes and unmounts pods' volumes below the kubelet's root directory."""
 
     def __init__(
         self,
@@ -196,13 +195,13 @@ class PodVolumes:
         tasks: TaskScope | None = None,
         metrics: VolumeMetrics | None = None,
     ) -> None:
-        """Take the agent's root, and what volumes show or are bounded by.
+        """Initialize with the kubelet's root directory and the dependencies of the volume plugins.
 
-        `memory_limit` and `allocatable_memory`: what bounds a pod's memory and all pods' (bytes);
-        `pod_level`: whether resources of the whole pod count (`PodLevelResources`); `image_volumes`:
-        whether the runtime mounts images; `flex_drivers`: the folder of FlexVolume's drivers;
-        `attach_detach`: whether the cluster's controllers attach volumes (`enableControllerAttachDetach`);
-        `tasks`: where work lives that goes on when its caller leaves.
+        `memory_limit` and `allocatable_memory`: memory limit of a pod and of all pods together (bytes);
+        `pod_level`: whether pod-level resources count (`PodLevelResources`); `image_volumes`: whether the
+        runtime mounts images; `flex_drivers`: the directory of FlexVolume drivers; `attach_detach`: whether
+        the attach/detach controller attaches volumes (`enableControllerAttachDetach`); `tasks`: the scope of
+        operations that outlive their callers.
         """
         self._root = root
         self.metrics = metrics or VolumeMetrics()
@@ -240,10 +239,10 @@ class PodVolumes:
         self._counting = OperationRecorder(self.metrics, self.kinds, self._holdings)
         self._unmounting = PodUnmounter(root, self.kinds, self._operations, self._counting.unmounted)
         self._excluded: set[str] = set()
-        """Pods that wait for a volume which another pod has to itself."""
+        """Pods that wait for a ReadWriteOncePod volume of another pod."""
         self._sweeping = VolumeGarbageCollector(self.kinds, self._holdings, self._operations)
         self._met_all = False
-        """Whether all pods of earlier agents were looked at."""
+        """Whether all pods with volumes of previous kubelet processes have been seen."""
 
     def listen(
         self,
@@ -251,29 +250,29 @@ class PodVolumes:
         tell: Callable[[Pod, Literal["Normal", "Warning"], str, str], None],
         find: Callable[[str], Pod | None] = lambda uid: None,
     ) -> None:
-        """Call `wake` when what a pod's volumes waited for is there, and `tell` for events about pods.
+        """Set the callbacks: `wake` for a pod whose volumes can make progress, `tell` for events about pods.
 
-        `find` gives the pod with a uid, also one that ends.
+        `find` returns the pod with a uid, also a terminating one.
         """
         self._listener, self._teller, self._finder = wake, tell, find
 
     def listen_in_use(self, changed: Callable[[], None]) -> None:
-        """Call this whenever `in_use` may have changed; tell what came of it to `reported`."""
+        """Set the callback for changes of `in_use`; the caller passes what was reported to `reported`."""
         self._reports.listen(changed)
 
     def reported(self, names: Sequence[str]) -> None:
-        """Take note of what the API server was told to be in use."""
+        """Record the names that the API server has in the node's `status.volumesInUse`."""
         self._reports.reported(names)
 
     def node_changed(self, status: bytes) -> None:
-        """Take note of the node's own status, as the API server wrote it: a volume may be attached."""
+        """Handle a change of the node's status, JSON from the API server: a volume may be attached now."""
         if self._attached is not None:
             self._attached.node_changed(status)
 
     def in_use(self) -> list[str] | None:
-        """Give the attached volumes that pods use; None while that is not known.
+        """Return the names of the attached volumes that pods use; None while unknown.
 
-        While not all pods of an earlier agent were looked at, what that one has reported counts, too.
+        Until all pods of a previous kubelet process have been seen, the names that it reported are included.
         """
         earlier: Collection[str] = ()
         if not self._met_all:
@@ -285,29 +284,29 @@ class PodVolumes:
                 earlier = self._reports.last
         try:
             known = {name for kind in self.kinds.values() for name in kind.in_use()}
-        except Exception as err:  # of others' kinds, too: the node's status has to go on, with what it had
-            log.error(err, "Could not see which attached volumes are in use")
+        except Exception as err:  # also of third-party plugins: the node's status keeps its value
+            log.error(err, "Failed to determine attached volumes in use")
             return None
         return sorted(known.union(self._holdings.attached(), earlier))
 
     def held(self, uid: str) -> list[VolumeRecord]:
-        """Give the volumes of a pod that others may have too, or that took long to have."""
+        """Return the records of a pod's volumes that are persistent or have a slow plugin."""
         return self._holdings.of(uid)
 
     async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
-        """Have all volumes ready that the pod's containers use, by name.
+        """Ensure that all volumes that the pod's containers use are ready, and return them by name.
 
-        Raises VolumeError, which tells of each that is not.
+        Raises VolumeError, which describes each volume that is not.
         """
         mounts, devices = used_names(pod)
         used = mounts | devices
         return await self._set_up(pod, [volume for volume in pod.spec.volumes if volume.name in used])
 
     async def refresh(self, pod: Pod) -> None:
-        """Bring the content of the pod's live volumes up to date; nothing is written when nothing changed.
+        """Bring the content of the pod's live volumes up to date; nothing is written if nothing has changed.
 
-        Volumes that an earlier agent mounted are set up again, which changes nothing if all is well.
-        Raises VolumeError, which tells of each volume that could not be; it keeps what it had.
+        Volumes that a previous kubelet process mounted are set up again, which changes nothing if they are
+        intact. Raises VolumeError, which describes each volume that failed; it keeps its previous content.
         """
         mounts, devices = used_names(pod)
         used = mounts | devices
@@ -319,10 +318,10 @@ class PodVolumes:
     async def sub_paths(
         self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
     ) -> dict[int, str]:
-        """Have parts of volumes ready for a container; gives their paths on the host.
+        """Bind-mount a container's sub-paths and return their paths on the host, by volume mount index.
 
-        `paths` has the path inside of the volume for each mount of the container, by its index, that
-        shows only a part; raises VolumeError in words that tell nothing of the host.
+        `paths` has the path inside the volume for each of the container's volume mounts, by index, that shows
+        only a part. Raises VolumeError, whose text reveals nothing about the host.
         """
         if not any(paths.values()):
             return {}
@@ -334,7 +333,7 @@ class PodVolumes:
             )
 
         try:
-            # Looking into a volume whose server is away hangs; whoever tries again joins who hangs already.
+            # Access to a volume whose server is down hangs; a retry joins the operation that hangs already.
             return await self._operations.run(
                 f"{pod.uid}/sub-paths/{container.name}",
                 _BIND,
@@ -350,13 +349,13 @@ class PodVolumes:
             ) from None
 
     async def unmount(self, uid: str) -> None:
-        """Take down whatever a pod has mounted, and delete what lived with it; raises VolumeError."""
+        """Unmount all volumes of a pod, and delete those that share its lifetime. Raises VolumeError."""
         try:
             for what in (_SET_UP, _BIND):
                 await self._operations.end(f"{uid}/", what, patience=PATIENCE)
         except OperationPending as err:
             raise VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {err}") from err
-        # What was begun and left nothing in the pod's folder may have left something on the node.
+        # A set-up that left nothing in the pod's directory may have left something on the node.
         shared = await self._unmounting.pod(uid) or bool(self._holdings.of(uid))
         self._operations.forget(f"{uid}/")
         self._holdings.drop(uid)
@@ -370,11 +369,11 @@ class PodVolumes:
             self._sweeping.soon()
 
     async def run(self) -> NoReturn:
-        """Take down what pods shared, after the last of them has left; until cancelled."""
+        """Release what pods shared of a volume after the last of them is gone, until cancelled."""
         await self._sweeping.run(self._reports.changed)
 
     async def sweep(self) -> None:
-        """Take down what the node has of volumes that no pod has any more; failures are only told."""
+        """Release what the node has of volumes that no pod uses any more; failures are only logged."""
         await self._sweeping.once()
 
     def _wake(self, uid: str) -> None:
@@ -382,7 +381,7 @@ class PodVolumes:
         self._listener(uid)
 
     async def _use(self, wanted: VolumeToMount, name: str) -> None:
-        """Have an attached volume told to be in use, before a pod uses it."""
+        """Report an attached volume as in use, before a pod uses it."""
         new = name not in self._holdings.attached()
         holding = self._holdings.get(wanted.uid, wanted.volume.name)
         if holding is not None:
@@ -411,7 +410,7 @@ class PodVolumes:
         return held is None or held.mounted is None or self.kinds[held.wanted.kind].live
 
     def _is_migrated(self, kind: str) -> bool:
-        """Whether volumes of this kind are a CSI driver's by now, and nobody else's."""
+        """Return whether this volume type is migrated to CSI and has no plugin of its own."""
         return kind in MIGRATED and kind not in self.kinds
 
     def _is_new(self, pod: Pod, volume: Volume) -> bool:
@@ -439,9 +438,9 @@ class PodVolumes:
         return outcome
 
     async def _one(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | Problem | None:
-        """Have one volume; gives the problem instead of raising it, so that the others get their try.
+        """Set up one volume; return a failure instead of raising it, so that other volumes are set up too.
 
-        None is for a volume that can wait: the pod runs with it, and only the API server is away.
+        None is for a volume that can wait: the pod runs with it, and only the API server is unavailable.
         """
         name, block = volume.name, False
         try:
@@ -474,12 +473,12 @@ class PodVolumes:
             return Problem("context deadline exceeded", stage="full")
         except FAILURES as err:
             return self._failed(pod, name, err, block)
-        except Exception as err:  # anything may go wrong in others' kinds, and the pod's author has to know
-            log.exception(err, "Unexpected error while setting up a volume", pod=pod.full_name, volume=name)
+        except Exception as err:  # third-party plugins may raise anything; the pod's author must see it
+            log.exception(err, "Unexpected error from volume plugin", pod=pod.full_name, volumeName=name)
             return self._failed(pod, name, err, block)
 
     def _tell_mapped(self, kind: VolumePlugin, wanted: VolumeToMount, mounted: MountedVolume) -> None:
-        """Tell of a new device; of volumes that are mounted nobody is told, there are too many."""
+        """Record events for a newly mapped device; mounts have no events, there are too many of them."""
         bound = mounted.bound or str(global_folder(self._root.resolve(), kind.folder, wanted.name))
         link = Path(mounted.device).parent
         for place in (f'globalMapPath "{bound}"', f'volumeMapPath "{link}"'):
@@ -508,13 +507,13 @@ class PodVolumes:
             held = self._holdings.get(pod.uid, volume.name)
             if held is None or held.mounted is None:
                 raise
-            # The pod has it: a claim that is gone, or labels of the node that have changed, are no reason to
-            # keep a container of it from being started again.
-            log.v(2).info("A claim is not as it was", pod=pod.full_name, volume=volume.name, reason=str(err))
+            # The pod already has the volume: a deleted claim or changed labels of the node must not prevent
+            # the restart of a container.
+            log.v(2).info("Claim is no longer valid", pod=pod.full_name, volumeName=volume.name, err=str(err))
             return held.wanted
 
     async def _held(self, kind: VolumePlugin, wanted: VolumeToMount) -> MountedVolume:
-        """Have a volume that others may have too, or that takes long."""
+        """Set up and record a volume that is persistent or has a slow plugin."""
         persistent = wanted.persistent
         if persistent is not None and is_exclusive(persistent) and self._holdings.others(wanted, kind.folder):
             self._excluded.add(wanted.uid)
@@ -532,7 +531,7 @@ class PodVolumes:
         named = wanted.volume.persistent_volume_claim
         mounted = replace(
             mounted,
-            # Another volume of the pod may name the same claim, to write there.
+            # Another volume of the pod may name the same claim without readOnly.
             read_only=mounted.read_only or (named is not None and named.read_only),
             group=volume_group(persistent),
             name=wanted.name,

@@ -1,4 +1,4 @@
-"""How long it takes to have volumes and to give them back, and how many there are: as others tell it."""
+"""Metrics of volume operations, numbers of volumes and usage of claimed volumes, with upstream's names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 _ELSEWHERE = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
-"""Kinds without a folder of their own."""
+"""Names of volume types whose plugins have no directory."""
 
 
 class VolumeCount:
-    """Which volumes pods want and have, by the names of their plugins."""
+    """Desired and mounted volumes of pods, with the names of their plugins."""
 
     def __init__(self) -> None:
         self._wanted: dict[str, dict[str, str]] = {}
@@ -31,22 +31,22 @@ class VolumeCount:
         return uid in self._wanted
 
     def is_there(self, uid: str, volume: str) -> bool:
-        """Whether a pod has a volume."""
+        """Return whether a volume of a pod is mounted."""
         return volume in self._there.get(uid, ())
 
     def note(self, uid: str, volume: str, plugin: str, *, there: bool) -> None:
-        """Take note that a pod wants a volume, and perhaps has it."""
+        """Record that a volume is desired by a pod and, with `there`, mounted."""
         self._wanted.setdefault(uid, {})[volume] = plugin
         if there:
             self._there.setdefault(uid, set()).add(volume)
 
     def forget(self, uid: str) -> None:
-        """Take note that a pod has no volumes any more."""
+        """Remove the volumes of a pod."""
         self._wanted.pop(uid, None)
         self._there.pop(uid, None)
 
     def numbers(self) -> Mapping[tuple[str, str], int]:
-        """Count, by the plugin and by `desired_state_of_world` or `actual_state_of_world`."""
+        """Return the number of volumes by plugin and state (`desired_state_of_world`, `actual_…`)."""
         found: Counter[tuple[str, str]] = Counter()
         for uid, volumes in self._wanted.items():
             for volume, plugin in volumes.items():
@@ -57,7 +57,7 @@ class VolumeCount:
 
 
 class VolumeMetrics:
-    """What is done to volumes; without a registry nobody sees the numbers."""
+    """Histograms of volume operations; without a registry they are not exported."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.count = VolumeCount()
@@ -84,26 +84,26 @@ class VolumeMetrics:
         )
 
     def operated(self, plugin: str, operation: str, seconds: float, *, well: bool = True) -> None:
-        """Count something that was done to a volume: `volume_mount`, `volume_unmount`, `map_volume`…"""
+        """Record an operation on a volume: `volume_mount`, `volume_unmount`, `map_volume`…"""
         status = "success" if well else "fail-unknown"
         self._operations.labels(plugin, operation, status, "false").observe(seconds)
 
     def tried(
         self, uid: str, volume: str, plugin: str, seconds: float, waited: float, *, block: bool, well: bool
     ) -> None:
-        """Count a try to have a volume for a pod; `waited` is the time since the pod first wanted it."""
+        """Record an attempt to mount a volume; `waited` is in seconds since the pod first required it."""
         self.operated(plugin, "map_volume" if block else "volume_mount", seconds, well=well)
         if well and not self.count.is_there(uid, volume):
             self._overall.labels(plugin, "overall_volume_mount").observe(waited)
         self.count.note(uid, volume, plugin, there=well)
 
     def called(self, driver: str, method: str, code: str, seconds: float) -> None:
-        """Count a call to a CSI driver: `method` is the full path, `code` is spelled as `NotFound`."""
+        """Record a call to a CSI driver: `method` is the full path, `code` is spelled as `NotFound`."""
         self._calls.labels(driver, method, code, "false").observe(seconds)
 
 
 class VolumeNumbers(Collector):
-    """What is counted when somebody asks: how many volumes there are, and how full claimed ones are."""
+    """Collector of the number of volumes and of the usage of claimed volumes, at each scrape."""
 
     def __init__(
         self,
@@ -111,17 +111,17 @@ class VolumeNumbers(Collector):
         pods: Callable[[], Iterable[Pod]],
         usage: Callable[[str], Mapping[str, VolumeStats]],
     ) -> None:
-        """`usage` gives the last numbers of the volumes of a pod (by its uid), by name."""
+        """Initialize; `usage` returns the latest stats of a pod's volumes (by the pod's uid), by name."""
         self._count = count
         self._pods = pods
         self._usage = usage
 
     def describe(self) -> Iterable[Metric]:
-        """Give no names in advance: they are the same as those that are collected."""
+        """Return no metrics in advance: their names are those of `collect`."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Count."""
+        """Yield the current metrics."""
         volumes = GaugeMetricFamily(
             "volume_manager_total_volumes",
             "Volumes that pods want, and that they have.",
@@ -156,7 +156,7 @@ _STATS: tuple[tuple[str, str, Callable[[VolumeStats], int]], ...] = (
 
 
 def claim_of(pod: Pod, name: str) -> str:
-    """Give the name of the claim behind a pod's volume; empty when there is none."""
+    """Return the name of the claim behind a pod's volume; empty if it has no claim."""
     for volume in pod.spec.volumes:
         if volume.name == name:
             if volume.persistent_volume_claim is not None:
@@ -166,7 +166,7 @@ def claim_of(pod: Pod, name: str) -> str:
 
 
 def plugin_name(kind: str, folder: str, source: Any = None) -> str:
-    """Give the name of a kind in metrics: `kubernetes.io/empty-dir`, `kubernetes.io/csi:<driver>`."""
+    """Return a plugin's name in metrics: `kubernetes.io/empty-dir`, `kubernetes.io/csi:<driver>`."""
     name = folder.replace("~", "/") or _ELSEWHERE.get(kind, f"kubernetes.io/{kind.lower()}")
     driver = getattr(source, "driver", "") if name == "kubernetes.io/csi" else ""
     return f"{name}:{driver}" if driver else name

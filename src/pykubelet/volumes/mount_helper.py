@@ -1,9 +1,9 @@
-"""The machine's own programs for volumes: `mount`, `umount`, `iscsiadm`, drivers of FlexVolume.
+"""Runner of host binaries for volumes: `mount`, `umount`, `iscsiadm`, FlexVolume drivers.
 
-They talk to servers and devices that may never answer. So each runs as a process of its own with a
-deadline, after which it is killed with all that it started; one that the kernel does not let go is left
-behind, and nobody waits for it. Daemons that a program leaves running do not hold us up either: what
-counts is that the program itself has ended. Of what it says a bounded piece is kept.
+They access servers and devices that may never respond. Each runs as a process of its own with a deadline,
+after which it is killed with all its children; a process that the kernel does not end is abandoned. Daemons
+that a binary leaves running do not delay the caller either: only the exit of the binary itself counts. A
+bounded part of the output is retained.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pykubelet.volumes.errors import VolumePluginError
 
 log = get_logger(__name__)
 MOUNT_DEADLINE = 150.0
-"""Seconds: NFS itself gives up after two minutes, and says why."""
+"""Seconds; NFS itself times out after two minutes, with a reason."""
 UNMOUNT_DEADLINE = 60.0
-"""Seconds, after which an unmount is forced."""
+"""Seconds after which an unmount is forced."""
 _MOST_SAID = 64 << 10
 _MOST_SHOWN = 1000
 _BITE = 16 << 10
@@ -45,44 +45,45 @@ _PACKAGES = {
     "multipath": "multipath-tools",
     "umount": "mount",
 }
-"""The Debian packages that bring the programs."""
+"""Debian packages of the binaries."""
 
 
 class HelperError(VolumePluginError):
-    """A program did not do what it was asked; the text has its own words, in one line."""
+    """Raised when a binary fails; the text includes its output in one line."""
 
     def __init__(self, text: str, *, status: int | None = None, output: str = "") -> None:
-        """Take the exit status, None for a program that did not come to its end."""
+        """Initialize with the exit status, None for a binary that did not run to its end."""
         super().__init__(text)
         self.status = status
         self.output = output
 
 
 class MissingHelper(HelperError):
-    """There is no such program on this machine."""
+    """Raised when a binary is not installed on this host."""
 
 
 class HelperTimeout(HelperError):
-    """A program did not end in time."""
+    """Raised when a binary does not exit in time."""
 
 
 def missing(program: str) -> str:
-    """Say that a program is missing, and where Debian has it."""
+    """Return the error text for a missing binary, with its Debian package."""
     package = _PACKAGES.get(program, "")
     remedy = f": install the package {package}" if package else ""
     return f"the program {program} is not on this machine{remedy}"
 
 
 async def run_helper(*argv: str, deadline: float = MOUNT_DEADLINE, hidden: Collection[str] = ()) -> str:
-    """Run a program to its end, and give what it said; raises HelperError.
+    """Run a binary to its end and return its output. Raises HelperError.
 
-    `deadline` is in seconds; `hidden` are arguments that are told to nobody else. Cancelling kills it.
+    `deadline` is in seconds; `hidden` are arguments that are masked in logs and errors. Cancellation kills
+    the process.
     """
     path = shutil.which(argv[0], path=search_path())
     if path is None:
         raise MissingHelper(missing(argv[0]))
     shown = " ".join("***" if word in hidden else word for word in argv)
-    log.v(4).info("Running a program for a volume", command=shown)
+    log.v(4).info("Running volume helper", command=shown)
     ears = _Ears()
     try:
         status = await _run(path, argv, deadline, ears)
@@ -103,14 +104,14 @@ async def run_helper(*argv: str, deadline: float = MOUNT_DEADLINE, hidden: Colle
 
 
 def join_options(wanted: Iterable[str], own: Iterable[str]) -> list[str]:
-    """Give mount options in the reference's order: sorted, each once."""
+    """Return mount options in upstream's order: sorted and unique."""
     return sorted({option for option in wanted if option} | set(own))
 
 
 def mount_command(
     kind: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
 ) -> list[str]:
-    """Give the command that mounts; `scoped` for what systemd shall keep apart from the agent's service."""
+    """Return the mount command; `scoped` runs it in a systemd scope apart from the kubelet's service."""
     flags = [*(("-t", kind) if kind else ()), *(("-o", ",".join(options)) if options else ())]
     command = ["mount", *flags, source, str(target)]
     if scoped:
@@ -122,9 +123,9 @@ def mount_command(
 async def mount_with_helper(
     kind: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
 ) -> None:
-    """Have the machine's `mount` do it; raises HelperError.
+    """Mount with the host's `mount`. Raises HelperError.
 
-    `scoped`: the file system may need a daemon, which shall outlive the agent where systemd is.
+    `scoped`: the file system may need a daemon, which must survive the kubelet's service under systemd.
     """
     scoped = scoped and has_systemd()
     try:
@@ -138,15 +139,15 @@ async def mount_with_helper(
 
 
 async def unmount_with_helper(target: Path) -> None:
-    """Have the machine's `umount` do it: if it hangs, with force, and if that is no use, later.
+    """Unmount with the host's `umount`: if it hangs, with force (`-f`), and if that fails, lazily (`-l`).
 
-    For file systems whose server may be gone. What is not mounted is fine. Raises HelperError, when
-    somebody uses it for one.
+    For file systems whose server may be down. A path that is not mounted is fine. Raises HelperError, for
+    example if the mount is busy.
     """
     try:
         await run_helper("umount", str(target), deadline=UNMOUNT_DEADLINE)
     except HelperTimeout:
-        log.info("Unmounting takes too long, so it is forced", path=target)
+        log.info("Unmount timed out, forcing it", path=target)
     except HelperError as err:
         if not is_mounted(target):
             return
@@ -157,29 +158,29 @@ async def unmount_with_helper(target: Path) -> None:
         try:
             await run_helper("umount", way, str(target), deadline=UNMOUNT_DEADLINE)
         except HelperError as err:
-            log.error(err, "Unmounting failed, although it was forced", path=target)
+            log.error(err, "Failed to force unmount", path=target)
         if not is_mounted(target):
             return
     raise HelperError(f"unmount failed: {target} is mounted still, although unmounting was forced")
 
 
 def has_systemd() -> bool:
-    """Whether systemd runs this machine."""
+    """Return whether systemd is the host's init system and `systemd-run` is installed."""
     return (
         Path("/run/systemd/system").is_dir() and shutil.which("systemd-run", path=search_path()) is not None
     )
 
 
 def is_mounted(target: Path) -> bool:
-    """Whether something is mounted at a path; asks no server, as looking at the path itself would."""
+    """Return whether something is mounted at a path, without accessing the path, which may hang."""
     real = target.parent.resolve() / target.name
     return any(mount.point == real for mount in read_mounts(real))
 
 
 def mounts_of_volume(mounts: Iterable[Mount], volume: Path, sub_paths: Path) -> list[Mount]:
-    """Give the mounts of a pod's volume, the youngest first: at its path, and its bound sub-paths.
+    """Return the mounts of a pod's volume, the latest first: at its path, and its bind-mounted sub-paths.
 
-    The paths are real ones. Sub-paths are found by what is mounted there.
+    The paths are real paths. Sub-paths are recognized by the type and source of their file system.
     """
     all_mounts = list(mounts)
     kinds = {(mount.kind, mount.source) for mount in all_mounts if mount.point == volume}
@@ -192,7 +193,7 @@ def mounts_of_volume(mounts: Iterable[Mount], volume: Path, sub_paths: Path) -> 
 
 
 class _Ears:
-    """Hears what a program says, and drops what is too much."""
+    """Reader of a process's output through a pipe, which drops what exceeds a limit."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -202,7 +203,7 @@ class _Ears:
         self._loop.add_reader(self._reading, self._hear)
 
     def close(self) -> str:
-        """Give what was said: what is in the pipe counts, what a daemon says later does not."""
+        """Return the output, including what is in the pipe; what a daemon writes later is ignored."""
         os.close(self.writing)
         for _ in range(_MOST_SAID // _BITE + 1):
             if not self._hear():
@@ -212,7 +213,7 @@ class _Ears:
         return self._said.decode(errors="replace")
 
     def _hear(self) -> bool:
-        """Take what there is; gives whether there was something."""
+        """Read what is available; return whether there was anything."""
         try:
             data = os.read(self._reading, _BITE)
         except BlockingIOError:
@@ -224,7 +225,7 @@ class _Ears:
 
 
 async def _run(path: str, argv: Sequence[str], deadline: float, ears: _Ears) -> int | None:
-    """Give the exit status, negative for a signal; None for a program that was killed because it hung."""
+    """Return the exit status, negative for a signal; None for a process that was killed at its deadline."""
     process = await begun(
         asyncio.create_subprocess_exec(
             path,
@@ -249,10 +250,10 @@ async def _run(path: str, argv: Sequence[str], deadline: float, ears: _Ears) -> 
 
 async def _kill(process: asyncio.subprocess.Process, program: str) -> None:
     with suppress(ProcessLookupError):
-        # The whole session: `mount` itself only waits for the program that hangs.
+        # The whole process group: `mount` itself only waits for the helper that hangs.
         os.killpg(process.pid, signal.SIGKILL)
     try:
         async with asyncio.timeout(_DYING):
             await process.wait()
     except TimeoutError:
-        log.info("A program for a volume cannot be killed", program=program, pid=process.pid)
+        log.info("Failed to kill volume helper", command=program, pid=process.pid)

@@ -1,11 +1,9 @@
-"""What is done to volumes that may take long: one thing at a time for each, and no one is held up by it.
+"""Operations on volumes that may take long or hang: one at a time per volume, with deadlines for callers.
 
-An operation goes on when whoever asked for it has lost patience or was cancelled: a second one on the
-same volume would meet it half-way. Whoever asks for the same again joins it, whoever asks for the
-opposite waits for its end. After a failure there is a growing pause, and until it is over the same
-failure is the answer, unless somebody knows that things have changed (`forget`).
-
-Several things at once, and no leaving before all of them have ended.
+An operation continues when its caller times out or is cancelled, because a second one on the same volume
+would conflict with it. A call for the same operation joins the one in progress, a call for another operation
+on the same volume waits for its end. After a failure there is an exponential back-off, during which the same
+error is raised again, unless `forget` resets it because the conditions have changed. All state is in memory.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 T = TypeVar("T")
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 122.0
-"""Seconds after a failure, doubled with each; 2 min 2 s can be told from other people's two minutes."""
+"""Seconds of back-off, doubled with each failure; 2 min 2 s is distinguishable from common timeouts."""
 FAILURES = (VolumePluginError, ObjectError, ValueError, OSError)
-"""What kinds raise."""
+"""Exceptions that volume plugins raise."""
 
 
 class OperationPending(VolumePluginError):
-    """An operation takes longer than its asker waits; it goes on."""
+    """Raised when an operation is still in progress at the caller's deadline, or was cancelled."""
 
 
 @dataclass(slots=True)
@@ -47,14 +45,14 @@ class _Running:
 
 
 class PendingOperations:
-    """Operations by key; their tasks live in `scope`, without one they end with whoever asks for them."""
+    """Operations by key; their tasks run in `scope`, or without a scope in the caller's task."""
 
     def __init__(self, scope: TaskScope | None) -> None:
         self._scope = scope
         self._running: dict[str, dict[str, _Running]] = {}
-        """Operations in progress by the pod (the key up to its first slash) and the key."""
+        """Operations in progress, by pod (the key up to its first slash) and key."""
         self._failures: dict[str, dict[str, _Failure]] = {}
-        """Failed operations by the pod, and by the key and the operation."""
+        """Failed operations, by pod, and by key and operation."""
 
     async def run(
         self,
@@ -65,10 +63,10 @@ class PendingOperations:
         patience: float,
         pauses: bool = True,
     ) -> T:
-        """Do something to what the key names, or join who does that already; gives the outcome.
+        """Run an operation on a key, or join the same one in progress; return its result.
 
-        Raises what the work raises, or raised before while the pause is not over (unless there shall be
-        no `pauses`), and StillBusy when it takes longer than `patience` (seconds).
+        Raises what the work raises, or raised before if its back-off has not expired (unless `pauses` is
+        false), and OperationPending after `patience` seconds.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + patience
@@ -76,7 +74,7 @@ class PendingOperations:
             await self._wait(running, deadline - clock(), key)
         if running is None:
             if pauses and self.pause_left(key, what):
-                # Raised again and again, it would grow by a trace each time.
+                # Otherwise each raise would extend the traceback of the cached exception.
                 raise self._failures[_pod(key)][f"{key} {what}"].error.with_traceback(None)
             if self._scope is None:
                 return await self._watched(key, what, work)
@@ -85,10 +83,10 @@ class PendingOperations:
         return cast(T, running.outcome.result())
 
     async def end(self, prefix: str, what: str, *, patience: float) -> None:
-        """Cancel operations of a sort on all keys that begin so, and wait for their end.
+        """Cancel an operation on all keys with a prefix, and wait for its end.
 
-        The prefix contains at least the pod and the slash after it. Raises StillBusy when one does not end
-        within `patience` (seconds).
+        The prefix contains at least the pod and the slash after it. Raises OperationPending when one does not
+        end within `patience` seconds.
         """
         deadline = asyncio.get_running_loop().time() + patience
         for key, running in list(self._running.get(_pod(prefix), {}).items()):
@@ -97,12 +95,12 @@ class PendingOperations:
                 await self._wait(running, deadline - asyncio.get_running_loop().time(), key)
 
     def pause_left(self, key: str, what: str) -> float:
-        """Seconds until something that failed may be tried again; 0 when it may now."""
+        """Return the seconds until a failed operation may be retried; 0 if it may be retried now."""
         failure = self._failures.get(_pod(key), {}).get(f"{key} {what}")
         return max(0.0, failure.until - asyncio.get_running_loop().time()) if failure is not None else 0.0
 
     def forget(self, prefix: str) -> None:
-        """Let everything be tried at once on all keys that begin so.
+        """Reset the back-off of all keys with a prefix.
 
         The prefix contains at least the pod and the slash after it.
         """
@@ -110,7 +108,7 @@ class PendingOperations:
             self._succeeded(prefix, name)
 
     def _succeeded(self, key: str, name: str) -> None:
-        """Drop a failure, if there was one."""
+        """Remove a failure, if there is one."""
         failures = self._failures.get(_pod(key), {})
         if failures.pop(name, None) is not None and not failures:
             del self._failures[_pod(key)]
@@ -127,14 +125,14 @@ class PendingOperations:
         async def live() -> None:
             try:
                 outcome.set_result(await self._watched(key, what, work))
-            except Exception as err:  # whatever it is, a bug in a kind too: it goes to who asked
+            except Exception as err:  # any exception, also a bug in a plugin, is the caller's
                 outcome.set_exception(err)
 
         def over(task: asyncio.Task[Any]) -> None:
-            # A task that is cancelled before its first step never runs, so this is not done in it.
+            # In a callback, because a task that is cancelled before its first step never runs.
             if not outcome.done():
                 outcome.set_exception(OperationPending(f"{what} was given up"))
-            outcome.exception()  # seen, also when nobody waits for it any more
+            outcome.exception()  # mark as retrieved, also without a waiter
             running_of_pod = self._running[_pod(key)]
             del running_of_pod[key]
             if not running_of_pod:
@@ -145,7 +143,7 @@ class PendingOperations:
         return running
 
     async def _watched(self, key: str, what: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do it, and set or end the pause that a failure leads to."""
+        """Run the work, and set or reset its back-off."""
         name = f"{key} {what}"
         try:
             result = await work()
@@ -167,14 +165,14 @@ def _pod(key: str) -> str:
 
 
 class Locks:
-    """One at a time for each name: for what several pods share of a volume."""
+    """Mutexes by name, for what several pods share of a volume."""
 
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
     async def __call__(self, name: str) -> AsyncIterator[None]:
-        """Be alone with what this names."""
+        """Hold the mutex of a name."""
         lock, users = self._locks.get(name, (asyncio.Lock(), 0))
         self._locks[name] = lock, users + 1
         try:
@@ -189,9 +187,9 @@ class Locks:
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines at once and give their results in order; when cancelled, all are, and are waited for.
+    """Run coroutines concurrently and return their results in order; cancellation cancels and awaits all.
 
-    They are expected not to raise: whatever one does raise comes in an ExceptionGroup.
+    They are expected not to raise: with several coroutines, an exception comes in an ExceptionGroup.
     """
     if len(work) == 1:
         return [await work[0]]

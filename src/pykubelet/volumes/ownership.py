@@ -1,9 +1,9 @@
-"""fsGroup: letting the group of a pod's processes at the files of a volume.
+"""fsGroup: applies the pod's group and permissions to the files of a volume.
 
-Other pods may be writing to the same volume meanwhile. So folders are opened one from the other and
-never through a link, and what is changed is the opened file, not whatever has its name by then. The
-volume's own folder is done last: as long as it is not right, neither is the rest (`OnRootMismatch`),
-also after a walk that was cut off. What is right already is not touched.
+Other pods may write to the volume concurrently. Directories are therefore opened from their open parents and
+never through a symlink, and changes apply to the open file, not to whatever has its name by then. The
+volume's root directory is changed last: while it does not match, the rest is incomplete (`OnRootMismatch`),
+also after an interrupted walk. Files that already match are not changed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pykubelet.util.tasks import TaskScope, in_own_thread
 
 log = get_logger(__name__)
 Tell = Callable[[Pod, Literal["Normal", "Warning"], str, str], None]
-"""Records an event about a pod: its type, reason and message."""
+"""Callback that records an event about a pod: its type, reason and message."""
 ON_ROOT_MISMATCH = "OnRootMismatch"
 IN_PROGRESS = "VolumePermissionChangeInProgress"
-"""The reason of the events about a walk that takes long."""
+"""Reason of the events about a walk that takes long."""
 FIRST_WORD = 30.0
-"""Seconds after which a walk is worth an event."""
+"""Seconds until the first event about a walk."""
 NEXT_WORDS = 60.0
-"""Seconds between the events that tell how far it is."""
+"""Seconds between the events about its progress."""
 _READ = 0o440
 _WRITE = 0o220
 _ENTER = 0o110 | stat.S_ISGID
@@ -44,9 +44,9 @@ _ADVICE = (
 
 
 async def own(pod: Pod, path: Path, tell: Tell, *, read_only: bool = False) -> None:
-    """Give a volume to the pod's fsGroup, as far as the pod's policy wants it; raises OSError.
+    """Apply the pod's fsGroup to a volume, as the pod's fsGroupChangePolicy requires. Raises OSError.
 
-    In a thread of its own. A caller that is cancelled does not wait for the whole walk.
+    Runs in a thread of its own. A caller that is cancelled does not wait for the end of the walk.
     """
     context = pod.spec.security_context
     if context.fs_group is None:
@@ -76,65 +76,65 @@ async def own(pod: Pod, path: Path, tell: Tell, *, read_only: bool = False) -> N
 
 
 def group_mode(mode: int, *, folder: bool, read_only: bool) -> int:
-    """Give the permissions that a file or folder needs so that its group can use it."""
+    """Return the mode that a file or directory needs so that its group can use it."""
     return mode | _READ | (0 if read_only else _WRITE) | (_ENTER if folder else 0)
 
 
 def give_to_group(path: Path, group: int) -> None:
-    """Let a group read and write everything below a path, and own what will be made there.
+    """Make everything below a path readable and writable for a group, which also owns new files there.
 
-    Raises OSError; what cannot be given is told and kept. Blocks.
+    Raises OSError; failures on single files are logged and skipped. Blocks.
     """
     Walk(group).give(path)
 
 
 def give_opened(at: int, group: int) -> None:
-    """Let a group have an opened file; what cannot be given is told and kept."""
+    """Set the group of an open file; a failure is only logged."""
     try:
         os.fchown(at, -1, group)
     except OSError as err:
-        log.error(err, "Failed to give a volume's file to its group", group=group)
+        log.error(err, "Failed to set ownership of volume file", group=group)
 
 
 @dataclass(slots=True)
 class Walk:
-    """One walk through a volume, that others may look at and stop: it stops at the next file."""
+    """A walk over a volume's files; other threads may read its progress and stop it at the next file."""
 
     group: int
     read_only: bool = False
     files: int = 0
-    """How many were seen."""
+    """Number of files visited."""
     failures: int = 0
-    """How many could not be given: some file systems know no owners."""
+    """Number of failed changes; some file systems do not support ownership."""
     stop: bool = False
 
     def differs(self, path: Path) -> bool:
-        """Whether a volume's own folder is not yet the group's; what is no folder always counts as such."""
+        """Return whether the volume's root differs; True also if it is not a directory or cannot be read."""
         try:
             facts = path.lstat()
         except OSError as err:
-            log.error(err, "Cannot see whose a volume is, so all of it is given to its group", path=path)
+            log.error(err, "Failed to stat volume, changing ownership of all its files", path=path)
             return True
         return not stat.S_ISDIR(facts.st_mode) or not self._is_right(facts)
 
     def give(self, path: Path) -> None:
-        """Let the group use everything below a path; raises OSError. Blocks.
+        """Apply the group to everything below a path. Raises OSError. Blocks.
 
-        What others delete meanwhile is passed over.
+        Files that are deleted concurrently are skipped.
         """
         if stat.S_ISDIR(path.lstat().st_mode):
             self._give_tree(path)
         else:
             self._give_named(str(path), None)
         if self.failures:
-            log.info("Files of a volume could not be given to its group", path=path, files=self.failures)
+            log.info("Failed to set ownership of volume files", path=path, failures=self.failures)
 
     def _give_tree(self, path: Path) -> None:
         with suppress(_StoppedError):
             walk_tree(os.open(path, OPEN_DIRECTORY), self)
 
     def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
-        """Change an entry that is not a directory; return whether it is one."""
+        """Change an entry that is not a directory; return whether it is a directory."""
         if self.stop:
             raise _StoppedError
         if entry.is_dir(follow_symlinks=False):
@@ -144,7 +144,7 @@ class Walk:
         return False
 
     def enter(self, name: str, parent: int) -> int | None:
-        """Open a directory; None when it is gone, or something else has replaced it."""
+        """Open a directory; return None if it was removed or replaced."""
         return open_subdirectory(name, parent)
 
     def leave(self, opened: int) -> None:
@@ -160,7 +160,7 @@ class Walk:
             return
 
     def _give_named(self, name: str, folder: int | None) -> None:
-        """Give what has this name now, which may be another than a moment ago."""
+        """Apply the group to what has this name now, which may have been replaced since the check."""
         at = os.open(name, _NAMED, dir_fd=folder)
         try:
             facts = os.fstat(at)
@@ -174,9 +174,9 @@ class Walk:
     def _give(self, at: int, facts: os.stat_result) -> None:
         if self._is_right(facts):
             return
-        # A descriptor that only names a file cannot be changed by itself; this path is exactly that file.
+        # An O_PATH descriptor cannot be changed with fchown or fchmod; this path is exactly its file.
         path = _path_of(at)
-        # Changing the owner may clear bits of the mode, which are set again then.
+        # chown may clear bits of the mode, so the mode is set after it.
         mode = self._mode(facts)
         self._try(at, lambda: os.chown(path, -1, self.group))
         self._try(at, lambda: path.chmod(mode))
@@ -188,9 +188,7 @@ class Walk:
             return
         except OSError as err:
             if not self.failures:
-                log.error(
-                    err, "Failed to give a volume's file to its group", path=_shown(at), group=self.group
-                )
+                log.error(err, "Failed to set ownership of volume file", path=_shown(at), group=self.group)
             self.failures += 1
 
     def _is_right(self, facts: os.stat_result) -> bool:
@@ -207,7 +205,7 @@ def _path_of(at: int) -> Path:
 
 
 def _shown(at: int) -> Path:
-    """Return the path of an open file for a message; one that is longer than PATH_MAX has none."""
+    """Return the path of an open file for a message; "..." if it is longer than PATH_MAX."""
     try:
         return _path_of(at).readlink()
     except OSError:
@@ -215,14 +213,14 @@ def _shown(at: int) -> Path:
 
 
 class _StoppedError(Exception):
-    """Raised in a walk whose caller does not wait for it any more."""
+    """Raised in a walk whose caller no longer waits for it."""
 
 
 async def _keep_telling(pod: Pod, path: Path, walk: Walk, tell: Tell) -> None:
     before, uid, after = str(path).partition(pod.uid)
     shown = f"{uid}{after}" or before
     await asyncio.sleep(FIRST_WORD)
-    log.info("Giving a volume to its pod's group takes long", pod=pod.full_name, path=path)
+    log.info("Setting volume ownership is taking longer than expected", pod=pod.full_name, path=path)
     tell(pod, "Warning", IN_PROGRESS, f"Setting volume ownership for {shown} {_ADVICE}")
     while True:
         await asyncio.sleep(NEXT_WORDS)

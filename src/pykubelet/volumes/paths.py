@@ -1,14 +1,14 @@
-"""Where a pod's volumes lie below the agent's root, and making folders there.
+"""Paths of pods' volumes below the kubelet's root directory; creation of directories and bind mounts.
 
-The layout and the modes are the reference's, so that a node can be handed over between agents:
+Layout and modes are upstream's, so that a node can be switched between kubelets in either direction:
 
-    pods/<uid>/volumes/kubernetes.io~<kind>/<volume>                    the volume itself
-    pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/ready           an emptyDir was made completely
-    pods/<uid>/plugins/kubernetes.io~empty-dir/wrapped_<volume>/ready   so was what holds written files
-    pods/<uid>/volumeDevices/kubernetes.io~<kind>/<volume>              a link to a block device
-    pods/<uid>/volume-subpaths/<volume>/<container>/<mount>             a sub-path, bound here
+    pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>                  the volume itself
+    pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/ready           marker of a complete emptyDir
+    pods/<uid>/plugins/kubernetes.io~empty-dir/wrapped_<volume>/ready   marker of one with projected files
+    pods/<uid>/volumeDevices/kubernetes.io~<plugin>/<volume>            symlink to a block device
+    pods/<uid>/volume-subpaths/<volume>/<container>/<index>             bind mount of a sub-path
 
-Showing a folder at another place, with options of its own. Everything here blocks.
+All functions that access the disk block.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ _PRIVATE = 0o750
 
 @dataclass(frozen=True, slots=True)
 class VolumeFolders:
-    """The folders of one pod's volumes."""
+    """Directories of one pod's volumes."""
 
     pod: Path
 
     @classmethod
     def of(cls, root: Path, uid: str) -> VolumeFolders:
-        """Give those of a pod; raises ValueError for a uid that is no plain name."""
+        """Return those of a pod. Raises ValueError for a uid that is not a single path component."""
         return cls(root / "pods" / plain(uid))
 
     @property
     def volumes(self) -> Path:
-        """The folder of all volumes, in one folder per kind."""
+        """Directory of all volumes, with one directory per plugin."""
         return self.pod / "volumes"
 
     @property
     def markers(self) -> Path:
-        """The folder of the marks of folders that were made completely."""
+        """Directory of the markers of complete emptyDirs."""
         return self.pod / "plugins" / EMPTY_DIR
 
     @property
     def sub_paths(self) -> Path:
-        """The folder of all bound sub-paths."""
+        """Directory of all bind-mounted sub-paths."""
         return self.pod / SUB_PATHS
 
     def volume(self, kind: str, volume: str) -> Path:
-        """The folder that containers see; `kind` is the name of the kind's own folder."""
+        """Return the directory that containers see; `kind` is the plugin's directory name."""
         return self.volumes / plain(kind) / plain(volume)
 
     def device(self, kind: str, volume: str) -> Path:
-        """The link to a volume's block device (`block.py`)."""
+        """Return the symlink to a volume's block device (`block.py`)."""
         return self.pod / "volumeDevices" / plain(kind) / plain(volume)
 
     def marker(self, volume: str, *, wrapped: bool = False) -> Path:
-        """The mark of an emptyDir, or of the folder that another kind writes to (`wrapped`)."""
+        """Return the marker of an emptyDir, or of one that another plugin writes to (`wrapped`)."""
         return self.markers / f"{'wrapped_' if wrapped else ''}{plain(volume)}" / "ready"
 
     def sub_path(self, volume: str, container: str, index: int) -> Path:
-        """Where the sub-path of a container's mount is bound."""
+        """Return the mount point of a sub-path; `index` is that of the container's volume mount."""
         return self.sub_paths / plain(volume) / plain(container) / str(index)
 
 
 def make_folder(path: Path, mode: int = _PRIVATE) -> None:
-    """Have a folder with exactly this mode; those above it are made private.
+    """Ensure that a directory exists; a new one gets exactly this mode, missing parents get 0750.
 
-    A folder that exists is left as it is. Raises OSError, also when something else is in its place.
+    An existing directory is left unchanged. Raises OSError, also if the path is not a directory.
     """
     try:
         kept = path.lstat()
@@ -80,14 +80,14 @@ def make_folder(path: Path, mode: int = _PRIVATE) -> None:
         if not path.parent.exists():
             make_folder(path.parent)
         path.mkdir(mode=mode, exist_ok=True)
-        path.chmod(mode)  # mkdir's mode is cut by the umask
+        path.chmod(mode)  # mkdir applies the umask
         return
     if not stat.S_ISDIR(kept.st_mode):
         raise NotADirectoryError(20, "Not a directory", str(path))
 
 
 def is_mount_point(path: Path) -> bool:
-    """Whether another file system begins here; does not see binds of the same file system."""
+    """Return whether another file system is mounted here; does not detect binds of the same file system."""
     try:
         return path.lstat().st_dev != path.parent.lstat().st_dev
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def is_mount_point(path: Path) -> bool:
 
 
 def plain(name: str) -> str:
-    """Give a name that is one folder's; raises ValueError for one that leads elsewhere."""
+    """Return a name that is a single path component. Raises ValueError for any other."""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise ValueError(f"{name!r} cannot be a folder's name")
     return name
@@ -114,7 +114,7 @@ _PLAIN = frozenset(("bind", "rw", "defaults", "suid", "dev", "exec"))
 
 
 def bind_flags(options: Collection[str]) -> int:
-    """Give the flags of a bind mount with these options; raises KindError for one that it cannot have."""
+    """Return the flags for options of a bind mount. Raises VolumePluginError for an unsupported option."""
     if unknown := [option for option in options if option not in _FLAGS and option not in _PLAIN]:
         raise VolumePluginError(
             f"mount option {unknown[0]!r} means nothing to a folder of this node: "
@@ -127,9 +127,9 @@ def bind_flags(options: Collection[str]) -> int:
 
 
 def bind_folder(source: Path, place: Path, flags: int) -> None:
-    """Show a folder at another place too, with these flags; harmless to repeat. Raises OSError.
+    """Ensure that a directory is bind-mounted at `place` with these flags. Raises OSError.
 
-    What is bound there already stays, and gets its flags if an interrupted try did not give them.
+    An existing mount is kept, and gets the flags that an interrupted attempt did not set.
     """
     there = mount_at(place)
     if there is None:
@@ -137,12 +137,12 @@ def bind_folder(source: Path, place: Path, flags: int) -> None:
         mount(str(source), place, "", flags=MS_BIND)
     missing = flags and (there is None or not _names(flags) <= there.options)
     if missing:
-        # A bind takes no flags: they are set in a second step.
+        # mount(2) ignores other flags with MS_BIND; a remount sets them.
         mount("", place, "", flags=MS_REMOUNT | MS_BIND | flags)
 
 
 def mount_at(place: Path) -> Mount | None:
-    """Give what is mounted at a place, on top."""
+    """Return the topmost mount at a path, or None."""
     real = place.parent.resolve() / place.name
     return next((entry for entry in reversed(read_mounts(real)) if entry.point == real), None)
 

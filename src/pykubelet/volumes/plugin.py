@@ -1,10 +1,8 @@
-"""What a kind of volume is: one file with one class, and one line in `kinds.py`.
+"""Interface of volume plugins: what they receive, provide and return.
 
-A kind keeps nothing in memory about the volumes it gave: the agent may be killed at any time, and
-another one, or the same, looks at the disk and goes on. A kind of somebody else's is found by its entry
-point (`kinds.py`) and is made of the same `VolumeHost`.
-
-The result of mounting, as the makers of containers need it.
+A plugin is one class, with one line in `registry.py`; a third-party plugin is found by its entry point and
+receives the same `VolumeHost`. Plugins keep no state in memory about the volumes that they have set up: the
+kubelet may be killed at any time, and the next process continues from what is on disk.
 """
 
 from __future__ import annotations
@@ -26,181 +24,183 @@ from pykubelet.volumes.ownership import Tell
 
 @dataclass(frozen=True, slots=True)
 class MountedVolume:
-    """A volume of the pod that is ready to be mounted into containers."""
+    """A volume of a pod that is ready to be mounted into containers."""
 
     path: str
     read_only: bool = False
-    """The volume cannot be written, whatever the mount says."""
+    """Whether the volume is read-only, whatever the volume mount specifies."""
     relabel: bool = False
-    """Its files may be relabelled for SELinux."""
+    """Whether its files may be relabelled for SELinux."""
     device: str = ""
-    """The block device on the host, of a volume that is wanted as one; then `path` is empty."""
+    """Path of the block device on the host (`volumeMode: Block`); `path` is then empty."""
     bound: str = ""
-    """The folder in which the device is bound for each pod; empty for the usual one of its kind."""
+    """Directory in which the device is bind-mounted for each pod; empty for the plugin's default."""
     attached: str = ""
-    """The name by which the volume is in use on this node (`status.volumesInUse`); most have none."""
+    """Name of the volume in `status.volumesInUse`; empty for most volumes."""
     image: str = ""
-    """The image that the runtime shall mount by itself; then `path` is empty."""
+    """Image that the runtime mounts by itself; `path` is then empty."""
     name: str = ""
-    """The name of its folder if it is another than the pod's own name for it: the persistent volume's."""
+    """Directory name if it is not the pod's name for the volume: the persistent volume's name."""
     group: int | None = None
-    """A group that the pod's processes need to use the volume."""
+    """Group that the pod's processes need to use the volume."""
 
 
 FLEX_DRIVERS = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec"
-"""Where the drivers of FlexVolume usually are."""
+"""Default directory of FlexVolume drivers."""
 
 
 class NodeView(Protocol):
-    """What volumes tell pods about their node."""
+    """Data about the node that volumes expose to pods."""
 
     @property
     def host_ips(self) -> Sequence[str]:
-        """The node's addresses, the preferred family first."""
+        """IP addresses of the node, the preferred family first."""
 
     @property
     def allocatable(self) -> Resources:
-        """What pods may use together."""
+        """Allocatable resources of the node."""
 
 
 async def _use_untold(wanted: VolumeToMount, name: str) -> None:
-    """Tell nobody, as on a node that belongs to no cluster."""
+    """Report nothing, as in standalone mode."""
 
 
 async def _attached_by_nobody(wanted: VolumeToMount, name: str) -> str:
-    """Wait for nobody, as on a node that belongs to no cluster."""
+    """Return no device: in standalone mode no controller attaches volumes."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeHost:
-    """All that kinds are made of."""
+    """Dependencies of volume plugins."""
 
     root: Path
-    """The agent's root directory."""
+    """Root directory of the kubelet."""
     objects: PodObjects
     node: NodeView
     memory_limit: Callable[[Pod], int | None]
-    """What a pod's memory is bounded by, in bytes."""
+    """Returns the memory limit of a pod, in bytes."""
     allocatable_memory: int
-    """What all pods' memory is bounded by, in bytes."""
+    """Memory limit of all pods together, in bytes."""
     pod_level: bool
-    """Whether resources of the whole pod count (`PodLevelResources`)."""
+    """Whether pod-level resources count (`PodLevelResources`)."""
     api: ApiClient | None = None
-    """The API server; None for a node that belongs to no cluster."""
+    """API client; None in standalone mode."""
     node_name: str = ""
     wake: Callable[[str], None] = lambda uid: None
-    """Has a pod's worker look again at once: what a volume of the pod (by its uid) waited for is there."""
+    """Wakes a pod's worker (by uid) immediately: a prerequisite of one of its volumes is met."""
     tell: Tell = lambda pod, kind, reason, message: None
     """Records an event about a pod."""
     find: Callable[[str], Pod | None] = lambda uid: None
-    """Gives the pod with this uid, also one that ends; None when nobody knows it."""
+    """Returns the pod with this uid, also a terminating one; None if it is unknown."""
     use: Callable[[VolumeToMount, str], Awaitable[None]] = _use_untold
-    """Has the node's status name an attached volume as in use, and waits for it; raises KindError."""
+    """Reports an attached volume in `status.volumesInUse`, and waits for it. Raises VolumePluginError."""
     attached: Callable[[VolumeToMount, str], Awaitable[str]] = _attached_by_nobody
-    """Gives the device that the cluster's controllers have attached a volume as, by its name in the node's
-    status, after telling that it will be in use; raises NotYet while they have not, and KindError."""
+    """Returns the device as which the attach/detach controller has attached a volume.
+
+    Reports the volume, by its name in the node's status, as in use first. Raises VolumeNotReady while it is
+    not attached, and VolumePluginError.
+    """
     attaches: bool = True
-    """Whether the node attaches volumes itself: it belongs to no cluster, or its controllers shall not."""
+    """Whether the kubelet attaches volumes itself: standalone, or not `enableControllerAttachDetach`."""
     sweep: Callable[[], None] = lambda: None
-    """Has all kinds sweep soon."""
+    """Requests a call of all plugins' `sweep` soon."""
     metrics: VolumeMetrics = field(default_factory=VolumeMetrics)
     image_volumes: bool = False
     """Whether the runtime mounts images by itself."""
     flex_drivers: Path = Path(FLEX_DRIVERS)
-    """The folder of the drivers of FlexVolume (`--volume-plugin-dir`)."""
+    """Directory of FlexVolume drivers (`--volume-plugin-dir`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeToMount:
-    """A volume that a pod wants, wherever it was found: in its spec, or behind its claim."""
+    """A volume that a pod requires, from its spec or from the persistent volume behind its claim."""
 
     pod: Pod
     volume: Volume
-    """As the pod's spec has it: its name is the one in events and mounts."""
+    """Volume in the pod's spec; its name is the one in events and volume mounts."""
     kind: str
-    """The API's name of the kind of the source: `emptyDir`, `csi`, `nfs`, `local`."""
+    """API field of the source: `emptyDir`, `csi`, `nfs`, `local`."""
     source: Any
-    """The struct of that source (`api/volume.py`, `api/volume_sources.py`, `api/persistent.py`)."""
+    """Struct of that source (`api/volume.py`)."""
     name: str
-    """The folder's name: the pod's own name for the volume, or the persistent volume's name."""
+    """Directory name: the pod's name for the volume, or the persistent volume's name."""
     persistent: PersistentVolume | None = None
     claim: PersistentVolumeClaim | None = None
     read_only: bool = False
-    """Whatever a mount says, it cannot be written."""
+    """Whether the volume is read-only, whatever a volume mount specifies."""
     block: bool = False
-    """It is wanted as a device (`volumeMode: Block`)."""
+    """Whether the volume is used as a device (`volumeMode: Block`)."""
     mount_options: tuple[str, ...] = ()
 
     @property
     def uid(self) -> str:
-        """The pod's uid."""
+        """UID of the pod."""
         return self.pod.uid
 
 
 class VolumePlugin(Protocol):
-    """Gives volumes of one kind."""
+    """Plugin that provides the volumes of one type."""
 
     @property
     def folder(self) -> str:
-        """The folder of this kind in a pod's `volumes`; "" when volumes lie elsewhere.
+        """Directory of this plugin in a pod's `volumes`; "" if its volumes are elsewhere.
 
-        What is in it is the agent's own, mounted or written by it: with the pod it is unmounted and
-        deleted.
+        Its content belongs to the kubelet, which mounted or wrote it, and is unmounted and deleted with the
+        pod.
         """
 
     @property
     def live(self) -> bool:
-        """Whether the content follows its source: then setting up again brings it up to date."""
+        """Whether the content follows its source: setting up again then brings it up to date."""
 
     @property
     def slow(self) -> bool:
-        """Whether programs, servers or devices have a say, so that it may take long, hang or cost much.
+        """Whether binaries, servers or devices are involved, which may take long, hang or be expensive.
 
-        Then what is done to a volume is an operation of its own (`operations.py`): one at a time for
-        each volume, with a growing pause after a failure, and it goes on when the pod's worker has
-        given up waiting. The others are quick, and are simply done.
+        What is done to a volume is then an operation (`operations.py`): one at a time per volume, with an
+        exponential back-off after failures, and it continues when the pod worker stops waiting. Other plugins
+        are fast and are called directly.
         """
 
     @property
     def blocks(self) -> bool:
-        """Whether its volumes can be had as block devices; others are refused before."""
+        """Whether its volumes can be used as block devices; if not, such volumes are rejected before."""
 
     @property
     def options(self) -> bool:
-        """Whether mount options mean something to it; others are refused before."""
+        """Whether it supports mount options; if not, volumes with options are rejected before."""
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have a volume ready; harmless to repeat, at any time and after any interruption.
+        """Ensure that a volume is ready; idempotent at any time and after any interruption.
 
-        Raises KindError, ValueError, ObjectError or OSError, whose text is for the pod's author; NotYet
-        when `VolumeHost.wake` will be called as soon as there is something to try again for.
+        Raises VolumePluginError, ValueError, ObjectError or OSError, whose text is for the pod's author;
+        VolumeNotReady if `VolumeHost.wake` will be called when a retry can succeed.
         """
 
     async def take_down(self, uid: str, name: str) -> None:
         """Undo what `set_up` did beyond mounts and files in `pods/<uid>/volumes/<folder>/<name>`.
 
-        Called for each folder that is found on disk, also by an agent that never saw the pod; the
-        general unmounting and deleting follows. Raises as `set_up` does.
+        Called for each directory found on disk, also by a kubelet process that has never seen the pod;
+        general unmounting and deletion follow. Raises as `set_up` does.
         """
 
     def in_use(self) -> Collection[str]:
-        """Give the names (`status.volumesInUse`) of the volumes that somebody attached and that are in use.
+        """Return the names (`status.volumesInUse`) of attached volumes that are in use.
 
-        By what is on disk, also those of an agent before this one, and those that only the node has
-        still: nobody detaches them meanwhile. Blocks for a moment.
+        Determined from the disk: volumes of a previous kubelet process count, and volumes that only the node
+        still has mounted, so that they are not detached. Blocks briefly.
         """
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Take down what the node has of volumes (by `VolumeToMount.name`) that none of its pods has any
-        more.
+        """Release what the node has of volumes (by `VolumeToMount.name`) that no pod uses any more.
 
-        Staged mounts, logins and the like; called now and then. Raises as `set_up` does.
+        Staged mounts, iSCSI sessions and the like; called periodically. Raises as `set_up` does.
         """
 
 
 class BaseVolumePlugin:
-    """What most kinds are like: all of a volume lies in the pod's folder, and the node has nothing else."""
+    """Defaults of most plugins: a volume is completely in the pod's directory, without state on the node."""
 
     folder = ""
     live = False
@@ -209,11 +209,11 @@ class BaseVolumePlugin:
     options = False
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Do nothing: unmounting and deleting is all that is needed."""
+        """Do nothing: unmounting and deletion suffice."""
 
     def in_use(self) -> Collection[str]:
-        """Give nothing: nobody attaches these volumes."""
+        """Return nothing: these volumes are not attached."""
         return ()
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Do nothing: there is nothing beyond the pods."""
+        """Do nothing: there is no state beyond the pods' directories."""

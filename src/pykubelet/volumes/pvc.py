@@ -1,12 +1,10 @@
-"""From a pod's claim to the volume behind it, asking the API server.
+"""Resolution of persistent volume claims to persistent volumes, and validation of both.
 
-A node may get the single claims and volumes that its pods name, and nothing else: it cannot watch them.
-So both are asked for anew with every try, and a pod whose claim is not bound tries again after the
-worker's growing pause, as the reference does. What is wrong with a claim is decided in `claim_rules.py`.
+The node authorizer lets a node get the single claims and volumes that its pods name, and not watch them. Both
+are therefore requested with every attempt, and a pod whose claim is not bound is retried with the pod
+worker's exponential back-off, as upstream does.
 
-What must be true of a claim and its volume before a pod may have it: pure, and in the reference's words.
-
-People and programs search events for these sentences.
+The validation is pure. Its error texts are upstream's: users and tools search events for them.
 """
 
 from __future__ import annotations
@@ -35,24 +33,24 @@ from pykubelet.volumes.plugin import VolumeToMount
 
 
 class ClaimError(VolumePluginError):
-    """A claim that cannot be used, at least not now; the text is complete and says which."""
+    """Raised when a claim cannot be used, at least not now; the text is complete and names the claim."""
 
 
 class AffinityError(VolumePluginError):
-    """The volume cannot be reached from this node."""
+    """Raised when the volume's node affinity does not match this node."""
 
     action = "MountVolume.NodeAffinity check failed"
 
 
 def claim_name(pod: Pod, volume: Volume) -> str:
-    """Give the name of the claim behind a volume: named by the pod, or made for it."""
+    """Return the name of the claim behind a volume: named by the pod, or created for it (ephemeral)."""
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
     return f"{pod.metadata.name}-{volume.name}"
 
 
 def check_claim(claim: PersistentVolumeClaim, where: str) -> None:
-    """Check that a claim (`where` is its `namespace/name`) has a volume; raises ClaimError."""
+    """Check that a claim (`where` is its `namespace/name`) is bound to a volume. Raises ClaimError."""
     leaving = claim.metadata.deletion_timestamp is not None
     if leaving and PROTECTION not in claim.metadata.finalizers:
         raise ClaimError(f"error processing PVC {where}: PVC is being deleted")
@@ -63,14 +61,14 @@ def check_claim(claim: PersistentVolumeClaim, where: str) -> None:
 
 
 def check_owner(claim: PersistentVolumeClaim, pod: Pod) -> None:
-    """Check that a claim was made for this very pod; raises ClaimError."""
+    """Check that a claim was created for this very pod. Raises ClaimError."""
     if not any(ref.controller and ref.uid == pod.uid for ref in claim.metadata.owner_references):
         there = f"{claim.metadata.namespace}/{claim.metadata.name}"
         raise ClaimError(f"PVC {there} was not created for pod {pod.full_name} (pod is not owner)")
 
 
 def check_volume(volume: PersistentVolume, claim: PersistentVolumeClaim, where: str) -> None:
-    """Check that a volume is bound to the claim that says so; raises ClaimError."""
+    """Check that a volume is bound to the claim that names it. Raises ClaimError."""
     name, ref = volume.metadata.name, volume.spec.claim_ref
     if ref is None:
         raise ClaimError(
@@ -85,7 +83,7 @@ def check_volume(volume: PersistentVolume, claim: PersistentVolumeClaim, where: 
 
 
 def check_mode(found: PersistentVolume, pod: Pod, volume: Volume) -> None:
-    """Check that containers want the volume as what it is, files or a device; raises ClaimError."""
+    """Check that containers use the volume as its volumeMode requires. Raises ClaimError."""
     mounts, devices = used_names(pod)
     if volume.name in mounts and found.spec.is_block:
         raise ClaimError(f"volume {volume.name} has volumeMode {BLOCK}, but is specified in volumeMounts")
@@ -96,7 +94,7 @@ def check_mode(found: PersistentVolume, pod: Pod, volume: Volume) -> None:
 
 
 def check_affinity(found: PersistentVolume, labels: Mapping[str, str], node: str) -> None:
-    """Check that a volume can be reached from a node; raises AffinityError."""
+    """Check that a volume's node affinity matches a node. Raises AffinityError."""
     affinity = found.spec.node_affinity
     if affinity is None or affinity.required is None:
         return
@@ -111,7 +109,7 @@ def check_affinity(found: PersistentVolume, labels: Mapping[str, str], node: str
 def wanted_volume(
     pod: Pod, volume: Volume, claim: PersistentVolumeClaim, found: PersistentVolume
 ) -> VolumeToMount:
-    """Put together what a pod gets for its claim; raises ClaimError for a volume of no kind or several."""
+    """Return the volume to mount for a claim. Raises ClaimError unless the volume has exactly one source."""
     sources = found.spec.sources
     if len(sources) != 1:
         what = " and ".join(kind for kind, _ in sources) or "none that is known"
@@ -133,31 +131,31 @@ def wanted_volume(
 
 
 def _is_read_only(pod: Pod, name: str) -> bool:
-    """Whether a pod only reads what is behind its claim, which several of its volumes may name."""
+    """Return whether all of the pod's volumes that name this claim are read-only."""
     claims = (volume.persistent_volume_claim for volume in pod.spec.volumes)
     return all(claim.read_only for claim in claims if claim is not None and claim.claim_name == name)
 
 
 def mount_options(found: PersistentVolume) -> tuple[str, ...]:
-    """Give a volume's mount options in order, each once; an annotation of old wins over the field."""
+    """Return a volume's mount options, sorted and unique; the legacy annotation overrides the field."""
     written = found.metadata.annotations.get(MOUNT_OPTIONS)
     options = written.split(",") if written is not None else found.spec.mount_options
     return tuple(sorted({option for option in options if option}))
 
 
 def is_exclusive(found: PersistentVolume) -> bool:
-    """Whether only one pod at a time may have a volume."""
+    """Return whether only one pod at a time may use a volume (ReadWriteOncePod)."""
     return found.spec.access_modes == [READ_WRITE_ONCE_POD]
 
 
 def volume_group(found: PersistentVolume | None) -> int | None:
-    """Give the group that processes need to use a volume, if it names one."""
+    """Return the group that processes need to use a volume, from its annotation, or None."""
     text = found.metadata.annotations.get(GROUP, "") if found is not None else ""
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def used_names(pod: Pod) -> tuple[set[str], set[str]]:
-    """Give the names of the volumes that containers mount, and of those that they want as devices."""
+    """Return the names of the volumes that containers mount, and of those that they use as devices."""
     spec = pod.spec
     containers = (*spec.init_containers, *spec.containers, *spec.ephemeral_containers)
     mounts = {mount.name for container in containers for mount in container.volume_mounts}
@@ -165,11 +163,11 @@ def used_names(pod: Pod) -> tuple[set[str], set[str]]:
 
 
 class ApiServerUnavailable(ClaimError):
-    """The API server did not say anything about the claim; what it said before still holds."""
+    """Raised when the API server did not respond; what it returned about the claim before still holds."""
 
 
 class PvcResolver:
-    """Finds the volumes behind claims; `api` is None on a node that belongs to no cluster."""
+    """Resolver of claims to persistent volumes; `api` is None in standalone mode."""
 
     def __init__(
         self,
@@ -178,9 +176,9 @@ class PvcResolver:
         node_labels: Callable[[], Mapping[str, str] | None],
         given: Container[str] = (),
     ) -> None:
-        """Take the API server, and the node's name and labels; None for labels that are not known yet.
+        """Initialize with the API client, and the node's name and labels; labels are None while unknown.
 
-        `given`: the kinds that somebody gives as they are; what else has become drivers' is theirs.
+        `given`: the volume types that have a plugin; other types that are migrated to CSI are translated.
         """
         self._api = api
         self._given = given
@@ -188,10 +186,10 @@ class PvcResolver:
         self._node_labels = node_labels
 
     async def wanted(self, pod: Pod, volume: Volume) -> VolumeToMount:
-        """Give the volume behind a pod's claim.
+        """Return the volume behind a pod's claim.
 
-        Raises ClaimError for a claim that cannot be used (yet), and AffinityError for a volume that
-        cannot be reached from this node.
+        Raises ClaimError for a claim that cannot be used (yet), and AffinityError for a volume that is not
+        accessible from this node.
         """
         name = claim_name(pod, volume)
         if self._api is None:

@@ -1,9 +1,9 @@
-"""The kinds of volumes there are, by the name that the API gives them.
+"""Volume plugins by the API field of their volume type.
 
-Adding one is one file and one line here. Others' kinds come by entry points of the group
-`pykubelet.volumes`, whose names are the API's names of the kinds and whose objects are called with the
-`VolumeHost`: what is installed beside the agent can give volumes of kinds that the agent refuses or does
-not know. It cannot take the place of a kind that the agent gives.
+A built-in plugin is one class and one line here. Third-party plugins are entry points of the group
+`pykubelet.volumes`: the name is the API field of the volume type, the object is called with the `VolumeHost`.
+They can provide volume types that the kubelet rejects or does not know, and cannot replace a plugin that the
+kubelet has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTS = ("folder", "live", "slow", "blocks", "options", "set_up", "take_down", 
 
 
 def make_kinds(given: VolumeHost) -> dict[str, VolumePlugin]:
-    """Give all kinds, ready to use."""
+    """Return all plugins, ready to use."""
     own: dict[str, VolumePlugin] = {
         "configMap": ConfigMapKind(given),
         "csi": CsiPlugin(given),
@@ -57,25 +57,27 @@ def make_kinds(given: VolumeHost) -> dict[str, VolumePlugin]:
 def others_kinds(
     given: VolumeHost, own: Mapping[str, VolumePlugin], found: Iterable[EntryPoint[Maker]]
 ) -> dict[str, VolumePlugin]:
-    """Give the kinds of others that can be used; what is wrong with the rest is told, each by its name."""
+    """Return the third-party plugins that can be used; an error is logged for each of the rest."""
     kinds: dict[str, VolumePlugin] = {}
     for entry in found:
         where = {"kind": entry.name, "entryPoint": entry.value}
         given_already = not isinstance(own.get(entry.name), UnsupportedVolumePlugin | None)
         if given_already or entry.name in kinds:
-            log.error(None, "A kind of volumes is there already; the installed one is not used", **where)
+            log.error(None, "Ignored volume plugin of an already supported type", **where)
             continue
         try:
             kind = entry.load()(given)
-        except Exception as err:  # anything may go wrong in others' code, and the agent has to go on
-            log.error(err, "A kind of volumes that is installed cannot be used", **where)
+        except Exception as err:  # third-party code may raise anything
+            log.error(err, "Failed to load volume plugin", **where)
             continue
         if missing := [part for part in _PARTS if not hasattr(kind, part)]:
-            log.error(None, "A kind of volumes that is installed is none", missing=missing, **where)
+            log.error(None, "Ignored invalid volume plugin", missing=missing, **where)
             continue
         if kind.folder and any(kind.folder == other.folder for other in (*own.values(), *kinds.values())):
-            log.error(None, "Two kinds of volumes have one folder", folder=kind.folder, **where)
+            log.error(
+                None, "Ignored volume plugin with a duplicate directory", directory=kind.folder, **where
+            )
             continue
-        log.info("Using a kind of volumes that is installed", **where)
+        log.info("Loaded volume plugin", **where)
         kinds[entry.name] = kind
     return kinds

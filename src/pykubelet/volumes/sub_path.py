@@ -1,10 +1,10 @@
-"""Sub-paths: a part of a volume, found so that nobody in the volume can lead us out of it.
+"""Sub-paths of volumes, resolved so that no process that writes to a volume can lead out of it.
 
-Containers write to volumes while we look, so a path that was checked may be another one when it is
-used. Links are therefore resolved once, the result must lie inside of the volume, and then each step
-is taken from the folder before it without following links; what is bound is the opened file itself
-and no path any more. (`openat2` would take all steps at once, but does not promise more than that, and
-calling it from Python takes longer than the steps.)
+Containers write to volumes concurrently, so a checked path may have changed when it is used. Symlinks are
+therefore resolved once, the result must be inside the volume, and then each component is opened from its open
+parent without following symlinks; the bind mount is that of the open file, not of a path. (`openat2` would
+take all steps in one call, but guarantees no more than that, and calling it from Python takes longer than the
+steps.)
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINK = frozenset((errno.EINVAL, errno.ENOENT, errno.ENOTDIR))
 _MOST_LINKS = 40
-"""As in the kernel."""
+"""Maximum number of symlinks in a path, as in the kernel."""
 
 
 class SubPathEscapeError(OSError):
-    """A path leads out of its volume."""
+    """Raised when a path leads out of its volume, or a symlink in it cannot be followed safely."""
 
 
 def bind_sub_paths(
@@ -44,12 +44,12 @@ def bind_sub_paths(
     mounted: Mapping[str, MountedVolume],
     paths: Mapping[int, str],
 ) -> dict[int, str]:
-    """Bind a container's parts of volumes below the agent's (real) root, and give where they are.
+    """Bind-mount a container's sub-paths below the kubelet's (real) root; return their paths.
 
-    `paths` is by the mount's index. Raises VolumeError in words that tell nothing of the host. Blocks.
+    `paths` is by volume mount index. Raises VolumeError, whose text reveals nothing about the host. Blocks.
     """
     folders = VolumeFolders.of(root, pod.uid)
-    # Nothing is bound below a directory that does not exist, and the mount table has all pods' mounts.
+    # Without the directory there are no mounts; reading the mount table costs all pods' mounts.
     mounts = read_mounts(folders.sub_paths) if folders.sub_paths.exists() else []
     bound = {}
     for index, path in paths.items():
@@ -81,10 +81,10 @@ def bind_sub_paths(
 
 @contextmanager
 def opened_inside(volume: Path, sub_path: str, *, make: bool = True) -> Iterator[int]:
-    """Open what is at a path inside of a volume, as a descriptor that only names it (`O_PATH`).
+    """Open a path inside a volume and yield an `O_PATH` descriptor.
 
-    Folders that are not there are made, with the mode of the volume's own, unless told not to. Raises
-    OSError, of which OutsideError when the path, or a link in it, leads elsewhere.
+    Missing directories are created with the mode of the volume's root, unless `make` is false. Raises
+    OSError, of which SubPathEscapeError if the path, or a symlink in it, leads out of the volume.
     """
     base = Path(resolved(str(volume)))
     inside = Path(resolved(f"{volume}/{sub_path}"))
@@ -108,10 +108,10 @@ def opened_inside(volume: Path, sub_path: str, *, make: bool = True) -> Iterator
 
 
 def resolved(path: str) -> str:
-    """Give an absolute path without links, `.` and `..`; what is not there is taken by its name.
+    """Return an absolute path without symlinks, `.` and `..`; components that do not exist are kept.
 
-    Raises OSError for more links than the kernel would follow, too: who writes to a volume could
-    keep us busy, and Python's own way ends in a RecursionError.
+    Raises OSError, also for more symlinks than the kernel follows: otherwise a writer to the volume could
+    keep the kubelet busy, and Python's own resolution ends in a RecursionError.
     """
     absolute = path if path.startswith("/") else f"{Path.cwd()}/{path}"
     done, rest, links = "", absolute.split("/")[::-1], 0
@@ -123,7 +123,7 @@ def resolved(path: str) -> str:
             done = done.rpartition("/")[0]
             continue
         try:
-            # A path and not steps, because links may lead elsewhere and back; nothing is opened yet.
+            # By path, because symlinks may lead out of the volume and back; nothing is opened yet.
             target = str(Path(f"{done}/{part}").readlink())
         except OSError as err:
             if err.errno not in _NO_LINK:
@@ -140,9 +140,9 @@ def resolved(path: str) -> str:
 
 
 def bind(source: int, target: Path, mounts: list[Mount]) -> None:
-    """Show an opened file or folder at `target` too; raises OSError.
+    """Bind-mount an open file or directory at `target`. Raises OSError.
 
-    `mounts` is the mount table. What is bound there already stays if it is the same.
+    `mounts` is the mount table. An existing mount of the same inode is kept.
     """
     given = os.fstat(source)
     while any(mount.point == target for mount in mounts):
@@ -160,7 +160,7 @@ def bind(source: int, target: Path, mounts: list[Mount]) -> None:
 
 
 def _make_place(target: Path, *, folder: bool) -> None:
-    """Have something to mount on; a file will do for everything but folders."""
+    """Create the mount point: a directory for a directory, a file for everything else."""
     if target.is_dir() and not folder:
         target.rmdir()
     elif target.exists() and folder and not target.is_dir():
@@ -173,7 +173,7 @@ def _make_place(target: Path, *, folder: bool) -> None:
 
 def _step(at: int, part: str) -> int:
     try:
-        # Asking for a folder makes an automounter mount it.
+        # O_DIRECTORY triggers an automount.
         return os.open(part, _STEP | os.O_DIRECTORY, dir_fd=at)
     except NotADirectoryError:
         step = os.open(part, _STEP, dir_fd=at)
@@ -187,10 +187,10 @@ def _make(at: int, part: str, mode: int) -> int:
     try:
         os.mkdir(part, mode, dir_fd=at)
     except FileExistsError:
-        return _step(at, part)  # somebody was quicker
+        return _step(at, part)  # created concurrently
     made = os.open(part, _MADE, dir_fd=at)
     try:
-        os.fchmod(made, mode)  # mkdir's mode is cut by the umask
+        os.fchmod(made, mode)  # mkdir applies the umask
     except OSError:
         os.close(made)
         raise

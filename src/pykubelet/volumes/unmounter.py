@@ -1,21 +1,16 @@
-"""Taking down a pod's volumes so that a pod can always be deleted.
+"""Teardown of pods' volumes, and release of what several pods shared of a volume.
 
-First the parts that containers had, then whatever each kind has to undo, then the mounts and the files.
-A mount that does not answer is waited for, then detached by force; one that somebody else keeps busy is
-told of, tried again, and detached after a while: it ends when its last user does. Only what is mounted
-nowhere any more is deleted.
+`PodUnmounter` ensures that a pod can always be deleted: first the sub-paths of its containers are unmounted,
+then each plugin undoes its set-up, then mounts and files are removed. All of this is determined from the disk
+and the mount table, so it may be interrupted anywhere and repeated by a kubelet process that has never seen
+the pod. A mount that does not respond is detached after a timeout. A busy mount is reported, retried, and
+detached after BUSY_SECONDS: it ends with its last user. The markers of complete emptyDirs are deleted first,
+because a half-deleted directory must never count as a volume. Nothing is deleted while something is mounted
+in it, so that no foreign files are deleted.
 
-Taking away all that a pod's volumes are on this machine, by what the disk and the mount table say.
-
-It may be interrupted anywhere and repeated by an agent that never saw the pod. The marks of complete
-folders go first: what is only half deleted must never pass for a volume. Nothing is deleted while
-something is mounted in it, so that no one else's files go with it.
-
-Taking down what several pods shared of a volume, when none of them has it any more.
-
-Staged mounts, logins to targets, mounted disks: they outlive each pod, so nobody's worker takes them down.
-It is done soon after a pod has left, and now and then, because an earlier agent may have left something. A
-kind that hangs is left to itself.
+`VolumeGarbageCollector` releases staged mounts, iSCSI sessions and mounted disks, which outlive each pod and
+thus belong to no pod worker. It runs soon after a pod is gone, and periodically, because a previous kubelet
+process may have left something. A plugin that hangs does not delay the others.
 """
 
 from __future__ import annotations
@@ -48,48 +43,48 @@ from pykubelet.volumes.volume_state import VolumeState
 
 log = get_logger(__name__)
 _MOST_STACKED = 8
-"""Mounts on top of each other that are unmounted without the mount table."""
+"""Maximum number of stacked mounts that are unmounted without reading the mount table."""
 
 
 class PodVolumeTeardown:
-    """One try to take away a pod's volumes of some kinds (by their folders); it blocks, and may hang.
+    """One attempt to remove a pod's volumes of some plugins (by their directories); it blocks, and may hang.
 
-    Others are only unmounted: who gave them may not be installed any more, and the pod has to go; with it go
-    their folders. With `detach`, mounts that somebody still uses vanish from the pod's folder too: they end
-    when their last user does.
+    Volumes of other plugins are only unmounted: the plugin may no longer be installed, and the pod must be
+    deletable; their directories are deleted with the pod's. With `detach`, busy mounts are detached from the
+    pod's directory too: they end with their last user.
     """
 
     def __init__(self, root: Path, uid: str, kinds: Collection[str], *, detach: bool = False) -> None:
-        """Take a pod; raises ValueError for a uid that is no plain name."""
+        """Initialize for a pod. Raises ValueError for a uid that is not a single path component."""
         self._root = root
         self._uid = uid
         self._folders = VolumeFolders.of(root, uid)
         self._kinds = kinds
         self._detach = detach
         self.at: Path | None = None
-        """The mount point that is being unmounted: where it hangs, if it does."""
+        """Mount point that is being unmounted: where the attempt hangs, if it does."""
 
     @property
     def needed(self) -> bool:
-        """Whether anything of the pod's volumes is there."""
+        """Whether anything of the pod's volumes exists."""
         folders = self._folders
         if any(path.exists() for path in (folders.sub_paths, folders.markers, folders.pod / DEVICES)):
             return True
         return bool(_entries(folders.volumes)) or any(mapped_devices(self._root, self._uid))
 
     def volumes(self) -> Iterator[tuple[str, str]]:
-        """Give the volumes that are there, each as its kind's folder and its name; reads only names."""
+        """Yield the existing volumes as the plugin's directory and the volume's name; reads only names."""
         for folder in self._known(self._folders):
             yield from ((folder.name, path.name) for path in _entries(folder))
         yield from mapped_devices(self._root, self._uid)
 
     def sub_paths(self) -> None:
-        """Unmount and delete the parts of volumes that containers had; raises OSError."""
+        """Unmount and delete the sub-paths of the containers. Raises OSError."""
         real = self._real()
         self._remove((real.sub_paths,), real)
 
     def everything(self) -> None:
-        """Unmount and delete all that is left; raises OSError."""
+        """Unmount and delete all that is left. Raises OSError."""
         real = self._real()
         remove_tree(real.markers)
         for kind, name in mapped_devices(self._root, self._uid):
@@ -98,7 +93,7 @@ class PodVolumeTeardown:
         self._remove(folders, real, others=[path for path in _entries(real.volumes) if path not in folders])
 
     def _real(self) -> VolumeFolders:
-        """The mount table knows real paths only."""
+        """Return the pod's directories by their real paths, as in the mount table."""
         return VolumeFolders(self._folders.pod.parent.resolve() / self._folders.pod.name)
 
     def _known(self, folders: VolumeFolders) -> list[Path]:
@@ -116,14 +111,14 @@ class PodVolumeTeardown:
                 self._unmount(point)
             self.at = None
         for folder in folders:
-            # Asked anew: what was unmounted may have hidden another mount.
+            # Checked again after an unmount, which may have uncovered another mount.
             remove_tree(folder, None if points else mounts)
 
     def _unmount_volumes(self, folders: Sequence[Path]) -> bool:
         """Unmount the volumes in some directories without the mount table, which has all pods' mounts.
 
-        Return whether nothing is mounted there any more. False where more than volumes is mounted, where a
-        volume is busy, and where finding that out would cost more than the mount table.
+        Return whether nothing is mounted there any more. False if more than volumes is mounted, if a volume
+        is busy, or if the check would cost more than the mount table.
         """
         try:
             for _ in range(_MOST_STACKED):
@@ -149,7 +144,7 @@ class PodVolumeTeardown:
         except OSError as err:
             if err.errno != errno.EBUSY or not self._detach:
                 raise
-            log.warning("Detaching a volume that somebody still uses", path=point, podUID=self._uid)
+            log.warning("Detaching busy volume mount", path=point, podUID=self._uid)
             unmount(point, detach=True)
 
 
@@ -161,23 +156,23 @@ def _entries(folder: Path) -> list[Path]:
 
 
 PATIENCE = 20.0
-"""Seconds that a pod's worker waits for unmounting at a time."""
+"""Seconds that a pod worker waits for unmounting per attempt."""
 KIND_PATIENCE = 123.0
-"""Seconds that it waits for what a kind has to undo: drivers talk to servers."""
+"""Seconds that a pod worker waits for a plugin's `take_down`: drivers access servers."""
 BUSY_SECONDS = 60.0
-"""After which mounts that somebody uses are detached."""
+"""Seconds after which busy mounts are detached."""
 AT_ONCE = 4
-"""How many pods' files are deleted at a time: more threads only keep each other from running."""
+"""Number of pods whose files are deleted concurrently: more threads only slow each other down."""
 TURN_SECONDS = 5.0
-"""How long a pod waits for others before its files are deleted beside theirs."""
+"""Seconds that a pod waits for other pods before its files are deleted regardless of the limit."""
 Count = Callable[[str, str, str, float, bool], None]
-"""Counts a volume: the pod's uid, the kind's folder, the name, the seconds it took, whether it is gone."""
+"""Records a volume: the pod's uid, the plugin's directory, the name, the seconds, whether it was removed."""
 _TAKE_DOWN = "taking down"
 _UNMOUNT = "unmounting"
 
 
 class PodUnmounter:
-    """Takes down pods' volumes below one root."""
+    """Unmounter of pods' volumes below one root directory."""
 
     def __init__(
         self,
@@ -192,14 +187,14 @@ class PodUnmounter:
         self._operations = operations
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._troubled: dict[str, float] = {}
-        """Since when a pod's volumes cannot be unmounted, in the loop's time."""
+        """Event-loop time since which a pod's volumes cannot be unmounted, by uid."""
         self._working: dict[str, PodVolumeTeardown] = {}
-        """What is at work in a thread, by the pod."""
+        """Teardown in progress in a thread, by uid."""
 
     async def pod(self, uid: str) -> bool:
-        """Take down all of a pod's volumes; gives whether others than quick ones were among them.
+        """Remove all of a pod's volumes; return whether any of them had a slow plugin.
 
-        Raises VolumeError, and may be called again then.
+        Raises VolumeError, after which it may be called again.
         """
         now = asyncio.get_running_loop().time()
         try:
@@ -235,7 +230,7 @@ class PodUnmounter:
         return folder in self._kinds and self._kinds[folder].slow
 
     async def _undo(self, uid: str, volumes: list[tuple[str, str]]) -> None:
-        """Have each kind undo what it did."""
+        """Call the `take_down` of each volume's plugin."""
         problems = await side_by_side([self._undo_one(uid, folder, name) for folder, name in volumes])
         if found := [problem for problem in problems if problem]:
             raise VolumeError(*found)
@@ -267,10 +262,10 @@ class PodUnmounter:
             await self._operations.run(key, _UNMOUNT, in_thread, patience=PATIENCE, pauses=False)
         except OperationPending as err:
             self._troubled.setdefault(uid, now)
-            # It may have been begun by an earlier try.
+            # The thread may belong to an earlier attempt.
             point = self._working.get(uid, work).at
             if point is None:
-                # Millions of files take their time; a second thread for them would only take it from others.
+                # Deleting millions of files takes long; a second thread would only slow down others.
                 raise _failed(uid, "deleting its files takes long, and goes on") from err
             await self._detach(uid, point)
             await self._operations.end(key, _UNMOUNT, patience=PATIENCE)
@@ -281,7 +276,7 @@ class PodUnmounter:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until few others are at work, but not long: one that hangs must not hold up the rest."""
+        """Wait for a slot, at most TURN_SECONDS: a teardown that hangs must not block other pods."""
         try:
             async with asyncio.timeout(TURN_SECONDS):
                 await self._turns.acquire()
@@ -294,7 +289,7 @@ class PodUnmounter:
             self._turns.release()
 
     async def _detach(self, uid: str, point: Path) -> None:
-        log.warning("Detaching a mount that does not answer", path=point, podUID=uid)
+        log.warning("Detaching unresponsive volume mount", path=point, podUID=uid)
         try:
             async with asyncio.timeout(PATIENCE):
                 await in_own_thread(lambda: unmount(point, detach=True), name=f"detach {uid}", patience=0)
@@ -309,13 +304,13 @@ def _failed(uid: str, reason: object) -> VolumeError:
 
 
 SECONDS = 60.0
-"""How often to look, when no pod leaves."""
+"""Seconds between runs when no pod is removed."""
 UNSTAGE_TIMEOUT_SECONDS = 30.0
-"""How long to wait for a kind that looks, in seconds."""
+"""Seconds to wait for one plugin."""
 
 
 class VolumeGarbageCollector:
-    """Has all kinds sweep."""
+    """Garbage collector of shared volume state: calls the `sweep` of all plugins."""
 
     def __init__(
         self, kinds: Mapping[str, VolumePlugin], holdings: VolumeState, operations: PendingOperations
@@ -326,11 +321,11 @@ class VolumeGarbageCollector:
         self._due = asyncio.Event()
 
     def soon(self) -> None:
-        """Have it done soon: a pod has left."""
+        """Request a run soon, because a pod is gone."""
         self._due.set()
 
     async def run(self, swept: Callable[[], None]) -> NoReturn:
-        """Sweep until cancelled; `swept` is called each time after a pod has left."""
+        """Run until cancelled; `swept` is called after each run that `soon` requested."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SECONDS):
@@ -342,7 +337,7 @@ class VolumeGarbageCollector:
                 swept()
 
     async def once(self) -> None:
-        """Sweep now; failures are only told."""
+        """Call `sweep` of all plugins now; failures are only logged."""
         await side_by_side([self._kind(name, kind) for name, kind in self._kinds.items()])
 
     async def _kind(self, name: str, kind: VolumePlugin) -> None:
@@ -353,5 +348,5 @@ class VolumeGarbageCollector:
             await self._operations.run(
                 f"all/{name}", "sweeping", work, patience=UNSTAGE_TIMEOUT_SECONDS, pauses=False
             )
-        except Exception as err:  # anything may go wrong in others' kinds, and the agent has to go on
-            log.error(err, "Could not take down volumes that no pod uses any more", kind=name)
+        except Exception as err:  # third-party plugins may raise anything
+            log.error(err, "Failed to release volumes that no pod uses", kind=name)

@@ -1,34 +1,26 @@
-"""How full pods' volumes are: measured now and then, and kept for whoever asks.
+"""Volume stats: capacity and usage of pods' volumes, measured periodically and cached for readers.
 
-Each pod's volumes are measured every `volumeStatsAggPeriod`, at a moment of the pod's own: between one
-and two periods after the last time, as the reference does it. One pod at a time is measured, in a
-thread; what takes long takes its time (`usage_count.py`), but one that hangs is left behind: a container may
-have mounted a server's share inside of its volume, and the server be away. A number is never older than it
-must be and never waited for: readers get the last one.
+Each pod is measured between one and two `volumeStatsAggPeriod` after the last time, at random, as upstream
+does. One pod at a time is measured, in a thread; a measurement that hangs is abandoned, because a container
+may have mounted a share inside its volume whose server is down. Readers get the last result and never wait.
 
-- emptyDir, configMap, secret, downwardAPI and projected volumes are the node's own. Those in memory are
-  file systems of their own, which know what they hold (a file's further names take an inode each there),
-  and nothing is opened in them that a pod's end would have to wait for. Those on disk are walked.
-- Whoever knows all others is asked (`usage_others.py`), for each pod by itself: a storage server that does
-  not answer holds up nobody else.
-- hostPath has no numbers: it is the machine's.
+- emptyDir, configMap, secret, downwardAPI and projected volumes are on the node. Those on tmpfs are file
+  systems that know their usage (each hard link takes an inode there); no file in them is opened, which could
+  delay a pod's termination. Those on disk are walked.
+- Other volumes are measured by `PluginStatsCollector`, for each pod separately: an unresponsive storage
+  server delays no other pod. A plugin with stats of its own (CSI drivers) is called. For others, statvfs runs
+  in a thread of its own, because it may never return, and is not called again while an earlier call is
+  pending. Of block devices only the size is known.
+- hostPath volumes have no stats: they belong to the host.
 
-Counting what a volume takes: file systems are asked, folders on a shared disk are walked.
+A walk counts like `du`: blocks, not lengths (a sparse file is small), an inode with several hard links once,
+the directory itself, and nothing of other file systems mounted inside. Containers write to the tree
+concurrently, so no symlink is followed, directories are opened from their open parents, and what vanishes is
+skipped.
 
-A walk counts what `du` counts: blocks, not lengths (a sparse file is small), a file with several names
-once, the folder itself, and nothing of other file systems that are mounted inside. Containers write to
-what is walked while it is walked, so no link is ever followed, folders are opened one from the other,
-and what vanishes meanwhile is passed by.
-
-A walk of millions of files must not be felt. It is not run at a low priority: a thread that the kernel
-passes over while it holds the interpreter would hold up the whole agent. Instead it rests, three times
-as long as it has worked.
-
-How full those volumes are that are not the node's own: network shares, disks, what drivers give.
-
-A kind that knows better is asked (a CSI driver tells what its storage says). Of all others the file system
-is asked, in a thread of its own that nobody has to wait for: a server that is away answers never. It is
-not asked again while an old question is open. Of a volume that is a block device only the size is known.
+A walk over millions of files must not slow down the kubelet. It does not run at a low priority: a thread that
+the kernel does not schedule while it holds the GIL would block the whole process. Instead it sleeps three
+times as long as it has worked.
 """
 
 from __future__ import annotations
@@ -60,25 +52,25 @@ from pykubelet.volumes.volume_state import VolumeRecord
 
 log = get_logger(__name__)
 WORK_SECONDS = 0.005
-"""How long a walk works at a stretch."""
+"""Seconds that a walk works between two sleeps."""
 REST_FACTOR = 3
 MAX_LINKED = 200_000
-"""Inodes with several names that a walk remembers, so that a volume cannot fill the kubelet's memory."""
+"""Inodes with several hard links that a walk remembers, so that a volume cannot fill the kubelet's memory."""
 _BLOCK = 512
 _EVERY = 128
 
 
 class Interrupted(Exception):
-    """Nobody waits for the walk any more."""
+    """Raised in a walk whose caller no longer waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """What a file system holds, in bytes and inodes."""
+    """Capacity and usage of a file system, in bytes and inodes."""
 
     capacity: int
     available: int
-    """What is left for ordinary users."""
+    """Bytes available to unprivileged users."""
     used: int
     inodes: int
     inodes_free: int
@@ -91,24 +83,24 @@ class FileSystem:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUsage:
-    """What a folder takes, in bytes and inodes."""
+    """Usage of a directory tree, in bytes and inodes."""
 
     used: int
     inodes: int
 
 
 class WalkThrottle:
-    """Gives long work its rests, in a thread; `stop` ends the work with Interrupted."""
+    """Throttle of long work in a thread; setting `stop` ends the work with Interrupted."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
         self._stop = stop
         self._clock = clock
         self.steps = 0
-        """How many pieces of work were done: others may see whether there is any progress."""
+        """Number of pieces of work done, by which other threads detect progress."""
         self._began = clock()
 
     def step(self) -> None:
-        """Count a small piece of work, and rest when it is time; raises Interrupted."""
+        """Count a small piece of work, and sleep when it is due. Raises Interrupted."""
         self.steps += 1
         if self.steps % _EVERY:
             return
@@ -121,7 +113,7 @@ class WalkThrottle:
 
 
 def file_system(path: Path) -> FileSystem:
-    """Ask the file system that a path is on; raises OSError. Blocks for as long as its server is away."""
+    """Return the statvfs numbers of a path. Raises OSError. Blocks while a file server is unreachable."""
     found = os.statvfs(path)
     return FileSystem(
         capacity=found.f_frsize * found.f_blocks,
@@ -133,12 +125,12 @@ def file_system(path: Path) -> FileSystem:
 
 
 def tally(path: Path, pace: WalkThrottle) -> DirectoryUsage:
-    """Walk a folder and count; raises OSError, and Interrupted."""
+    """Walk a directory and return its usage. Raises OSError, and Interrupted."""
     return _Walk(pace).count(path)
 
 
 class _Walk:
-    """Counts what `walk_tree` visits."""
+    """Visitor for `walk_tree` that sums up usage."""
 
     def __init__(self, pace: WalkThrottle) -> None:
         self._pace = pace
@@ -146,7 +138,7 @@ class _Walk:
         self._inodes = 0.0
         self._device = 0
         self._linked: set[int] = set()
-        """Files with several names that were counted."""
+        """Counted inodes with several hard links."""
 
     def count(self, path: Path) -> DirectoryUsage:
         facts = path.lstat()
@@ -165,7 +157,7 @@ class _Walk:
         return facts.st_dev == self._device and self._add(facts) and stat.S_ISDIR(facts.st_mode)
 
     def enter(self, name: str, parent: int) -> int | None:
-        """Open a directory that was counted; None when it is gone, or something else has replaced it."""
+        """Open a directory that was counted; return None if it was removed or replaced."""
         opened = open_subdirectory(name, parent)
         if opened is None or os.fstat(opened).st_dev == self._device:
             return opened
@@ -176,7 +168,7 @@ class _Walk:
         """Do nothing: a directory is counted as an entry of its parent."""
 
     def _add(self, facts: os.stat_result) -> bool:
-        """Count a file, unless it has been counted under another name.
+        """Count a file, and return True, unless its inode has been counted under another name.
 
         When more inodes have several names than are remembered, each name counts for its share of the inode.
         """
@@ -202,30 +194,30 @@ OWN_KINDS: Mapping[str, str] = MappingProxyType(
         "secret": SecretKind.folder,
     }
 )
-"""The kinds that are measured here, with their folders."""
+"""Volume types that are measured here, with the directories of their plugins."""
 STUCK_SECONDS = 10.0
-"""After which a walk that has not seen a single file more counts as one that hangs."""
+"""Seconds without progress after which a walk counts as hanging."""
 UNMEASURED = frozenset({"hostPath", "image", "gitRepo"})
 _NONE: Mapping[str, VolumeStats] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeStats:
-    """How full a volume is, in bytes and inodes."""
+    """Capacity and usage of a volume, in bytes and inodes."""
 
     capacity: int
-    """Of the file system that it lies on, which it may share; so are `available`, `inodes`, `inodes_free`."""
+    """Of the volume's file system, which may be shared; so are `available`, `inodes`, `inodes_free`."""
     available: int
     used: int
     inodes: int
     inodes_free: int
     inodes_used: int
     moment: float
-    """When it was measured, in seconds since 1970."""
+    """Time of the measurement, in seconds since the epoch."""
 
     @classmethod
     def of_file_system(cls, found: FileSystem, moment: float) -> VolumeStats:
-        """Give the usage of a volume that is a file system of its own."""
+        """Return the stats of a volume that is a file system of its own."""
         return cls(
             capacity=found.capacity,
             available=found.available,
@@ -238,13 +230,13 @@ class VolumeStats:
 
 
 Others = Callable[[Pod], Awaitable[Mapping[str, VolumeStats]]]
-"""Gives the usage of a pod's volumes of other kinds, by name; raises nothing, and may take long."""
+"""Returns the stats of a pod's volumes of other types, by name; raises nothing, and may take long."""
 
 
 class VolumeStatCalculator:
-    """Measures the volumes of `pods` below the agent's root, each every `period` seconds or a bit more.
+    """Periodic measurement of the volumes of `pods`, each every `period` seconds or up to twice as long.
 
-    A period that is not positive turns it off. `clock` gives seconds since 1970.
+    A period that is not positive disables it. `clock` returns seconds since the epoch.
     """
 
     def __init__(
@@ -269,10 +261,10 @@ class VolumeStatCalculator:
         self._asking: set[str] = set()
         self._walking: set[str] = set()
         self._interest: dict[str, tuple[PodSpec, bool]] = {}
-        """Whether a pod is of interest, by uid, and the spec that this was found for."""
+        """Whether a pod has volumes to measure, by uid, and the spec for which this was computed."""
 
     def of(self, uid: str) -> Mapping[str, VolumeStats]:
-        """Give the last numbers of a pod's volumes, by name; none before they were measured once."""
+        """Return the latest stats of a pod's volumes, by name; empty before the first measurement."""
         own, foreign = self._own.get(uid, _NONE), self._foreign.get(uid)
         return {**own, **foreign} if foreign else own
 
@@ -292,7 +284,7 @@ class VolumeStatCalculator:
                 await asyncio.sleep(wait_seconds(min(wake - loop.time(), self._period)))
 
     def _known(self, now: float) -> dict[str, Pod]:
-        """Give the pods to measure; a new one has its turn within a period, so that not all come at once."""
+        """Return the pods to measure; new pods are due at random within one period, to spread the load."""
         every = {pod.uid: pod for pod in self._pods()}
         for uid in self._interest.keys() - every.keys():
             del self._interest[uid]
@@ -307,7 +299,7 @@ class VolumeStatCalculator:
         return pods
 
     def _is_of_interest(self, uid: str, spec: PodSpec) -> bool:
-        # All pods are looked at whenever one is due, so the result is kept for each spec.
+        # Called for all pods whenever one is due, so the result is cached per spec.
         known = self._interest.get(uid)
         if known is None or known[0] is not spec:
             found = any(not UNMEASURED.issuperset(volume.kinds) for volume in spec.volumes)
@@ -328,7 +320,7 @@ class VolumeStatCalculator:
             seen = pace.steps
             await asyncio.wait([walk], timeout=STUCK_SECONDS)
         if not walk.done():
-            log.info("A pod's volumes cannot be measured: one does not answer", pod=pod.full_name)
+            log.info("Volume measurement hangs, continuing with other pods", pod=pod.full_name)
 
     async def _walk(self, pod: Pod, pace: WalkThrottle, stop: threading.Event) -> None:
         self._walking.add(pod.uid)
@@ -342,7 +334,7 @@ class VolumeStatCalculator:
         if found is not None and pod.uid in self._due:
             self._own[pod.uid] = MappingProxyType(found)
             log.v(4).info(
-                "Measured a pod's volumes",
+                "Measured volumes of pod",
                 pod=pod.full_name,
                 podUID=pod.uid,
                 used={name: usage.used for name, usage in found.items()},
@@ -358,11 +350,11 @@ class VolumeStatCalculator:
 
 
 def own_volumes(root: Path, pod: Pod) -> dict[str, Path]:
-    """Give the pod's volumes that are measured here, by name, with where they are."""
+    """Return the paths of the pod's volumes that are measured here, by name."""
     try:
         folders = VolumeFolders.of(root, pod.uid)
     except ValueError:
-        return {}  # It is refused elsewhere.
+        return {}  # Rejected elsewhere.
     return {
         volume.name: folders.volume(OWN_KINDS[volume.kinds[0]], volume.name)
         for volume in pod.spec.volumes
@@ -371,14 +363,14 @@ def own_volumes(root: Path, pod: Pod) -> dict[str, Path]:
 
 
 def has_others(pod: Pod) -> bool:
-    """Whether somebody else has to be asked about a volume of the pod."""
+    """Return whether the pod has volumes that `others` measures."""
     return any(kind not in OWN_KINDS and kind not in UNMEASURED for v in pod.spec.volumes for kind in v.kinds)
 
 
 def measure(
     root: Path, pod: Pod, pace: WalkThrottle, clock: Callable[[], float] = time.time
 ) -> dict[str, VolumeStats] | None:
-    """Measure a pod's own volumes, those that are there; None when nobody waits any more. Blocks."""
+    """Measure the pod's existing volumes on the node; return None when interrupted. Blocks."""
     found = {}
     for name, path in own_volumes(root, pod).items():
         try:
@@ -389,14 +381,14 @@ def measure(
             continue
         except OSError as err:
             log.v(4).info(
-                "Could not measure a volume", pod=pod.full_name, podUID=pod.uid, volumeName=name, err=err
+                "Failed to measure volume", pod=pod.full_name, podUID=pod.uid, volumeName=name, err=err
             )
     return found
 
 
 def _usage(path: Path, pace: WalkThrottle, clock: Callable[[], float]) -> VolumeStats:
     around = file_system(path)
-    # One that has no bounds does not count what it holds.
+    # A file system without limits on bytes and inodes does not report its usage.
     if is_mount_point(path) and around.capacity and around.inodes:
         return VolumeStats.of_file_system(around, clock())
     inside = tally(path, pace)
@@ -416,14 +408,14 @@ ANSWER_SECONDS = 10.0
 
 @runtime_checkable
 class StatsProvider(Protocol):
-    """A kind that knows how full its volumes are."""
+    """A volume plugin that knows the usage of its volumes."""
 
     async def usage(self, pod: Pod) -> Mapping[str, VolumeStats]:
-        """Give the usage of the pod's volumes of this kind, by the pod's names for them; raises nothing."""
+        """Return the stats of the pod's volumes of this type, by the pod's names for them; raises nothing."""
 
 
 class PluginStatsCollector:
-    """Measures volumes of other kinds; `held` gives those that a pod has, by its uid."""
+    """Collector of the stats of volumes of other types; `held` returns a pod's volumes, by its uid."""
 
     def __init__(
         self,
@@ -435,10 +427,10 @@ class PluginStatsCollector:
         self._kinds = kinds
         self._clock = clock
         self._open: set[str] = set()
-        """Paths about which a thread still asks."""
+        """Paths that a thread is still measuring."""
 
     async def of_pod(self, pod: Pod) -> dict[str, VolumeStats]:
-        """Give the usage of a pod's volumes, by name, as far as it can be had; raises nothing."""
+        """Return the stats of a pod's volumes, by name, as far as available; raises nothing."""
         held = [h for h in self._held(pod.uid) if h.wanted.kind not in {*OWN_KINDS, *UNMEASURED}]
         knowing = {
             name: kind
@@ -466,14 +458,14 @@ class PluginStatsCollector:
             try:
                 return _device(place) if mounted.device else file_system(Path(place))
             finally:
-                self._open.discard(place)  # only now: whoever asked may long have given up
+                self._open.discard(place)  # not before: the caller may have timed out
 
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 found = await in_own_thread(ask, name=f"usage-{name}", patience=0)
         except (OSError, TimeoutError) as err:
             log.v(4).info(
-                "Could not measure a volume",
+                "Failed to measure volume",
                 pod=pod.full_name,
                 podUID=pod.uid,
                 volumeName=name,
@@ -486,13 +478,13 @@ class PluginStatsCollector:
 async def _asked(kind: StatsProvider, pod: Pod) -> Mapping[str, VolumeStats]:
     try:
         return await kind.usage(pod)
-    except Exception as err:  # anything may go wrong in others' kinds, and the agent has to go on
-        log.error(err, "A kind of volumes cannot tell how full they are", pod=pod.full_name, podUID=pod.uid)
+    except Exception as err:  # third-party plugins may raise anything
+        log.error(err, "Failed to get volume stats from plugin", pod=pod.full_name, podUID=pod.uid)
         return {}
 
 
 def _device(path: str) -> FileSystem:
-    """Give the size of a block device; raises OSError."""
+    """Return the size of a block device as a FileSystem. Raises OSError."""
     device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         size = os.lseek(device, 0, os.SEEK_END)

@@ -1,8 +1,8 @@
-"""Which pods have which volumes, as far as this agent has learned since it began; the disk knows the rest.
+"""Actual state of volumes per pod since this process started; volumes of earlier processes are found on disk.
 
-A volume counts as a pod's from before anything is done with it until all of the pod's are gone: so nobody
-takes away a shared part of it (`sweep`), gives it to a second pod that must not have it
-(`ReadWriteOncePod`), or detaches it (`volumesInUse`).
+A volume is recorded before anything is done with it, and until all of the pod's volumes are removed. In
+between its shared state is not released (`sweep`), it is not mounted for a second pod against
+`ReadWriteOncePod`, and it is not detached (`volumesInUse`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class VolumeRecord:
     wanted: VolumeToMount
     mounted: MountedVolume | None = None
     attached: str = ""
-    """The name by which the volume is in use on this node, from before it is; most have none."""
+    """Name of the volume in `status.volumesInUse`, set before it is used; empty for most volumes."""
     since: float = 0.0
-    """When the pod first wanted it, in the loop's time."""
+    """Event-loop time when the pod first required it."""
 
 
 class VolumeState:
-    """The volumes of all pods below one root."""
+    """Volumes of all pods below one root directory."""
 
     def __init__(self, root: Path) -> None:
         self._pods = root / "pods"
         self._held: dict[str, dict[str, VolumeRecord]] = {}
 
     def hold(self, wanted: VolumeToMount) -> VolumeRecord:
-        """Take note that a pod is about to have a volume, or has it already."""
+        """Record that a pod is about to have a volume, or already has it; return the record."""
         held = self._held.setdefault(wanted.uid, {})
         before = held.get(wanted.volume.name)
         now = VolumeRecord(wanted, since=asyncio.get_running_loop().time())
@@ -45,22 +45,22 @@ class VolumeState:
         return now
 
     def get(self, uid: str, volume: str) -> VolumeRecord | None:
-        """Give what is known of a pod's volume."""
+        """Return the record of a pod's volume, or None."""
         return self._held.get(uid, {}).get(volume)
 
     def of(self, uid: str) -> list[VolumeRecord]:
-        """Give what is known of a pod's volumes."""
+        """Return the records of a pod's volumes."""
         return list(self._held.get(uid, {}).values())
 
     def drop(self, uid: str) -> None:
-        """Take note that a pod has no volumes any more."""
+        """Remove the records of a pod."""
         self._held.pop(uid, None)
 
     def others(self, wanted: VolumeToMount, folder: str) -> bool:
-        """Whether another pod has the same persistent volume, of the kind with this folder.
+        """Return whether another pod has the same persistent volume, of the plugin with this directory.
 
-        Of pods that were not met yet the disk has to tell it, where nobody knows a pod's own volume
-        from a persistent one of the same name.
+        Pods without records are looked up on disk, where a pod's own volume cannot be distinguished from a
+        persistent volume of the same name.
         """
         for uid, held in self._held.items():
             names = {holding.wanted.name for holding in held.values() if holding.wanted.persistent}
@@ -73,25 +73,25 @@ class VolumeState:
         )
 
     def attached(self) -> list[str]:
-        """Give the names of the attached volumes that are in use."""
+        """Return the names (`status.volumesInUse`) of the attached volumes in use."""
         held = (holding.attached for pod in self._held.values() for holding in pod.values())
         return sorted({name for name in held if name})
 
     def unknown(self, folders: Collection[str]) -> list[str]:
-        """Give the pods that have something in one of these kinds' folders and that were not met yet."""
+        """Return the uids of pods without records that have a volume in one of these plugins' directories."""
         return sorted({uid for uid, folder, _ in self._on_disk() if folder in folders} - self._held.keys())
 
     @property
     def names(self) -> NamesInUse:
-        """The names of the volumes in use."""
+        """Names of the volumes in use."""
         return NamesInUse(self)
 
     def in_use(self, name: str) -> bool:
-        """Whether any pod has a volume of this name."""
+        """Return whether any pod has a volume of this name."""
         return next(self._users(name), None) is not None
 
     def all_names(self) -> set[str]:
-        """Give the names of all volumes that pods have."""
+        """Return the names of all pods' volumes."""
         held = {holding.wanted.name for pod in self._held.values() for holding in pod.values()}
         return held | {name for _, _, name in self._on_disk()}
 
@@ -102,7 +102,7 @@ class VolumeState:
         yield from (uid for uid, _, volume in self._on_disk() if volume == name)
 
     def _on_disk(self) -> Iterator[tuple[str, str, str]]:
-        """Give what lies in pods' folders: uid, folder of the kind, name. Only names are read."""
+        """Yield the volumes in pods' directories: uid, plugin's directory, name. Reads only names."""
         for uid in _names(self._pods):
             for place in ("volumes", "volumeDevices"):
                 for kind in _names(self._pods / uid / place):
@@ -111,7 +111,7 @@ class VolumeState:
 
 
 class NamesInUse(Collection[str]):
-    """Names of volumes that pods have at the moment of asking: what is begun meanwhile counts too."""
+    """Live view of the names of volumes in use: it includes volumes that are recorded later."""
 
     def __init__(self, holdings: VolumeState) -> None:
         self._holdings = holdings
