@@ -1,8 +1,8 @@
-"""CSI volumes as devices (`volumeMode: Block`): staged and published as such, and bound for each pod.
+"""CSI block volumes (`volumeMode: Block`): staged and published as devices, and bind-mounted for each pod.
 
-The link in the pod's folder comes first and goes last, so that whoever takes the pod down finds the
-device. A loop device on top of the bound one keeps it open, as long as the pod has it: its number cannot
-become another device's.
+The symlink in the pod's directory is created first and removed last, so that the pod's teardown finds the
+device in any later kubelet process. A loop device on top of the bind mount keeps the device open while the
+pod uses it, so that its device number cannot be reused for another device.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = get_logger(__name__)
 
 
 class CsiBlockMapper:
-    """Gives CSI volumes as devices."""
+    """Mapper of CSI block volumes."""
 
     def __init__(self, parts: CsiDependencies) -> None:
         self._parts = parts
 
     async def set_up(self, volume: CsiVolume, spec: CsiDriverSpec | None) -> MountedVolume:
-        """Have a device published and bound for a pod."""
+        """Stage, publish and bind-mount a device for a pod."""
         parts, wanted = self._parts, volume.wanted
         client = parts.drivers.needed(volume.driver, wanted.uid)
         published: dict[str, str] = {}
@@ -82,9 +82,9 @@ class CsiBlockMapper:
         )
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Have the driver undo what it published for a pod, or do without it when it had its time.
+        """Unpublish a pod's device, or remove it without the driver after the driver's deadline.
 
-        Raises NotYet while the driver is away and waited for.
+        Raises VolumeNotReady while the driver is not registered and its deadline has not expired.
         """
         places, link = self._parts.places.device(name), self._parts.places.device_link(uid, name)
         data = read_data(places.data)
@@ -106,7 +106,7 @@ class CsiBlockMapper:
         await let_go(self._parts, data.owed(target, link, uid, name), ordinary, clear)
 
     async def sweeps(self, in_use: Collection[str]) -> Sweeps:
-        """Give what has volumes unstaged that no pod has."""
+        """Return the operations that unstage the volumes that no pod uses."""
         found = await finish_in_thread(lambda: list(self._parts.places.all_devices()))
         return {places.name: partial(self._sweep_one, places, in_use) for places in found}
 
@@ -127,7 +127,9 @@ class CsiBlockMapper:
         client = self._parts.drivers.client(data.driver_name)
         if client is None:
             log.v(2).info(
-                "A device stays staged until its driver is back", driver=data.driver_name, path=places.own
+                "Block volume stays staged until its CSI driver registers",
+                driver=data.driver_name,
+                path=places.own,
             )
             return
         count = self._parts.counted(data.driver_name, "unmap_device")
@@ -153,7 +155,7 @@ def _traces(places: BlockVolumePaths, link: Path, uid: str) -> Iterable[Path]:
 def _prepare(places: BlockVolumePaths, link: Path, target: Path, data: VolumeData) -> None:
     write_data(places.data, data)
     make_folder(link.parent)
-    # Made anew each time: after a reboot it may lead anywhere.
+    # Always recreated: after a reboot an old link may point elsewhere.
     link.unlink(missing_ok=True)
     link.symlink_to(target)
     for folder in (places.staging, places.published, places.maps):
@@ -161,7 +163,7 @@ def _prepare(places: BlockVolumePaths, link: Path, target: Path, data: VolumeDat
 
 
 def _bind(device: Path, place: Path, read_only: bool) -> None:
-    """Have a device bound at a place, and kept open."""
+    """Ensure that a device is bind-mounted at a path and kept open by a loop device."""
     given = device.stat()
     if not stat.S_ISBLK(given.st_mode):
         raise VolumePluginError(
@@ -190,7 +192,7 @@ def _unbind(place: Path, *, detach: bool = False) -> None:
 
 
 def _drop(target: Path, link: Path) -> None:
-    """Delete what is left of a published device: drivers should have done it."""
+    """Remove the target path, which the driver should have removed, and the pod's symlink."""
     try:
         target.unlink(missing_ok=True)
     except OSError as err:

@@ -1,18 +1,16 @@
-"""Telling the cluster which drivers this node has: its CSINode, an annotation and labels of the node.
+"""CSINode manager: publishes this node's CSI drivers in its CSINode object and in its Node object.
 
-One change at a time, each made of what the API server has at that moment, tried a few times; a driver
-whose facts cannot be told does not register (and tries again), because the scheduler would not know of it.
+The scheduler and the controllers need each driver's ID of this node, its topology and its volume limit. They
+are stored in the CSINode with the node's name, in an annotation of the Node (the IDs of all drivers) and in
+labels of the Node (topology). The functions that compute the patches are pure.
 
-What the cluster is told of a node's drivers, decided without asking anybody: pure.
+Updates run one at a time, each based on the objects that the API server has then, and each is tried TRIES
+times. A driver that cannot be published does not register (and is retried), because the scheduler would not
+know of it.
 
-Of a driver the scheduler and the controllers need to know what it calls this node, where the node is in
-the driver's eyes and how many volumes fit. It stands in three places: the CSINode of the node's name, an
-annotation of the node (all drivers' names for it), and labels of the node (where it is).
-
-Keeping the cluster up to date on how many volumes of a driver fit on this node.
-
-A driver says it when it registers. Where its CSIDriver asks for it (`nodeAllocatableUpdatePeriodSeconds`)
-it is asked again at that period, and when a volume could not be attached for lack of room.
+A driver reports its volume limit when it registers. If its CSIDriver object requests it
+(`nodeAllocatableUpdatePeriodSeconds`), `AttachLimitUpdater` queries the limit again at that period, and after
+a volume could not be attached because of the limit.
 """
 
 from __future__ import annotations
@@ -54,17 +52,17 @@ MIGRATED_PLUGINS = ",".join(
         "vsphere-volume",
     )
 )
-"""The kinds that are CSI drivers' business in every Kubernetes of today: controllers look here."""
+"""In-tree plugins that every supported Kubernetes version migrates to CSI; read by controllers."""
 MOST_COUNT = 2**31 - 1
 Patch = dict[str, Any]
 
 
 class TopologyCollision(Exception):
-    """A driver places the node elsewhere than its labels do; the text says which label."""
+    """Raised when a driver's topology contradicts a label of the node; the text names the label."""
 
 
 def blank_csi_node(name: str, node_uid: str) -> CsiNode:
-    """Give the CSINode of a node without drivers; it goes with the node."""
+    """Return a CSINode without drivers, owned by the Node."""
     owner = OwnerReference(api_version="v1", kind="Node", name=name, uid=node_uid)
     return CsiNode(
         metadata=ObjectMeta(name=name, owner_references=[owner], annotations={MIGRATED: MIGRATED_PLUGINS})
@@ -72,7 +70,7 @@ def blank_csi_node(name: str, node_uid: str) -> CsiNode:
 
 
 def belongs_to(found: CsiNode, node_name: str, node_uid: str) -> bool:
-    """Whether a CSINode is this very node's, and not that of one before it of the same name."""
+    """Return whether a CSINode is owned by this Node, not by an earlier one of the same name."""
     return any(
         (owner.kind, owner.name, owner.uid) == ("Node", node_name, node_uid)
         for owner in found.metadata.owner_references
@@ -80,7 +78,7 @@ def belongs_to(found: CsiNode, node_name: str, node_uid: str) -> bool:
 
 
 def announced(found: CsiNode) -> Patch:
-    """Give the patch by which a CSINode says which kinds are drivers' business; empty when it does."""
+    """Return the CSINode patch that sets the migrated-plugins annotation; empty if it is set."""
     kinds = found.metadata.annotations.get(MIGRATED, "")
     if set(kinds.split(",")) == set(MIGRATED_PLUGINS.split(",")):
         return {}
@@ -88,7 +86,7 @@ def announced(found: CsiNode) -> Patch:
 
 
 def installed(found: CsiNode, driver: str, facts: NodeFacts) -> Patch:
-    """Give the strategic patch by which a CSINode has a driver; empty when it has it so already."""
+    """Return the strategic merge patch that adds or updates a driver in a CSINode; empty if unchanged."""
     patch = announced(found)
     count = min(facts.most_volumes, MOST_COUNT) if facts.most_volumes > 0 else None
     wanted = CsiNodeDriver(
@@ -106,16 +104,16 @@ def installed(found: CsiNode, driver: str, facts: NodeFacts) -> Patch:
 
 
 def uninstalled(found: CsiNode, driver: str) -> Patch:
-    """Give the strategic patch by which a CSINode does not have a driver; empty when it has not."""
+    """Return the strategic merge patch that removes a driver from a CSINode; empty if it is absent."""
     if all(known.name != driver for known in found.spec.drivers):
         return {}
     return {"spec": {"drivers": [{"$patch": "delete", "name": driver}]}}
 
 
 def node_installed(meta: ObjectMeta, driver: str, facts: NodeFacts) -> Patch:
-    """Give the patch by which a node has a driver's name for it, and its place; may be empty.
+    """Return the Node patch that adds a driver's node ID and topology labels; empty if they are set.
 
-    Raises TopologyCollision, and ValueError when the annotation is not what it should be.
+    Raises TopologyCollision, and ValueError if the annotation is malformed.
     """
     for key, value in facts.topology.items():
         if (label := meta.labels.get(key, value)) != value:
@@ -132,7 +130,7 @@ def node_installed(meta: ObjectMeta, driver: str, facts: NodeFacts) -> Patch:
 
 
 def node_uninstalled(meta: ObjectMeta, driver: str) -> Patch:
-    """Give the patch by which a node has not a driver's name for it; its place stays."""
+    """Return the Node patch that removes a driver's node ID; the topology labels stay."""
     ids = _node_ids(meta)
     if driver not in ids:
         return {}
@@ -162,7 +160,7 @@ PAUSE_FACTOR = 5.0
 
 
 class CsiNodeManager(CsiNodePublisher):
-    """The `CsiNodePublisher` of a node of a cluster."""
+    """The `CsiNodePublisher` of a node in a cluster."""
 
     def __init__(self, api: ApiClient, node_name: str, chance: Callable[[], float] = random.random) -> None:
         self._api = api
@@ -170,11 +168,11 @@ class CsiNodeManager(CsiNodePublisher):
         self._chance = chance
         self._turn = asyncio.Lock()
         self.ready = asyncio.Event()
-        """The node has its CSINode; the scheduler may count on it from then on."""
+        """Set once the CSINode exists; the scheduler may rely on it from then on."""
         self._seen = asyncio.Event()
 
     async def initialize(self) -> None:
-        """Have the CSINode, before any driver registers; tries until it is there."""
+        """Ensure that the CSINode exists, before any driver registers; retried until it succeeds."""
         pauses, complaints = (
             Backoff(first=0.1, limit=10.0),
             ErrorLogLimiter(log, "Failed to initialize CSINode"),
@@ -187,7 +185,7 @@ class CsiNodeManager(CsiNodePublisher):
                     if patch := announced(found):
                         await self._api.patch(CSI_NODES, self._name, patch)
             except NotFound as err:
-                log.v(2).info("The node is not registered yet, so it has no CSINode either", err=err)
+                log.v(2).info("Node is not registered yet, waiting to create its CSINode", err=err)
                 await self._until_seen(pauses.next(clock(), type(err)))
             except (KubeError, _Deleted) as err:
                 complaints.failed(err, clock())
@@ -198,11 +196,11 @@ class CsiNodeManager(CsiNodePublisher):
                 return
 
     def node_seen(self) -> None:
-        """Take note that the API server has the node: now it can have its CSINode, too."""
+        """Record that the API server has the Node, so that its CSINode can be created."""
         self._seen.set()
 
     async def install(self, driver: str, facts: NodeFacts) -> None:
-        """Tell of a driver: the node first, the CSINode then; raises RegistrationRefused."""
+        """Publish a driver, first in the Node, then in the CSINode. Raises RegistrationRefused."""
         if not facts.node_id:
             raise RegistrationRefused("error adding CSI driver node info: driverNodeID must not be empty")
 
@@ -215,7 +213,7 @@ class CsiNodeManager(CsiNodePublisher):
         await self.update(driver, facts)
 
     async def update(self, driver: str, facts: NodeFacts) -> None:
-        """Tell of a driver's facts that may change while it runs; raises RegistrationRefused."""
+        """Publish a driver in the CSINode, also when its limit changes later. Raises RegistrationRefused."""
 
         async def tell_csi_node() -> None:
             found = await self._csi_node()
@@ -225,7 +223,7 @@ class CsiNodeManager(CsiNodePublisher):
         await self._tried("error updating CSINode object with CSI driver node info", tell_csi_node)
 
     async def uninstall(self, driver: str, is_gone: Callable[[], bool]) -> None:
-        """Tell that a driver is gone; what cannot be told is logged, the next registration corrects it."""
+        """Withdraw a driver; a failure is logged, and the next registration corrects it."""
 
         async def tell_csi_node() -> None:
             if not is_gone():
@@ -248,7 +246,7 @@ class CsiNodeManager(CsiNodePublisher):
             await self._tried("error uninstalling CSI driver from CSINode object", tell_csi_node)
             await self._tried("error removing CSI driver node info from Node object", tell_node)
         except RegistrationRefused as err:
-            log.error(err, "Failed to tell that a CSI driver is gone", driver=driver)
+            log.error(err, "Failed to remove CSI driver from CSINode and Node", driver=driver)
 
     async def _until_seen(self, seconds: float) -> None:
         self._seen.clear()
@@ -257,7 +255,10 @@ class CsiNodeManager(CsiNodePublisher):
                 await self._seen.wait()
 
     async def _csi_node(self) -> CsiNode:
-        """Give the node's CSINode, made if need be; one of an earlier node of that name is deleted."""
+        """Return the node's CSINode, created if missing.
+
+        Deletes the CSINode of an earlier Node of the same name and raises _Deleted.
+        """
         node = await self._api.get(NODES, self._name)
         try:
             found = await self._api.get(CSI_NODES, self._name)
@@ -287,11 +288,11 @@ class CsiNodeManager(CsiNodePublisher):
 
 
 class _Deleted(Exception):
-    """Something was in the way and is gone now: try again."""
+    """Raised after a conflicting CSINode was deleted; the caller retries."""
 
 
 class AttachLimitUpdater:
-    """Asks drivers for their limits while `run` runs."""
+    """Periodic update of the drivers' volume limits, active while `run` runs."""
 
     def __init__(self, drivers: Drivers, objects: CsiDriverInformer, node: CsiNodeManager) -> None:
         self._drivers = drivers
@@ -303,33 +304,33 @@ class AttachLimitUpdater:
         objects.listen(self._changed.set)
 
     def period(self, driver: str) -> float:
-        """Give the seconds after which a driver wants to be asked again; 0 for never."""
+        """Return the update period of a driver in seconds; 0 if it requests no updates."""
         found = self._objects.known(driver)
         return float(found.spec.node_allocatable_update_period_seconds or 0) if found is not None else 0.0
 
     async def refresh(self, driver: str) -> None:
-        """Ask a driver now, and tell the cluster; what fails is logged."""
+        """Query a driver's limit now and publish it; a failure is logged."""
         client = self._drivers.client(driver)
         if client is None:
             return
         try:
             await self._node.update(driver, await client.info())
         except (PluginError, RegistrationRefused) as err:
-            log.error(err, "Failed to update the limit of a CSI driver", driver=driver)
+            log.error(err, "Failed to update volume limit of CSI driver", driver=driver)
 
     async def run(self) -> NoReturn:
-        """Ask each driver at its period until cancelled."""
+        """Refresh each driver at its period until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
             self._changed.clear()
             periods = {name: period for name in self._drivers.names if (period := self.period(name))}
-            # A driver begins to wait when it, or its period, is first seen.
+            # A driver's period starts when the driver, or its period, is first seen.
             self._due = {
                 name: min(self._due.get(name, clock() + period), clock() + period)
                 for name, period in periods.items()
             }
             due = [name for name, moment in self._due.items() if moment <= clock()]
-            # Together: one that hangs does not keep the others from being asked.
+            # Concurrently: a driver that hangs does not delay the start of the other calls.
             await side_by_side([self.refresh(name) for name in due])
             self._due |= {name: clock() + periods[name] for name in due}
             pause = wait_seconds(min(self._due.values()) - clock()) if self._due else None

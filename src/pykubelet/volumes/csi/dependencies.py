@@ -1,4 +1,4 @@
-"""What giving a CSI volume as files and as a device have in common."""
+"""Dependencies and helpers that the CSI mounter and the CSI block mapper share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pykubelet.volumes.operations import Locks, side_by_side
 
 @dataclass(frozen=True, slots=True)
 class CsiDependencies:
-    """The parts of which CSI volumes are made."""
+    """Collaborators and state that the mounter, the block mapper and the expander share."""
 
     places: CsiPaths
     node_name: str
@@ -34,17 +34,17 @@ class CsiDependencies:
     debts: PendingUnpublishStore
     metrics: VolumeMetrics
     tell: Callable[[str, str, str], None] = lambda uid, reason, message: None
-    """Warns, by an event, about the pod with this uid."""
+    """Records a warning event about the pod with this UID."""
     owes: Callable[[], None] = lambda: None
-    """Called after something was written down that a driver is owed."""
+    """Called after a pending unpublish call was stored."""
     patience: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
     locks: Locks = field(default_factory=Locks)
     staged: set[str] = field(default_factory=set)
-    """The volumes, by their unique names, that are certainly staged; others are staged again."""
+    """Unique names of the volumes that this process has staged; others are staged again."""
 
     @contextmanager
     def counted(self, driver: str, operation: str) -> Iterator[None]:
-        """Count something that is done to a volume of a driver for the whole node."""
+        """Record duration and outcome of a node-wide operation on a driver's volume in the metrics."""
         clock = asyncio.get_running_loop().time
         began, well = clock(), False
         try:
@@ -54,7 +54,7 @@ class CsiDependencies:
             self.metrics.operated(f"{KIND}:{driver}", operation, clock() - began, well=well)
 
     def data_of(self, volume: CsiVolume, label: str = "") -> VolumeData:
-        """Give what must be known to take a pod's volume down."""
+        """Return the content of `vol_data.json` for a pod's volume."""
         return VolumeData(
             volume_handle=volume.handle,
             driver_name=volume.driver,
@@ -67,11 +67,11 @@ class CsiDependencies:
 
 
 Sweeps = dict[str, Callable[[], Coroutine[Any, Any, None]]]
-"""What is to be done for volumes that no pod has, by names for people, each another one."""
+"""Operations that unstage unused volumes, by unique readable names."""
 
 
 async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do all of this at once; raises one KindError that tells of each that failed."""
+    """Run all operations concurrently. Raises one VolumePluginError with the reasons of all failures."""
 
     async def one(part: Coroutine[Any, Any, None]) -> str:
         try:
@@ -88,9 +88,9 @@ async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 class DriverCallError(VolumePluginError):
-    """A driver did not do what it was asked to; `is_final` as PluginError's.
+    """Raised when a call to a driver failed; `is_final` is that of PluginError.
 
-    `was_reached`: somebody listened at the driver's socket.
+    `was_reached`: a gRPC server listens on the driver's socket.
     """
 
     def __init__(self, text: str, action: str, *, is_final: bool, was_reached: bool) -> None:
@@ -102,7 +102,7 @@ class DriverCallError(VolumePluginError):
 
 @contextmanager
 def asking(prefix: str = "", action: str = VolumePluginError.action) -> Iterator[None]:
-    """Turn what a driver says no with into a reason for the pod's author; `action` is what then failed."""
+    """Convert PluginError to DriverCallError; `prefix` and `action` describe the operation in events."""
     try:
         yield
     except PluginError as err:

@@ -1,14 +1,11 @@
-"""The drivers that have registered on this node.
+"""CSI drivers registered on this node, the CSIDriver informer, and pods that wait for a driver or volume.
 
-A driver may be replaced by one of the same name with a higher version, never by an equal or lower one:
-two that claim the same name must not take turns. Pods that need a driver which is not there wait, and
-are woken when it registers.
+`Drivers` is the registration handler of CSI drivers. A driver may be replaced by one of the same name with a
+higher version, never by one with an equal or lower version: two drivers that claim the same name must not
+alternate. A pod that needs an unregistered driver waits and is woken when it registers. Registrations are in
+memory only; after a restart, plugin registration repeats them.
 
-The CSIDriver objects of the cluster: how drivers want to be used.
-
-They are watched from the first time that somebody needs one, because most nodes have no CSI volumes.
-
-Pods that wait for something by name, such as a driver to register: woken when it is there.
+CSIDriver objects are watched from the first time that one is needed, because most nodes have no CSI volumes.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class CsiDriverInformer:
-    """Keeps a copy of the CSIDrivers while `run` runs; without an API server there are none."""
+    """Informer of CSIDriver objects, active while `run` runs; empty without an API server."""
 
     def __init__(self, api: ApiClient | None, patience: float = PATIENCE_SECONDS) -> None:
         self._reflector = Reflector(api, CSI_DRIVERS, self._updated) if api is not None else None
@@ -49,23 +46,26 @@ class CsiDriverInformer:
 
     @property
     def standalone(self) -> bool:
-        """Whether there is no API server, so that nobody can say how a driver wants to be used."""
+        """Whether there is no API server, and therefore no CSIDriver object of any driver."""
         return self._reflector is None
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this when some have changed."""
+        """Add a callback for changes of CSIDriver objects."""
         self._listeners.append(listener)
 
     def want(self) -> None:
-        """Begin to watch, if that has not begun yet."""
+        """Start the watch, if it has not started yet."""
         self._wanted.set()
 
     def known(self, name: str) -> CsiDriver | None:
-        """Give a driver's object as far as it is known now."""
+        """Return the cached CSIDriver object of a driver, or None."""
         return self._reflector.objects.get(("", name)) if self._reflector is not None else None
 
     async def get(self, name: str) -> CsiDriver | None:
-        """Give a driver's object; None when there is none. Raises KindError while nobody can say."""
+        """Return the CSIDriver object of a driver, or None if it does not exist.
+
+        Raises VolumePluginError if the informer does not sync in time.
+        """
         if self._reflector is None:
             return None
         self.want()
@@ -80,7 +80,7 @@ class CsiDriverInformer:
         return self._reflector.objects.get(("", name))
 
     async def run(self) -> NoReturn:
-        """Watch, once somebody has asked, until cancelled."""
+        """Watch CSIDriver objects, from the first `want` on, until cancelled."""
         await self._wanted.wait()
         if self._reflector is None:
             await asyncio.get_running_loop().create_future()
@@ -93,7 +93,7 @@ class CsiDriverInformer:
 
 
 class PodWaiters:
-    """Who waits for what; note that somebody waits first, and look then, or the news may be missed."""
+    """Pods that wait for something by name; a caller registers a pod before it checks, to miss no update."""
 
     def __init__(self, wake: Callable[[str], None]) -> None:
         self._wake = wake
@@ -103,29 +103,29 @@ class PodWaiters:
         return bool(self._pods)
 
     def note(self, what: str, uid: str) -> None:
-        """Take note that a pod waits."""
+        """Register a pod as waiting."""
         self._pods.setdefault(what, set()).add(uid)
 
     def done(self, what: str, uid: str) -> None:
-        """Take note that a pod waits no more."""
+        """Unregister a pod that waits for this name."""
         pods = self._pods.get(what, set())
         pods.discard(uid)
         if not pods:
             self._pods.pop(what, None)
 
     def forget(self, uid: str) -> None:
-        """Take note that a pod does not wait for anything."""
+        """Unregister a pod for all names."""
         for what in list(self._pods):
             self.done(what, uid)
 
     def keep(self, is_known: Callable[[str], bool]) -> None:
-        """Take note that pods which are not known any more do not wait for anything."""
+        """Unregister all pods that are no longer known."""
         for uid in set().union(*self._pods.values()):
             if not is_known(uid):
                 self.forget(uid)
 
     def there(self, names: Iterable[str]) -> None:
-        """Wake all pods that wait for one of these."""
+        """Wake and unregister all pods that wait for one of these names."""
         for what in names:
             for uid in sorted(self._pods.pop(what, ())):
                 self._wake(uid)
@@ -137,25 +137,25 @@ _VERSION = re.compile(r"v?((?:0|[1-9][0-9]*)(?:\.[0-9]+)+)", re.ASCII)
 
 
 class CsiNodePublisher:
-    """Where it is told what drivers this node has; this one tells nobody, as in standalone mode."""
+    """Publisher of this node's drivers to the API server; this base class does nothing (standalone mode)."""
 
     async def install(self, driver: str, facts: NodeFacts) -> None:
-        """Tell of a driver; raises RegistrationRefused."""
+        """Publish a driver. Raises RegistrationRefused."""
 
     async def uninstall(self, driver: str, is_gone: Callable[[], bool]) -> None:
-        """Tell that a driver is gone, as long as it is; raises nothing."""
+        """Withdraw a driver, as long as `is_gone` returns true. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Driver:
     plugin: Plugin
-    """The very registration, because one driver may register by several sockets."""
+    """The exact registration, because one driver may register through several sockets."""
     version: Version
     client: NodeClient
 
 
 class Drivers:
-    """Takes drivers that register into service (a PluginHandler), and gives their clients."""
+    """Registry of CSI drivers and their clients; a PluginHandler."""
 
     def __init__(
         self, node: CsiNodePublisher, wake: Callable[[str], None], metrics: VolumeMetrics | None = None
@@ -169,22 +169,22 @@ class Drivers:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all registered drivers."""
+        """Names of all registered drivers."""
         return frozenset(self._drivers)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this when drivers have come or gone."""
+        """Add a callback for registrations and deregistrations."""
         self._listeners.append(listener)
 
     def client(self, name: str) -> NodeClient | None:
-        """Give the client of a driver, if it is registered."""
+        """Return the client of a driver, or None if it is not registered."""
         driver = self._drivers.get(name)
         return driver.client if driver is not None else None
 
     def needed(self, name: str, uid: str) -> NodeClient:
-        """Give the client of a driver that a pod needs.
+        """Return the client of a driver that a pod needs.
 
-        Raises NotYet when it is not registered; then the pod is woken when it is.
+        Raises VolumeNotReady if it is not registered; then the pod is woken when it registers.
         """
         client = self.client(name)
         if client is None:
@@ -193,17 +193,17 @@ class Drivers:
         return client
 
     def forget(self, uid: str) -> None:
-        """Take note that a pod needs no driver any more."""
+        """Unregister a pod that no longer needs any driver."""
         self._waiting.forget(uid)
 
     def keep(self, is_known: Callable[[str], bool]) -> None:
-        """Take note that pods which are not known any more need no driver."""
+        """Unregister all waiting pods that are no longer known."""
         self._waiting.keep(is_known)
 
-    # As a PluginHandler
+    # Methods of PluginHandler
 
     def validate(self, plugin: Plugin) -> None:
-        """Refuse a driver whose versions do not fit, or whose name is taken."""
+        """Check the versions and the name of a driver. Raises RegistrationRefused."""
         try:
             self._version(plugin)
         except RegistrationRefused as err:
@@ -212,8 +212,8 @@ class Drivers:
             ) from err
 
     async def register(self, plugin: Plugin) -> None:
-        """Ask the driver about this node, tell the cluster, and wake who waits for the driver."""
-        # Here and not above: see the module's words on memory.
+        """Call NodeGetInfo, publish the driver and wake the pods that wait for it."""
+        # Local, to load the protobuf classes with the first driver only; importing NodeFacts defeats that.
         from pykubelet.volumes.csi.node_client import NodeClient
 
         version = self._version(plugin)
@@ -237,13 +237,13 @@ class Drivers:
         self._waiting.there([plugin.name])
 
     async def deregister(self, plugin: Plugin) -> None:
-        """Do without a driver, unless another registration has, or is about to have, its name."""
+        """Remove and withdraw a driver, unless another registration has, or is about to have, its name."""
         driver = self._drivers.get(plugin.name)
         if driver is not None and driver.plugin is not plugin:
             return
         self._drivers.pop(plugin.name, None)
         self._changed()
-        # Another registration may come while the cluster is told of this one's end.
+        # Another registration may start while this one is withdrawn.
         await self._node.uninstall(
             plugin.name, lambda: plugin.name not in self._beginning and plugin.name not in self._drivers
         )
@@ -270,7 +270,7 @@ class Drivers:
 
 
 def best_version(versions: Iterable[str]) -> Version | None:
-    """Give the highest version 1.x that a driver speaks; None when it speaks none."""
+    """Return the highest version 1.x that a driver supports, or None."""
     found = [
         tuple(map(int, match[1].split("."))) for text in versions if (match := _VERSION.match(text.strip()))
     ]

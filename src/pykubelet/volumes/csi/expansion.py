@@ -1,13 +1,13 @@
-"""Letting volumes grow while pods use them: the driver does it, the claim says how far it is.
+"""Node-side expansion of CSI volumes (NodeExpandVolume) while pods use them.
 
-A volume is looked at whenever its pod is: its claim is asked for only when the volume is larger than it
-was. What a driver refuses because the volume is in use is not tried again here.
+A user raises the storage request of a PVC, a controller enlarges the volume and records in the PVC's status
+what it has allocated and what is left to the node; the node calls NodeExpandVolume and sets the PVC's new
+capacity. Old controllers record nothing: then the node expands the volume if the driver can.
 
-What to do about a volume that has become larger than its claim says: pure.
-
-Somebody asks for more in the claim, a controller enlarges the volume and writes down what it has
-allocated and what is left to do, and the node does that and sets the claim's new capacity. Controllers of
-old write nothing down: then the node does what it can.
+`CsiPlugin` calls `NodeExpander.expand` at each sync of a pod. The PVC is fetched only if the PersistentVolume
+is larger than the last known size, which is kept in memory and starts with the PVC's capacity. A driver that
+fails with FailedPrecondition, because the volume is in use, is not called again for this volume while a pod
+on this node uses it. `decide` and the functions that build patches are pure.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class _Wishes(ObjectStruct):
 
 
 class GrowingSpec(ObjectStruct):
-    """What a claim asks for."""
+    """PersistentVolumeClaimSpec, reduced to access modes and requested size."""
 
     access_modes: list[str] = []
     resources: _Wishes = field(default_factory=_Wishes)
 
 
 class GrowingStatus(ObjectStruct):
-    """How far a claim's growth is."""
+    """PersistentVolumeClaimStatus, reduced to the state of the expansion."""
 
     capacity: Resources = {}
     conditions: list[_Condition] = []
@@ -73,7 +73,7 @@ class GrowingStatus(ObjectStruct):
 
 
 class GrowingClaim(ObjectStruct):
-    """A claim, as far as its size is concerned."""
+    """PersistentVolumeClaim, reduced to the fields that concern its size."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: GrowingSpec = field(default_factory=GrowingSpec)
@@ -85,21 +85,21 @@ GROWING_CLAIMS = Resource(GrowingClaim, "PersistentVolumeClaim", "persistentvolu
 
 @dataclass(frozen=True, slots=True)
 class ExpansionPlan:
-    """What to do: let the volume have `size`, or nothing (None)."""
+    """Decision about a volume: expand it to `size`, or do nothing (None)."""
 
     size: Quantity | None
     settled: bool = False
-    """Nothing is left to do, now or later, until the volume grows again."""
+    """Nothing is left to do until the PersistentVolume grows again."""
     mark: bool = False
-    """The claim shall say that it is in progress."""
+    """Set the PVC to NodeResizeInProgress before the call."""
     report: bool = False
-    """The claim shall have the new capacity afterwards."""
+    """Set the PVC's new capacity after the call."""
     legacy: bool = False
-    """Nobody wrote down what to do: a driver that cannot do it need not."""
+    """The controller recorded nothing: no failure is recorded, and the driver need not support expansion."""
 
 
 def decide(claim: GrowingClaim, volume_size: Quantity) -> ExpansionPlan:
-    """Say what to do about a volume of this size."""
+    """Return what to do for a PVC whose PersistentVolume has this size."""
     status = claim.status
     known = status.capacity.get(STORAGE, _NOTHING)
     stage = status.allocated_resource_statuses.get(STORAGE, "")
@@ -112,7 +112,7 @@ def decide(claim: GrowingClaim, volume_size: Quantity) -> ExpansionPlan:
         and "ReadWriteMany" in claim.spec.access_modes
         and NOT_REQUIRED not in claim.metadata.annotations
     ):
-        # Another node was first, and this one has the volume too.
+        # Another node has already updated the PVC, but this node uses the volume as well.
         return ExpansionPlan(size)
     if stage in (PENDING, IN_PROGRESS):
         return ExpansionPlan(size, mark=not updated, report=not updated)
@@ -120,12 +120,12 @@ def decide(claim: GrowingClaim, volume_size: Quantity) -> ExpansionPlan:
 
 
 def marked(claim: GrowingClaim) -> Patch:
-    """Give the patch by which a claim says that its node is at it."""
+    """Return the status patch that marks the expansion as NodeResizeInProgress."""
     return _patch(claim, {"allocatedResourceStatuses": {STORAGE: IN_PROGRESS}}, exact=True)
 
 
 def finished(claim: GrowingClaim, size: Quantity) -> Patch:
-    """Give the patch by which a claim has its new capacity, and nothing is left to do."""
+    """Return the status patch that sets the new capacity and ends the expansion."""
     change: Patch = {"capacity": {STORAGE: str(size)}}
     if claim.status.allocated_resource_statuses:
         change["allocatedResourceStatuses"] = {STORAGE: None}
@@ -136,9 +136,10 @@ def finished(claim: GrowingClaim, size: Quantity) -> Patch:
 
 
 def failed(claim: GrowingClaim, reason: str, now: datetime, *, infeasible: bool) -> Patch:
-    """Give the patch by which a claim says why it does not grow; `infeasible`: and never will like this.
+    """Return the status patch that records a failed expansion, as NodeResizeInfeasible if `infeasible`.
 
-    Empty when it has said so before: the first reason stays, with its time.
+    A condition that is already set stays, with its first reason and time; the patch is empty if nothing
+    changes.
     """
     change: Patch = {}
     if not any(known.type == ERROR and known.status == "True" for known in claim.status.conditions):
@@ -155,7 +156,7 @@ def failed(claim: GrowingClaim, reason: str, now: datetime, *, infeasible: bool)
 
 
 def _patch(claim: GrowingClaim, status: Patch, *, exact: bool) -> Patch:
-    """Put a patch together; an exact one is for the very version that was read."""
+    """Return the patch; an `exact` one applies only to the resource version that was read."""
     meta = {"resourceVersion": claim.metadata.resource_version, "uid": claim.metadata.uid}
     return {"metadata": meta, "status": status} if exact else {"status": status}
 
@@ -174,13 +175,13 @@ def tell_nobody(about: ObjectReference, kind: EventType, reason: str, message: s
 
 
 class ExpansionError(VolumePluginError):
-    """A volume is smaller than it is meant to be."""
+    """Raised when a volume cannot be expanded to its desired size."""
 
     action = "MountVolume.Setup failed while expanding volume"
 
 
 class NodeExpander:
-    """Lets volumes grow; `tell` and `tell_of` record events, `clock` gives seconds since 1970."""
+    """Node-side volume expander; `tell` and `tell_of` record events, `clock` returns Unix time in seconds."""
 
     def __init__(
         self,
@@ -199,10 +200,10 @@ class NodeExpander:
         self._refused: set[str] = set()
 
     async def expand(self, volume: CsiVolume, path: Path, *, mounting: bool) -> None:
-        """Let a volume, which is at `path`, have the size that it is meant to have.
+        """Expand a volume, published at `path`, to the capacity of its PersistentVolume.
 
-        `mounting`: the pod has not started yet, and shall not while this fails: then KindError is raised.
-        Otherwise failures become events.
+        With `mounting`, the pod has not started and must not start after a failure: raises
+        VolumePluginError. Otherwise a failure becomes an event.
         """
         size = self._wanted_size(volume)
         if self._api is None or size is None or volume.unique_name in self._in_use:
@@ -223,7 +224,7 @@ class NodeExpander:
         self._refused.intersection_update(names)
 
     def _wanted_size(self, volume: CsiVolume) -> Quantity | None:
-        """Give the size that a volume should have; None when it has it, as far as is known."""
+        """Return the size that a volume should have, or None if it is not known to be smaller."""
         wanted = volume.wanted
         if wanted.persistent is None or wanted.claim is None:
             return None
@@ -268,7 +269,10 @@ class NodeExpander:
         growth: ExpansionPlan,
         size: Quantity,
     ) -> bool:
-        """Ask the driver; gives whether it did it. Raises KindError when it should be asked again."""
+        """Call NodeExpandVolume and return whether the volume was expanded.
+
+        Raises VolumePluginError if the call should be retried.
+        """
         client = self._parts.drivers.needed(volume.driver, volume.wanted.uid)
         try:
             abilities = await client.abilities()
@@ -285,7 +289,7 @@ class NodeExpander:
             if err.is_final and not growth.legacy:
                 await self._say_why(api, volume, claim, err, reason)
             if err.code == "FailedPrecondition":
-                log.error(err, "A volume cannot grow while it is in use", volume=volume.unique_name)
+                log.error(err, "Failed to expand volume in use, not retrying", volumeName=volume.unique_name)
                 self._in_use.add(volume.unique_name)
                 return False
             raise ExpansionError(reason) from err
@@ -299,7 +303,10 @@ class NodeExpander:
     async def _say_why(
         self, api: ApiClient, volume: CsiVolume, claim: GrowingClaim, err: PluginError, reason: str
     ) -> None:
-        """Have the claim say why it does not grow; a size that changed meanwhile is for a controller."""
+        """Record a failure in the PVC's status, and log if that fails.
+
+        If the requested size has changed since, a repeated failure is infeasible: the controller takes over.
+        """
         changed = claim.spec.resources.requests.get(STORAGE) != claim.status.allocated_resources.get(STORAGE)
         infeasible = err.code in _INFEASIBLE or (changed and volume.unique_name in self._refused)
         self._refused.add(volume.unique_name)
@@ -309,7 +316,7 @@ class NodeExpander:
         try:
             await self._patched(api, claim, patch)
         except VolumePluginError as problem:
-            log.error(problem, "Failed to mark node expansion as failed", volume=volume.unique_name)
+            log.error(problem, "Failed to mark node expansion as failed", volumeName=volume.unique_name)
 
     async def _patched(self, api: ApiClient, claim: GrowingClaim, patch: Patch) -> GrowingClaim:
         meta = claim.metadata
@@ -323,7 +330,7 @@ class NodeExpander:
     def _tell_both(
         self, volume: CsiVolume, claim: GrowingClaim, kind: EventType, reason: str, how: str, why: str
     ) -> None:
-        """Tell of a volume to its pod's author and to its claim's."""
+        """Record the same event about the pod and the PVC."""
         message = f'MountVolume.NodeExpandVolume {how} for volume "{volume.wanted.name}" {why}'
         self._tell(volume.wanted.pod, kind, reason, message)
         about = ObjectReference(

@@ -1,14 +1,12 @@
-"""CSI volumes as files: staged once for the node, published for each pod, and the reverse.
+"""CSI file system volumes: staged once for the node, published for each pod, and the reverse.
 
-What must be known to undo it is on disk before a driver is asked for anything. A driver that says that
-it failed has left nothing behind; one that says nothing, or that it does not know, is asked again, or
-asked to undo it when the pod is gone.
+The data needed to undo a call is on disk before the driver is called, so that any later kubelet process can
+undo it. A driver that returns a final error has left nothing behind; after a timeout or another uncertain
+result the call is retried, or undone when the pod is gone.
 
-Mounting volumes with a pod's SELinux label instead of relabelling each file, where the machine has it.
-
-That needs a driver that can (`seLinuxMount`), a volume that no other pod has at the same time
-(`ReadWriteOncePod`), and a pod of which all containers that use it have the same label, and that does not
-want each file to be relabelled (`seLinuxChangePolicy: Recursive`).
+On a host with SELinux, a volume is mounted with the pod's label instead of relabelling each file, if the
+driver supports it (`seLinuxMount`), no other pod can use the volume (`ReadWriteOncePod`), all containers that
+use it have the same label, and the pod does not require relabelling (`seLinuxChangePolicy: Recursive`).
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _POLICIES = Path("/etc/selinux")
 def mount_label(
     volume: CsiVolume, spec: CsiDriverSpec | None, fs: Path = FS, policies: Path = _POLICIES
 ) -> str:
-    """Give the label to mount a volume with; empty when it is not to be mounted with one."""
+    """Return the SELinux label to mount a volume with; empty to mount it without a label."""
     if spec is None or not spec.se_linux_mount or volume.access_modes != ("ReadWriteOncePod",):
         return ""
     if volume.wanted.pod.spec.security_context.se_linux_change_policy == RECURSIVE:
@@ -62,9 +60,9 @@ def mount_label(
 
 
 def _options(pod: Pod, volume: str) -> dict[str, str] | None:
-    """Give the options of the containers that use a volume; None when they have none, or different ones.
+    """Return the SELinux options of the containers that use a volume; None if unset or different.
 
-    A container's own take the place of the pod's, as they do for its processes.
+    A container's own options replace those of the pod, as they do for its processes.
     """
     spec = pod.spec
     found = set()
@@ -85,7 +83,7 @@ def _fields(options: SELinuxOptions) -> dict[str, str]:
 
 
 def _file_label(policies: Path) -> tuple[str, str, str, str] | None:
-    """Read the label that the machine's policy gives to containers' files."""
+    """Return user, role, type and level of container files in the host's policy; None if not found."""
     try:
         for line in (policies / "config").read_text().splitlines():
             key, _, name = line.partition("=")
@@ -108,7 +106,7 @@ def _read_contexts(text: str) -> tuple[str, str, str, str] | None:
 
 
 class CsiMounter:
-    """Gives CSI volumes as files."""
+    """Mounter of CSI file system volumes."""
 
     def __init__(self, parts: CsiDependencies, tell: Tell) -> None:
         self._parts = parts
@@ -117,7 +115,7 @@ class CsiMounter:
     async def set_up(
         self, volume: CsiVolume, spec: CsiDriverSpec | None, *, again: bool = False
     ) -> MountedVolume:
-        """Have a volume published for a pod; `again`: it is, and the driver wants to be asked once more."""
+        """Stage and publish a volume for a pod; `again`: it is published, and is republished."""
         parts, wanted = self._parts, volume.wanted
         client = parts.drivers.needed(volume.driver, wanted.uid)
         published: dict[str, str] = {}
@@ -138,7 +136,7 @@ class CsiMounter:
             if not volume.ephemeral and STAGE_UNSTAGE in abilities:
                 staged = await self._stage(volume, client, use, published, label)
             await self._publish(volume, client, path, staged, use, context, label, again=again)
-        # Also when it is published again: a driver may have written files anew.
+        # Also when it is republished: the driver may have written new files.
         if MOUNT_GROUP not in abilities and agent_owns(volume, spec, group):
             try:
                 await own(wanted.pod, path, self._tell)
@@ -152,9 +150,9 @@ class CsiMounter:
         )
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Have the driver undo what it published for a pod, or do without it when it had its time.
+        """Unpublish a pod's volume, or unmount it without the driver after the driver's deadline.
 
-        Raises NotYet while the driver is away and waited for.
+        Raises VolumeNotReady while the driver is not registered and its deadline has not expired.
         """
         place, file = self._parts.places.published(uid, name), self._parts.places.data(uid, name)
         data = read_data(file)
@@ -171,7 +169,7 @@ class CsiMounter:
         await let_go(self._parts, debt, ordinary, lambda: drop_place(place, file))
 
     async def sweeps(self, in_use: Collection[str]) -> Sweeps:
-        """Give what has volumes unstaged that no pod has."""
+        """Return the operations that unstage the volumes that no pod uses."""
         places = await finish_in_thread(lambda: list(self._parts.places.all_staged()))
         return {
             f"{place.parent.parent.name}^{place.parent.name}": partial(self._sweep_one, place, in_use)
@@ -227,9 +225,9 @@ class CsiMounter:
         return str(place)
 
     async def _unstage_other_label(self, place: Path, file: Path, label: str) -> None:
-        """Undo what was staged for a pod with another SELinux label, which has left just now.
+        """Unstage a volume that was staged with another SELinux label for a pod that has terminated.
 
-        All of a volume has the label that it was staged with.
+        The whole volume has the label that it was staged with.
         """
         data = read_data(file)
         if data is None or data.se_linux_mount_context == label:
@@ -265,7 +263,7 @@ class CsiMounter:
                     volume.handle, str(path), staged, use, context, read_only=volume.read_only
                 )
         except DriverCallError as err:
-            # What a pod already sees must not be taken from under it.
+            # A mount that the pod may already use must not be removed.
             if err.is_final and not known and not again:
                 await self._clean(path, file)
             raise
@@ -274,7 +272,7 @@ class CsiMounter:
         client = self._parts.drivers.client(data.driver_name)
         if client is None:
             log.v(2).info(
-                "A volume stays staged until its driver is back", driver=data.driver_name, path=place
+                "Volume stays staged until its CSI driver registers", driver=data.driver_name, path=place
             )
             return
         count = self._parts.counted(data.driver_name, "unmount_device")
@@ -283,10 +281,10 @@ class CsiMounter:
                 await client.unstage(data.volume_handle, str(place))
         self._parts.staged.discard(unique_name(data.driver_name, data.volume_handle))
         await finish_in_thread(lambda: drop_place(place, file))
-        log.v(2).info("A volume is not staged any more", driver=data.driver_name, path=place)
+        log.v(2).info("Unstaged volume", driver=data.driver_name, path=place)
 
     def _is_used(self, data: VolumeData) -> bool:
-        """Whether a pod has a volume, or its driver was never asked to take it back, by what is on disk."""
+        """Return whether, according to the disk, a pod uses a volume or an unpublish call is pending."""
         if self._parts.debts.of(unique_name(data.driver_name, data.volume_handle)):
             return True
         return any(
@@ -299,9 +297,9 @@ class CsiMounter:
         try:
             await finish_in_thread(lambda: drop_place(place, file))
         except (VolumePluginError, OSError) as err:
-            log.error(err, "Failed to remove the place of a volume that could not be had", path=place)
+            log.error(err, "Failed to remove path of volume that could not be set up", path=place)
 
 
 def _has_labels(path: Path) -> bool:
-    """Whether the file system that is mounted here has SELinux labels."""
+    """Return whether the file system mounted at this path supports SELinux labels."""
     return any("seclabel" in mount.options for mount in read_mounts(path) if mount.point == path)

@@ -1,7 +1,4 @@
-"""Names that the agent, the controllers and drivers must make alike, each by itself.
-
-The kinds of API objects that CSI needs.
-"""
+"""Names that kubelet, controllers and drivers must derive identically, and the API resources of CSI."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pykubelet.apiserver.client import Resource
 
 KIND = "kubernetes.io/csi"
 FOLDER = "kubernetes.io~csi"
-"""The folder of this kind in a pod's `volumes`."""
+"""Directory of CSI volumes in a pod's `volumes`."""
 STAGE_UNSTAGE = "STAGE_UNSTAGE_VOLUME"
 GET_STATS = "GET_VOLUME_STATS"
 EXPAND = "EXPAND_VOLUME"
@@ -30,26 +27,26 @@ MIGRATED = {
     "portworxVolume": "pxd.portworx.com",
     "vsphereVolume": "csi.vsphere.vmware.com",
 }
-"""The kinds of volumes that are drivers' business now (`migrated.py`), and whose."""
+"""CSI driver of each in-tree volume type that is translated (`translation.py`)."""
 
 
 def attachment_name(handle: str, driver: str, node: str) -> str:
-    """Give the name of the VolumeAttachment of a volume and a node."""
+    """Return the name of the VolumeAttachment of a volume and a node."""
     return f"csi-{_digest(f'{handle}{driver}{node}')}"
 
 
 def inline_handle(uid: str, volume: str) -> str:
-    """Give the handle by which a driver knows a volume that lives with its pod."""
+    """Return the volume handle of an ephemeral inline volume."""
     return f"csi-{_digest(f'{uid}{volume}')}"
 
 
 def unique_name(driver: str, handle: str) -> str:
-    """Give the name of a volume in the node's `volumesInUse` and `volumesAttached`."""
+    """Return the name of a volume in the node's `volumesInUse` and `volumesAttached`."""
     return f"{KIND}/{driver}^{handle}"
 
 
 def staged_folder(handle: str) -> str:
-    """Give the name of the folder in which a volume is staged."""
+    """Return the name of the directory in which a volume is staged."""
     return _digest(handle)
 
 

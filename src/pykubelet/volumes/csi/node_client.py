@@ -1,9 +1,6 @@
-"""The Node service of a driver, as typed methods: every call ends within two minutes.
+"""Client of the gRPC Node service of a CSI driver, with plain types for requests and responses.
 
-This is the only module that knows protobuf; it is imported when the first driver registers, because the
-messages' classes take memory that most nodes need not spend.
-
-What is asked of a driver and what it answers, in plain types: protobuf stays in `node_client.py`.
+Each call ends within two minutes. This is the only module of the package that uses protobuf messages.
 """
 
 from __future__ import annotations
@@ -22,41 +19,41 @@ from pykubelet.volumes.csi.names import CONDITION, SINGLE_NODE_MULTI_WRITER
 
 @dataclass(frozen=True, slots=True)
 class VolumeCapability:
-    """How a volume shall be had."""
+    """Requested access to a volume (CSI VolumeCapability)."""
 
     access_mode: str
-    """As the API writes it: `ReadWriteOnce`."""
+    """Access mode in the spelling of the API: `ReadWriteOnce`."""
     block: bool = False
-    """As a device; then the following mean nothing."""
+    """Access as a block device; then the following fields have no effect."""
     fs_type: str = ""
     mount_options: tuple[str, ...] = ()
     group: int | None = None
-    """The group that the driver shall let at the files, if it can (`VOLUME_MOUNT_GROUP`)."""
+    """GID to which the driver grants access to the files, if it supports `VOLUME_MOUNT_GROUP`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What drivers are told about a volume besides; secrets are not shown in logs."""
+    """Publish context, volume context and secrets of a request; the latter two are excluded from `repr`."""
 
     published: Mapping[str, str] = field(default_factory=dict)
-    """What the controller said when it attached the volume."""
+    """Publish context that the driver's controller returned when it attached the volume."""
     attributes: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a driver calls this node, and where the node is in the driver's eyes."""
+    """Response to NodeGetInfo: the driver's ID, volume limit and topology of this node."""
 
     node_id: str
     most_volumes: int = 0
-    """How many volumes fit; 0 when the driver sets no limit."""
+    """Maximum number of the driver's volumes on this node; 0 if the driver sets no limit."""
     topology: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverUsage:
-    """How full a volume is in its driver's eyes, and whether it is well; None is unknown."""
+    """Response to NodeGetVolumeStats: bytes, inodes and condition; `abnormal` is None if it is unknown."""
 
     capacity: int = 0
     available: int = 0
@@ -70,7 +67,7 @@ class DriverUsage:
 
 TIMEOUT_SECONDS = 120.0
 Called = Callable[[str, str, float], None]
-"""Hears of a call: its full path, its outcome as `NotFound` is spelled, how long it took (seconds)."""
+"""Called after each call with its full path, its gRPC code (`NotFound`) and its duration in seconds."""
 Answer = TypeVar("Answer", bound=Message)
 _Mode = pb.VolumeCapability.AccessMode.Mode
 _MODES = {
@@ -80,7 +77,7 @@ _MODES = {
     "ReadWriteOncePod": _Mode.SINGLE_NODE_WRITER,
 }
 
-# For drivers that can tell several pods on one node from a single pod.
+# For drivers that distinguish several pods on one node from a single pod.
 _EXACT_MODES = _MODES | {
     "ReadWriteOnce": _Mode.SINGLE_NODE_MULTI_WRITER,
     "ReadWriteOncePod": _Mode.SINGLE_NODE_SINGLE_WRITER,
@@ -88,7 +85,7 @@ _EXACT_MODES = _MODES | {
 
 
 class NodeClient:
-    """Calls one driver; what the driver can do is asked once, because it cannot change while it runs."""
+    """Client of one driver; caches the driver's capabilities, which cannot change while it runs."""
 
     def __init__(
         self,
@@ -96,21 +93,21 @@ class NodeClient:
         timeout: float = TIMEOUT_SECONDS,
         called: Called = lambda method, code, seconds: None,
     ) -> None:
-        """Take the driver's socket; `called` hears of each call."""
+        """Initialize with the path of the driver's socket; `called` is called after each call."""
         self.endpoint = endpoint
         self._called = called
         self._timeout = timeout
         self._abilities: frozenset[str] | None = None
 
     async def info(self) -> NodeFacts:
-        """Ask what the driver calls this node; all methods raise PluginError."""
+        """Call NodeGetInfo. All methods raise PluginError."""
         answer = await self._call("NodeGetInfo", pb.NodeGetInfoRequest(), pb.NodeGetInfoResponse)
         return NodeFacts(
             answer.node_id, answer.max_volumes_per_node, dict(answer.accessible_topology.segments)
         )
 
     async def abilities(self) -> frozenset[str]:
-        """Ask what the driver can do, by the protocol's names."""
+        """Return the driver's capabilities by their CSI names, calling NodeGetCapabilities the first time."""
         if self._abilities is None:
             answer = await self._call(
                 "NodeGetCapabilities", pb.NodeGetCapabilitiesRequest(), pb.NodeGetCapabilitiesResponse
@@ -123,7 +120,7 @@ class NodeClient:
         return self._abilities
 
     async def stage(self, handle: str, path: str, use: VolumeCapability, context: Context) -> None:
-        """Have a volume ready for all pods of this node."""
+        """Call NodeStageVolume, which prepares a volume for all pods of this node."""
         request = pb.NodeStageVolumeRequest(
             volume_id=handle,
             staging_target_path=path,
@@ -135,14 +132,14 @@ class NodeClient:
         await self._call("NodeStageVolume", request, pb.NodeStageVolumeResponse)
 
     async def unstage(self, handle: str, path: str) -> None:
-        """Undo `stage`; harmless to repeat."""
+        """Call NodeUnstageVolume; idempotent."""
         request = pb.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=path)
         await self._call("NodeUnstageVolume", request, pb.NodeUnstageVolumeResponse)
 
     async def publish(
         self, handle: str, path: str, staged: str, use: VolumeCapability, context: Context, *, read_only: bool
     ) -> None:
-        """Show a volume at a path for one pod; `staged` is where it was staged, if it was."""
+        """Call NodePublishVolume for one pod; `staged` is the staging path, empty if it is not staged."""
         request = pb.NodePublishVolumeRequest(
             volume_id=handle,
             target_path=path,
@@ -156,14 +153,14 @@ class NodeClient:
         await self._call("NodePublishVolume", request, pb.NodePublishVolumeResponse)
 
     async def unpublish(self, handle: str, path: str) -> None:
-        """Undo `publish`; harmless to repeat."""
+        """Call NodeUnpublishVolume; idempotent."""
         request = pb.NodeUnpublishVolumeRequest(volume_id=handle, target_path=path)
         await self._call("NodeUnpublishVolume", request, pb.NodeUnpublishVolumeResponse)
 
     async def expand(
         self, handle: str, path: str, staged: str, use: VolumeCapability, secrets: dict[str, str], size: int
     ) -> None:
-        """Let a volume, and its file system, have at least `size` bytes."""
+        """Call NodeExpandVolume to expand a volume and its file system to at least `size` bytes."""
         request = pb.NodeExpandVolumeRequest(
             volume_id=handle,
             volume_path=path,
@@ -175,7 +172,7 @@ class NodeClient:
         await self._call("NodeExpandVolume", request, pb.NodeExpandVolumeResponse)
 
     async def usage(self, handle: str, path: str) -> DriverUsage:
-        """Ask how full a volume is, and whether it is well if the driver knows."""
+        """Call NodeGetVolumeStats; the condition is included if the driver supports VOLUME_CONDITION."""
         request = pb.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=path)
         answer = await self._call("NodeGetVolumeStats", request, pb.NodeGetVolumeStatsResponse)
         knows_health = CONDITION in await self.abilities()

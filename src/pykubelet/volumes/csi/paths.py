@@ -1,23 +1,23 @@
-"""Where CSI volumes lie below the agent's root: the reference's places, so that nodes can be handed over.
+"""On-disk layout of CSI volumes below the kubelet's root directory, and their `vol_data.json` files.
+
+The paths are upstream's, so that a node can be handed over from one kubelet to the other:
 
     pods/<uid>/volumes/kubernetes.io~csi/<name>/mount             published by the driver
-    pods/<uid>/volumes/kubernetes.io~csi/<name>/vol_data.json     what must be known to take it down
+    pods/<uid>/volumes/kubernetes.io~csi/<name>/vol_data.json     data needed to unpublish it
     plugins/kubernetes.io/csi/<driver>/<digest>/globalmount       staged by the driver, for all pods
     plugins/kubernetes.io/csi/<driver>/<digest>/vol_data.json
 
-and, of volumes that are wanted as devices:
+and, of block volumes (`volumeMode: Block`):
 
     plugins/kubernetes.io/csi/volumeDevices/staging/<name>        staged
     plugins/kubernetes.io/csi/volumeDevices/publish/<name>/<uid>  published: the device itself
-    plugins/kubernetes.io/csi/volumeDevices/<name>/dev/<uid>      the same, bound here
+    plugins/kubernetes.io/csi/volumeDevices/<name>/dev/<uid>      bind mount of the device
     plugins/kubernetes.io/csi/volumeDevices/<name>/data/vol_data.json
-    pods/<uid>/volumeDevices/kubernetes.io~csi/<name>             a link to it
+    pods/<uid>/volumeDevices/kubernetes.io~csi/<name>             symlink to the published device
 
-What must be known of a volume to take it down, kept beside it: `vol_data.json`.
-
-It is written before the driver is asked for anything and deleted after the driver has undone everything,
-so that an agent that never saw the pod finds all that drivers may have mounted. A file is there as a
-whole or not at all.
+`vol_data.json` is written before the first call to the driver and deleted after the driver has undone all
+calls, so that a kubelet process that never saw the pod finds everything that drivers may have mounted. The
+file is replaced atomically: it is complete or absent.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from pykubelet.volumes.paths import VolumeFolders, make_folder, plain
 
 DATA_FILE = "vol_data.json"
 SCRAP_SECONDS = 300.0
-"""How old something must be that somebody has begun and not finished."""
+"""Age in seconds from which unfinished files and directories count as abandoned."""
 
 
 class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The facts; the names are the reference's, which reads and writes the same file."""
+    """Content of `vol_data.json`; the field names are upstream's, which reads and writes the same file."""
 
     volume_handle: str
     driver_name: str
     spec_vol_id: str = msgspec.field(name="specVolID", default="")
-    """The persistent volume's name, or the pod's own name for the volume."""
+    """Name of the PersistentVolume, or the pod's own name for an inline volume."""
     node_name: str = ""
     attachment_id: str = msgspec.field(name="attachmentID", default="")
     volume_lifecycle_mode: str = ""
     se_linux_mount_context: str = ""
 
     def owed(self, place: Path, trace: Path, uid: str, name: str) -> PendingUnpublish:
-        """Say what the driver is owed for what it published for a pod, if it cannot be asked.
+        """Return the NodeUnpublishVolume call to store if the driver cannot be called.
 
-        `trace` is what the pod has of the volume until it has let go.
+        `trace` is the path in the pod's directory that exists until the volume is removed from the pod.
         """
         return PendingUnpublish(
             driver=self.driver_name,
@@ -71,7 +71,7 @@ class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 def write_data(path: Path, data: VolumeData) -> None:
-    """Write the file, in a folder that is made; raises OSError. Blocks."""
+    """Write the file, unless it is unchanged, and create its directory. Raises OSError. Blocks."""
     make_folder(path.parent)
     if read_data(path) == data:
         return
@@ -80,7 +80,7 @@ def write_data(path: Path, data: VolumeData) -> None:
 
 
 def read_data(path: Path) -> VolumeData | None:
-    """Read the file; None when there is none, or none that can be read as a whole. Blocks."""
+    """Return the content of the file, or None if it does not exist or is malformed. Blocks."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=VolumeData)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -88,13 +88,13 @@ def read_data(path: Path) -> VolumeData | None:
 
 
 def drop_place(place: Path, data: Path) -> None:
-    """Delete the place where a driver had mounted something, then the data, then their empty folder.
+    """Remove a path at which a driver had mounted a volume, then the data file, then their empty directory.
 
-    Drivers delete the place themselves, or should. Raises KindError when something is in it: then the
-    driver did not undo what it was asked to, and deleting would delete the volume's content. Blocks.
+    Drivers should remove the path themselves. Raises VolumePluginError if it is still mounted or not empty:
+    then the driver did not undo its call, and deleting would delete the volume's content. Blocks.
     """
     if read_mounts(place):
-        # Said before the place is looked at: a mount that was left may not answer.
+        # Checked before the path is accessed: a mount that was left may hang.
         raise VolumePluginError(f"kubernetes.io/csi: the driver has left {place} mounted")
     try:
         if place.is_symlink() or place.is_file() or place.is_block_device():
@@ -112,9 +112,9 @@ def drop_place(place: Path, data: Path) -> None:
 
 
 def drop_scraps(file: Path, folders: Iterable[Path], clock: Callable[[], float] = time.time) -> None:
-    """Delete what an agent that was killed has begun, before it wrote the data: empty folders. Blocks.
+    """Remove the unfinished data file and the empty directories that a killed kubelet left. Blocks.
 
-    Only what is old: an agent that lives may be writing it just now.
+    Nothing younger than SCRAP_SECONDS is removed: this kubelet may be writing it.
     """
     with suppress(OSError):
         if clock() - file.parent.stat().st_mtime < SCRAP_SECONDS:
@@ -147,90 +147,90 @@ GLOBAL_MOUNT = "globalmount"
 
 @dataclass(frozen=True, slots=True)
 class BlockVolumePaths:
-    """The places of one volume that is wanted as a device; `base` is `.../volumeDevices`."""
+    """Paths of one block volume; `base` is `.../volumeDevices`."""
 
     base: Path
     name: str
 
     @property
     def own(self) -> Path:
-        """Everything of the volume but what the driver makes."""
+        """Directory of the volume, apart from the paths that the driver writes to."""
         return self.base / self.name
 
     @property
     def data(self) -> Path:
-        """The file with what must be known to take it down."""
+        """Path of the volume's `vol_data.json`."""
         return self.own / "data" / DATA_FILE
 
     @property
     def maps(self) -> Path:
-        """The folder in which the device is bound, once for each pod."""
+        """Directory of the device's bind mounts, one per pod UID."""
         return self.own / "dev"
 
     @property
     def staging(self) -> Path:
-        """Where the driver stages it."""
+        """Staging path of the driver."""
         return self.base / "staging" / self.name
 
     @property
     def published(self) -> Path:
-        """The folder in which the driver publishes it, once for each pod."""
+        """Directory of the driver's target paths, one per pod UID."""
         return self.base / "publish" / self.name
 
 
 @dataclass(frozen=True, slots=True)
 class CsiPaths:
-    """The places of all CSI volumes of a node."""
+    """Paths of all CSI volumes of a node."""
 
     root: Path
 
     @property
     def plugin(self) -> Path:
-        """The folder of everything that does not belong to a pod."""
+        """Directory of everything that does not belong to a single pod."""
         return self.root / "plugins" / "kubernetes.io" / "csi"
 
     def volume(self, uid: str, name: str) -> Path:
-        """The folder of a pod's volume; raises ValueError for names that are none."""
+        """Return the directory of a pod's volume. Raises ValueError for an invalid name."""
         return VolumeFolders.of(self.root, uid).volume(FOLDER, name)
 
     def published(self, uid: str, name: str) -> Path:
-        """Where a driver publishes a volume for a pod."""
+        """Return the target path of a pod's volume."""
         return self.volume(uid, name) / MOUNT
 
     def data(self, uid: str, name: str) -> Path:
-        """The file with what must be known to take a pod's volume down."""
+        """Return the path of the `vol_data.json` of a pod's volume."""
         return self.volume(uid, name) / DATA_FILE
 
     def staged(self, driver: str, handle: str) -> Path:
-        """Where a driver stages a volume for all pods."""
+        """Return the staging path of a volume, which all pods share."""
         return self.plugin / plain(driver) / staged_folder(handle) / GLOBAL_MOUNT
 
     def all_staged(self) -> Iterator[Path]:
-        """Find the places of all staged volumes, also of drivers that are gone."""
+        """Yield the staging paths of all volumes, including those of drivers that are not registered."""
         for driver in _folders(self.plugin):
             if driver.name != DEVICES:
                 yield from (folder / GLOBAL_MOUNT for folder in _folders(driver))
 
     def all_data(self) -> Iterator[Path]:
-        """Find where the data of all pods' volumes is, while pods come and go."""
-        # Often asked, and mostly there are none: so only names are looked at.
+        """Yield the `vol_data.json` paths of all pods' volumes; pods may be added or removed concurrently."""
+        # Called often, and mostly without a result: read names only, without a stat of each entry.
         pods = str(self.root / "pods")
         for uid in _names(pods):
             volumes = f"{pods}/{uid}/volumes/{FOLDER}"
             yield from (Path(volumes, name, DATA_FILE) for name in _names(volumes))
 
     def device(self, name: str) -> BlockVolumePaths:
-        """The places of a volume that is wanted as a device."""
+        """Return the paths of a block volume."""
         return BlockVolumePaths(self.plugin / DEVICES, plain(name))
 
     def all_devices(self) -> Iterator[BlockVolumePaths]:
-        """Find all volumes that are, or were, wanted as devices."""
+        """Yield the paths of all block volumes that have a directory, in use or not."""
         for folder in _folders(self.plugin / DEVICES):
             if folder.name not in ("staging", "publish"):
                 yield self.device(folder.name)
 
     def device_link(self, uid: str, name: str) -> Path:
-        """The link in the pod's folder that leads to its device."""
+        """Return the path of the symlink to the device in the pod's directory."""
         return VolumeFolders.of(self.root, uid).device(FOLDER, name)
 
 

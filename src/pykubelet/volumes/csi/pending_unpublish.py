@@ -1,13 +1,16 @@
-"""What drivers are owed: calls to undo what a pod had, of drivers that were not there when the pod left.
+"""Persistent queue of NodeUnpublishVolume calls that CSI drivers have not completed, and their deadlines.
 
-One small file for each, below `<root>/pykubelet/csi-debts`, for root only. It is on the disk before
-anything is undone, and goes when the driver has been asked: an agent that is killed at any point, and
-the next one, owe the same. Asking twice does no harm, because drivers must be fine with that.
+Each pending call is a small file in `<root>/pykubelet/csi-debts`, readable by root only:
 
-    <target's digest>.json    the debt
-    <target's digest>.left    what lay at the published place without being mounted: nobody deletes it
+    <digest of the target path>.json    the pending call
+    <digest of the target path>.left    files found at the target path without a mount; never deleted
 
-How long a pod that ends waits for a driver to take back what it published.
+The file is on disk before anything is unmounted and is deleted after the driver has been called, so that a
+kubelet killed at any point leaves the same pending calls to the next process. A repeated call is harmless,
+because CSI requires it to be idempotent.
+
+`UnpublishDeadlines` limits how long a terminating pod waits for a driver; it is in memory only, so that the
+deadlines start again with each kubelet process.
 """
 
 from __future__ import annotations
@@ -29,39 +32,39 @@ FOLDER = Path("pykubelet", "csi-debts")
 
 
 class PendingUnpublish(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """A volume that a driver published for a pod, and that it was never asked to take back."""
+    """A pending NodeUnpublishVolume call for a volume that a driver published for a pod."""
 
     driver: str
     handle: str
     target: str
-    """Where the driver had published it."""
+    """Target path at which the driver published it."""
     trace: str
-    """What lies in the pod's folder until the pod has let go of the volume."""
+    """Path in the pod's directory that exists until the volume is removed from the pod."""
     ephemeral: bool = False
     pod: str = ""
-    """The pod's uid, for people."""
+    """UID of the pod, for logs and events only."""
     volume: str = ""
-    """The volume's name on the node, for people."""
+    """Name of the volume on the node, for events only."""
 
     @property
     def unique_name(self) -> str:
-        """The volume's name in the node's status."""
+        """Name of the volume in the node's status."""
         return unique_name(self.driver, self.handle)
 
     @property
     def is_due(self) -> bool:
-        """Whether the pod has let go; before that, taking it down is what asks the driver."""
+        """Whether the volume is removed from its pod; before that, the pod's teardown calls the driver."""
         return not os.path.lexists(self.trace)
 
 
 class PendingUnpublishStore:
-    """The debts of one node, by what is on disk; all of it blocks for a moment."""
+    """Pending unpublish calls of one node, stored on disk; all methods block briefly."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / FOLDER
 
     def note(self, debt: PendingUnpublish) -> None:
-        """Have a debt on the disk for certain, before anything is undone; raises OSError."""
+        """Store a pending call durably (fsync), before anything is unmounted. Raises OSError."""
         file = self._file(debt)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = file.with_suffix(".new")
@@ -77,16 +80,16 @@ class PendingUnpublishStore:
             _sync(folder)
 
     def settle(self, debt: PendingUnpublish) -> None:
-        """Take note that nothing is owed for this; raises OSError."""
+        """Delete a call that is no longer pending. Raises OSError."""
         file = self._file(debt)
         for path in (file, file.with_suffix(".new")):
             path.unlink(missing_ok=True)
         for folder in (self._folder, self._folder.parent):
-            with suppress(OSError):  # it is not there, or others are in it
+            with suppress(OSError):  # missing or not empty
                 folder.rmdir()
 
     def all(self) -> list[PendingUnpublish]:
-        """Give all debts; a file that nobody can read is told of and left."""
+        """Return all pending calls; an unreadable file is logged and kept."""
         try:
             files = sorted(self._folder.glob("*.json"))
         except OSError:
@@ -99,16 +102,16 @@ class PendingUnpublishStore:
                 continue
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as err:
                 log.error(
-                    err, "Cannot read what a CSI driver is owed; delete the file to forget it", path=file
+                    err, "Failed to read pending NodeUnpublishVolume, delete the file to drop it", path=file
                 )
         return found
 
     def of(self, name: str) -> list[PendingUnpublish]:
-        """Give the debts of one volume, by its unique name."""
+        """Return the pending calls of one volume, by its unique name."""
         return [debt for debt in self.all() if debt.unique_name == name]
 
     def aside(self, debt: PendingUnpublish) -> Path:
-        """Where to keep what lies at a published place and is not mounted there."""
+        """Return the path to which files found at an unmounted target path are moved."""
         return self._file(debt).with_suffix(".left")
 
     def _file(self, debt: PendingUnpublish) -> Path:
@@ -124,9 +127,9 @@ def _sync(folder: Path) -> None:
 
 
 ABSENT_SECONDS = 30.0
-"""For a driver that is not there: not registered, or nobody answers at its socket."""
+"""Seconds for a driver that is not registered, or whose socket does not accept connections."""
 FAILING_SECONDS = 120.0
-"""For a driver that is there, and fails or stays silent: it may have a reason."""
+"""Seconds for a driver that is reachable, but fails or times out: it may have a reason."""
 
 
 @dataclass(slots=True)
@@ -136,13 +139,13 @@ class _Trouble:
 
 
 class UnpublishDeadlines:
-    """Since when drivers fail to take back pods' volumes, by the published places; times are the loop's."""
+    """Deadlines of failing unpublish calls, by target path, in event loop time."""
 
     def __init__(self) -> None:
         self._troubles: dict[str, _Trouble] = {}
 
     def is_over(self, place: str, *, absent: bool) -> bool:
-        """Take note of a failure, and say whether the pod has waited long enough."""
+        """Record a failed unpublish and return whether its deadline has expired."""
         now = asyncio.get_running_loop().time()
         trouble = self._troubles.setdefault(place, _Trouble(now, None))
         if not absent:
@@ -154,5 +157,5 @@ class UnpublishDeadlines:
         return now - trouble.since >= FAILING_SECONDS
 
     def forget(self, place: str) -> None:
-        """Take note that a pod has let go."""
+        """Forget a target path whose volume is removed from its pod."""
         self._troubles.pop(place, None)

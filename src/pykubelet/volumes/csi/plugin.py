@@ -1,14 +1,15 @@
-"""csi: volumes that drivers give, asked over the sockets that they register.
+"""csi volume plugin: inline and persistent volumes of the CSI drivers that register on the node.
 
-The kind, which pods' volumes go through, and what it lives on: the registration of drivers, what the
-cluster says about them and is told about them. `run` keeps all that going.
+The volume manager calls `CsiPlugin` to set up, take down and sweep volumes, plugin registration calls its
+`handlers`. `run` maintains the CSINode, the CSIDriver informer, volume limits and pending unpublish calls.
 
-What was given is on disk (`volume_data.py`): an agent that never saw a pod takes its volumes down. What
-is kept in memory only saves asking twice: after a restart, drivers are asked once more for what they have
-given already, which every driver must be fine with.
+The state of volumes is on disk (`paths.py`): a kubelet process that never saw a pod takes its volumes down.
+The state in memory only saves repeated calls: after a restart, drivers are called again for volumes that
+they have published already, which CSI requires to be idempotent.
 
-A pod never waits for ever for a driver that has gone: it lets go of its volumes without the driver
-(`letting_go.py`), which is asked to take them back when it is there again (`debts.py`, `paying.py`).
+A terminating pod does not wait indefinitely for a driver: after a deadline its volumes are unmounted without
+the driver (`unpublish.py`), and NodeUnpublishVolume is called when the driver is available again
+(`pending_unpublish.py`).
 """
 
 from __future__ import annotations
@@ -47,36 +48,36 @@ from pykubelet.volumes.usage import VolumeStats
 log = get_logger(__name__)
 ABNORMAL = "VolumeConditionAbnormal"
 SWEEP_SECONDS = 10.0
-"""How long a sweep waits for drivers to unstage, who go on then."""
+"""Seconds that a sweep waits for drivers to unstage; the calls continue after that."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A volume that a pod has."""
+    """A volume that is set up for a pod."""
 
     volume: CsiVolume
     mounted: MountedVolume
     path: Path
-    """Where the driver has published it."""
+    """Path at which the driver has published it."""
 
     @property
     def measured(self) -> Path:
-        """Where the driver is asked how full it is: of a device, where it is bound for the pod."""
+        """Path for NodeGetVolumeStats; of a block volume, its bind mount for the pod."""
         return Path(self.mounted.bound, self.volume.wanted.uid) if self.mounted.bound else self.path
 
 
 class CsiPlugin:
-    """Gives volumes of kind csi, inline and persistent; `run` must run for drivers to be found."""
+    """Plugin for csi volumes, inline and persistent; `run` must run for CSIDriver objects to be known."""
 
     folder = FOLDER
     live = True
-    """Drivers may want to be asked again, and volumes grow."""
+    """Drivers may require republishing, and volumes may be expanded."""
     slow = True
     blocks = True
     options = True
 
     def __init__(self, given: VolumeHost, clock: Callable[[], float] = time.time) -> None:
-        """Take what kinds are made of; `clock` gives seconds since 1970."""
+        """Initialize the plugin; `clock` returns Unix time in seconds."""
         api = given.api
         self._info = CsiNodeManager(api, given.node_name) if api is not None else None
         self.drivers = Drivers(self._info or CsiNodePublisher(), given.wake, given.metrics)
@@ -96,7 +97,7 @@ class CsiPlugin:
             owes=self._owes,
         )
         self._paying = UnpublishRetrier(self._parts.debts, self.drivers, self._parts.locks, given.sweep)
-        # What is staged by a driver that was away is unstaged when it is back.
+        # Volumes that stayed staged without their driver are unstaged when it registers.
         self.drivers.listen(given.sweep)
         self._files = CsiMounter(self._parts, given.tell)
         self._devices = CsiBlockMapper(self._parts)
@@ -115,32 +116,33 @@ class CsiPlugin:
 
     @property
     def handlers(self) -> Mapping[str, PluginHandler]:
-        """What is done with plugins that register as CSI drivers: for `PluginRegistration`."""
+        """Registration handler of CSI drivers, for `PluginRegistration`."""
         return {PLUGIN_TYPE: self.drivers}
 
     @property
     def problem(self) -> str:
-        """Why the node is not ready for pods yet; empty when it is."""
+        """Reason why the node is not ready for pods yet; empty if it is ready."""
         waits = self._info is not None and not self._info.ready.is_set()
         return "CSINode is not yet initialized" if waits else ""
 
     def listen(
         self, tell_of: TellOf, *, health: bool = False, ready: Callable[[], None] = lambda: None
     ) -> None:
-        """Have events recorded about objects other than pods; `ready`: called when `problem` is over.
+        """Set the recorder of events about objects other than pods.
 
-        `health`: volumes that are not well, in their drivers' eyes, become events (`CSIVolumeHealth`).
+        `ready` is called when `problem` is resolved. With `health`, volumes that drivers report as abnormal
+        become events (`CSIVolumeHealth`).
         """
         self._expanding.tell_of, self._health, self._ready = tell_of, health, ready
 
     def node_changed(self, status: bytes) -> None:
-        """Take note of the node's own status, as the API server wrote it."""
+        """Handle an update of the node's own status, in JSON from the API server."""
         self.attachments.node_changed(status)
         if self._info is not None:
             self._info.node_seen()
 
     async def run(self) -> None:
-        """Tell the cluster of this node's drivers, and hear of the cluster's, until cancelled."""
+        """Maintain the CSINode, the CSIDriver informer, volume limits and pending calls until cancelled."""
         async with TaskScope() as scope:
             self._sweeps = PendingOperations(scope)
             scope.start(self._objects.run(), name="csi-driver-objects")
@@ -155,10 +157,10 @@ class CsiPlugin:
             finally:
                 self._sweeps = PendingOperations(None)
 
-    # As a VolumeKind
+    # Methods of VolumePlugin
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have a volume ready, or do what its driver wants done again and again."""
+        """Set up a volume; one that is set up is republished if its driver requires it, and expanded."""
         volume = CsiVolume.of(wanted)
         found = await self._objects.get(volume.driver)
         spec = found.spec if found is not None else None
@@ -179,7 +181,7 @@ class CsiPlugin:
         return mounted
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Have the driver undo what it gave to a pod."""
+        """Unpublish a volume of a pod."""
         self._given.pop((uid, name), None)
         await self._files.take_down(uid, name)
         await self._devices.take_down(uid, name)
@@ -188,13 +190,13 @@ class CsiPlugin:
             self.attachments.forget(uid)
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Have drivers undo what they did for the node, for volumes that no pod has."""
+        """Unstage the volumes that no pod uses."""
         self._expanding.keep({given.volume.unique_name for given in self._given.values()})
         for waited_for in (self.drivers, self.attachments):
-            # Pods that left before they had anything are not taken down, and so not forgotten.
+            # A pod that is deleted before any of its volumes was set up is not torn down: forget it here.
             waited_for.keep(self._is_around)
         sweeps = await self._files.sweeps(in_use) | await self._devices.sweeps(in_use)
-        # Each for itself: a driver that hangs is waited for only shortly, and goes on hanging alone.
+        # One operation per volume: a hung driver is waited for briefly and does not block the others.
         await all_swept(
             [
                 self._sweeps.run(name, "unstaging", work, patience=SWEEP_SECONDS, pauses=False)
@@ -202,13 +204,13 @@ class CsiPlugin:
             ]
         )
 
-    # For others
+    # State and statistics for other components
 
     def in_use(self) -> frozenset[str]:
-        """Give the names (`status.volumesInUse`) of all volumes that drivers have given or staged here.
+        """Return the names (`status.volumesInUse`) of all attachable volumes published or staged here.
 
-        By what is on disk, so also those of an agent before this one, and those that drivers still have to
-        take back; without those that are never attached. Blocks for a moment.
+        Read from disk, hence with the volumes of an earlier kubelet process and those with a pending
+        NodeUnpublishVolume call. Blocks briefly.
         """
         places = self._parts.places
         files = [
@@ -230,9 +232,9 @@ class CsiPlugin:
         return found is None or found.spec.attach_required is not False
 
     async def usage(self, pod: Pod) -> dict[str, VolumeStats]:
-        """Ask drivers how full a pod's volumes are, by the pod's names for them; raises nothing.
+        """Return the usage that drivers report for a pod's volumes, by volume name in the pod. Never raises.
 
-        Those that drivers do not tell of are missing.
+        Volumes for which a driver reports no usage are missing.
         """
         found = {}
         for (uid, _), given in list(self._given.items()):
@@ -246,7 +248,7 @@ class CsiPlugin:
                     found[name] = as_usage(usage, self._clock())
                     self._tell_health(pod, name, usage)
             except PluginError as err:
-                log.v(2).info("Could not measure a volume", volume=given.volume.unique_name, err=err)
+                log.v(2).info("Failed to get volume stats", volumeName=given.volume.unique_name, err=err)
         return found
 
     def _tell_health(self, pod: Pod, name: str, usage: DriverUsage) -> None:
@@ -259,15 +261,15 @@ class CsiPlugin:
             self._tell(pod, "Warning", reason, message)
 
     def _is_around(self, uid: str) -> bool:
-        """Whether somebody knows a pod, or something of it is on the disk."""
+        """Return whether a pod is known or has a directory on disk."""
         return self._given_pod(uid) is not None or (self._parts.places.root / "pods" / uid).exists()
 
     def _owes(self) -> None:
-        """Something was written down that a driver is owed; if the driver is there, it is asked again."""
+        """Wake the retrier after an unpublish call was stored; it calls the driver if that is registered."""
         self._paying.look()
 
     def _is_there(self, wanted: VolumeToMount) -> bool:
-        """Whether a volume that was given is still known on disk; asks no file system but the agent's own."""
+        """Return whether a volume is still recorded on disk; accesses only the kubelet's own file system."""
         places = self._parts.places
         if wanted.block:
             return places.device_link(wanted.uid, wanted.name).is_symlink()
@@ -288,7 +290,7 @@ class CsiPlugin:
 
 
 def as_usage(found: DriverUsage, moment: float) -> VolumeStats:
-    """Give a driver's numbers as everybody else's are."""
+    """Convert a driver's usage to VolumeStats; `moment` is its Unix time in seconds."""
     return VolumeStats(
         capacity=found.capacity,
         available=found.available,

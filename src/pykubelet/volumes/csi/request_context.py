@@ -1,4 +1,4 @@
-"""What drivers are told with a volume: secrets, whom it is for, tokens of the pod's service account."""
+"""Context of CSI requests: secrets, pod information and tokens of the pod's service account."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ HOUR = 3600
 
 
 class CsiRequestContext:
-    """Gathers what drivers are told; raises KindError for what cannot be had."""
+    """Builder of request contexts; raises VolumePluginError if a secret or token is not available."""
 
     def __init__(self, api: ApiClient | None, objects: PodObjects) -> None:
         self._api = api
         self._objects = objects
 
     async def for_staging(self, volume: CsiVolume, published: dict[str, str]) -> Context:
-        """Give what a driver is told when it stages; `published` is the attacher's word."""
+        """Return the context of NodeStageVolume; `published` is the publish context of the attachment."""
         secrets = await self._secret(volume, "NodeStageSecretRef", volume.stage_secret)
         return Context(published, volume.attributes, secrets)
 
     async def for_publishing(
         self, volume: CsiVolume, published: dict[str, str], spec: CsiDriverSpec | None, *, standalone: bool
     ) -> Context:
-        """Give what a driver is told when it publishes.
+        """Return the context of NodePublishVolume.
 
-        Without a cluster nobody can say whether a driver wants to know whom a volume is for. Those that
-        give volumes for single pods mostly do, and others do not mind.
+        Without a cluster there is no CSIDriver object with `podInfoOnMount`: then ephemeral volumes get the
+        pod information, because most of their drivers require it and the others ignore it.
         """
         secrets = await self._secret(volume, "NodePublishSecretRef", volume.publish_secret)
         attributes = dict(volume.attributes)
         if (spec is not None and spec.pod_info_on_mount) or (standalone and volume.ephemeral):
             attributes |= pod_info(volume)
-        # Devices are published without tokens.
+        # Block volumes are published without tokens.
         if spec is not None and spec.token_requests and not volume.wanted.block:
             tokens = {TOKENS: await self._tokens(volume, spec)}
             if spec.service_account_token_in_secrets:
@@ -56,7 +56,7 @@ class CsiRequestContext:
         return Context(published, attributes, secrets)
 
     async def for_expanding(self, volume: CsiVolume) -> dict[str, str]:
-        """Give the secrets that a driver wants to expand a volume."""
+        """Return the secrets of NodeExpandVolume."""
         return await self._secret(volume, "NodeExpandSecretRef", volume.expand_secret)
 
     async def _secret(self, volume: CsiVolume, what: str, ref: SecretReference | None) -> dict[str, str]:
@@ -99,10 +99,10 @@ class CsiRequestContext:
 
 
 def token_end(token: str) -> str | None:
-    """Give the end of a token's life as the API writes times; None for a token that does not tell.
+    """Return when a token expires, in RFC 3339, or None if the token does not contain it.
 
-    A token that the API server lets live longer than was asked for, for the sake of old clients, says
-    itself when it should be renewed.
+    A token whose lifetime the API server extended beyond the request, for old clients, contains the time of
+    its renewal (`warnafter`), which is returned instead.
     """
     try:
         part = token.split(".")[1]

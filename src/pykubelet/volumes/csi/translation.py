@@ -1,16 +1,14 @@
-"""Volumes of kinds that nodes mounted themselves once, as the CSI volumes that they are now: pure.
+"""Translation of in-tree volumes to the CSI volumes of the drivers that replaced them; pure functions.
 
-Clusters of some age have persistent volumes like that, and some pods name them directly. The scheduler and
-the attach controller read them as their drivers' volumes, each by itself, so a node has to come to the same
-handle, to the letter: the names of the attachment and of the volume in use are made of it.
+Older clusters have PersistentVolumes with in-tree sources, and some pods contain such sources inline. The
+scheduler and the attach/detach controller translate them independently, so the node must compute exactly the
+same volume handle: the names of the VolumeAttachment and in `status.volumesInUse` are derived from it.
 
-Imported when the first such volume is met, because most nodes meet none.
+The node affinity is translated as well. Old PersistentVolumes specify their topology by the general zone and
+region labels, in their node affinity or, if it contains none, in labels of their own. Nodes have the topology
+labels of their drivers and possibly the GA labels, but not the beta labels.
 
-Where a volume of a kind of old can be reached from, in the words of the driver that has it now: pure.
-
-Persistent volumes of old say so by the general labels of zones and regions, in their node affinity or, when
-that says nothing, in labels of their own. Nodes have their drivers' labels, and perhaps those of today, but
-not those from the times of beta.
+Imported when the first such volume occurs, because most nodes never see one.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _SEPARATOR = "__"
 
 @dataclass(frozen=True, slots=True)
 class ZoneKeys:
-    """A driver's labels for zones and regions; empty for one that has none."""
+    """Label keys of a driver for zones and regions; empty for a driver without such labels."""
 
     zone: str = ""
     region: str = ""
@@ -50,14 +48,14 @@ NO_ZONES = ZoneKeys()
 
 
 def zones_of(labels: Mapping[str, str]) -> list[str]:
-    """Give the zones that a volume's own labels name."""
+    """Return the zones in a volume's own labels."""
     return [zone for zone in (labels.get(BETA_ZONE) or labels.get(ZONE, "")).split(_SEPARATOR) if zone]
 
 
 def migrated_affinity(
     affinity: VolumeNodeAffinity | None, labels: Mapping[str, str], keys: ZoneKeys
 ) -> VolumeNodeAffinity | None:
-    """Give a volume's node affinity by its driver's labels; as it is for a driver that has none."""
+    """Return a volume's node affinity with its driver's label keys; unchanged for a driver without them."""
     if not keys.zone:
         return affinity
     terms = list(affinity.required.node_selector_terms) if affinity and affinity.required else []
@@ -71,7 +69,7 @@ def migrated_affinity(
 
 
 def _general(terms: list[NodeSelectorTerm], labels: Mapping[str, str]) -> tuple[str, str]:
-    """Say by which general labels the volume speaks of its place."""
+    """Return the general zone and region label keys that the volume uses, GA or beta."""
     named = {part.key for term in terms for part in term.match_expressions}
     for known in (named, labels):
         if ZONE in known:
@@ -84,7 +82,7 @@ def _general(terms: list[NodeSelectorTerm], labels: Mapping[str, str]) -> tuple[
 def _renamed(
     terms: list[NodeSelectorTerm], old: str, new: str, otherwise: tuple[str, ...]
 ) -> list[NodeSelectorTerm]:
-    """Give a requirement another label; or have all terms require what the volume's labels say."""
+    """Rename a requirement's key; if no term has it, add one with the values `otherwise` to all terms."""
     if any(part.key == old and part.values for term in terms for part in term.match_expressions):
         return [
             msgspec.structs.replace(
@@ -114,20 +112,20 @@ READ_WRITE_MANY = "ReadWriteMany"
 RESOURCE_GROUP = "kubernetes.io/azure-file-resource-group"
 PORTWORX_SECRET = ("openstorage.io/auth-secret-name", "openstorage.io/auth-secret-namespace")
 _UNSPECIFIED = "UNSPECIFIED"
-"""What Google's driver fills in by itself."""
+"""Placeholder that the GCE PD driver resolves itself."""
 
 
 class MigrationError(VolumePluginError):
-    """A volume of old that its driver has no counterpart for."""
+    """Raised for an in-tree volume that has no equivalent in its CSI driver."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"failed to translate in-tree pv to CSI: {reason}")
 
 
 def migrated_volume(found: PersistentVolume) -> PersistentVolume:
-    """Give a persistent volume as its driver's; all others are given as they are.
+    """Return an in-tree PersistentVolume as its driver's CSI volume; all others are returned unchanged.
 
-    Raises KindError for one that its driver does not know, and ValueError for one that cannot be read.
+    Raises VolumePluginError if its driver has no equivalent, and ValueError if its source is malformed.
     """
     ((wire, source),) = found.spec.sources if len(found.spec.sources) == 1 else (("", None),)
     kind = _KINDS.get(wire)
@@ -150,7 +148,7 @@ def migrated_volume(found: PersistentVolume) -> PersistentVolume:
 
 
 def migrated_wanted(pod: Pod, volume: Volume) -> VolumeToMount:
-    """Give a volume that a pod names directly as its driver's; raises as `migrated_volume` does."""
+    """Return a pod's inline in-tree volume as its driver's CSI volume. Raises as `migrated_volume` does."""
     ((wire, written),) = volume.sources
     kind = _KINDS[wire]
     source = from_document(kind.source, written)
@@ -159,14 +157,14 @@ def migrated_wanted(pod: Pod, volume: Volume) -> VolumeToMount:
     found.metadata.name = kind.inline_name(read)
     found.spec.csi = read
     found.spec.access_modes = [kind.inline_mode(source)]
-    # The folder's name, in which others write a slash like this, too.
+    # The directory name; upstream replaces a slash in the same way.
     name = found.metadata.name.replace("/", "~")
     return VolumeToMount(pod, volume, "csi", read, name, persistent=found)
 
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """What is known of a volume besides its source; the namespace is its claim's, or its pod's."""
+    """Metadata of a volume besides its source; the namespace is that of its claim or its pod."""
 
     name: str
     namespace: str
@@ -204,7 +202,7 @@ class _AzureFile(ObjectStruct):
 
 
 class _Named(ObjectStruct):
-    """A volume of Cinder or Portworx."""
+    """Source of a Cinder or Portworx volume."""
 
     volume_id: str = msgspec.field(name="volumeID", default="")
     fs_type: str = ""
@@ -321,7 +319,7 @@ def _vsphere(source: _Vsphere, _: _About) -> CsiPersistent:
 
 
 def _google_modes(modes: list[str]) -> list[str]:
-    """Google's disks were never had by several nodes for writing, whatever was written."""
+    """Return the effective access modes: a GCE PD never has several writers, whatever the volume lists."""
     if not modes:
         return modes
     return [READ_ONLY_MANY if set(modes) == {READ_ONLY_MANY} else READ_WRITE_ONCE]
@@ -344,7 +342,7 @@ class _Kind:
     modes: Callable[[list[str]], list[str]] = lambda modes: modes
     inline_mode: Callable[[Any], str] = lambda source: READ_WRITE_ONCE
     inline_name: Callable[[CsiPersistent], str] = _after_driver
-    """Names a volume that a pod has without a persistent one; must be another for each disk."""
+    """Returns the name of an inline volume, which must be unique per disk."""
 
 
 _KINDS = {

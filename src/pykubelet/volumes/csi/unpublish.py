@@ -1,21 +1,20 @@
-"""A pod lets go of a volume: with its driver, or without it, because a pod can always be deleted.
+"""Unpublish of pods' volumes, forced if the CSI driver is not available, and retry of the pending calls.
 
-A driver takes back what it published, and is given time for that (`patience.py`): an ordinary restart
-of a driver, or a moment of trouble, goes the ordinary way. A driver that does not come back, or only ever
-fails, has the pod wait no longer:
+A pod can always be deleted. NodeUnpublishVolume is retried until a deadline (`UnpublishDeadlines`), so that a
+restart or a temporary failure of the driver is handled normally. After the deadline the pod does not wait any
+longer:
 
-1. what the driver is owed is written down (`debts.py`);
-2. the published place is unmounted, or detached when somebody uses it or it does not answer;
-3. the place is removed. What is in it, if it was no mount, is moved aside: it is not ours to delete.
+1. the pending call is stored on disk (`pending_unpublish.py`);
+2. the target path is unmounted, or detached if it is busy or hangs;
+3. the path is removed. Files in it that are not in a mount are moved aside: they may be a volume's only copy.
 
-The volume stays in use in the node's status, so that nobody detaches it, and what was staged for the
-node stays as it is, until the driver is there again and has been asked (`paying.py`).
+The volume stays in the node's `volumesInUse`, so that controllers do not detach it, and stays staged, until
+the pending call has been made.
 
-Asking drivers for what they are owed (`debts.py`), as soon as they are there again.
-
-A volume's debts are paid before the volume is published anew. All others are paid when their driver
-registers, also after a restart of the agent, with growing pauses while the driver fails; one driver that
-hangs holds up no other. When all is paid, the volume is unstaged and no longer in use, if nobody has it.
+The pending calls of a volume are made before the volume is published again. All others are made when their
+driver registers, also after a restart of the kubelet, with exponential back-off while the driver fails; a
+driver that hangs does not delay others. When no call is pending any more, the volume is unstaged and leaves
+`volumesInUse`, unless a pod uses it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 UNMOUNT_SECONDS = 20.0
-"""How long unmounting may take before the mount is detached."""
+"""Seconds that an unmount may take before the mount is detached."""
 EVENT = "UnpublishedWithoutDriver"
 
 
@@ -54,10 +53,11 @@ async def let_go(
     ordinary: Callable[[], Awaitable[None]],
     clear: Callable[[], None],
 ) -> None:
-    """Have a driver take back what it published (`ordinary`), or do without it when it had its time.
+    """Unpublish a volume through its driver (`ordinary`), or without it after the driver's deadline.
 
-    `debt` is what it will then be owed, and `clear` removes the place and its traces, in a thread. May be
-    interrupted anywhere and repeated. Raises what these raise, while the driver has time left.
+    `debt` is the pending call to store then, and `clear` removes the target path and its traces, in a
+    thread. May be cancelled at any point and repeated. Raises what `ordinary` raises before the deadline,
+    VolumePluginError or OSError after it.
     """
     try:
         await ordinary()
@@ -71,14 +71,14 @@ async def let_go(
 
 
 async def unmount_by_force(place: Path) -> None:
-    """Unmount all that is mounted at or below a real path, whatever it takes; never waits for long.
+    """Unmount all mounts at or below a real path, detaching them if they are busy or hang.
 
-    Raises KindError.
+    Takes at most twice UNMOUNT_SECONDS. Raises VolumePluginError.
     """
     try:
         await _unmounted(place, detach=False)
-    except OSError as err:  # also for want of an answer
-        log.warning("Detaching a volume that cannot be unmounted", path=place, err=str(err) or "it hangs")
+    except OSError as err:  # includes TimeoutError
+        log.warning("Failed to unmount volume, detaching it", path=place, err=str(err) or "it hangs")
         try:
             await _unmounted(place, detach=True)
         except OSError as again:
@@ -94,7 +94,7 @@ async def _without_driver(
     await unmount_by_force(place)
 
     def remove() -> None:
-        # Looked up anew: a driver that hangs for long may go on at any time.
+        # Checked again: a driver that hung may continue at any time.
         if read_mounts(place):
             raise VolumePluginError(f"{KIND}: {place} is mounted again")
         _put_aside(parts.debts, debt)
@@ -102,9 +102,9 @@ async def _without_driver(
 
     await finish_in_thread(remove)
     log.warning(
-        "Let go of a volume without its CSI driver, which is asked when it is there again",
+        "Unmounted volume without its CSI driver, NodeUnpublishVolume is pending",
         driver=debt.driver,
-        volume=debt.handle,
+        volumeHandle=debt.handle,
         podUID=debt.pod,
         err=why,
     )
@@ -119,23 +119,23 @@ async def _without_driver(
 
 
 def _put_aside(debts: PendingUnpublishStore, debt: PendingUnpublish) -> None:
-    """Move a plain directory with something in it out of the way: deleting it might delete a volume."""
+    """Move a plain directory that is not empty aside: deleting it might delete a volume's content."""
     place = Path(debt.target)
     if place.is_symlink() or not place.is_dir() or not any(place.iterdir()):
         return
     aside = debts.aside(debt)
     place.rename(aside)
     log.warning(
-        "A CSI driver had put files where a mount should have been; they are kept aside",
+        "Moved aside files that a CSI driver left at a target path without a mount",
         driver=debt.driver,
-        volume=debt.handle,
+        volumeHandle=debt.handle,
         path=aside,
     )
 
 
 async def _unmounted(place: Path, *, detach: bool) -> None:
     def work() -> None:
-        # The youngest first: whatever stands on a mount was mounted later.
+        # The newest first: a mount on top of another one was mounted later.
         for mounted in reversed(read_mounts(place)):
             unmount(mounted.point, detach=detach)
 
@@ -144,14 +144,14 @@ async def _unmounted(place: Path, *, detach: bool) -> None:
 
 
 def _is_absent(err: Exception) -> bool:
-    """Whether the driver is not there; one that is there and says no may have a reason."""
+    """Return whether the driver is not reachable; one that returns an error may have a reason."""
     return isinstance(err, VolumeNotReady) or (isinstance(err, DriverCallError) and not err.was_reached)
 
 
 async def pay(debts: PendingUnpublishStore, debt: PendingUnpublish, client: NodeClient) -> None:
-    """Have a driver take back a volume that its pod has let go of; raises PluginError.
+    """Call NodeUnpublishVolume for a volume already removed from its pod. Raises PluginError.
 
-    A driver that knows no such volume has nothing to take back.
+    NotFound is a success: the driver has nothing to unpublish.
     """
     try:
         await client.unpublish(debt.handle, debt.target)
@@ -159,13 +159,13 @@ async def pay(debts: PendingUnpublishStore, debt: PendingUnpublish, client: Node
         if err.code != "NotFound":
             raise
     await finish_in_thread(lambda: debts.settle(debt))
-    log.info("A CSI driver has taken back what it was owed for", driver=debt.driver, volume=debt.handle)
+    log.info("Completed pending NodeUnpublishVolume", driver=debt.driver, volumeHandle=debt.handle)
 
 
 async def pay_before(parts: CsiDependencies, volume: CsiVolume, client: NodeClient, place: Path) -> None:
-    """Pay what is owed for a volume that is about to be published at a place; raises KindError.
+    """Make the pending calls of a volume before it is published at `place`. Raises VolumePluginError.
 
-    What other pods have not let go of yet is not touched.
+    Calls for other pods from which the volume is not removed yet are skipped.
     """
     for debt in await finish_in_thread(lambda: parts.debts.of(volume.unique_name)):
         if debt.is_due or debt.target == str(place):
@@ -174,28 +174,28 @@ async def pay_before(parts: CsiDependencies, volume: CsiVolume, client: NodeClie
 
 
 class UnpublishRetrier:
-    """Pays debts while `run` runs."""
+    """Retrier of pending unpublish calls, active while `run` runs."""
 
     def __init__(
         self, debts: PendingUnpublishStore, drivers: Drivers, locks: Locks, paid: Callable[[], None]
     ) -> None:
-        """`paid` is called after something was paid; `locks` are of volumes, by their unique names."""
+        """Initialize; `paid` is called after calls have succeeded, `locks` are by unique volume name."""
         self._debts = debts
         self._drivers = drivers
         self._locks = locks
         self._paid = paid
         self._owed = asyncio.Event()
         self._driver_change = asyncio.Event()
-        """Set when drivers have come or gone, and then another one."""
+        """Set when a driver registers or deregisters, and then replaced by a new event."""
         self._under_way: set[str] = set()
         drivers.listen(self._drivers_changed)
 
     def look(self) -> None:
-        """Look at once: something is owed."""
+        """Check for pending calls immediately."""
         self._owed.set()
 
     async def run(self) -> NoReturn:
-        """Pay until cancelled."""
+        """Make pending calls of registered drivers until cancelled."""
         async with TaskScope() as scope:
             while True:
                 self._owed.clear()
@@ -212,7 +212,7 @@ class UnpublishRetrier:
         self.look()
 
     async def _driver(self, driver: str) -> None:
-        """Pay one driver, until nothing is owed or it has left."""
+        """Make the pending calls of one driver, until none is left or the driver deregisters."""
         complaints = ErrorLogLimiter(
             log, "A CSI driver does not take back what it is owed for", driver=driver
         )
@@ -234,9 +234,9 @@ class UnpublishRetrier:
             self._under_way.discard(driver)
 
     async def _round(self, driver: str, client: NodeClient) -> bool:
-        """Try each debt once; says whether nothing is owed any more.
+        """Try each pending call of a driver once and return whether none is left.
 
-        Raises the last PluginError, or OSError of a disk that does not let a debt be crossed out.
+        Raises the last PluginError, or OSError if a completed call could not be deleted from disk.
         """
         failure: PluginError | OSError | None = None
         paid = waiting = False

@@ -1,4 +1,4 @@
-"""A CSI volume that a pod wants, whichever way it names it, and what its driver's object says: pure."""
+"""CSI volumes of pods, inline or persistent, and the rules of their CSIDriver objects; pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DEFAULT_POLICY = "ReadWriteOnceWithFSType"
 
 @dataclass(frozen=True, slots=True)
 class CsiVolume:
-    """What is to be known of a volume that a pod wants."""
+    """A CSI volume to mount for a pod, from an inline or a persistent source."""
 
     wanted: VolumeToMount
     driver: str
     handle: str
     ephemeral: bool
-    """It lives and dies with the pod; nothing is attached or staged."""
+    """Inline volume with the lifetime of the pod; it is neither attached nor staged."""
     fs_type: str = ""
     access_modes: tuple[str, ...] = ()
     read_only: bool = False
@@ -39,7 +39,7 @@ class CsiVolume:
 
     @classmethod
     def of(cls, wanted: VolumeToMount) -> CsiVolume:
-        """Read what a pod wants; raises KindError for what no driver could give."""
+        """Parse a volume's source. Raises VolumePluginError if it is not CSI or incomplete."""
         source = wanted.source
         if isinstance(source, CsiInline):
             secret = source.node_publish_secret_ref
@@ -77,20 +77,20 @@ class CsiVolume:
 
     @property
     def mode(self) -> str:
-        """The volume's way of life, as CSIDrivers name it."""
+        """Volume lifecycle mode, in the spelling of CSIDriver objects."""
         return EPHEMERAL if self.ephemeral else PERSISTENT
 
     @property
     def unique_name(self) -> str:
-        """The name of the volume in the node's status."""
+        """Name of the volume in the node's status."""
         return unique_name(self.driver, self.handle)
 
     def use(self, *, group: int | None = None, label: str = "") -> VolumeCapability:
-        """Say how the driver shall give it: `group` is for drivers that can, `label` is SELinux's."""
+        """Return the capability to request; `group` is the volume mount group, `label` the SELinux label."""
         mode = self.access_modes[0] if self.access_modes else READ_WRITE_ONCE
         if self.wanted.block:
             return VolumeCapability(mode, block=True)
-        # In their author's order, unlike `Wanted.mount_options`: it may mean something to a driver.
+        # In the order of the spec, unlike `VolumeToMount.mount_options`: a driver may depend on it.
         persistent = self.wanted.persistent
         options = tuple(persistent.spec.mount_options) if persistent is not None else ()
         if label:
@@ -99,9 +99,9 @@ class CsiVolume:
 
 
 def check_mode(volume: CsiVolume, spec: CsiDriverSpec | None) -> None:
-    """Check that a driver gives volumes of this way of life; raises KindError.
+    """Check that a driver supports the volume's lifecycle mode. Raises VolumePluginError.
 
-    `spec` is None when the driver has no object: then it gives persistent volumes only.
+    `spec` is None if the driver has no CSIDriver object: then it supports persistent volumes only.
     """
     if spec is None:
         if volume.ephemeral:
@@ -119,12 +119,12 @@ def check_mode(volume: CsiVolume, spec: CsiDriverSpec | None) -> None:
 
 
 def must_attach(volume: CsiVolume, spec: CsiDriverSpec | None) -> bool:
-    """Whether the cluster attaches volumes of this driver to nodes; it does unless the driver says no."""
+    """Return whether the cluster attaches the volume: if persistent, unless `attachRequired` is false."""
     return not volume.ephemeral and (spec is None or spec.attach_required is not False)
 
 
 def agent_owns(volume: CsiVolume, spec: CsiDriverSpec | None, group: int | None) -> bool:
-    """Whether the agent shall give the files to the pod's group (drivers that can do it aside)."""
+    """Return whether the kubelet applies fsGroup to the files (unless the driver has VOLUME_MOUNT_GROUP)."""
     policy = (spec.fs_group_policy if spec is not None else None) or DEFAULT_POLICY
     if group is None or policy == NO_POLICY or volume.read_only:
         return False
@@ -136,7 +136,7 @@ def agent_owns(volume: CsiVolume, spec: CsiDriverSpec | None, group: int | None)
 
 
 def pod_info(volume: CsiVolume) -> dict[str, str]:
-    """Say whom a volume is for, to drivers that want to know."""
+    """Return the pod information for drivers that require it (`podInfoOnMount`)."""
     pod = volume.wanted.pod
     return {
         "csi.storage.k8s.io/pod.name": pod.metadata.name,

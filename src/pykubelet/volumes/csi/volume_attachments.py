@@ -1,9 +1,10 @@
-"""Waiting until the cluster has attached a volume to this node.
+"""Volume attachments: waiting until the cluster has attached a volume to this node.
 
-The attach controller makes a VolumeAttachment, the driver's own attacher fulfils it, and then the
-controller adds the volume to the node's `status.volumesAttached`. A node may not watch VolumeAttachments,
-but it does watch itself: so a pod whose volume is not attached waits until the node's status says so, and
-then the VolumeAttachment is read, which has the last word and what the driver needs to know.
+The attach/detach controller creates a VolumeAttachment, the driver's external-attacher attaches the volume,
+and then the controller adds it to the node's `status.volumesAttached`. A node is not allowed to watch
+VolumeAttachments, but it watches its own Node: a pod whose volume is not attached waits until the node's
+status lists it, and then the VolumeAttachment is read, which is authoritative and contains the publish
+context. The waiting pods are in memory only; they are registered again with the next sync after a restart.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 
 log = get_logger(__name__)
 RESOURCE_EXHAUSTED = 8
-"""gRPC's code by which a driver says that no more volumes fit on the node."""
+"""gRPC code of a driver whose volume limit on the node is reached."""
 _ACTION = "MountVolume.WaitForAttach failed"
 
 
 class NotAttached(VolumeNotReady):
-    """A volume is not attached; the pod is woken when it is."""
+    """Raised while a volume is not attached; the pod is woken when it is."""
 
     action = _ACTION
 
 
 class AttachFailed(VolumePluginError):
-    """A volume cannot be attached, as far as anybody knows now."""
+    """Raised when a volume could not be attached, or its VolumeAttachment could not be read."""
 
     action = _ACTION
 
 
 class AttachLimitExceeded(AttachFailed):
-    """The driver says that this node has no room for another volume."""
+    """Raised when the driver's volume limit on this node is reached."""
 
 
 class Attachments:
-    """Tells whether volumes are attached, and wakes pods when theirs are."""
+    """Attachment state of volumes, and the pods to wake when their volumes are attached."""
 
     def __init__(self, api: ApiClient | None, node_name: str, wake: Callable[[str], None]) -> None:
         self._api = api
@@ -52,9 +53,9 @@ class Attachments:
         self._waiting = PodWaiters(wake)
 
     async def publish_context(self, driver: str, handle: str, uid: str) -> dict[str, str]:
-        """Give what the controller said when it attached a volume.
+        """Return the publish context of an attached volume.
 
-        Raises NotYet when it is not attached, and KindError when it cannot be.
+        Raises VolumeNotReady while it is not attached, and VolumePluginError if it cannot be.
         """
         if self._api is None:
             raise AttachFailed(
@@ -79,27 +80,27 @@ class Attachments:
         return found.status.attachment_metadata
 
     def forget(self, uid: str) -> None:
-        """Take note that a pod waits no more."""
+        """Unregister a waiting pod."""
         self._waiting.forget(uid)
 
     def keep(self, is_known: Callable[[str], bool]) -> None:
-        """Take note that pods which are not known any more do not wait."""
+        """Unregister all waiting pods that are no longer known."""
         self._waiting.keep(is_known)
 
     def node_changed(self, status: bytes) -> None:
-        """Take note of the node's own status, as the API server wrote it: wakes whose volumes it names."""
+        """Wake the pods whose volumes the node's own status (JSON from the API server) lists as attached."""
         if not self._waiting:
             return
         try:
             attached = msgspec.json.decode(status, type=_Attached).volumes_attached or ()
         except msgspec.MsgspecError as err:
-            log.error(err, "Cannot read which volumes are attached to this node")
+            log.error(err, "Failed to parse volumesAttached of the node status")
             return
         self._waiting.there(volume.name for volume in attached)
 
 
 def refusal(found: VolumeAttachment, handle: str) -> VolumePluginError | None:
-    """Say why a volume is not there to be used; None when it is."""
+    """Return the error for a volume that is not attached, or None if it is."""
     if found.metadata.deletion_timestamp is not None:
         return NotAttached("volume attachment is being deleted")
     if found.status.attached:

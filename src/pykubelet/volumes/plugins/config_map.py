@@ -1,4 +1,4 @@
-"""configMap: the values of a configMap as files."""
+"""configMap: the values of a ConfigMap as files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost
 
 
 class ConfigMapKind(BaseVolumePlugin):
-    """Gives volumes of kind configMap."""
+    """Plugin for configMap volumes."""
 
     folder = "kubernetes.io~configmap"
     live = True
@@ -23,7 +23,7 @@ class ConfigMapKind(BaseVolumePlugin):
         self._writer = Writer(given, self.folder, in_memory=False)
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the files as the configMap is now."""
+        """Write the files of the current ConfigMap."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, ConfigMapVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
@@ -36,7 +36,7 @@ class ConfigMapKind(BaseVolumePlugin):
 async def config_map_files(
     objects: PodObjects, pod: Pod, name: str, items: Sequence[KeyToPath], mode: int, *, optional: bool
 ) -> dict[str, File]:
-    """Give the files of a configMap; raises ObjectError, and KindError for a key that is not there."""
+    """Return the files of a ConfigMap. Raises ObjectError, and VolumePluginError for a missing key."""
     data: dict[str, bytes] = {}
     try:
         found = await objects.config_map(pod, name)

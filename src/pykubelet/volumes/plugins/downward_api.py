@@ -1,4 +1,4 @@
-"""downwardAPI: what a pod may know about itself, as files."""
+"""downwardAPI: fields and resources of the pod as files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pykubelet.volumes.errors import VolumePluginError, joined
 from pykubelet.volumes.file_projection import File, Writer
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
-# The pod has them only when its volumes are there already.
+# Known only after the volumes of the pod are set up.
 _TOO_LATE = ("status.podIP", "status.podIPs")
 
 
 class DownwardKind(BaseVolumePlugin):
-    """Gives volumes of kind downwardAPI."""
+    """Plugin for downwardAPI volumes."""
 
     folder = "kubernetes.io~downward-api"
     live = True
@@ -27,7 +27,7 @@ class DownwardKind(BaseVolumePlugin):
         self._writer = Writer(given, self.folder, in_memory=True)
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the files as the pod is now."""
+        """Write the files of the current pod."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, DownwardVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
@@ -36,7 +36,7 @@ class DownwardKind(BaseVolumePlugin):
 
 
 def downward_files(given: VolumeHost, pod: Pod, items: Sequence[DownwardFile], mode: int) -> dict[str, File]:
-    """Give the files about a pod; raises KindError, which tells of each value that there is not."""
+    """Return the files about a pod. Raises VolumePluginError with the reasons of all missing values."""
     files, problems = {}, []
     for item in items:
         try:

@@ -1,8 +1,8 @@
-"""emptyDir: a folder that lives and dies with its pod, on disk, in memory or in huge pages.
+"""emptyDir: a directory with the lifetime of its pod, on disk, in memory (tmpfs) or in huge pages.
 
-Making one may be interrupted anywhere: the mark that it is complete is set last, and what has no
-mark is made again. What has one is never touched again, because its content and its permissions
-are the containers' from then on.
+Creation may be interrupted at any point: the marker of a complete volume is written last, and a volume
+without it is created again. A volume with a marker is not changed any more, because its content and its
+permissions belong to the containers from then on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PAGES_PREFIX = "hugepages-"
 
 
 class MediumError(VolumePluginError):
-    """There is no such medium for this pod; the text says why."""
+    """Raised when the medium is not available to this pod; the text contains the reason."""
 
 
 class EmptyDirKind(BaseVolumePlugin):
-    """Gives volumes of kind emptyDir."""
+    """Plugin for emptyDir volumes."""
 
     folder = EMPTY_DIR
     live = False
@@ -41,7 +41,7 @@ class EmptyDirKind(BaseVolumePlugin):
         self._given = given
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the folder, and what is mounted there; in a thread, because a disk may be slow."""
+        """Ensure that the directory and its mount exist; in a thread, because a disk may be slow."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, EmptyDir)
         folders = VolumeFolders.of(self._given.root, pod.uid)
@@ -62,25 +62,25 @@ class EmptyDirKind(BaseVolumePlugin):
 
 
 def memory_options(given: VolumeHost, pod: Pod, size_limit: Quantity | None = None) -> str:
-    """Give the mount options of a volume in memory."""
+    """Return the tmpfs mount options of a volume in memory."""
     wanted = int(size_limit) if size_limit is not None else 0
     size = tmpfs_size(wanted, given.memory_limit(pod) or 0, given.allocatable_memory)
     return f"size={size}" if size else ""
 
 
 def tmpfs_size(size_limit: int, pod_limit: int, allocatable: int) -> int:
-    """Give the size of a volume in memory: the smallest of what is said (bytes, 0 for unsaid).
+    """Return the size of a volume in memory: the smallest of the limits (bytes, 0 for unset).
 
-    Its pages count for the pod, so more than the pod may use would only get it killed.
+    Its pages are charged to the pod, so a size above the pod's limit would only get the pod OOM-killed.
     """
     return min((size for size in (size_limit, pod_limit, allocatable) if size > 0), default=0)
 
 
 def huge_page_option(medium: str, pod: Pod, *, pod_level: bool = True) -> str:
-    """Give the mount option for the size of pages; raises MediumError.
+    """Return the mount option for the page size. Raises MediumError.
 
-    `HugePages` alone works for a pod that asks for one size only, `HugePages-2Mi` for a pod that
-    asks for that one among others.
+    `HugePages` alone requires that the pod requests exactly one size, `HugePages-2Mi` that it requests that
+    size among others.
     """
     asked: dict[int, Quantity] = {}
     parts = [container.resources.requests for container in (*pod.spec.containers, *pod.spec.init_containers)]
@@ -105,19 +105,22 @@ def huge_page_option(medium: str, pod: Pod, *, pod_level: bool = True) -> str:
 
 
 def is_huge_pages(medium: str) -> bool:
-    """Whether a medium is huge pages, of a certain size or not."""
+    """Return whether a medium is huge pages, with or without a size."""
     return medium == HUGE_PAGES or medium.startswith(f"{HUGE_PAGES}-")
 
 
 def is_made(path: Path, marker: Path, medium: str) -> bool:
-    """Whether the volume at `path` is complete; what is in memory is lost with it, and the mark stays."""
+    """Return whether the volume at `path` is complete.
+
+    The marker outlives a mount in memory (after a reboot), so that the mount is checked as well.
+    """
     return marker.exists() and (is_mount_point(path) if medium else path.is_dir())
 
 
 def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: int | None) -> None:
-    """Have the volume at `path`, for `group` if one is given; raises OSError.
+    """Ensure that the volume exists at `path`, owned by `group` unless that is None. Raises OSError.
 
-    `options` are those of the mount that a medium other than disk needs. Blocks.
+    `options` are the mount options of a medium other than disk. Blocks.
     """
     if is_made(path, marker, medium):
         return
@@ -138,7 +141,7 @@ def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: i
 
 def _mount_tmpfs(path: Path, options: str) -> None:
     try:
-        # What is meant to be in memory only must not be written to disk. Kernels before 6.4 cannot promise.
+        # A volume in memory must not be swapped to disk. Kernels before 6.4 do not support `noswap`.
         mount("tmpfs", path, "tmpfs", ",".join(filter(None, (options, "noswap"))))
     except OSError as err:
         if err.errno not in (errno.EINVAL, errno.EPERM):

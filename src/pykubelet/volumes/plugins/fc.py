@@ -1,7 +1,7 @@
-"""fc: a disk of a fibre channel, which the kernel finds by itself when it is told to look.
+"""fc: a Fibre Channel disk, which the kernel finds when the SCSI hosts are scanned.
 
-A disk is known by its target and lun, or by its world-wide id; of several paths to it the device on top
-is used. Detaching is having the kernel forget it.
+A disk is identified by target WWN and LUN, or by its WWID; if it has several paths, the multipath device is
+used. To detach a disk is to remove it from the kernel.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ log = get_logger(__name__)
 
 
 class Notes(msgspec.Struct):
-    """What is to be known of a disk that pods have as a device."""
+    """Metadata of an attached disk."""
 
     volume: str
     device: str
 
 
 class FcKind(SharedDiskKind):
-    """Gives volumes of kind fc."""
+    """Plugin for fc volumes."""
 
     folder = "kubernetes.io~fc"
     notes = "fc.json"
 
     def disk_name(self, wanted: VolumeToMount) -> str:
-        """Give the folder of the disk."""
+        """Return the relative directory of the disk."""
         return fc_name(wanted.source)
 
     def attached_name(self, wanted: VolumeToMount) -> str:
-        """Give the disk's address, in the words of the controllers."""
+        """Return the disk's address, formatted as by the controllers."""
         source = wanted.source
         if source.target_wwns and source.lun is not None:
             return f"[{' '.join(source.target_wwns)}]:{source.lun}"
         return f"[{' '.join(source.wwids)}]"
 
     def volume_of(self, place: Path) -> str:
-        """Give the volume in the notes."""
+        """Return the volume name in the metadata."""
         found = self._load(place)
         return found.volume if found is not None else ""
 
     async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
-        """Find the disk, looking everywhere anew if it is not there, or has no device on top of it."""
+        """Find the disk, after a scan of all SCSI hosts if it is missing or has no multipath device."""
         source = wanted.source
         device = self._find(source)
         if device is None or self.scsi.multipath_of(device) is None:
@@ -69,7 +69,7 @@ class FcKind(SharedDiskKind):
         return device
 
     async def detach(self, place: Path, device: Path | None) -> None:
-        """Flush the disk and forget it; one that is gone already is fine."""
+        """Flush the disk and remove it from the kernel; a missing disk is ignored."""
         found = self._load(place)
         if device is None and found is not None:
             device = Path(found.device)
@@ -82,11 +82,11 @@ class FcKind(SharedDiskKind):
             try:
                 await run_helper("blockdev", "--flushbufs", str(disk))
             except HelperError as err:
-                log.error(err, "Failed to flush a disk before it is detached", device=disk)
+                log.error(err, "Failed to flush disk before detaching it", device=disk)
             self.scsi.remove(disk)
 
     def _find(self, source: FibreChannel) -> Path | None:
-        """Give the disk, preferably one that is part of a multipath device."""
+        """Return the disk, preferably one that is part of a multipath device, or None."""
         found = list(self._candidates(source))
         return next((one for one in found if self.scsi.multipath_of(one)), next(iter(found), None))
 
@@ -111,7 +111,7 @@ class FcKind(SharedDiskKind):
 
 
 def fc_name(source: FibreChannel) -> str:
-    """Give the folder's name of a disk; raises BadSource."""
+    """Return the directory name of a disk. Raises BadSource."""
     if source.lun is not None and source.target_wwns:
         name = f"{'-'.join(source.target_wwns)}-lun-{source.lun}"
     elif source.wwids:

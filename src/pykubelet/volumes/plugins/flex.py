@@ -1,17 +1,16 @@
-"""flexVolume: volumes that a program of the node's administrator makes (`flex_driver.py`).
+"""flexVolume: volumes of FlexVolume drivers, executables that the node's administrator has installed.
 
-The places are the reference's, because drivers know them:
+The paths are upstream's, because drivers depend on them:
 
-    pods/<uid>/volumes/<vendor~driver>/<volume>                     what the pod sees
+    pods/<uid>/volumes/<vendor~driver>/<volume>                          mount point in the pod's directory
     plugins/kubernetes.io/flexvolume/<vendor>/<driver>/mounts/<volume>   a device, mounted once for all pods
 
-A pod's folder tells by a link of ours which driver made a volume: `volumes/kubernetes.io~flexvolume/<volume>`
-leads to its folder. So an agent that never saw the pod knows whom to ask to take it down.
+The symlink `volumes/kubernetes.io~flexvolume/<volume>` in the pod's directory points to the mount point and
+thereby names the driver, so that a kubelet process that never saw the pod can take the volume down.
 
-Talking to a FlexVolume driver: a program of the node's administrator, called once per question.
-
-It gets a command and its arguments, and answers with a JSON object. Commands that it does not know it
-answers with `Not supported`; they are done in the usual way instead, and not asked for again.
+A driver is executed once per call, with a command and its arguments, and prints a JSON object. For a command
+that it does not implement it returns `Not supported`: then the kubelet applies the default, and does not call
+the command again.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ NOT_SUPPORTED = "Not supported"
 
 
 class DriverError(VolumePluginError):
-    """A driver did not do what it was asked; the text has its own words."""
+    """Raised when a call to a driver failed; the text contains the driver's message."""
 
 
 class NotSupportedError(DriverError):
-    """The driver leaves this to the agent."""
+    """Raised when the driver leaves a command to the kubelet."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a driver can do; what it does not mention is as here."""
+    """Capabilities of a driver, with the defaults for those that it omits."""
 
     attach: bool = True
     selinuxrelabel: bool = True
@@ -65,7 +64,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a driver answers."""
+    """Response of a driver."""
 
     status: str = ""
     message: str = ""
@@ -74,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def escaped(driver: str) -> str:
-    """Give the name of a driver as a folder's: `vendor/driver` is `vendor~driver`; raises BadSource."""
+    """Return the directory name of a driver: `vendor~driver` for `vendor/driver`. Raises BadSource."""
     name = driver.replace("/", "~")
     try:
         if name.startswith(".") or name.endswith("~"):
@@ -85,9 +84,9 @@ def escaped(driver: str) -> str:
 
 
 def read_answer(command: str, said: str) -> Answer:
-    """Give what a driver answered; raises DriverError, of which NotSupportedError.
+    """Parse the response of a driver. Raises DriverError, or its subclass NotSupportedError.
 
-    Keys are taken in upper and lower case, because drivers write them in both.
+    Keys are case-insensitive, because drivers write them in upper and lower case.
     """
     try:
         answer = msgspec.convert(_lower(msgspec.json.decode(said)), Answer)
@@ -105,10 +104,10 @@ def read_answer(command: str, said: str) -> Answer:
 
 
 class FlexDriver:
-    """One driver; what is known of it holds as long as its program is the same."""
+    """One driver; its capabilities are cached until its executable changes."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Take the folder of all drivers and the driver's name, `vendor/driver`; raises BadSource."""
+        """Initialize with the directory of all drivers and the name, `vendor/driver`. Raises BadSource."""
         self.name = name
         self.program = folder / escaped(name) / name.rpartition("/")[2]
         self._seen: tuple[int, ...] = ()
@@ -116,7 +115,7 @@ class FlexDriver:
         self._unsupported: set[str] = set()
 
     async def capabilities(self) -> Capabilities:
-        """Give what it can do; it is asked when it is new (`init`). Raises KindError."""
+        """Return the driver's capabilities, calling `init` if it is new. Raises VolumePluginError."""
         try:
             facts = self.program.stat()
         except OSError:
@@ -132,9 +131,9 @@ class FlexDriver:
         return self._capabilities
 
     async def call(self, command: str, *arguments: str) -> Answer:
-        """Ask it to do something; raises NotSupportedError, DriverError and HelperError.
+        """Call a command of the driver. Raises NotSupportedError, DriverError and HelperError.
 
-        Options, which are JSON and may be secret, are told to nobody else.
+        Options, which are JSON and may contain secrets, are hidden in logs and errors.
         """
         if command in self._unsupported:
             raise NotSupportedError(NOT_SUPPORTED)
@@ -161,12 +160,12 @@ def _lower(value: Any) -> Any:
 
 
 PATIENCE = 120.0
-"""Seconds for which a driver may fail to undo what it did: a pod can always be deleted."""
+"""Seconds after which a volume is unmounted without its failing driver: a pod can always be deleted."""
 _PREFIX = "kubernetes.io/"
 
 
 class FlexKind(BaseVolumePlugin):
-    """Gives volumes of kind flexVolume."""
+    """Plugin for flexVolume volumes."""
 
     folder = "kubernetes.io~flexvolume"
 
@@ -175,10 +174,10 @@ class FlexKind(BaseVolumePlugin):
         self._drivers: dict[str, FlexDriver] = {}
         self._locks = Locks()
         self._failing: dict[Path, float] = {}
-        """Since when drivers fail to undo something, in the loop's time."""
+        """Event loop time of the first failed unmount, by path."""
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the driver make it; raises KindError, ObjectError and OSError."""
+        """Mount the volume through its driver. Raises VolumePluginError, ObjectError and OSError."""
         source = _source(wanted)
         driver = self._driver(source.driver)
         can = await driver.capabilities()
@@ -199,7 +198,10 @@ class FlexKind(BaseVolumePlugin):
         return MountedVolume(str(place), read_only=read_only, relabel=relabel, attached=attached)
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Have the driver unmount it, and its device when no other pod has it; raises as `set_up`."""
+        """Unmount the volume through its driver, and its device if no other pod uses it.
+
+        Raises as `set_up` does.
+        """
         note = VolumeFolders.of(self._given.root, uid).volume(self.folder, name)
         if not note.is_symlink():
             return
@@ -211,7 +213,7 @@ class FlexKind(BaseVolumePlugin):
             if not self._others(uid, name, place.parent.name):
                 await self._unmount_device(driver, name)
         with suppress(OSError):
-            place.parent.rmdir()  # unless there is another volume of the driver's
+            place.parent.rmdir()  # unless the pod has another volume of the driver
 
     async def _mount_device(self, wanted: VolumeToMount, driver: FlexDriver) -> None:
         options = _options(wanted, {})
@@ -233,7 +235,7 @@ class FlexKind(BaseVolumePlugin):
                 )
 
     async def _attached(self, wanted: VolumeToMount, driver: FlexDriver, options: str) -> str:
-        """Give the attached device: from the cluster's controllers, or by asking the driver ourselves."""
+        """Return the device that the cluster's controllers, or else the driver's `attach`, attached."""
         if not self._given.attaches:
             return await self._given.attached(wanted, _attached_name(wanted))
         try:
@@ -258,7 +260,7 @@ class FlexKind(BaseVolumePlugin):
         group = wanted.pod.spec.security_context.fs_group
         if group is None:
             return
-        # A walk that was cut off with the agent is made again; one that was complete need not be.
+        # A walk that was interrupted by a kubelet restart is repeated, a complete one is not.
         if new or await in_own_thread(lambda: Walk(group).differs(place), name="flex volume"):
             await own(wanted.pod, place, self._given.tell)
 
@@ -285,22 +287,26 @@ class FlexKind(BaseVolumePlugin):
                 await driver.call("detach", name, self._given.node_name)
 
     async def _undo(self, driver: FlexDriver, command: str, place: Path) -> None:
-        """Have the driver unmount something; what it leaves is done here, so also without a driver."""
+        """Unmount a path through the driver, and then what it left, hence also without a driver."""
         try:
             await driver.capabilities()
             await driver.call(command, str(place))
         except (NotSupportedError, BadSource):
-            pass  # a driver may be gone by now, or not care
+            pass  # the driver is not installed any more, or leaves it to the kubelet
         except VolumePluginError as err:
             now = asyncio.get_running_loop().time()
             if now - self._failing.setdefault(place, now) < PATIENCE:
                 raise
-            log.error(err, "A volume is taken down without its driver, which only fails", path=place)
+            log.error(
+                err,
+                "Failed to unmount volume through FlexVolume driver, unmounting without it",
+                path=place,
+            )
         self._failing.pop(place, None)
         while is_mounted(place):
             await unmount_with_helper(place)
         with suppress(OSError):
-            place.rmdir()  # what is in it goes with the pod's folder
+            place.rmdir()  # remaining content is deleted with the pod's directory
 
     def _driver(self, name: str) -> FlexDriver:
         if name not in self._drivers:
@@ -311,8 +317,8 @@ class FlexKind(BaseVolumePlugin):
         return self._given.root / "plugins/kubernetes.io/flexvolume" / driver / "mounts" / plain(name)
 
     def _others(self, uid: str, name: str, driver: str) -> bool:
-        """Whether another pod has a volume of this name of the same driver."""
-        # Only names are read: looking at what is mounted there would ask a server that may be away.
+        """Return whether another pod has a volume with this name of the same driver."""
+        # Only names are read: a stat of a mount point would block on an unreachable server.
         pods = [pod / "volumes" for pod in (self._given.root / "pods").iterdir() if pod.name != uid]
         return any((pod / self.folder / name).is_symlink() and name in _names(pod / driver) for pod in pods)
 
@@ -323,7 +329,7 @@ def _source(wanted: VolumeToMount) -> Flex:
 
 
 def _attached_name(wanted: VolumeToMount) -> str:
-    """Give the name by which the cluster's controllers attach a volume."""
+    """Return the name by which the cluster's controllers attach a volume."""
     return f"{_source(wanted).driver}/{wanted.name}"
 
 
@@ -346,7 +352,7 @@ def _about(wanted: VolumeToMount) -> dict[str, str]:
 
 
 def _options(wanted: VolumeToMount, more: Mapping[str, str]) -> str:
-    """Give the options for the driver; what the volume says itself wins."""
+    """Return the options for the driver, in JSON; those of the volume's source take precedence."""
     source = _source(wanted)
     options = {
         f"{_PREFIX}fsType": source.fs_type,
@@ -359,7 +365,7 @@ def _options(wanted: VolumeToMount, more: Mapping[str, str]) -> str:
 
 
 def _note(note: Path, place: Path) -> None:
-    """Have the link that tells whose a volume is."""
+    """Ensure that the symlink from the plugin's directory to the volume's mount point exists."""
     target = Path("..", place.parent.name, place.name)
     if note.is_symlink() and note.readlink() == target:
         return

@@ -1,4 +1,4 @@
-"""hostPath: a path of the machine, checked to be what the pod's author takes it for."""
+"""hostPath: a path of the host, checked against the type in the pod's spec."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
 }
 _OR_CREATE = "OrCreate"
 PATIENCE = 20.0
-"""Seconds after which a path counts as one that does not answer."""
+"""Seconds after which the check of a path is given up."""
 
 
 class HostPathError(VolumePluginError):
-    """The path is not what it should be; the text says what it is not."""
+    """Raised when a path is invalid, does not respond or is not of the required type."""
 
 
 class HostPathKind(BaseVolumePlugin):
-    """Gives volumes of kind hostPath."""
+    """Plugin for hostPath volumes."""
 
     folder = ""
     live = False
     slow = False
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Check the path; in a thread that may hang, because there may be a dead server behind it."""
+        """Check the path; in a thread that may hang, because its file server may be unreachable."""
         source = wanted.source
         assert isinstance(source, HostPath)
         if source.type:
@@ -51,9 +51,9 @@ class HostPathKind(BaseVolumePlugin):
 
 
 def check_host_path(source: HostPath) -> None:
-    """Check a path, and make it if its type says so; raises HostPathError and OSError.
+    """Check a path, and create it if its type ends with `OrCreate`. Raises HostPathError and OSError.
 
-    A path without a type is taken as it is: the runtime makes a directory of what is not there.
+    A path without a type is not accessed: the runtime creates a directory if it does not exist.
     """
     if ".." in source.path.split("/"):
         raise HostPathError(f"invalid HostPath `{source.path}`: must not contain '..'")

@@ -1,10 +1,9 @@
-"""image: the files of an image, which the runtime mounts by itself if it can.
+"""image: images that the container runtime mounts itself; and the volume types that are not supported.
 
-The agent has the image pulled as it does the containers' (`runtime/start.py`), and names it.
+The image is pulled like those of containers (`kuberuntime/start.py`); the plugin only returns its reference.
 
-Kinds of volumes that no node mounts by itself any more, and that no driver has taken over as they are.
-
-Each is refused in one line that says what to use instead.
+Volume types that Kubernetes has removed, and that are not translated to a CSI driver, are rejected with one
+line that names the alternative.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost
 
 
 class ImageKind(BaseVolumePlugin):
-    """Gives volumes of kind image."""
+    """Plugin for image volumes."""
 
     slow = False
 
@@ -25,7 +24,7 @@ class ImageKind(BaseVolumePlugin):
         self._possible = given.image_volumes
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Say which image it is; raises KindError when the runtime would only show an empty folder."""
+        """Return the image. Raises VolumePluginError if the runtime would only mount an empty directory."""
         source = wanted.source
         assert isinstance(source, ImageVolume)
         if not self._possible:
@@ -59,16 +58,16 @@ REASONS = {
     },
     "gitRepo": _GIT,
 }
-"""Why a kind is refused, by the API's name of the kind."""
+"""Rejection messages, by the volume type's name in the API."""
 
 
 class UnsupportedVolumePlugin(BaseVolumePlugin):
-    """Gives no volumes, and says why."""
+    """Plugin that rejects all volumes, with the reason."""
 
     slow = False
     blocks = True
     options = True
 
     async def set_up(self, wanted: VolumeToMount) -> NoReturn:
-        """Refuse it."""
+        """Reject the volume. Raises BadSource."""
         raise BadSource(REASONS[wanted.kind])

@@ -1,8 +1,8 @@
-"""iscsi: a disk of an iSCSI target, by the machine's `iscsiadm`.
+"""iscsi: a LUN of an iSCSI target, attached with the host's `iscsiadm`.
 
-The node logs in to each portal of the target that it is not logged in to already, and looks for the one
-lun only. Notes about it (`iscsi.json`, as the reference writes it) lie where the disk is mounted, hidden
-by it: by them it is logged out again, unless another disk of the same target is in use.
+The node logs in to each portal of the target to which it has no session, and scans for the one LUN only. The
+metadata file (`iscsi.json`, in upstream's format) is in the directory on which the disk is mounted, hidden by
+the mount. `detach` reads it to log out, unless another LUN of the same target is in use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pykubelet.volumes.plugins.secret import named_secret
 
 log = get_logger(__name__)
 ENOUGH_PATHS = 2
-"""Paths with which a disk with several portals is used, when the others were tried often enough."""
+"""Number of paths that suffice for a disk with several portals after FEWEST_TRIES attempts."""
 FEWEST_TRIES, MOST_TRIES = 2, 5
 DEVICE_SECONDS = 30.0
 MULTIPATH_SECONDS = 10.0
@@ -38,7 +38,7 @@ _LOGIN = ("username", "password", "username_in", "password_in")
 
 
 class Disk(msgspec.Struct, rename="pascal"):
-    """The notes about a disk, in the reference's words."""
+    """Metadata of a disk, in upstream's format."""
 
     vol_name: str
     portals: list[str]
@@ -50,12 +50,12 @@ class Disk(msgspec.Struct, rename="pascal"):
 
     @property
     def name(self) -> str:
-        """The folder of the disk, below that of its interface."""
+        """Relative directory of the disk, below that of its interface."""
         return f"iface-{self.iface}/{self.portals[0]}-{self.iqn}-lun-{self.lun}"
 
 
 def disk_of(source: Iscsi, volume: str) -> Disk:
-    """Give what is to be known of a volume's disk; raises BadSource."""
+    """Return the metadata of a volume's disk. Raises BadSource."""
     portals = [_with_port(portal) for portal in (source.target_portal, *source.portals)]
     initiator = source.initiator_name or ""
     iface = f"{portals[0]}:{volume}" if initiator else source.iscsi_interface
@@ -67,27 +67,27 @@ def disk_of(source: Iscsi, volume: str) -> Disk:
 
 
 class IscsiKind(SharedDiskKind):
-    """Gives volumes of kind iscsi."""
+    """Plugin for iscsi volumes."""
 
     folder = "kubernetes.io~iscsi"
     depth = 2
     notes = "iscsi.json"
 
     def disk_name(self, wanted: VolumeToMount) -> str:
-        """Give the folder of the disk."""
+        """Return the relative directory of the disk."""
         return disk_of(wanted.source, wanted.name).name
 
     def attached_name(self, wanted: VolumeToMount) -> str:
-        """Give the disk's address."""
+        """Return the disk's address: portal, IQN and LUN."""
         return f"{wanted.source.target_portal}:{wanted.source.iqn}:{wanted.source.lun}"
 
     def volume_of(self, place: Path) -> str:
-        """Give the volume in the notes."""
+        """Return the volume name in the metadata."""
         disk = self._load(place)
         return disk.vol_name if disk is not None else ""
 
     async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
-        """Log in, and wait for the disk, or for the one on top of its paths."""
+        """Log in, and wait for the disk or for the multipath device on top of its paths."""
         disk = disk_of(wanted.source, wanted.name)
         secret = await self._secret(wanted)
         transport = await self._interface(disk)
@@ -106,7 +106,7 @@ class IscsiKind(SharedDiskKind):
             await asyncio.sleep(_PAUSE)
 
     async def detach(self, place: Path, device: Path | None) -> None:
-        """Forget the disk, and log out if it was the last of its target."""
+        """Remove the disk, and log out if no other disk of its target is in use."""
         disk = self._load(place)
         if disk is None:
             return
@@ -125,7 +125,10 @@ class IscsiKind(SharedDiskKind):
             await _admin("-m", "iface", "-I", disk.iface, "-o", "delete", fine=_NOTHING_THERE)
 
     async def _interface(self, disk: Disk) -> str:
-        """Give the transport of the disk's interface; one of the volume's own is made like the given one."""
+        """Return the transport of the configured interface.
+
+        With an initiator name, the volume gets an interface of its own, a copy of the configured one.
+        """
         said = await _admin("-m", "iface", "-I", disk.init_iface, "-o", "show")
         facts = dict(_facts(said))
         if disk.initiator_name:
@@ -140,7 +143,10 @@ class IscsiKind(SharedDiskKind):
         return "tcp" if transport == "<empty>" else transport
 
     async def _paths(self, disk: Disk, source: Iscsi, secret: dict[str, str], transport: str) -> list[Path]:
-        """Have as many paths to the disk as there are, or enough of them; raises KindError."""
+        """Return the paths to the disk, retrying until all or enough are found, at most MOST_TRIES times.
+
+        Raises VolumePluginError if an attempt ends without any path.
+        """
         found: dict[str, Path] = {}
         failure: object = "none was tried"
         for attempt in range(1, MOST_TRIES + 1):
@@ -192,7 +198,7 @@ class IscsiKind(SharedDiskKind):
         except HelperError as err:
             await _try("iscsiadm", *discovery, "-o", "delete")
             raise VolumePluginError(f"iscsi: failed to sendtargets to portal {portal}: {err}") from err
-        # What else the target has is none of the node's business.
+        # Other LUNs of the target must not be attached to this node.
         await _try("iscsiadm", *node, "-o", "update", "-n", "node.session.scan", "-v", "manual")
         if source.chap_auth_session:
             await _set_login(node, _SESSION, secret)
@@ -201,7 +207,7 @@ class IscsiKind(SharedDiskKind):
         except HelperError as err:
             await _try("iscsiadm", *node, "-o", "delete")
             raise VolumePluginError(f"iscsi: failed to attach disk: {err}") from err
-        # A machine that starts must not wait for a disk that may be elsewhere by then.
+        # A booting host must not wait for a disk that may be attached elsewhere by then.
         startup = ("-o", "update", "-n", "node.startup", "-v", "manual")
         await _try("iscsiadm", "-m", "node", "-p", portal, "-T", disk.iqn, *startup)
 
@@ -214,7 +220,7 @@ class IscsiKind(SharedDiskKind):
         return {name: value.decode(errors="replace") for name, value in secret.data.items()}
 
     def _shared(self, disk: Disk, place: Path) -> bool:
-        """Whether another disk of the same target is in use here."""
+        """Return whether another disk of the same target is in use on this node."""
         prefix = f"{disk.portals[0]}-{disk.iqn}"
         disks = place.parents[1].parent if place.parents[1].name == DEVICES else place.parents[1]
         others = (*disks.glob("iface-*/*"), *disks.glob(f"{DEVICES}/iface-*/*"))
@@ -235,7 +241,7 @@ async def _set_login(record: tuple[str, ...], prefix: str, secret: dict[str, str
 
 
 async def _admin(*arguments: str, fine: Collection[int] = (), hidden: Collection[str] = ()) -> str:
-    """Run `iscsiadm`; raises HelperError, but not for an exit status that is fine."""
+    """Run `iscsiadm` and return its output. Raises HelperError, except for the exit statuses in `fine`."""
     try:
         return await run_helper("iscsiadm", *arguments, hidden=hidden)
     except HelperError as err:
@@ -245,11 +251,11 @@ async def _admin(*arguments: str, fine: Collection[int] = (), hidden: Collection
 
 
 async def _try(*command: str) -> None:
-    """Run a program whose failure changes nothing."""
+    """Run a command and ignore its failure."""
     try:
         await run_helper(*command)
     except HelperError as err:
-        log.v(2).info("A program for an iSCSI disk failed, which may not matter", reason=str(err))
+        log.v(2).info("Ignored failed command for iSCSI disk", err=str(err))
 
 
 def _facts(said: str) -> list[tuple[str, str]]:

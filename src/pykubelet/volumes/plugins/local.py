@@ -1,9 +1,9 @@
-"""local: a directory or a disk of this node, behind a claim.
+"""local: a directory or a disk of this node, used through a PersistentVolumeClaim.
 
-A directory is bound into the pod's folder. A disk that is wanted as files is mounted once for all pods
-(`plugins/kubernetes.io/local-volume/mounts/<volume>`), with a new file system if it has none, and bound
-from there; one that is wanted as a device is mapped (`block.py`). The files are given to the pod's group
-before they are bound, so that what is bound is ready; while another pod has them, they stay as they are.
+A directory is bind-mounted into the pod's directory. A disk that is used as a file system is mounted once for
+all pods (`plugins/kubernetes.io/local-volume/mounts/<volume>`), formatted if it has no file system, and
+bind-mounted from there; a disk that is used as a block device is mapped (`block.py`). fsGroup is applied
+before the bind mount, so that a bound volume is ready; it is not applied while another pod uses the volume.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class LocalKind(BaseVolumePlugin):
-    """Gives volumes of kind local."""
+    """Plugin for local volumes."""
 
     folder = "kubernetes.io~local-volume"
     blocks = True
@@ -44,7 +44,7 @@ class LocalKind(BaseVolumePlugin):
         self._locks = Locks()
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the directory bound, or the device mapped."""
+        """Bind-mount the directory, or map the block device."""
         source = wanted.source
         assert isinstance(source, LocalDisk)
         path = checked_path(source.path, wanted.name)
@@ -70,15 +70,15 @@ class LocalKind(BaseVolumePlugin):
         return MountedVolume(str(place), read_only=wanted.read_only, relabel=not wanted.read_only)
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Unmount the disks that no pod uses any more."""
+        """Unmount the disks that no pod uses."""
         for place in await _thread(self._mounted_disks):
             async with self._locks(place.name):
                 if place.name not in in_use:
                     await _thread(functools.partial(_release, place))
-                    log.info("Unmounted a disk that no pod uses any more", volume=place.name)
+                    log.info("Unmounted unused disk", volumeName=place.name)
 
     async def _origin(self, wanted: VolumeToMount, source: LocalDisk, path: Path) -> Path:
-        """Give the folder that is to be bound, which a disk has only when it is mounted."""
+        """Return the directory to bind-mount; a disk is mounted first."""
         mode = await _thread(lambda: _mode(path))
         if stat.S_ISDIR(mode):
             return path
@@ -107,7 +107,7 @@ class LocalKind(BaseVolumePlugin):
             )
 
     def _others(self, wanted: VolumeToMount) -> bool:
-        """Whether another pod has the volume."""
+        """Return whether another pod has mounted the volume."""
         places = (self._given.root / "pods").glob(f"*/volumes/{self.folder}/{glob.escape(wanted.name)}")
         return any(place.parts[-4] != wanted.uid and mount_at(place) is not None for place in places)
 
@@ -116,7 +116,7 @@ class LocalKind(BaseVolumePlugin):
 
 
 def checked_path(path: str, volume: str) -> Path:
-    """Give the path of a local volume; raises KindError when it cannot be one."""
+    """Return the path of a local volume. Raises VolumePluginError if it is invalid."""
     if not path:
         raise VolumePluginError(f'LocalVolume volume "{volume}" path is empty')
     if ".." in path.split("/"):

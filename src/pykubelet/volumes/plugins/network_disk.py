@@ -1,16 +1,14 @@
-"""What iscsi and fc share: a disk of a storage network, attached once for all pods of the node.
+"""Base of iscsi and fc: a disk of a storage network, attached once for all pods of the node.
 
-    plugins/kubernetes.io/<kind>/<disk>                 the disk, mounted; notes about it lie underneath
-    plugins/kubernetes.io/<kind>/volumeDevices/<disk>   notes about a disk that pods have as a device
+    plugins/kubernetes.io/<kind>/<disk>                 mount point of the disk; it hides the metadata file
+    plugins/kubernetes.io/<kind>/volumeDevices/<disk>   metadata file of a disk used as a block device
 
-A pod's folder has it bound from there. It is given to the pod's group before it is bound, so that what is
-bound is ready. When nothing is bound any more the disk is unmounted and detached (`sweep`): the mount
-table knows, also for an agent that never saw the pods.
+The disk is bind-mounted from there into the pods' directories. fsGroup is applied before the bind mount, so
+that a bound volume is ready. `sweep` unmounts and detaches a disk without bind mounts; it reads the mount
+table, hence it also works for a kubelet process that never saw the pods.
 
-SCSI disks as the kernel shows them below `/sys` and `/dev`: finding, scanning for and removing them.
-
-Several paths to one disk make a multipath device (`dm-…`) on top of the disks. Everything here blocks
-for a moment only, except for scanning.
+`Scsi` finds, scans for and removes SCSI disks through `/sys` and `/dev`. Several paths to one disk form a
+multipath device (`dm-…`) on top of the disks. Its methods block briefly, those that scan for longer.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ _CONNECTION = "iscsi_connection"
 
 @dataclass(frozen=True, slots=True)
 class Scsi:
-    """The machine's disks; the two folders are others only in tests."""
+    """SCSI disks of the host; tests replace the two directories."""
 
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
 
     def multipath_of(self, device: Path) -> Path | None:
-        """Give the multipath device on top of a disk, if there is one; it is its own."""
+        """Return the multipath device on top of a disk, or None; a multipath device is returned itself."""
         real = device.resolve()
         if real.name.startswith("dm-"):
             return real
@@ -54,7 +52,7 @@ class Scsi:
         return None
 
     def disks_of(self, device: Path) -> list[Path]:
-        """Give the disks below a multipath device, or the disk itself."""
+        """Return the disks below a multipath device, or the disk itself."""
         real = device.resolve()
         if not real.name.startswith("dm-"):
             return [real]
@@ -63,18 +61,18 @@ class Scsi:
         )
 
     def remove(self, disk: Path) -> None:
-        """Have the kernel forget a disk; raises OSError. One that is gone is fine."""
+        """Remove a disk from the kernel; a missing disk is ignored. Raises OSError."""
         place = self.sys / "block" / disk.name / "device/delete"
         if place.exists():
             place.write_text("1")
 
     def scan_all(self) -> None:
-        """Look for new disks everywhere; raises OSError."""
+        """Scan all SCSI hosts for new disks. Raises OSError."""
         for host in sorted((self.sys / "class/scsi_host").glob("*/scan")):
             host.write_text("- - -")
 
     def scan_lun(self, host: int, lun: int) -> None:
-        """Look for one disk, and not for its neighbours, which are others' business; raises OSError."""
+        """Scan for one LUN only; other LUNs of the target may belong to other nodes. Raises OSError."""
         (self.sys / f"class/scsi_host/host{host}/scan").write_text(f"0 0 {lun}")
 
     def disk_by_path(self, name: str, *, behind_pci: bool) -> Path | None:
@@ -98,7 +96,7 @@ class Scsi:
         return next((folder / match for match in matches), None)
 
     def portals(self, target: str) -> dict[str, int]:
-        """Give the portals through which the node is logged in to an iSCSI target, each with its host."""
+        """Return the portals with a session to an iSCSI target, each with its SCSI host number."""
         found = {}
         for host, session in self._sessions(target):
             for connection in sorted(session.glob(f"connection*/{_CONNECTION}/connection*")):
@@ -109,7 +107,7 @@ class Scsi:
         return found
 
     def lun_disks(self, target: str, lun: int) -> list[Path]:
-        """Give the disks that one lun of an iSCSI target is here."""
+        """Return the disks of one LUN of an iSCSI target, one per session."""
         found = []
         for host, session in self._sessions(target):
             blocks = (session / f"target{host}:0:0/{host}:0:0:{lun}/block").glob("*")
@@ -127,21 +125,21 @@ def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
-        return ""  # a session may end while we look
+        return ""  # the session may end concurrently
 
 
 T = TypeVar("T")
 
 
 class SharedDiskKind(BaseVolumePlugin):
-    """Gives volumes of a kind of disks; how one is found, attached and detached is the kind's own."""
+    """Base class of network disk plugins; subclasses find, attach and detach a disk."""
 
     blocks = True
     options = True
     depth = 1
-    """How many folders deep the disks lie below the kind's."""
+    """Number of directory levels of a disk name below the plugin's directory."""
     notes = ""
-    """The name of the file in which the kind takes notes about a disk."""
+    """Name of the plugin's metadata file of a disk."""
 
     def __init__(self, given: VolumeHost, scsi: Scsi | None = None) -> None:
         self.given = given
@@ -149,37 +147,40 @@ class SharedDiskKind(BaseVolumePlugin):
         self._disks = given.root / "plugins" / self.folder.replace("~", "/")
         self._locks = Locks()
         self._here: dict[Path, str] = {}
-        """The names in the node's status of the disks that are here, by their places."""
+        """Names in the node's status of the attached disks, by mount point or metadata directory."""
 
     def disk_name(self, wanted: VolumeToMount) -> str:
-        """Give the disk's own path below the kind's folder; raises KindError."""
+        """Return the disk's path relative to the plugin's directory. Raises VolumePluginError."""
         raise NotImplementedError
 
     async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
-        """Have the disk here, and give its device; notes go to `place`. Raises KindError and OSError."""
+        """Attach the disk, write its metadata to `place` and return its device.
+
+        Raises VolumePluginError and OSError.
+        """
         raise NotImplementedError
 
     async def detach(self, place: Path, device: Path | None) -> None:
-        """Undo `attach`, by the notes at `place`; `device` was mounted there. Raises as `attach` does."""
+        """Detach the disk by the metadata in `place`; `device` was mounted there. Raises as `attach` does."""
         raise NotImplementedError
 
     def attached_name(self, wanted: VolumeToMount) -> str:
-        """Give the name by which the cluster's controllers know the disk as in use."""
+        """Return the disk's name in `status.volumesInUse`, without the plugin's prefix."""
         raise NotImplementedError
 
     def volume_of(self, place: Path) -> str:
-        """Give the name of the volume that was attached, by the notes at `place`; "" when there are none."""
+        """Return the name of the volume from the metadata in `place`; empty if there is no metadata."""
         raise NotImplementedError
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the disk bound, or mapped as a device."""
+        """Attach the disk, and bind-mount it or map it as a block device."""
         read_only = wanted.read_only or (wanted.persistent is None and bool(wanted.source.read_only))
         name, attached = self.disk_name(wanted), self._attached_name(wanted)
         folders = VolumeFolders.of(self.given.root, wanted.uid)
         place = folders.volume(self.folder, wanted.name)
         mapped = wanted.block and folders.device(self.folder, wanted.name).is_symlink()
         if not mapped and not is_mounted(place):
-            # What a pod has already was its own before; an earlier agent has asked.
+            # Not needed for a volume that is set up: its attachment was verified then.
             await self.given.attached(wanted, attached)
         async with self._locks(name):
             self._here[(self._disks / DEVICES if wanted.block else self._disks) / name] = attached
@@ -190,11 +191,11 @@ class SharedDiskKind(BaseVolumePlugin):
         return MountedVolume(str(place), read_only=read_only, relabel=not read_only, attached=attached)
 
     def in_use(self) -> Collection[str]:
-        """Give the disks that are here, until they are unmounted: then another node may have them."""
+        """Return the disks attached here, until they are detached; then another node may attach them."""
         return {name for name in self._here.values() if name}
 
     async def sweep(self, in_use: Collection[str]) -> None:
-        """Unmount and detach the disks that no pod has any more."""
+        """Unmount and detach the disks that no pod uses."""
         for folder in (self._disks, self._disks / DEVICES):
             for place in self._places(folder):
                 async with self._locks(str(place.relative_to(folder))):
@@ -241,7 +242,7 @@ class SharedDiskKind(BaseVolumePlugin):
         await self.detach(place, device)
         (place / self.notes).unlink(missing_ok=True)
         place.rmdir()
-        log.info("Detached a disk that no pod uses any more", path=place)
+        log.info("Detached unused disk", path=place)
 
     def _places(self, folder: Path) -> list[Path]:
         pattern = "/".join("*" * self.depth)

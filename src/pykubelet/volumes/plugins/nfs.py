@@ -1,8 +1,8 @@
-"""nfs: a directory of a server, mounted into the pod's folder by the machine's `mount`.
+"""nfs: an export of an NFS server, mounted into the pod's directory by the host's `mount`.
 
-The server may be gone at any time, and then whoever looks at the mounted folder waits for it for ever.
-So the mount table is asked instead of the folder, and mounting and unmounting is left to processes that
-can be given up (`mount_helper.py`).
+The server may become unreachable at any time, and then every access to the mounted directory blocks. So the
+mount table is read instead of the directory, and mount and unmount run in processes that can be abandoned
+(`mount_helper.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 
 class NfsKind(BaseVolumePlugin):
-    """Gives volumes of kind nfs."""
+    """Plugin for nfs volumes."""
 
     folder = "kubernetes.io~nfs"
     options = True
@@ -37,10 +37,10 @@ class NfsKind(BaseVolumePlugin):
         self._root = given.root
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have it mounted; raises HelperError."""
+        """Ensure that the export is mounted. Raises HelperError."""
         source = wanted.source
         assert isinstance(source, Nfs)
-        # A persistent volume is read-only when the claim is named so, whatever the volume says of itself.
+        # A PersistentVolume is read-only if the pod uses the claim read-only, whatever its source specifies.
         read_only = wanted.read_only or (wanted.persistent is None and source.read_only)
         place = VolumeFolders.of(self._root, wanted.uid).volume(self.folder, wanted.name)
         if not is_mounted(place):
@@ -57,9 +57,10 @@ class NfsKind(BaseVolumePlugin):
         return MountedVolume(str(place), read_only=read_only)
 
     async def take_down(self, uid: str, name: str) -> None:
-        """Unmount the volume and the parts of it, the latter first.
+        """Unmount the volume, after the subPath mounts of it.
 
-        What somebody uses is left to the general unmounting, which is patient, but not for ever.
+        A failure, such as a busy mount, is logged and left to the general unmount, which retries up to a
+        deadline.
         """
         folders = VolumeFolders(VolumeFolders.of(self._root, uid).pod.resolve())
         volume = folders.volume(self.folder, name)
@@ -67,11 +68,11 @@ class NfsKind(BaseVolumePlugin):
             try:
                 await unmount_with_helper(mount.point)
             except HelperError as err:
-                log.error(err, "An NFS volume cannot be unmounted yet", path=mount.point, podUID=uid)
+                log.error(err, "Failed to unmount NFS volume", path=mount.point, podUID=uid)
 
 
 def nfs_source(source: Nfs) -> str:
-    """Give a source as `mount` wants it; raises BadSource."""
+    """Return the source argument for `mount`. Raises BadSource."""
     if not source.server or source.server.startswith("-"):
         raise BadSource(f"{source.server!r} is no server")
     return f"{_bracketed(source.server)}:{source.path}"

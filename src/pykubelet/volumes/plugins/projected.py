@@ -1,7 +1,7 @@
 """projected: the files of several sources in one volume, in memory only.
 
-Nearly every pod of a cluster has one, with its service account's token, the cluster's root
-certificates and its namespace. Sources are asked for side by side; what is missing is told of all.
+Nearly every pod of a cluster has one, with its service account's token, the cluster's root certificates and
+its namespace. Sources are fetched concurrently; an error contains the reasons of all that failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PRIVATE = 0o600
 
 
 class ProjectedKind(BaseVolumePlugin):
-    """Gives volumes of kind projected."""
+    """Plugin for projected volumes."""
 
     folder = "kubernetes.io~projected"
     live = True
@@ -39,7 +39,7 @@ class ProjectedKind(BaseVolumePlugin):
         self._writer = Writer(given, self.folder, in_memory=True)
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the files as their sources are now."""
+        """Write the files of the current sources."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, ProjectedVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
@@ -56,7 +56,7 @@ class ProjectedKind(BaseVolumePlugin):
         return await self._writer.write(pod, wanted.name, files)
 
     async def _collected(self, pod: Pod, source: Projection, mode: int) -> dict[str, File] | str:
-        """Give the files of one source, or why there are none."""
+        """Return the files of one source, or the reason of its failure."""
         try:
             return await self._files(pod, source, mode)
         except (VolumePluginError, ObjectError) as err:
@@ -107,9 +107,10 @@ class ProjectedKind(BaseVolumePlugin):
 
 
 def _identity_file(pod: Pod, text: str, mode: int) -> File:
-    """Make a file that is the pod's alone, where it is known who in the pod will read it.
+    """Return a file with mode 0600 if its readers in the pod are known, otherwise with `mode`.
 
-    That is the one user of all containers, or the pod's group, to which the writer opens it.
+    Known readers are the single user of all containers, which owns the file, or the pod's fsGroup, to which
+    the writer grants access.
     """
     user = fs_user(pod)
     private = user is not None or pod.spec.security_context.fs_group is not None

@@ -1,6 +1,7 @@
-"""secret: the values of a secret as files, in memory only.
+"""secret: the values of a Secret as files, in memory only.
 
-Secrets that volumes name, for servers and drivers: a pod's own namespace, or any for persistent ones.
+`named_secret` fetches the Secrets that sources of other volumes reference, for servers and drivers: in the
+pod's namespace, for PersistentVolumes in any namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost
 
 
 class SecretKind(BaseVolumePlugin):
-    """Gives volumes of kind secret."""
+    """Plugin for secret volumes."""
 
     folder = "kubernetes.io~secret"
     live = True
@@ -30,7 +31,7 @@ class SecretKind(BaseVolumePlugin):
         self._writer = Writer(given, self.folder, in_memory=True)
 
     async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        """Have the files as the secret is now."""
+        """Write the files of the current Secret."""
         pod, source = wanted.pod, wanted.source
         assert isinstance(source, SecretVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
@@ -43,7 +44,7 @@ class SecretKind(BaseVolumePlugin):
 async def secret_files(
     objects: PodObjects, pod: Pod, name: str, items: Sequence[KeyToPath], mode: int, *, optional: bool
 ) -> dict[str, File]:
-    """Give the files of a secret; raises ObjectError, and KindError for a key that is not there."""
+    """Return the files of a Secret. Raises ObjectError, and VolumePluginError for a missing key."""
     data: Mapping[str, bytes] = {}
     try:
         data = (await objects.secret(pod, name)).data
@@ -54,7 +55,7 @@ async def secret_files(
 
 
 async def named_secret(given: VolumeHost, wanted: VolumeToMount, reference: SecretReference) -> Secret:
-    """Give a secret; raises KindError."""
+    """Return the Secret that a volume's source references. Raises VolumePluginError."""
     own = wanted.pod.metadata.namespace
     namespace = (wanted.persistent is not None and reference.namespace) or own
     try:
