@@ -17,7 +17,7 @@ pytestmark = pytest.mark.machine
 
 def connected(node: ClusterNode) -> Counter[str]:
     """How many clients have connected, by what they speak."""
-    return Counter(re.findall(r'"A client is connected" protocol="?([^ "]*)', node.log_text()))
+    return Counter(re.findall(r'"Client connected" protocol="?([^ "]*)', node.log_text()))
 
 
 def test_the_api_server_speaks_http2(cluster_member: ClusterNode, namespace: str) -> None:

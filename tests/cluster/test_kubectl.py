@@ -41,7 +41,7 @@ def space(plane: Plane) -> Iterator[str]:
 def no_failed_answer(cluster_member: ClusterNode) -> Iterator[None]:
     """However clients left, nothing went wrong that nobody had thought of."""
     yield
-    assert "Failed to answer a request" not in cluster_member.log_text()
+    assert "Failed to handle request" not in cluster_member.log_text()
 
 
 @pytest.fixture(scope="module")

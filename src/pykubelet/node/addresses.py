@@ -1,15 +1,13 @@
-"""Under which addresses the cluster finds the node.
+"""Node addresses in the node status, and the host IPs in the status of pods.
 
-`--node-ip` wins; else the node's own name is looked up, in case someone gave it an address of this
-machine on purpose; else the machine's default address stands for it. With an external cloud provider
-the cloud has the last word: what it wrote stays, and before that only what was asked for is told.
+Precedence for the node status: `--node-ip`, else the hostname if it is an IP address, else an address of
+this host that the node name resolves to, else the host's default address. With an external cloud provider
+the addresses that it wrote are kept; before that only the hostname and addresses that `--node-ip` requests
+are reported.
 
-The node's addresses as its pods are told of them, which may come late and may change.
-
-A machine can boot before its network is there, a cloud tells its own opinion after the node has registered,
-and a lease can end. Nothing of that stops the agent: pods that do not ask for the address start without it.
-Once the node's status in the cluster has addresses, those count, so that pods and everybody else are told
-the same.
+`HostIPs` owns the host IPs. They may be missing at boot (no network yet) and may change (cloud provider,
+DHCP); neither stops the kubelet, and pods that do not use the host IP start without it. Once the node status
+has addresses, they take precedence, so that pods and the other clients of the API see the same.
 """
 
 from __future__ import annotations
@@ -38,33 +36,33 @@ from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"
-"""The annotation that tells an external cloud provider what `--node-ip` says."""
+"""Annotation that passes `--node-ip` to an external cloud provider."""
 LOOKUP_SECONDS = 5.0
 
 
 def named_ips(settings: NodeSettings) -> tuple[IPAddress, ...]:
-    """Give the addresses that `--node-ip` names; 0.0.0.0 and :: name only a family."""
+    """Return the specific addresses of `--node-ip`; 0.0.0.0 and :: select only a family."""
     return tuple(ip for ip in settings.ips if not ip.is_unspecified)
 
 
 def needs_own_address(settings: NodeSettings) -> bool:
-    """Whether an address has to be found, since none was given."""
+    """Return whether an address has to be discovered, since none is configured."""
     if named_ips(settings) or parse_address(settings.hostname) is not None:
         return False
     return bool(settings.ips) or not settings.external_cloud
 
 
 def provided_ip(settings: NodeSettings) -> str:
-    """Give what the annotation for the external cloud provider says; empty: it must not be there."""
+    """Return the value of the `PROVIDED_IP` annotation; empty if it must not exist."""
     return ",".join(map(str, named_ips(settings))) if settings.external_cloud else ""
 
 
 def next_addresses(
     old: Sequence[NodeAddress], settings: NodeSettings, own: IPAddress | None
 ) -> list[NodeAddress]:
-    """Give the node's addresses; `own` is what `find_own_address` found, if it had to.
+    """Return the node's addresses; `own` is the result of `find_own_address`, if it was needed.
 
-    Without any, the old ones stay.
+    If no address is known, the old addresses are returned.
     """
     if settings.external_cloud and old:
         return list(old)
@@ -81,13 +79,13 @@ def next_addresses(
 def choose_looked_up(
     found: Iterable[IPAddress], interfaces: list[Interface], prefer: int
 ) -> IPAddress | None:
-    """Choose among the addresses of the node's name: this machine's, the preferred family first."""
+    """Return the first resolved address that belongs to this host, of the preferred family if possible."""
     usable = [ip for ip in found if node_ip_problem(ip, interfaces) is None]
     return next((ip for ip in usable if ip.version == prefer), usable[0] if usable else None)
 
 
 async def find_own_address(settings: NodeSettings) -> IPAddress:
-    """Find the address that stands for this machine; raises NodeIPError when it has none."""
+    """Return the host address that the node name resolves to, else the default one. Raises NodeIPError."""
     prefer = settings.ips[0].version if settings.ips else 4
     interfaces = read_interfaces()
     looked_up = await _look_up(settings.name)
@@ -97,9 +95,10 @@ async def find_own_address(settings: NodeSettings) -> IPAddress:
 
 
 async def host_ips(settings: NodeSettings) -> list[IPAddress]:
-    """Give the node's addresses as its pods are told of them; raises NodeIPError.
+    """Return the host IPs for the status of pods. Raises NodeIPError.
 
-    They are those that the cluster is told; where a cloud tells them, the machine's own until then.
+    These are the addresses of the node status; with an external cloud provider, the host's own address
+    until the provider has set the status.
     """
     check_named(settings)
     if named := named_ips(settings):
@@ -108,14 +107,14 @@ async def host_ips(settings: NodeSettings) -> list[IPAddress]:
 
 
 def check_named(settings: NodeSettings) -> None:
-    """Make sure that what `--node-ip` names is still this machine's; raises NodeIPError."""
+    """Check that the addresses of `--node-ip` belong to this host. Raises NodeIPError."""
     check_node_ips(NodeIPs(settings.ips))
 
 
 async def _look_up(name: str) -> list[IPAddress]:
     loop = asyncio.get_running_loop()
     try:
-        # A resolver that hangs must not hold up the node's status.
+        # A hanging resolver must not delay the node status.
         async with asyncio.timeout(LOOKUP_SECONDS):
             found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TimeoutError):
@@ -125,24 +124,24 @@ async def _look_up(name: str) -> list[IPAddress]:
 
 
 MISSING_SECONDS = 5.0
-"""How often to look while there is none."""
+"""Seconds between discoveries while no address is known; `LOOK_SECONDS` otherwise."""
 LOOK_SECONDS = 60.0
 
 
 class HostIPs:
-    """Knows the addresses; whoever holds `ips` sees each change."""
+    """Current host IPs; `ips` is updated in place, so that its users see each change."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._complaints = ErrorLogLimiter(log, "Failed to find the node's address, pods go without")
         self._told = False
         self.ips: list[str] = []
-        """None yet, one, or one of each family; one list for the agent's life."""
+        """Empty while unknown, one address, or one per family; the same list for the process lifetime."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when they have changed: pods' statuses tell them, and pods may wait for them."""
+        """Called after a change: pod statuses contain the addresses, and pods may wait for them."""
 
     async def look(self) -> None:
-        """Take the machine's own, unless the cluster has said more; a failure is only logged."""
+        """Discover the host's own address, unless the node status has addresses; a failure is only logged."""
         if self._told:
             return
         clock = asyncio.get_running_loop().time
@@ -152,18 +151,18 @@ class HostIPs:
             self._complaints.failed(err, clock())
             return
         self._complaints.succeeded(clock())
-        # While the machine was asked, the cluster may have spoken.
+        # `follow` may have been called concurrently.
         if not self._told:
             self._take([str(ip) for ip in found])
 
     def follow(self, addresses: Iterable[NodeAddress]) -> None:
-        """Take the addresses in the node's status; those without any are not heeded."""
+        """Set the host IPs from the addresses of the node status, unless none of them is usable."""
         if found := told_to_pods(addresses):
             self._told = True
             self._take(found)
 
     async def run(self) -> NoReturn:
-        """Look again and again, until cancelled."""
+        """Discover the address periodically until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS if self.ips else MISSING_SECONDS)
             await self.look()
@@ -172,13 +171,13 @@ class HostIPs:
         if ips == self.ips:
             return
         if self.ips:
-            log.info("The node's addresses are others now", before=list(self.ips), now=ips)
+            log.info("Host IPs changed", before=list(self.ips), now=ips)
         self.ips[:] = ips
         self.on_change()
 
 
 def told_to_pods(addresses: Iterable[NodeAddress]) -> list[str]:
-    """Choose among a node's addresses: the first, internal before external, and one of the other family."""
+    """Return the first address, InternalIP before ExternalIP, and the first one of the other family."""
     order = {"InternalIP": 0, "ExternalIP": 1}
     usable = sorted((one for one in addresses if one.type in order), key=lambda one: order[one.type])
     parsed = [ip for one in usable if (ip := parse_address(one.address)) is not None]

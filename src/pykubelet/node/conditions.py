@@ -1,14 +1,12 @@
-"""The node's conditions: under which pressure it is, and whether it takes pods.
+"""Node conditions (pressure and Ready), and the runtime health that the Ready condition reports.
 
-Pure. A condition keeps its words and the time of its last transition until its status changes; the
-heartbeat time alone moves on. Conditions of others (a network plugin, a problem detector) are left
-as they are. Whoever drains nodes or pages people matches on the reasons, so they are the reference's.
+`next_conditions` is pure. A pressure condition keeps its reason, message and last transition time until its
+status changes; only the heartbeat time advances. Conditions of other writers (network plugin,
+node-problem-detector) are kept. Reasons and messages are upstream's, because tools and alerts match on them.
 
-Whether the runtime lets the node be ready, in the words of the node's Ready condition.
-
-It stands between the runtime and whoever polls its status: every answer passes through here and is
-remembered, so that the node's status needs no questions of its own. One answer that did not come does
-not make a node unready; half a minute without one does.
+`RuntimeHealth` wraps the CRI Status call of the component that polls it and caches each response, so that
+the node status needs no call of its own. A single failed poll does not make the node NotReady; no ready
+response for `GRACE_SECONDS` does.
 
     health = RuntimeHealth(cri.runtime.status)
     state = RuntimeState(health.status)     # polls
@@ -32,7 +30,7 @@ READY = "Ready"
 
 @dataclass(frozen=True, slots=True)
 class NodePressure:
-    """What the node runs short of."""
+    """Resources that are under pressure."""
 
     memory: bool = False
     disk: bool = False
@@ -41,12 +39,12 @@ class NodePressure:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change that people are told of; it is the same one as long as all of this is."""
+    """A condition change to record as an event; equal values are the same change."""
 
     event: str
-    """The event's reason: NodeReady, NodeHasDiskPressure…"""
+    """Event reason: NodeReady, NodeHasDiskPressure…"""
     since: datetime | None
-    """When the condition last changed before; None for a new one."""
+    """Previous `lastTransitionTime` of the condition; None for a new condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +86,10 @@ def next_conditions(
     *,
     warning: str = "",
 ) -> tuple[list[NodeCondition], list[Transition]]:
-    """Give the conditions as they are now, and what changed since `old`.
+    """Return the current conditions and the transitions since `old`.
 
-    `problems` are the reasons why the node cannot take pods; `warning` is something that a ready
-    node's people should know.
+    `problems` are the reasons why the node is not ready; `warning` is appended to the message of the
+    Ready condition.
     """
     known = {condition.type: condition for condition in old}
     transitions = []
@@ -113,7 +111,7 @@ def next_conditions(
             )
             transitions.append(Transition(words.event, before.last_transition_time if before else None))
     before = known.get(READY)
-    # A new one comes last, where clients of old expect it.
+    # A new Ready condition is appended last, where older clients expect it.
     ready = known[READY] = _ready(before, problems, warning, now)
     if before is not None and before.status != ready.status:
         event = "NodeReady" if ready.status == "True" else "NodeNotReady"
@@ -122,13 +120,13 @@ def next_conditions(
 
 
 def joined(problems: Sequence[str]) -> str:
-    """Put several reasons into one text, each once: `[one, other]`."""
+    """Join the distinct reasons into one message: `[one, other]`."""
     different = list(dict.fromkeys(problems))
     return different[0] if len(different) == 1 else f"[{', '.join(different)}]"
 
 
 def is_ready(conditions: Sequence[NodeCondition]) -> bool:
-    """Whether the node takes pods."""
+    """Return whether the Ready condition is True."""
     return any(condition.type == READY and condition.status == "True" for condition in conditions)
 
 
@@ -149,12 +147,12 @@ def _ready(
 
 
 GRACE_SECONDS = 30.0
-"""How old the last good answer may be before the runtime counts as down."""
+"""Maximum age in seconds of the last ready response before the runtime is reported as down."""
 Check = Callable[[], str | None]
 
 
 class RuntimeHealth:
-    """What the runtime last said; times are the loop's."""
+    """Cached health of the container runtime; times are event loop times."""
 
     def __init__(self, ask: Callable[[], Awaitable[pb.StatusResponse]]) -> None:
         self._ask = ask
@@ -162,12 +160,12 @@ class RuntimeHealth:
         self._listeners: list[Callable[[], None]] = []
         self._checks: dict[str, Check] = {}
         self.last: pb.StatusResponse | None = None
-        """The last answer of a ready runtime: its handlers and features."""
+        """Last Status response of a ready runtime, with its handlers and features."""
         self._runtime = ""
         self._network = "network state unknown"
 
     async def status(self) -> pb.StatusResponse:
-        """Ask the runtime and remember what it said; raises CriError."""
+        """Call the runtime's Status and cache the response. Raises CriError."""
         answer = await self._ask()
         before = self.problems()
         conditions = {condition.type: condition for condition in answer.status.conditions}
@@ -182,15 +180,15 @@ class RuntimeHealth:
         return answer
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this whenever what the runtime says makes a difference to the node."""
+        """Add a listener, called when a response changes the list of problems."""
         self._listeners.append(listener)
 
     def add_check(self, name: str, check: Check) -> None:
-        """Let something else that pods depend on (`PLEG`) say what is wrong with it; None: nothing."""
+        """Add a health check of another component (`PLEG`) that returns its problem or None."""
         self._checks[name] = check
 
     def problems(self) -> list[str]:
-        """Reasons why the node is not ready; empty when it is."""
+        """Return the reasons why the node is not ready; empty if it is."""
         found = []
         if self._last_good is None:
             found.append("container runtime status check may not have completed yet")

@@ -1,9 +1,9 @@
-"""The node's own object as the API server has it, kept up to date by a watch.
+"""Informer for the node's own Node object, and the local Node object used before the API server has one.
 
-Every status that the agent writes comes back through the watch, so only identity, labels and spec are
-read here; the status stays as the server wrote it until somebody wants it.
+Every status that the kubelet writes comes back through the watch, so only metadata and spec are decoded
+here; the status stays raw JSON until `CachedNode.whole` is called.
 
-This node as its agent knows it without asking anybody: what pods are judged by before a cluster has it.
+`own_node` builds the Node from local settings alone, for pod admission before the API server's is known.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pykubelet.node.status import declared_features, runtime_features
 
 
 class CachedNode(ObjectStruct):
-    """The node as it was last seen."""
+    """The Node object as last observed, with its status not decoded."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: msgspec.Raw = msgspec.Raw(b"{}")
-    """Not read yet: `whole()` does."""
+    """Raw JSON, decoded by `whole()`."""
 
     def whole(self) -> Node:
-        """Give the node with its status; raises ValueError when that cannot be read."""
+        """Return the node with its decoded status. Raises ValueError if the status is invalid."""
         return Node(
             metadata=self.metadata, spec=self.spec, status=read_object(NodeStatus, bytes(self.status))
         )
@@ -43,7 +43,7 @@ Listener = Callable[[CachedNode | None], None]
 
 
 class NodeInformer:
-    """Watches one node; `node` is None while there is none, or none was seen yet."""
+    """Informer for one Node object; `node` is None until it is observed and after it is deleted."""
 
     def __init__(self, source: ListerWatcher, name: str) -> None:
         self._listeners: list[Listener] = []
@@ -54,19 +54,19 @@ class NodeInformer:
 
     @property
     def has_synced(self) -> bool:
-        """Whether the API server was asked with success since the start."""
+        """Whether the initial list has completed."""
         return self._reflector.has_synced
 
     async def synced(self) -> None:
-        """Wait until the API server was asked with success."""
+        """Wait until the initial list has completed."""
         await self._reflector.synced()
 
     def listen(self, listener: Listener) -> None:
-        """Call this with the node at each change of it, and with None when it is deleted."""
+        """Add a listener, called with the node at each change and with None when it is deleted."""
         self._listeners.append(listener)
 
     async def run(self) -> NoReturn:
-        """Watch until cancelled."""
+        """Watch the node until cancelled."""
         await self._reflector.run()
 
     async def _updated(self, update: StoreDelta[CachedNode]) -> None:
@@ -80,7 +80,7 @@ class NodeInformer:
 def own_node(
     settings: NodeSettings, architecture: str, allocatable: Resources, runtime: pb.StatusResponse
 ) -> Node:
-    """Give the node as it registers, with what it has to give and what it can do."""
+    """Return the node as it registers, with its allocatable resources and features in the status."""
     status = NodeStatus(
         allocatable=allocatable,
         features=runtime_features(runtime, settings.gates),

@@ -1,15 +1,13 @@
-"""The sign of life: the node's lease, renewed each quarter of its duration.
+"""Node lease (`kube-node-lease`), renewed at a quarter of its duration.
 
-Whatever else fails, this goes on, because the cluster moves the pods of a silent node elsewhere. A
-heartbeat that fails is tried again at once, a few times; when nobody answers twice in a row, the
-connections may lead nowhere, and all are closed so that the next try makes a new one.
+The loop continues whatever else fails, because the cluster evicts the pods of a node whose lease expires.
+A failed renewal is retried immediately, up to `TRIES` times. When the server is unreachable twice in a
+row, all connections are closed: they may be dead, and the next try opens a new one.
 
-The node's lease: the sign of life by which the cluster knows that the node is there.
+The Lease is owned by the Node object, so that it is garbage-collected with it; a lease without an owner
+gets one as soon as the node's UID is known.
 
-One small object per node, replaced at each heartbeat. It belongs to the node, so that it goes when
-the node goes; a lease without an owner gets one as soon as the node is known.
-
-Doing something again and again, early when there is a reason to.
+`WakeupTimer` and `stretched` are the timers of this loop and of the status loop.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ NAMESPACE = "kube-node-lease"
 
 
 class LeaseStore(Protocol):
-    """Where leases are kept: an ApiClient."""
+    """API client for leases: an ApiClient."""
 
     async def get(self, resource: Resource[Lease], name: str, namespace: str = "") -> Lease:
         """Get a lease."""
@@ -55,7 +53,7 @@ class LeaseStore(Protocol):
 
 
 def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: datetime) -> Lease:
-    """Give the lease as it should be now; `node_uid` is empty while the node's is not known."""
+    """Return the renewed lease; `node_uid` is empty while the node's UID is unknown."""
     lease = known or Lease(metadata=ObjectMeta(name=node, namespace=NAMESPACE))
     spec = msgspec.structs.replace(
         lease.spec, holder_identity=node, lease_duration_seconds=seconds, renew_time=micro_time(now)
@@ -70,16 +68,16 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: da
 async def heartbeat(
     store: LeaseStore, node: str, node_uid: str, seconds: int, known: Lease | None, now: datetime
 ) -> Lease | None:
-    """Renew the lease once and give it as the API server has it now; raises KubeError.
+    """Renew the lease once and return it as the API server has it. Raises KubeError.
 
-    `known` is what the last heartbeat gave: with it, one request is enough. A lease is not created
-    before the node is known, since nobody would ever remove it: then there is none.
+    `known` is the result of the last heartbeat: with it, one request is enough. Without a node UID no
+    lease is created, since it would never be garbage-collected: the result is None then.
     """
     if known is not None:
         try:
             return await store.update(LEASES, renewed(known, node, node_uid, seconds, now))
         except (Conflict, NotFound):
-            # Someone else wrote or removed it: look again.
+            # Another client updated or deleted the lease: get it again.
             pass
     try:
         found = await store.get(LEASES, node, NAMESPACE)
@@ -91,21 +89,21 @@ async def heartbeat(
 
 
 JITTER = 0.04
-"""Rounds are stretched by chance up to so much, so that a cluster's nodes do not fall into step."""
+"""Maximum random fraction added to an interval, so that the nodes of a cluster do not synchronize."""
 
 
 class WakeupTimer:
-    """Lets a loop sleep until its time has come or somebody rings; ringing twice is ringing once."""
+    """A sleep that `ring` interrupts; several rings before the next sleep count once."""
 
     def __init__(self) -> None:
         self._rung = asyncio.Event()
 
     def ring(self) -> None:
-        """End the sleep, or the next one at once when nobody sleeps now."""
+        """End the current sleep, or the next one immediately if no task is sleeping."""
         self._rung.set()
 
     async def sleep(self, seconds: float) -> bool:
-        """Sleep; says whether somebody rang."""
+        """Sleep up to `seconds` and return whether `ring` ended the sleep."""
         try:
             async with asyncio.timeout(seconds):
                 await self._rung.wait()
@@ -116,27 +114,27 @@ class WakeupTimer:
 
 
 def stretched(seconds: float, chance: Callable[[], float] = random.random) -> float:
-    """Give a time between two rounds, a little longer by chance."""
+    """Return the seconds until the next round, with random jitter added."""
     return seconds * (1 + JITTER * chance())
 
 
 TRIES = 5
 LONGEST_PAUSE_SECONDS = 7.0
-"""How long to wait at most after a round without success."""
+"""Maximum seconds to wait after a failed round."""
 WORTH_ANOTHER_TRY = (Unreachable, InvalidResponse, Conflict, ServerError)
-"""What may go better at once; anything else is the server's considered answer."""
+"""Errors that are retried immediately; all others are final for the round."""
 CloseConnections = Callable[[], Awaitable[None]]
 
 
 class LeaseClient(LeaseStore, Protocol):
-    """Where leases are kept: an ApiClient."""
+    """API client for leases that can also wait before a retry: an ApiClient."""
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try, or until the server is back."""
+        """Wait `seconds` before the next try, less if the server becomes reachable earlier."""
 
 
 class LeaseLoop:
-    """Keeps the lease of one node alive; `node_uid` gives the node's, empty while there is none."""
+    """Renewal loop of one node's lease; `node_uid` returns the node's UID, empty while unknown."""
 
     def __init__(
         self,
@@ -159,11 +157,11 @@ class LeaseLoop:
         self._lease: Lease | None = None
 
     def wake(self) -> None:
-        """Renew at once: the node is known now, or another one."""
+        """Renew the lease immediately because the node's UID is known now or has changed."""
         self._bell.ring()
 
     async def run(self) -> NoReturn:
-        """Renew until cancelled."""
+        """Renew the lease until cancelled."""
         interval = self._settings.lease_seconds / 4
         while True:
             if await self._round():

@@ -1,13 +1,11 @@
-"""Becoming a node of the cluster: creating the Node object, or taking over the one that is there.
+"""Node registration: creates the Node object or reconciles an existing one; startup latency metrics.
 
-A node that exists keeps what others gave it; only what the agent alone knows is corrected: its own
-labels, who attaches volumes, and resources that may be gone since. An API server that is away or
-refuses is asked again for as long as it takes, after pauses from a tenth of a second to seven.
+An existing node keeps the values of other writers; only what the kubelet owns is corrected: its own labels,
+the attach/detach annotation, huge pages, and extended resources that may no longer exist. Registration is
+retried until it succeeds, with exponential back-off from 0.1 s to 7 s.
 
-How long it took this node to become one: from the boot of the machine to the first Ready.
-
-Measured only for a node that is new to its cluster, as the reference does: an agent that takes over an
-existing node says nothing about how long nodes take to come.
+`NodeStartup` measures the time from host boot to the first Ready. Like upstream, it measures only nodes that
+are new to the cluster: the registration of an existing node does not measure node startup.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _UNINITIALIZED = Taint(
 
 
 class NodeWriter(Protocol):
-    """Where nodes are kept: an ApiClient."""
+    """API client for nodes: an ApiClient."""
 
     async def get(self, resource: Resource[Node], name: str) -> Node:
         """Get a node."""
@@ -74,14 +72,14 @@ class NodeWriter(Protocol):
         kind: PatchKind = PatchKind.STRATEGIC,
         subresource: str = "",
     ) -> Node:
-        """Change a node."""
+        """Patch a node."""
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try, or until the server is back."""
+        """Wait `seconds` before the next try, less if the server becomes reachable earlier."""
 
 
 def blank_node(settings: NodeSettings, architecture: str) -> Node:
-    """Give the node as it registers, without its status."""
+    """Return the node as it registers, without its status."""
     labels = {
         "kubernetes.io/hostname": settings.hostname,
         "kubernetes.io/os": "linux",
@@ -101,7 +99,7 @@ def blank_node(settings: NodeSettings, architecture: str) -> Node:
             labels=labels,
             annotations={ATTACH_DETACH: "true"} if settings.attach_detach else {},
         ),
-        # The taint alone would be taken away by the cluster, which sets it by this field.
+        # The node lifecycle controller derives the taint from this field and would remove the taint alone.
         spec=NodeSpec(
             provider_id=settings.provider_id, taints=taints, unschedulable=not settings.schedulable
         ),
@@ -109,10 +107,10 @@ def blank_node(settings: NodeSettings, architecture: str) -> Node:
 
 
 def reconciled(existing: Node, ours: Node, *, reset_extended: bool = False) -> Node:
-    """Give the node that exists, with what the agent alone knows corrected.
+    """Return the existing node with the fields that the kubelet owns corrected.
 
-    `reset_extended`: nothing is known of devices that were here before, so what was offered of them
-    is zero until their plugins are back.
+    `reset_extended`: the device manager has no checkpoint, so extended resources are set to zero until
+    their device plugins register again.
     """
     meta = existing.metadata
     own = {name: value for name, value in ours.metadata.labels.items() if name in _OWN_LABELS}
@@ -145,7 +143,7 @@ async def try_register(
     reset_extended: bool,
     created: Callable[[], None] = lambda: None,
 ) -> Node:
-    """Create the node or take over the existing one, and give it as the server has it; raises KubeError."""
+    """Create or reconcile the node and return it as the API server has it. Raises KubeError."""
     refusal: Forbidden | None = None
     try:
         node = await store.create(NODES, ours)
@@ -154,7 +152,7 @@ async def try_register(
     except AlreadyExists:
         pass
     except Forbidden as err:
-        # Somebody else may create the nodes of this cluster.
+        # Another component may create the nodes of this cluster.
         if settings.gates.enabled("KubeletRegistrationGetOnExistsOnly"):
             raise
         refusal = err
@@ -178,9 +176,9 @@ async def register(
     reset_extended: Callable[[], bool] = lambda: False,
     created: Callable[[], None] = lambda: None,
 ) -> Node:
-    """Register until it is done; `make` gives our node anew for each try.
+    """Register the node, retrying until it succeeds; `make` builds the local Node for each try.
 
-    `created` is called when the cluster did not have the node before.
+    `created` is called if the Node object did not exist before.
     """
     complaints = ErrorLogLimiter(log, "Failed to register the node", node=settings.name)
     clock, pause = asyncio.get_running_loop().time, FIRST_PAUSE_SECONDS
@@ -200,7 +198,7 @@ async def register(
 
 
 def _corrected(existing: Resources, capacity: Resources, ours: Resources, reset: bool) -> Resources:
-    """Correct either capacity or allocatable; `capacity` decides which resources there are."""
+    """Return corrected capacity or allocatable; `capacity` determines which extended resources exist."""
     pages = {name: amount for name, amount in ours.items() if name.startswith(HUGE_PAGES_PREFIX)}
     kept = {
         name: amount
@@ -216,7 +214,7 @@ def _same_taint(one: Taint, other: Taint) -> bool:
 
 
 class NodeStartup:
-    """The moments of one node's beginning; each counts once."""
+    """Startup latency metrics of one node; each time is recorded once."""
 
     def __init__(
         self,
@@ -226,7 +224,7 @@ class NodeStartup:
         boot: Callable[[], float] = boot_time,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take when the agent started, and clocks that give seconds since 1970."""
+        """Initialize with the kubelet's start time and clocks, in seconds since the Unix epoch."""
         self._clock = clock
         self._boot = boot
         self._started = clock() if started is None else started
@@ -244,12 +242,12 @@ class NodeStartup:
         self._total = gauge("", "From the machine's boot to the node's first Ready.")
 
     def attempted(self) -> None:
-        """Take note that the agent begins to register the node."""
+        """Record that the kubelet starts to register the node."""
         if self._attempted is None:
             self._attempted = self._clock()
 
     def registered(self) -> None:
-        """Take note that the API server has the node, which is new."""
+        """Record that the Node object was created."""
         if self._attempted is None or self._registered is not None:
             return
         self._registered = self._clock()
@@ -258,7 +256,7 @@ class NodeStartup:
         self._registration.set(self._registered - self._attempted)
 
     def ready(self) -> None:
-        """Take note that the API server was told that the node is ready."""
+        """Record that Ready was reported to the API server."""
         if self._registered is None or self._ready:
             return
         self._ready = True

@@ -1,11 +1,11 @@
-"""The node in its cluster: registers it, reports its status, keeps its lease, follows its object.
+"""Reporter of one node: registers it, patches its status, renews its lease and watches its Node object.
 
     health = RuntimeHealth(cri.runtime.status)
     state = RuntimeState(health.status)
     reporter = NodeReporter(clients, node_settings(...), node_sources(...), record)
     scope.start(reporter.run(), name="node")
 
-A node without an API server has none of this.
+Created only when an API server is configured; `run` starts the loops and cancels them when it is cancelled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pykubelet.util.tasks import TaskScope
 
 
 class NodeReporter:
-    """Speaks for one node; `informer` shows its object to everyone else."""
+    """Owner of the node's registration, status loop, lease loop and informer (`informer`, shared)."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class NodeReporter:
         await self._registered.wait()
 
     def wake(self) -> None:
-        """Report at once: something about the node has changed. Cheap, and never waits."""
+        """Start a status round immediately because an input has changed. Never blocks."""
         self._status.wake()
 
     async def run(self) -> NoReturn:
-        """Speak for the node until cancelled."""
+        """Register the node, then report its status and renew its lease until cancelled."""
         self._events.starting()
         async with TaskScope() as tasks:
             tasks.start(self.informer.run(), name="node-informer")
-            # Also before the registration is done: the node may have been there for long.
+            # Started before registration completes: an existing node must not lose its lease.
             tasks.start(self._lease.run(), name="node-lease")
             if self._settings.register:
                 await self._observer.refresh()
@@ -107,6 +107,6 @@ class NodeReporter:
                 self._tell_addresses(node)
 
     def _tell_addresses(self, node: CachedNode) -> None:
-        """Tell what the cloud wrote before the first pod of the cluster comes, which waits for the node."""
-        with contextlib.suppress(ValueError):  # The status loop says it, and asks.
+        """Publish the cloud provider's addresses; the first pod of the API server waits for the node."""
+        with contextlib.suppress(ValueError):  # The status loop logs this and gets the node again.
             self._sources.addressed(node.whole().status.addresses)

@@ -1,4 +1,4 @@
-"""What flags and configuration say about the node's place in the cluster, in one piece."""
+"""Settings of the node's registration, status and lease, collected from flags and configuration."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pykubelet.linux.network import IPAddress, parse_node_ip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """How the node presents itself; times in seconds."""
+    """Settings of the Node object and its reporting; times in seconds."""
 
     name: str
     hostname: str
-    """What the node's Hostname address and label say."""
+    """Value of the node's Hostname address and `kubernetes.io/hostname` label."""
     ips: tuple[IPAddress, ...] = ()
-    """What `--node-ip` says: none, one (perhaps unspecified, for its family only), or a pair."""
+    """Addresses of `--node-ip`: none, one (unspecified to select only a family), or a dual-stack pair."""
     external_cloud: bool = False
-    """A cloud's own controller completes the node: its addresses, zone and instance type."""
+    """Whether a cloud controller manager sets the node's addresses, zone and instance type."""
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     schedulable: bool = True
     provider_id: str = ""
     attach_detach: bool = True
-    """The cluster's controller attaches volumes, not the agent."""
+    """Whether the attach/detach controller attaches volumes, not the kubelet."""
     register: bool = True
     port: int = 10250
     max_images: int = 50
@@ -38,7 +38,7 @@ class NodeSettings:
     report_seconds: float = 300.0
     lease_seconds: int = 40
     config: KubeletConfiguration = field(default_factory=KubeletConfiguration)
-    """For what is reserved, and how many pods fit."""
+    """Source of the reservations and of the maximum number of pods."""
     ignore_eviction: bool = False
     gates: FeatureGates = field(default_factory=FeatureGates)
 
@@ -46,7 +46,7 @@ class NodeSettings:
 def node_settings(
     flags: KubeletFlags, config: KubeletConfiguration, gates: FeatureGates, name: str
 ) -> NodeSettings:
-    """Collect the settings of the node called `name`; raises NodeIPError for a bad `--node-ip`."""
+    """Return the settings of the node `name`. Raises NodeIPError for an invalid `--node-ip`."""
     return NodeSettings(
         name=name,
         hostname=name,

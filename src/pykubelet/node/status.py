@@ -1,25 +1,21 @@
-"""The node's status: put together from facts, compared with what the API server has, and sent as a patch.
+"""Node status: computes the desired Node object from `Facts` and the patch against the API server's.
 
-Pure. Fields of the old status that no fact speaks of stay as they are, so that others can write there.
+Pure. Fields of the old status that `Facts` does not cover are kept, so that other writers can set them. Host
+capacity and device plugin resources are set; extended resources advertised by other writers are kept.
+Allocatable is capacity minus reservations and hard eviction thresholds.
 
-What the node has to give: capacity and allocatable in its status.
+A feature is declared in `declaredFeatures` only if this kubelet implements it, even if its gate is enabled,
+because other components act on it:
 
-Pure. What the machine has and what device plugins offer is set; what somebody else advertised by
-hand stays. All that is reserved or kept free is then taken off.
+- the scheduler places pods that need a feature only on nodes that declare it (RestartAllContainers rules; a
+  user namespace with hostNetwork) and leaves them pending if no node does;
+- the API server rejects changes that the pod's node cannot make (in-place resize of pod-level resources or
+  of init containers) instead of accepting them without effect;
+- the API server passes WebSocket streams through to nodes that declare `ExtendWebSocketsToKubelet` and
+  translates them itself for all others: a node that declares it without support breaks `kubectl exec`.
 
-What the node has and can do beside running pods: its images, its runtime's handlers, its features.
-
-A feature is declared only when this agent really has it, whatever its gate says, because others act on it:
-
-- the scheduler sends pods that need a feature only to nodes that declare it (a rule that restarts all
-  containers; a user namespace on the node's network), and leaves them pending where there is none;
-- the API server refuses changes that a pod's node cannot make (resizing a whole pod, or its init
-  containers, in place) instead of taking them for nothing to happen;
-- the API server hands WebSocket streams on as they are to nodes that translate them, and translates
-  them itself for all others: a node that declares that and cannot do it breaks `kubectl exec`.
-
-`NOT_BUILT` are the ones that the reference declares by default and this agent does not have: whoever builds
-one moves its name to `_DECLARED`, and `tests/cluster/test_golden.py` compares the rest with the reference.
+`NOT_BUILT` are features that upstream declares by default and this kubelet does not implement; a feature
+moves to `_DECLARED` once implemented. `tests/cluster/test_golden.py` compares the rest with upstream.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ NOTHING = Quantity.of(0)
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapacity:
-    """What device plugins offer; resources whose plugin went away are `removed`."""
+    """Resources of device plugins; `removed` lists resources whose plugin is gone."""
 
     capacity: Resources = field(default_factory=dict)
     allocatable: Resources = field(default_factory=dict)
@@ -78,7 +74,7 @@ def next_amounts(
     devices: DeviceCapacity,
     settings: NodeSettings,
 ) -> tuple[Resources, Resources]:
-    """Give capacity and allocatable as they are now."""
+    """Return the current capacity and allocatable."""
     capacity = {**old_capacity, **machine, **devices.capacity, **dict.fromkeys(devices.removed, NOTHING)}
     left = allocatable(capacity, settings.config, ignore_eviction=settings.ignore_eviction)
     kept = {
@@ -90,7 +86,7 @@ def next_amounts(
 
 
 def missing_amounts(capacity: Resources, *, storage: bool) -> str:
-    """Say which resources that every node has are missing; empty when none is."""
+    """Return a message that lists missing mandatory resources; empty if all are present."""
     needed = ["cpu", "memory", "pods", *(["ephemeral-storage"] if storage else [])]
     absent = [name for name in needed if name not in capacity]
     return f"missing node capacity for resources: {', '.join(absent)}" if absent else ""
@@ -102,25 +98,25 @@ _DECLARED: Mapping[str, Callable[[pb.RuntimeFeatures], bool]] = {
     "InPlacePodLevelResourcesVerticalScaling": lambda runtime: True,
     "InPlacePodVerticalScalingInitContainers": lambda runtime: True,
     "RestartAllContainersOnContainerExits": lambda runtime: True,
-    # The agent asks for both; whether they go together is the runtime's matter.
+    # The kubelet requests both; whether they can be combined depends on the runtime.
     "UserNamespacesHostNetworkSupport": lambda runtime: runtime.user_namespaces_host_network,
 }
-"""What this agent has, each with what it needs of the runtime."""
+"""Implemented features, each with a predicate on the runtime's features."""
 _IDENTIFIERS = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
 _SEMANTIC = re.compile(rf"v?(\d+\.\d+\.\d+(?:-{_IDENTIFIERS})?(?:\+{_IDENTIFIERS})?)")
 _NUMBERS = re.compile(r"v?(\d+(?:\.\d+)+)")
 
 
 def plain_version(text: str) -> str:
-    """Give a version as the cluster's tools can compare it: without what a distribution appended."""
+    """Return a version that tools can compare: without the suffix of a distribution."""
     text = text.strip()
     found = _SEMANTIC.fullmatch(text) or _NUMBERS.match(text)
     return found[1] if found else text
 
 
 def image_list(images: Iterable[pb.Image], most: int) -> list[ContainerImage]:
-    """List images for the node's status, the largest first; `most` below zero: all of them."""
-    # By id where the sizes are equal, so that the list does not change without a reason.
+    """Return the `most` largest images for the node status, largest first; all if `most` is negative."""
+    # Ties are broken by ID to keep the order stable.
     ordered = sorted(images, key=lambda image: (image.size, image.id), reverse=True)
     return [
         ContainerImage(
@@ -131,7 +127,7 @@ def image_list(images: Iterable[pb.Image], most: int) -> list[ContainerImage]:
 
 
 def runtime_handlers(status: pb.StatusResponse | None, gates: FeatureGates) -> list[NodeRuntimeHandler]:
-    """List the runtime's handlers by name, with what each can do."""
+    """Return the runtime handlers and their features, sorted by name."""
     if status is None or not (
         gates.enabled("RecursiveReadOnlyMounts") or gates.enabled("UserNamespacesSupport")
     ):
@@ -149,14 +145,14 @@ def runtime_handlers(status: pb.StatusResponse | None, gates: FeatureGates) -> l
 
 
 def runtime_features(status: pb.StatusResponse | None, gates: FeatureGates) -> NodeFeatures | None:
-    """Give what the runtime can do whatever the handler; None when it does not say."""
+    """Return the runtime's handler-independent features; None if it does not report them."""
     if status is None or not status.HasField("features") or not gates.enabled("SupplementalGroupsPolicy"):
         return None
     return NodeFeatures(supplemental_groups_policy=status.features.supplemental_groups_policy)
 
 
 def declared_features(status: pb.StatusResponse | None, gates: FeatureGates) -> list[str]:
-    """List the features that others must know of before they ask this node for them, by name."""
+    """Return the sorted names of the declared features (`status.declaredFeatures`)."""
     if status is None or not gates.enabled("NodeDeclaredFeatures"):
         return []
     return sorted(
@@ -165,12 +161,12 @@ def declared_features(status: pb.StatusResponse | None, gates: FeatureGates) -> 
 
 
 MERGE_KEYS = {"status.conditions": "type", "status.addresses": REPLACE}
-"""How the API merges a node's lists; addresses share types, so merging them by type loses some."""
+"""Merge keys of the node's lists. Addresses share types, so merging them by type would lose some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything that is known of the node at one moment; None: not known, leave what was."""
+    """Inputs of the node status at one point in time; None if unknown: the old value is kept."""
 
     machine: Machine
     capacity: Resources
@@ -180,7 +176,7 @@ class Facts:
     images: list[ContainerImage] | None = None
     own_address: IPAddress | None = None
     addresses_valid: bool = True
-    """Whether what `--node-ip` names is this machine's; else the old addresses stay."""
+    """Whether `--node-ip` belongs to this host and an address was found; else the old ones are kept."""
     volumes_in_use: list[str] | None = None
     devices: DeviceCapacity = field(default_factory=DeviceCapacity)
     pressures: NodePressure = field(default_factory=NodePressure)
@@ -191,7 +187,7 @@ class Facts:
 def next_node(
     old: Node, facts: Facts, settings: NodeSettings, now: datetime
 ) -> tuple[Node, list[Transition]]:
-    """Give the node as it should be now, and which conditions changed."""
+    """Return the desired node and the changed conditions."""
     status, transitions = next_status(old.status, facts, settings, now)
     meta = old.metadata
     labels = {
@@ -209,7 +205,7 @@ def next_node(
 def next_status(
     old: NodeStatus, facts: Facts, settings: NodeSettings, now: datetime
 ) -> tuple[NodeStatus, list[Transition]]:
-    """Give the status as it should be now, and which conditions changed."""
+    """Return the desired status and the changed conditions."""
     capacity, allocatable = next_amounts(
         old.capacity, old.allocatable, facts.capacity, facts.devices, settings
     )
@@ -242,7 +238,7 @@ def next_status(
 
 
 def has_changed(old: Node, new: Node) -> bool:
-    """Whether something differs that is worth telling at once: anything but the times of heartbeats."""
+    """Return whether anything but heartbeat times differs, which must be reported immediately."""
     return (
         old.metadata.labels != new.metadata.labels
         or old.metadata.annotations != new.metadata.annotations
@@ -251,7 +247,7 @@ def has_changed(old: Node, new: Node) -> bool:
 
 
 def node_patch(old: Node, new: Node) -> dict[str, Any]:
-    """Give the patch of the node's status (and labels and annotations) that makes `new` of `old`."""
+    """Return the patch of status, labels and annotations from `old` to `new`."""
     return merge_patch(_sent(old), _sent(new), MERGE_KEYS)
 
 

@@ -1,12 +1,11 @@
-"""Where the facts about the node come from, and how often each is asked for.
+"""Inputs of the node status: their sources and how often each is refreshed; pod CIDR of the runtime.
 
-What cannot change while the agent runs is read once; the runtime's status comes by itself (see
-`runtime_health.py`); images, the runtime's version and the node's own address are asked for now and
-then, because each costs a question and changes rarely.
+Facts that cannot change while the kubelet runs are read once. The runtime status is cached by
+`conditions.RuntimeHealth`. Images and runtime version (every 30 s) and the node's own address (every 60 s)
+are refreshed periodically, because each costs a call and changes rarely.
 
-Telling the runtime which addresses the cluster gave to this node's pods.
-
-Some runtimes write their network configuration from it. It is told again until the runtime took it.
+`PodCidr` sends the node's `podCIDRs` to the runtime (UpdateRuntimeConfig), which some runtimes need for their
+network configuration. The call is retried in each status round until it succeeds.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 PATIENCE_SECONDS = 5.0
-"""The node's status does not wait longer for a runtime that hangs."""
+"""Timeout in seconds of UpdateRuntimeConfig, so that a hanging runtime does not delay the node status."""
 Tell = Callable[[pb.RuntimeConfig], Awaitable[None]]
 
 
 class PodCidr:
-    """The pod networks that the runtime knows of."""
+    """The pod CIDRs last accepted by the runtime."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -49,7 +48,7 @@ class PodCidr:
         self.current = ""
 
     async def follow(self, networks: Sequence[str]) -> None:
-        """Tell the runtime when the node's `podCIDRs` are others than before; a failure is only logged."""
+        """Send the node's `podCIDRs` to the runtime if they have changed; a failure is only logged."""
         wanted = ",".join(networks)
         if not wanted or wanted == self.current:
             return
@@ -67,9 +66,9 @@ class PodCidr:
 
 IMAGES_SECONDS = 30.0
 AGAIN_SECONDS = 10.0
-"""When to ask again what was not answered."""
+"""Seconds until images and version are requested again after a failure."""
 PATIENCE_SECONDS = 5.0
-"""How long the node's status waits for a runtime that hangs; requests about pods wait longer."""
+"""Timeout in seconds of runtime calls for the node status; calls for pods have longer timeouts."""
 ADDRESS_SECONDS = 60.0
 _DEVICE_CHECKPOINT = "kubelet_internal_checkpoint"
 
@@ -84,29 +83,29 @@ def _no_volumes() -> list[str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSources:
-    """What the node's status is made of; callables are asked at each round and must be quick."""
+    """Sources of the node status; synchronous callables are called in each round and must not block."""
 
     machine: Machine
     capacity: Resources
-    """Of the machine: `capacity.machine_amounts`."""
+    """Capacity of the host: `cm.capacity.machine_amounts`."""
     health: RuntimeHealth
     refresh: Callable[[], Awaitable[object]]
-    """Poll the runtime's status now; for the first seconds, when waiting for the next poll is too slow."""
+    """Polls the runtime status immediately; used after startup, when the regular interval is too long."""
     list_images: Callable[[], Awaitable[Sequence[pb.Image]]]
     version: Callable[[], Awaitable[pb.VersionResponse]]
     tell_pod_cidr: Tell
     pressures: Callable[[], NodePressure] = NodePressure
     devices: Callable[[], DeviceCapacity] = _no_devices
     reset_extended: Callable[[], bool] = lambda: False
-    """Whether nothing is known of devices that earlier agents offered."""
+    """Returns whether the device manager has no checkpoint of a previous kubelet process."""
     volumes_in_use: Callable[[], list[str] | None] = _no_volumes
-    """Attachable volumes in use, None while that is not known yet."""
+    """Returns the attachable volumes in use; None while they are unknown."""
     volumes_reported: Callable[[list[str]], None] = lambda names: None
-    """Told which of these the API server knows to be in use: only those may be used."""
+    """Called with the `volumesInUse` that the API server has: only these volumes may be mounted."""
     addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
-    """Told the node's addresses, as its status has them."""
+    """Called with the addresses of the node status."""
     problems: Callable[[], Sequence[str]] = list
-    """Reasons beside the runtime's why the node is not ready: storage, shutting down."""
+    """Returns reasons other than the runtime why the node is not ready: storage, node shutdown."""
     warning: Callable[[], str] = str
 
 
@@ -117,9 +116,9 @@ def node_sources(
     health: RuntimeHealth,
     refresh: Callable[[], Awaitable[object]],
 ) -> NodeSources:
-    """Take the facts of this machine and its runtime; raises OSError when the machine cannot be read.
+    """Return the sources of this host and its runtime. Raises OSError if host information is unreadable.
 
-    The rest has defaults that `dataclasses.replace` changes.
+    The other fields have defaults; callers set them with `dataclasses.replace`.
     """
     root, plugin_dir = Path(flags.root_dir), Path(flags.device_plugin_dir)
     return NodeSources(
@@ -135,7 +134,7 @@ def node_sources(
 
 
 class NodeStatusCollector:
-    """Gathers the facts of one moment, asking for the costly ones only now and then."""
+    """Collector of `Facts` that caches the expensive ones."""
 
     def __init__(self, sources: NodeSources, settings: NodeSettings) -> None:
         self._sources = sources
@@ -147,19 +146,19 @@ class NodeStatusCollector:
         self._addressing = ErrorLogLimiter(log, "Failed to find the node's address", node=settings.name)
 
     def problems(self) -> list[str]:
-        """Reasons why the node is not ready; asks nobody."""
+        """Return the reasons why the node is not ready, from cached state only."""
         return [*self._sources.health.problems(), *self._sources.problems()]
 
     async def refresh(self) -> None:
-        """Have the runtime's status polled now, unless that takes too long."""
+        """Poll the runtime status immediately; a timeout is only logged."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._sources.refresh()
         except TimeoutError:
-            log.v(2).info("The runtime does not answer")
+            log.v(2).info("Timed out polling the runtime status")
 
     async def facts(self) -> Facts:
-        """Gather everything."""
+        """Collect all inputs of the node status."""
         sources = self._sources
         await self._ask_runtime()
         valid = await self._find_address()
@@ -188,8 +187,8 @@ class NodeStatusCollector:
                 answer = await self._sources.version()
                 images = await self._sources.list_images()
         except (CriError, TimeoutError) as err:
-            # The Ready condition tells people; the node keeps its last known images.
-            log.v(2).info("The runtime was not asked for its images", err=err)
+            # The Ready condition reports the problem; the node keeps its last known images.
+            log.v(2).info("Failed to get the runtime version and images", err=err)
             return
         self._version = f"{answer.runtime_name}://{plain_version(answer.runtime_version)}"
         self._images = image_list(images, self._settings.max_images)

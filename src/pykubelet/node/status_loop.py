@@ -1,13 +1,12 @@
-"""Reporting the node: computed often, sent when it differs, and now and then in any case.
+"""Node status loop: computes the status periodically and patches it when it has changed.
 
-A round compares what is true with what the API server has and sends the differences; when nothing but
-heartbeat times differs, only every five minutes. In the beginning, until the node is ready for the
-first time, the runtime is looked at ten times a second, because pods wait for it. Whoever knows of a
-change rings (`wake`), and a round is made at once.
+A round compares the current state with the API server's Node object and patches the difference; if only
+heartbeat times differ, only every `nodeStatusReportFrequency` (5 minutes). After startup, until the node is
+ready for the first time, the runtime status is polled every 0.1 s, because pods wait for it. `wake` starts a
+round immediately. A failed round is retried in the next one.
 
-Telling people what happens to the node, each thing once.
-
-A status may be computed many times before the API server takes it; the event is recorded with the first.
+`NodeEvents` records each node event once: a status may be computed several times before the API server
+accepts it, and the event is recorded with the first computation.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
 Record = Callable[[Literal["Normal", "Warning"], str, str], None]
-"""Takes an event's type, reason and message."""
+"""Records an event with the given type, reason and message."""
 
 
 class NodeEvents:
-    """Records events about one node."""
+    """Recorder of the events of one node, each once."""
 
     def __init__(self, record: Record, node: str) -> None:
         self._record = record
@@ -49,24 +48,24 @@ class NodeEvents:
         self._schedulable = True
 
     def starting(self) -> None:
-        """The agent starts."""
+        """Record that the kubelet is starting."""
         self._record("Normal", "Starting", "Starting kubelet.")
 
     def transitions(self, transitions: Iterable[Transition]) -> None:
-        """Conditions changed, as computed against what the API server has."""
+        """Record changed conditions, computed against the API server's Node object."""
         for transition in transitions:
             if self._told.get(transition.event) != transition:
                 self._told[transition.event] = transition
                 self._status(transition.event)
 
     def booted(self, before: str, now: str) -> None:
-        """The machine's boot id, as the API server has it and as it is."""
+        """Record a reboot if the boot ID differs from the one in the API server's Node object."""
         if before and before != now != self._told_boot:
             self._told_boot = now
             self._record("Warning", "Rebooted", f"Node {self._node} has been rebooted, boot id: {now}")
 
     def schedulable(self, schedulable: bool) -> None:
-        """Whether the cluster lets pods be scheduled here."""
+        """Record a change of whether pods may be scheduled on this node."""
         if schedulable != self._schedulable:
             self._schedulable = schedulable
             self._status("NodeSchedulable" if schedulable else "NodeNotSchedulable")
@@ -79,17 +78,17 @@ class NodeEvents:
 FAST_SECONDS = 0.1
 FAST_RETRY_SECONDS = 1.0
 FAST_FOR_SECONDS = 120.0
-"""How long to wait in a hurry for the node to become ready."""
+"""Maximum seconds of fast polling for the node to become ready."""
 MOMENT_SECONDS = 1.0
-"""What the first moment lacks (the node's CSINode, the runtime's first word) is not told of a ready node."""
+"""Seconds after startup in which problems (no CSINode or runtime status yet) are not reported."""
 SHORTEST_SECONDS = 1.0
-"""Rounds that somebody rang for are at least so far apart."""
+"""Minimum seconds between rounds started by `wake`."""
 ECHO_SECONDS = 8.0
-"""What was written comes back by the watch within this; else the watch may be dead, or the server of old."""
+"""Seconds for a write to come back through the watch; after that the watch may be dead or the cache stale."""
 
 
 class StatusLoop:
-    """Keeps the status of one node true."""
+    """Loop that keeps the status of one node up to date at the API server."""
 
     def __init__(
         self,
@@ -124,32 +123,32 @@ class StatusLoop:
 
     @property
     def node_uid(self) -> str:
-        """The node's uid; empty while the API server has none."""
+        """The node's UID; empty while no Node object is known."""
         known = self._latest or self._seen
         return known.metadata.uid if known is not None else ""
 
     def wake(self) -> None:
-        """Make a round at once: something about the node has changed."""
+        """Start a round immediately because an input has changed."""
         self._bell.ring()
 
     def seen(self, node: CachedNode | None) -> None:
-        """Take the node as the watch shows it; None: it is gone."""
+        """Handle an update of the watched Node object; None if it was deleted."""
         self._seen = node
         if node is None:
             self._latest = None
             log.warning(
-                "The Node object was deleted: restart the agent to register the node again",
+                "Node object was deleted, restart the kubelet to register the node again",
                 node=self._settings.name,
             )
         elif self._latest is None or not _is_as_new(self._latest, node):
             self.wake()
 
     def answered(self, node: Node) -> None:
-        """Take the node as the API server answered."""
+        """Store the Node object from a response of the API server."""
         self._latest, self._answered_at = node, asyncio.get_running_loop().time()
 
     async def run(self) -> NoReturn:
-        """Report until cancelled."""
+        """Report the status until cancelled."""
         await self._hurry()
         clock = asyncio.get_running_loop().time
         while True:
@@ -161,7 +160,7 @@ class StatusLoop:
                 await self._store.pause(self._settings.update_seconds)
 
     async def round(self) -> bool:
-        """Bring the API server up to date, in a few tries; says whether that went well."""
+        """Update the status at the API server in up to `TRIES` tries and return whether that succeeded."""
         clock = asyncio.get_running_loop().time
         for number in range(TRIES):
             try:
@@ -177,7 +176,7 @@ class StatusLoop:
                 if number > 0 and isinstance(err, Unreachable):
                     await self._close_connections()
             except OSError as err:
-                # Facts come from everywhere on the machine: files go away, disks fail.
+                # Inputs are read from host files, which may disappear or fail to read.
                 self._complaints.failed(err, clock())
                 return False
             else:
@@ -186,7 +185,7 @@ class StatusLoop:
         return False
 
     async def _hurry(self) -> None:
-        """Look at the runtime in short steps until the node is ready, or for two minutes."""
+        """Poll the runtime every `FAST_SECONDS` until the node is ready, for at most `FAST_FOR_SECONDS`."""
         clock = asyncio.get_running_loop().time
         end, due = clock() + FAST_FOR_SECONDS, clock() + MOMENT_SECONDS
         while clock() < end:
@@ -225,28 +224,28 @@ class StatusLoop:
     def _schedule(self, changed: bool, now: float) -> None:
         """Set the time of the next report that is due without a change.
 
-        After a change at a random one, since a whole cluster may have changed at once; from then on
-        at even distances.
+        After a change the interval is randomized by ±50 %, since all nodes of a cluster may have changed
+        simultaneously; from then on it is constant.
         """
         frequency = self._settings.report_seconds
         shift = self._chance() - 0.5 if changed or not self._reported else 0.0
         self._next_report, self._reported = now + frequency * (1 + shift), True
 
     def _freshest(self) -> Node | None:
-        """Give the node as last heard of, by the watch or in an answer; None when it has to be asked for."""
+        """Return the newest known node, from the watch or a response; None if it must be fetched."""
         seen = self._seen
         if seen is not None and (self._latest is None or not _is_as_new(self._latest, seen)):
             try:
                 self._latest = seen.whole()
             except ValueError as err:
-                log.v(2).info("The node's status as watched cannot be read, asking for it", err=err)
+                log.v(2).info("Failed to decode the watched node status, getting the node instead", err=err)
                 return None
         elif self._latest is not None and not self._is_echoed(self._latest):
             return None
         return self._latest
 
     def _is_echoed(self, latest: Node) -> bool:
-        """Whether the watch shows the last answer, or still has time to."""
+        """Return whether the watch has delivered the last response or is still within `ECHO_SECONDS`."""
         if (
             self._seen is not None
             and self._seen.metadata.resource_version == latest.metadata.resource_version
@@ -256,7 +255,7 @@ class StatusLoop:
 
 
 def _is_as_new(node: Node, seen: CachedNode) -> bool:
-    """Whether an answer is at least as new as what the watch shows."""
+    """Return whether a response is at least as new as the watched object."""
     if node.metadata.uid != seen.metadata.uid:
         return False
     try:

@@ -1,11 +1,10 @@
-"""The agent's API on port 10250, put together: every endpoint, its switch, and the server in front.
+"""The kubelet API on port 10250: its routes, as configuration enables them, and its HTTPS server.
 
     async with api_server(parts) as port:
         ...
 
-Everything that a request needs comes in as `ApiParts`; the pods and the runtime through narrow protocols.
-
-The secured server: routes behind TLS, authentication and authorization.
+`ApiParts` holds all dependencies; pods and runtime are accessed through the protocols of `pods.py`. Every
+route is behind TLS, authentication and authorization.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ async def https_server(
     metrics: ServerMetrics,
     most_connections: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[int]:
-    """Serve the routes while inside and give the port; raises PortError when that is impossible."""
+    """Serve the routes over TLS while the context is open, and yield the port. Raises PortError."""
     app = web.Application(
         client_max_size=MOST_BODY_BYTES,
         middlewares=[counted(metrics, "readwrite"), guarded(authenticator, judge)],
@@ -83,7 +82,7 @@ _FOREVER = 10.0 * 365 * 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiParts:
-    """What the API is made of."""
+    """Dependencies of the API."""
 
     config: KubeletConfiguration
     gates: FeatureGates
@@ -91,30 +90,30 @@ class ApiParts:
     root_dir: Path
     view: PodsView
     resolve: Callable[[str], str]
-    """The uid of the pod that runs, for the uid of a mirror pod or its own (`PodStore.resolve`)."""
+    """Translates the UID of a mirror pod to that of its static pod (`PodStore.resolve`)."""
     runtime: StreamingRuntime
     checks: Mapping[str, Check]
     configz: Mapping[str, Any]
     flags: Callable[[], Mapping[str, str]]
     registry: CollectorRegistry
     metrics: ServerMetrics
-    """Made once for an agent: its servers share it."""
+    """Shared by all servers of the process."""
     client: ReviewClient | None
-    """Asks the API server about the senders of requests; None standalone. Give it a limit of its own."""
+    """API client for reviews, which needs a rate limit of its own; None standalone."""
     certificate: Callable[[], Files | None]
-    """The files of the serving certificate and its key now; None while there are none."""
+    """Returns the current files of the serving certificate and its key; None while they do not exist."""
     started: datetime
     now: Callable[[], datetime]
     node_logs: Path = NODE_LOGS
     manifests: ManifestFolder | None = None
-    """Where clients may put pods; None in a cluster, whose API server gives the pods."""
+    """Static pod directory that clients may write to; None in a cluster."""
 
 
 @asynccontextmanager
 async def api_server(parts: ApiParts) -> AsyncIterator[int]:
-    """Serve the API while inside, and give its port.
+    """Serve the API while the context is open, and yield its port.
 
-    Raises AccessProblem or PortError, whose texts are one line with cause and remedy.
+    Raises AuthConfigError or PortError, whose messages are one line with cause and remedy.
     """
     config = parts.config
     async with own_scope() as scope:
@@ -138,7 +137,7 @@ async def api_server(parts: ApiParts) -> AsyncIterator[int]:
 
 
 def api_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
-    """All routes of the secured server, as the configuration switches them."""
+    """Return the routes of the API that the configuration enables."""
     routes: list[web.AbstractRouteDef] = [
         *health_routes(parts.checks),
         *read_only_routes(parts.view),

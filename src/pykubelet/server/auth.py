@@ -1,20 +1,16 @@
-"""Authentication and authorization as the configuration wants them, put together.
+"""Authentication and authorization of API requests, built from the kubelet configuration.
 
-Who sends a request: by certificate, by bearer token, or nobody in particular.
+Authenticators are tried in this order: client certificate, bearer token, bearer token in the WebSocket
+protocols. The first that succeeds wins, even if an earlier one failed: a certificate of an unknown CA is
+harmless with a valid token. A request with only invalid credentials is rejected even if anonymous requests
+are allowed.
 
-The ways are tried in this order and the first that succeeds counts, also when an earlier one failed: a
-certificate of a foreign authority does no harm beside a good token. But whoever shows something that
-does not hold, and nothing that does, is refused even where anonymous requests are allowed.
+A request is authorized if any one of its attributes is allowed; they are checked in order. If the API server
+cannot decide, the request fails with 500; it is never allowed.
 
-Whether a user may do what a request asks for.
-
-Any one of the request's wishes that is allowed is enough; they are asked for in their order. When the
-API server cannot tell, the answer is an error, never yes.
-
-Users by the certificates that they show, verified against a file of authorities.
-
-Verified on each request and not once per connection: an authority that was taken out of the file, or a
-certificate that has expired since, counts from then on. The file is read again when it changes.
+Client certificates are verified against `clientCAFile` on each request, not once per connection, so that a
+removed CA or an expired certificate takes effect immediately. The file is read again when it changes; if the
+new contents are invalid, the previous CAs stay in force.
 """
 
 from __future__ import annotations
@@ -52,23 +48,23 @@ log = get_logger(__name__)
 
 
 class Authorizer(Protocol):
-    """Decides over one wish (`reviews.AccessReviews` is one)."""
+    """Authorizer of one set of attributes, such as `reviews.AccessReviews`."""
 
     async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
-        """Whether the user may; raises NoAnswer when that cannot be found out."""
+        """Return whether the user is allowed. Raises ReviewUnavailable if that cannot be determined."""
         ...
 
 
 class AlwaysAllow:
-    """Everybody may do everything."""
+    """Authorizer of mode AlwaysAllow."""
 
     async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
 async def authorize(judge: Authorizer, user: User, wanted: Iterable[AuthorizerAttributes]) -> None:
-    """Return when the user may have one of the wishes fulfilled; raises Refused otherwise."""
+    """Check that the user is allowed one of the attributes. Raises HttpError (403 or 500) otherwise."""
     asked: list[AuthorizerAttributes] = []
     for wish in wanted:
         asked.append(wish)
@@ -91,14 +87,14 @@ async def authorize(judge: Authorizer, user: User, wanted: Iterable[AuthorizerAt
 
 
 class BadAuthorities(Exception):
-    """The file of authorities cannot be used; one line with the cause."""
+    """Raised when the CA file cannot be used; one line with the cause."""
 
 
 class ClientCertificates:
-    """Judges certificates by the authorities in a file."""
+    """Authenticator of client certificates, verified against a CA file."""
 
     def __init__(self, path: Path, metrics: ServerMetrics) -> None:
-        """Read the file; raises BadAuthorities, and OpensslMissing."""
+        """Read the file. Raises BadAuthorities and OpensslMissing."""
         self._file = WatchedFile(path)
         self._metrics = metrics
         try:
@@ -110,7 +106,7 @@ class ClientCertificates:
             ) from None
 
     def user(self, shown: RequestCredentials) -> User | None:
-        """The user whose certificate is shown; None for nobody's. Raises BadCredentials."""
+        """Return the certificate's user; None without a certificate or user name. Raises BadCredentials."""
         if not shown.chain:
             return None
         self._metrics.certificate_shown(_seconds_left(shown.chain[0]))
@@ -122,14 +118,14 @@ class ClientCertificates:
     def _current(self) -> Authorities:
         contents = self._file.contents(time.monotonic())
         if contents != self._contents:
-            # Not looked at again until it changes, also when it is no good.
+            # Stored even if invalid, so that it is not parsed again until it changes.
             self._contents = contents
             try:
                 self._authorities = Authorities(contents)
-                log.info("Read the authorities of clients' certificates again", path=str(self._file.path))
+                log.info("Reloaded client CA file", path=str(self._file.path))
             except NoAuthorities as err:
                 log.error(
-                    err, "Keeping the former authorities of clients' certificates", path=str(self._file.path)
+                    err, "Failed to reload client CA file, keeping previous CAs", path=str(self._file.path)
                 )
         return self._authorities
 
@@ -142,7 +138,7 @@ def _seconds_left(der: bytes) -> float:
 
 
 class Authenticator:
-    """Finds out who sends a request; ways that are not configured are None."""
+    """Request authenticator; methods that are not configured are None."""
 
     def __init__(
         self, certificates: ClientCertificates | None, tokens: TokenReviews | None, *, anonymous: bool
@@ -153,11 +149,11 @@ class Authenticator:
 
     @property
     def wants_certificates(self) -> bool:
-        """Whether clients should be asked for a certificate."""
+        """Whether the TLS handshake should request a client certificate."""
         return self._certificates is not None
 
     async def user(self, shown: RequestCredentials) -> User | None:
-        """The sender; None when the request must be refused. Why is for the log only."""
+        """Return the user; None if the request must be rejected. The reasons are only logged."""
         problems: list[Exception] = []
         for way in (self._by_certificate, self._by_bearer, self._by_websocket):
             try:
@@ -168,7 +164,7 @@ class Authenticator:
             if user is not None:
                 return _with_standing(user)
         if problems:
-            log.v(2).info("Unable to authenticate a request", errors=[str(problem) for problem in problems])
+            log.v(2).info("Unable to authenticate the request", errors=[str(problem) for problem in problems])
             return None
         return NOBODY if self._anonymous else None
 
@@ -187,20 +183,20 @@ class Authenticator:
 
 
 def _with_standing(user: User) -> User:
-    """Everybody who is somebody is in the group of the authenticated."""
+    """Return the user with the group system:authenticated added, unless anonymous or unauthenticated."""
     if user.name == ANONYMOUS or AUTHENTICATED in user.groups or UNAUTHENTICATED in user.groups:
         return user
     return user.with_group(AUTHENTICATED)
 
 
 class AuthConfigError(Exception):
-    """Who may use the API cannot be decided as configured; one line with cause and remedy."""
+    """Raised when authentication, authorization or TLS cannot be configured; one line, cause and remedy."""
 
 
 def make_authenticator(
     config: KubeletConfiguration, client: ReviewClient | None, scope: TaskScope, metrics: ServerMetrics
 ) -> Authenticator:
-    """Make the authenticator that the configuration asks for; raises AccessProblem."""
+    """Return the configured authenticator. Raises AuthConfigError."""
     wanted = config.authentication
     certificates, tokens = None, None
     if wanted.x509.client_ca_file:
@@ -230,7 +226,7 @@ def make_judge(
     scope: TaskScope,
     metrics: ServerMetrics,
 ) -> Authorizer:
-    """Make the judge that the configuration asks for; raises AccessProblem."""
+    """Return the configured authorizer. Raises AuthConfigError."""
     wanted = config.authorization
     if wanted.mode == "AlwaysAllow":
         return AlwaysAllow()

@@ -1,25 +1,20 @@
-"""Connections of clients: accepted one by one, begun with the TLS of the moment, and never too many.
+"""Accept loop of the servers, with limits on connections and on the heads of HTTP/1.1 requests.
 
-Over TLS a client says what it wants to speak: HTTP/2 (`http2`), or HTTP/1.1, which is aiohttp's.
+Each connection uses the TLS context of that time. ALPN selects HTTP/2 (`http2`) or HTTP/1.1 (aiohttp).
 
-Strangers can open connections, too, so there is a bound: at the bound, whoever has been idle longest (or
-has not finished the TLS handshake, or whose request is not authorized yet) makes room for the new one,
-and connections with an authorized request in flight are left alone. A client that does not finish its
-handshake, or sends nothing, is closed after a while.
+Unauthenticated clients can connect, so the number of connections is limited. At the limit a new connection
+replaces the oldest idle one, else the oldest one in its TLS handshake, else the oldest one whose request is
+not authorized yet; connections with an authorized request in flight are kept. A client that does not complete
+its handshake or sends no request is disconnected after a timeout.
 
-Limits on the heads (request line and header fields) of HTTP/1.1 requests, on top of aiohttp's handler.
+Heads (request line and header fields) are received before authentication, so they are limited in three ways:
+a head has at most 1 MiB, as in Go servers; a connection handles one request at a time, and only some
+kilobytes that a client pipelines after it are buffered, unparsed; and all connections share a budget
+(`HeadBudget`). Small heads are not charged to it, so that ordinary clients are served whatever others hold.
+Above the budget, the connection with the largest charge among those without an authorized request is closed.
+HTTP/2 has its own limits (`http2.connection`).
 
-Clients send heads before they are authenticated, so heads are bounded three times: one has at most 1 MiB, as
-with Go's servers; a connection has one request at a time, and of what a client pipelines behind it only some
-kilobytes are taken, unparsed, until it is responded to; and all connections together have a budget. Small
-heads are not charged to it: ordinary clients are served however many bytes others hold. Above the budget the
-connection closes that holds the most among those without an authorized request.
-
-HTTP/2 has limits of its own (`http2_wire`).
-
-Servers that do not say what they are made of: the reference sends no `Server` header, nor do we.
-
-A scope for a server's own tasks that does not change the errors of what runs inside.
+Responses have no `Server` header, as upstream (`nameless`).
 """
 
 from __future__ import annotations
@@ -51,7 +46,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 MOST_HEAD_BYTES = 1024 * 1024
 MOST_BYTES = 8 * 1024 * 1024
-"""Bytes of heads of all connections, those that are free aside."""
+"""Maximum bytes of heads of all connections together, without `FREE_BYTES` each."""
 FREE_BYTES = 16 * 1024
 """Bytes of a head that are not charged to the budget."""
 _MOST_HELD_BYTES = 16 * 1024
@@ -74,11 +69,11 @@ class HeadBudget:
 
     @property
     def total(self) -> int:
-        """Bytes that are charged."""
+        """Bytes charged by all connections."""
         return self._total
 
     def charge(self, handler: RequestHandler, head_bytes: int) -> None:
-        """Set what a connection holds; close other connections, or this one, while the budget is exceeded."""
+        """Set a connection's charge; close other connections, or this one, while the budget is exceeded."""
         self.release(handler)
         if head_bytes > FREE_BYTES:
             self._charged[handler] = head_bytes - FREE_BYTES
@@ -91,7 +86,7 @@ class HeadBudget:
             largest.abort()
 
     def release(self, handler: RequestHandler) -> None:
-        """Release what a connection holds."""
+        """Release a connection's charge."""
         self._total -= self._charged.pop(handler, 0)
 
 
@@ -102,7 +97,7 @@ class RequestHandler(web.RequestHandler):
 
     def __init__(self, server: web.Server, budget: HeadBudget, **options: Any) -> None:
         super().__init__(server, **options)
-        # One message in aiohttp's queue: what follows stays unparsed.
+        # At most one message in aiohttp's queue: the following bytes stay unparsed.
         self._max_msg_queue_size, self._msg_queue_resume_size = 1, 0
         self._parser = HttpRequestParser(
             self,
@@ -116,12 +111,12 @@ class RequestHandler(web.RequestHandler):
         )
         self._budget = budget
         self._busy = False
-        """Whether a request was read and is not responded to yet."""
+        """Whether a request was read and its response is not complete."""
         self._payload: StreamReader | None = None
         """Body of the last request that was read."""
         self._head_bytes = 0
         self._held = bytearray()
-        """Bytes behind a request that is being handled."""
+        """Bytes received after the request that is being handled."""
 
     @property
     def request(self) -> web.BaseRequest | None:
@@ -137,7 +132,7 @@ class RequestHandler(web.RequestHandler):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read requests within the limits; see the module."""
+        """Parse received bytes within the limits; see the module docstring."""
         if self._force_close or self._close:
             return
         if self._upgraded or self._payload_parser is not None or self._reads_body():
@@ -148,7 +143,7 @@ class RequestHandler(web.RequestHandler):
             self._read_head(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Release what the connection holds."""
+        """Release the connection's buffer and charge."""
         self._budget.release(self)
         self._held.clear()
         super().connection_lost(exc)
@@ -160,7 +155,7 @@ class RequestHandler(web.RequestHandler):
             self._head_bytes = 0
             self._budget.release(self)
             self._busy = bool(self._messages)
-            # The next request is read when this one's response is complete, and its body read or skipped.
+            # The next request is read when this response is complete and its body is read or skipped.
             self._loop.call_soon(self._go_on)
 
     def _reads_body(self) -> bool:
@@ -196,7 +191,7 @@ class RequestHandler(web.RequestHandler):
 
 
 def nameless(server: web.Server) -> None:
-    """Have a server leave its name out of all answers, also out of those to what is no request."""
+    """Remove the `Server` header from all responses, also from those to malformed requests."""
     make = server.request_factory
 
     def request(
@@ -207,7 +202,7 @@ def nameless(server: web.Server) -> None:
         task: asyncio.Task[None],
     ) -> web.BaseRequest:
         if type(writer) is StreamWriter:
-            # aiohttp sets it after everybody was asked, and lets only the writer have the last word.
+            # aiohttp adds the header after all response hooks; only the writer's hook runs later.
             writer._on_headers_sent = _without_name
         return make(message, payload, protocol, writer, task)
 
@@ -220,7 +215,7 @@ async def _without_name(headers: CIMultiDict[str]) -> None:
 
 @asynccontextmanager
 async def own_scope() -> AsyncIterator[TaskScope]:
-    """Give a TaskScope; an error comes out as it is, not wrapped into a group of one."""
+    """Yield a TaskScope; a single error is raised as it is, not wrapped in an exception group."""
     try:
         async with TaskScope() as scope:
             yield scope
@@ -232,25 +227,25 @@ async def own_scope() -> AsyncIterator[TaskScope]:
 
 MOST_CONNECTIONS = 1000
 IDLE_SECONDS = 90.0
-"""A connection without a (whole) request is closed after this time."""
+"""Seconds after which a connection without a complete request is closed."""
 HANDSHAKE_SECONDS = 10.0
 MOST_LINE_BYTES = 1024 * 1024
-"""Of the request line: commands to run in containers stand there."""
+"""Maximum bytes of the request line, which contains the command of exec requests."""
 MOST_HEADER_BYTES = 32 * 1024
 MOST_HEADERS = 100
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 0.1
 _CLOSE_SECONDS = 5.0
 
-# Two seconds for answers under way: the agent must stop within five.
+# Seconds for responses in flight: the kubelet must stop within five.
 _SHUTDOWN_SECONDS = 2.0
 Context = Callable[[], ssl.SSLContext]
-"""Gives the TLS for a connection that begins now; raises NoCertificate."""
+"""Returns the TLS context for a new connection. Raises NoCertificate."""
 
 
 @asynccontextmanager
 async def app_runner(app: web.Application) -> AsyncIterator[web.Server]:
-    """Make the server of an application; leaving ends what is under way, with two seconds of grace."""
+    """Yield the server of an application; on exit, requests in flight get a grace period of two seconds."""
     runner = web.AppRunner(
         app,
         handle_signals=False,
@@ -270,10 +265,10 @@ async def app_runner(app: web.Application) -> AsyncIterator[web.Server]:
 
 
 def _handler_options() -> dict[str, Any]:
-    """How requests are read, over whichever protocol."""
+    """Return the request handler options, for HTTP/1.1 and HTTP/2."""
     return {
         "access_log": None,
-        # What clients do wrong is answered, not logged; what handlers do wrong is logged by their callers.
+        # Client errors are only returned to the client; handler errors are logged by the middleware.
         "logger": logging.Logger("silent", logging.CRITICAL + 1),
         "max_line_size": MOST_LINE_BYTES,
         "max_field_size": MOST_HEADER_BYTES,
@@ -289,7 +284,7 @@ async def serve_connections(
     *,
     most: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[None]:
-    """Accept clients on a listening socket while inside; with a `context` they must speak TLS."""
+    """Accept connections on a listening socket while the context is open, with TLS if `context` is given."""
     async with own_scope() as scope:
         scope.start(_Door(server, listener, context, scope, most).run(), name="accept")
         yield
@@ -337,24 +332,24 @@ class _Door:
         connections = self._server.connections
         if len(connections) + len(self._greeting) < self._most:
             return True
-        # aiohttp has no public word for "no request is being handled".
+        # aiohttp has no public attribute for "no request is being handled".
         if self._evict(lambda connection: connection._current_request is None):
             return True
         oldest = next(iter(self._greeting), None)
         if oldest is not None:
             oldest.cancel()
             return True
-        # Requests of strangers that wait for a review must not keep everybody else out.
+        # Unauthenticated requests that wait for a review must not block all other clients.
         return self._context is not None and self._evict(
             lambda connection: _is_unauthorized(connection._current_request)
         )
 
     def _evict(self, evictable: Callable[[web.RequestHandler], bool]) -> bool:
-        """Close the first connection, the oldest, that may be closed; return whether there was one."""
+        """Close the oldest evictable connection and return whether there was one."""
         for connection in self._server.connections:
             if evictable(connection) and (transport := connection.transport) is not None:
                 connection.force_close()
-                # Whoever does not answer to a goodbye would stay for a while yet.
+                # A graceful close would wait for a client that does not respond.
                 transport.abort()
                 return True
         return False
@@ -370,14 +365,14 @@ class _Door:
             protocol = (lambda: _Choice(self)) if tls else self._http1
             await asyncio.get_running_loop().connect_accepted_socket(protocol, client, ssl=tls, **options)
         except (NoCertificate, ssl.SSLError, OSError) as err:
-            log.v(4).info("A connection did not come about", err=err)
+            log.v(4).info("Failed to establish client connection", err=err)
             client.close()
         except BaseException:
             client.close()
             raise
 
     def protocol_for(self, spoken: str | None) -> asyncio.Protocol:
-        """Give who speaks what was agreed on."""
+        """Return the protocol for the result of the ALPN negotiation."""
         return self._http2() if spoken == HTTP2 else self._http1()
 
     def _http1(self) -> asyncio.Protocol:
@@ -386,7 +381,7 @@ class _Door:
 
     def _http2(self) -> asyncio.Protocol:
         if self._made_http2 is None:
-            # Here because of its memory: a node may never meet a client that speaks it.
+            # Imported lazily to save memory: many nodes never have an HTTP/2 client.
             from pykubelet.server.http2.connection import Http2
 
             self._made_http2 = Http2(self._server, idle_seconds=IDLE_SECONDS, **_handler_options())
@@ -394,19 +389,19 @@ class _Door:
 
 
 def _is_unauthorized(request: object) -> bool:
-    """Return whether the sender of a request is not known, or not known to have permission, yet."""
+    """Return whether a request is not authenticated and authorized yet."""
     return isinstance(request, web.BaseRequest) and USER not in request
 
 
 class _Choice(asyncio.Protocol):
-    """Stands in until the handshake is done, and then leaves the connection to who speaks its protocol."""
+    """Protocol during the TLS handshake, replaced by the one that ALPN selects."""
 
     def __init__(self, door: _Door) -> None:
         self._door = door
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-        log.v(4).info("A client is connected", protocol=spoken, client=transport.get_extra_info("peername"))
+        log.v(4).info("Client connected", protocol=spoken, client=transport.get_extra_info("peername"))
         protocol = self._door.protocol_for(spoken)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

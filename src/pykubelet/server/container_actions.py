@@ -1,9 +1,10 @@
-"""`/run` and `/checkpoint`: one command with its output, and the frozen picture of a container.
+"""`/run`, `/checkpoint` and `/runningpods/`: a command with its output, checkpoints, pods in the runtime.
 
-A checkpoint is as large as the container's memory and stays on the disk until somebody takes it away, so
-they are made one after the other and only for those who may (CVE-2025-0426 was an open door).
+A checkpoint is as large as the container's memory and stays on disk until an administrator removes it, so
+checkpoints are created one at a time and only for authorized clients (CVE-2025-0426: the read-only port
+allowed them).
 
-`/runningpods/`: what runs, as the runtime says; not what should run, which is `/pods`.
+`/runningpods/` lists the pods that run according to the runtime; `/pods` lists the desired pods.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 
 
 class ContainerActions:
-    """The endpoints; checkpoints go to the folder `checkpoints`, `now` gives the local time."""
+    """Endpoints `/run` and `/checkpoint`; `checkpoints` is a directory, `now` returns the local time."""
 
     def __init__(self, lookup: PodLookup, checkpoints: Path, now: Callable[[], datetime]) -> None:
         self._lookup = lookup
@@ -39,14 +40,14 @@ class ContainerActions:
         self._one_checkpoint = asyncio.Lock()
 
     def run_routes(self) -> list[web.RouteDef]:
-        """Routes for commands."""
+        """Return the routes of `/run`."""
         return [
             web.post("/run/{namespace}/{pod}/{container}", self._run),
             web.post("/run/{namespace}/{pod}/{uid}/{container}", self._run),
         ]
 
     def checkpoint_routes(self) -> list[web.RouteDef]:
-        """Routes for checkpoints."""
+        """Return the route of `/checkpoint`."""
         return [web.post("/checkpoint/{namespace}/{pod}/{container}", self._checkpoint)]
 
     async def _run(self, request: web.Request) -> web.Response:
@@ -93,7 +94,7 @@ class ContainerActions:
             moment = self._now().astimezone().isoformat(timespec="seconds")
             stem = f"checkpoint-{pod.metadata.name}_{pod.metadata.namespace}-{name}-{moment}"
             location = self._checkpoints / f"{stem}.tar"
-            log.info("Making a checkpoint", pod=pod.full_name, container=name, path=str(location))
+            log.info("Checkpointing container", pod=pod.full_name, containerName=name, path=str(location))
             await self._lookup.runtime.checkpoint_container(container, str(location), timeout_seconds)
             return location
 
@@ -105,7 +106,7 @@ class ContainerActions:
 
 
 def running_pods_routes(runtime: StreamingRuntime) -> list[web.RouteDef]:
-    """The one route."""
+    """Return the route of `/runningpods/`."""
 
     async def answer(_: web.Request) -> web.Response:
         running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
@@ -122,7 +123,7 @@ def running_pods_routes(runtime: StreamingRuntime) -> list[web.RouteDef]:
 
 
 def pods_that_run(sandboxes: list[pb.PodSandbox], containers: list[pb.Container]) -> list[Pod]:
-    """Make pods of what the runtime lists; only their names and images are known."""
+    """Build pods from the runtime's sandboxes and containers; only names, UIDs and images are known."""
     pods: dict[str, Pod] = {}
 
     def pod_of(labels: Mapping[str, str]) -> Pod | None:

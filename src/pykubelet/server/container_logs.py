@@ -1,11 +1,9 @@
-"""`/containerLogs/{namespace}/{pod}/{container}`: what a container says, as long as the client wants it.
+"""`/containerLogs/{namespace}/{pod}/{container}`: container logs, with the API's PodLogOptions as query.
 
-Read from the file that the runtime writes, some at a time and no faster than the client takes it. Following
-ends when the container has ended and everything was sent; a rotation of the log does not end it.
+The log is read from the runtime's file in blocks, no faster than the client reads. Following ends when the
+container has terminated and everything is sent; log rotation does not end it.
 
-What a client wants of a container's log: its query, read and checked as the API's PodLogOptions.
-
-Pure. The refusals are the reference's to the letter; clients and the API server pass them on.
+Error messages are upstream's, byte for byte, because clients and the API server pass them on.
 """
 
 from __future__ import annotations
@@ -54,21 +52,21 @@ _STREAMS: dict[str, tuple[Stream, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class PodLogOptions:
-    """What a client wants to see."""
+    """Options of a log request."""
 
     follow: bool = False
     previous: bool = False
     timestamps: bool = False
     tail: int | None = None
     limit: int | None = None
-    """In bytes."""
+    """Maximum bytes of the response."""
     since: int | None = None
-    """In nanoseconds since the epoch."""
+    """Oldest timestamp, in nanoseconds since the Unix epoch."""
     streams: tuple[Stream, ...] = _STREAMS["All"]
 
 
 def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) -> PodLogOptions:
-    """Read a query; `now` is in nanoseconds since the epoch. Raises Refused."""
+    """Parse a query; `now` is in nanoseconds since the Unix epoch. Raises HttpError."""
     tail_text = query.get("tail") or query.get("tailLines")
     tail = None if tail_text == "all" else _number(tail_text)
     limit, seconds = _number(query.get("limitBytes")), _number(query.get("sinceSeconds"))
@@ -101,7 +99,7 @@ def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) ->
 
 
 def choose_run(pod: Pod, container: str, *, previous: bool) -> str:
-    """The id (`containerd://…`) of the run of a container whose log is meant; raises Refused."""
+    """Return the ID (`containerd://…`) of the container whose log is requested. Raises HttpError."""
     name = pod.metadata.name
     status = _status(pod, container)
     if status is None:
@@ -128,7 +126,7 @@ def choose_run(pod: Pod, container: str, *, previous: bool) -> str:
 
 
 def is_running(pod: Pod | None, container: str, run: str) -> bool:
-    """Whether this very run of a container goes on, as far as its pod's status tells."""
+    """Return whether the container with ID `run` is running according to the pod status."""
     status = _status(pod, container) if pod is not None else None
     return status is not None and status.state.running is not None and status.container_id == run
 
@@ -176,7 +174,7 @@ def _undecodable() -> HttpError:
 
 
 class ContainerLogs:
-    """The logs endpoint."""
+    """Endpoint `/containerLogs`."""
 
     def __init__(
         self, lookup: PodLookup, limits: StreamLimits, *, split_streams: bool, idle_seconds: float
@@ -187,7 +185,7 @@ class ContainerLogs:
         self._idle_seconds = idle_seconds
 
     def routes(self) -> list[web.RouteDef]:
-        """The one route."""
+        """Return the route."""
         return [web.get("/containerLogs/{namespace}/{pod}/{container}", self._answer, allow_head=False)]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -237,7 +235,7 @@ class ContainerLogs:
         writer = LineWriter(timestamps=wish.timestamps, since=wish.since)
         blocks = follow_blocks(file, goes_on) if wish.follow else present_blocks(file)
         left = wish.limit
-        # The answer has begun: what goes wrong now can only end it.
+        # The response status is already sent: an error can only end the response.
         with suppress(OSError, TimeoutError):
             async with aclosing(blocks):
                 async for block in blocks:
@@ -248,7 +246,7 @@ class ContainerLogs:
                                 await answer.write(piece)
                         if left is not None and not (left := left - len(piece)):
                             return
-                        # Sending to a quick client never waits; others must get their turn.
+                        # Writing to a fast client never blocks; yield to other tasks.
                         await asyncio.sleep(0)
 
 

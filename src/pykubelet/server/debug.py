@@ -1,23 +1,21 @@
-"""`/debug/`: what the agent is doing, for those who look for the reason why.
+"""Debugging endpoints: `/debug/`, `/flagz`, `/statusz`, and the document of `/configz`.
 
-| path | answer |
+| path | response |
 |---|---|
-| `/debug/pprof/` | what there is |
-| `/debug/pprof/profile?seconds=N` | where the agent's time went during these seconds, by function |
-| `/debug/pprof/goroutine`, `/debug/tasks` | every task of the event loop and where it waits |
-| `/debug/pprof/cmdline` | the command line |
-| `/debug/pods/{namespace}/{pod}` | a pod's events and the timeline of decisions about it |
-| `PUT /debug/flags/v` | sets the verbosity of the log |
+| `/debug/pprof/` | list of profiles |
+| `/debug/pprof/profile?seconds=N` | CPU profile of these seconds (cProfile), by function; one at a time |
+| `/debug/pprof/goroutine`, `/debug/tasks` | every asyncio task and its stack |
+| `/debug/pprof/cmdline` | command line |
+| `/debug/pods/{namespace}/{pod}` | a pod's events and timeline of sync decisions |
+| `PUT /debug/flags/v` | sets the log verbosity |
+| `/flagz`, `/statusz` | flags in force; start time, uptime, versions and paths |
+| `/configz` | configuration in force, as JSON |
 
-`/flagz` and `/statusz`: the flags in force, and what runs here since when.
-
-As text for people; as JSON for those who ask for that kind by name
+`/flagz` and `/statusz` return text, and JSON if the client requests that type
 (`Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz`).
 
-`/configz`: the configuration in force, as one document that tools can read.
-
-The document is made once, when the agent starts, from the configuration that passed validation;
-header values (they carry credentials) are masked.
+The `/configz` document is built once at startup from the validated configuration; values of
+`staticPodURLHeader` are masked, because they may contain credentials.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ _INDEX = "/debug/pprof/\n\nProfiles:\n  profile?seconds=30\n  goroutine\n  cmdli
 
 
 def profiling_routes() -> list[web.RouteDef]:
-    """Routes that tell where the agent's time goes."""
+    """Return the routes of `/debug/pprof/` and `/debug/tasks`."""
     one_at_a_time = asyncio.Lock()
 
     async def index(_: web.Request) -> web.Response:
@@ -84,7 +82,7 @@ def profiling_routes() -> list[web.RouteDef]:
 
 
 def timeline_routes(view: PodsView) -> list[web.RouteDef]:
-    """Routes that tell what happened to a pod."""
+    """Return the route of a pod's events and timeline."""
 
     async def timeline(request: web.Request) -> web.Response:
         meta = (request.match_info["namespace"], request.match_info["pod"])
@@ -100,7 +98,7 @@ def timeline_routes(view: PodsView) -> list[web.RouteDef]:
 
 
 def verbosity_routes() -> list[web.RouteDef]:
-    """Route that sets the verbosity of the log."""
+    """Return the route that sets the log verbosity."""
 
     async def verbosity(request: web.Request) -> web.Response:
         if request.method != "PUT":
@@ -111,14 +109,14 @@ def verbosity_routes() -> list[web.RouteDef]:
                 400, f'failed set klog.logging.verbosity {text[:20]}: "{text[:20]}" is no number\n'
             )
         set_verbosity(int(text))
-        log.info("The verbosity of the log was set", verbosity=int(text))
+        log.info("Set log verbosity", verbosity=int(text))
         return plain_text(200, f"successfully set klog.logging.verbosity to {text}\n")
 
     return [web.route("*", "/debug/flags/v", verbosity)]
 
 
 async def _profile(seconds: int) -> str:
-    # Imported here: hardly anybody ever asks.
+    # Imported lazily to save memory: profiles are rarely requested.
     import cProfile
     import pstats
 
@@ -150,7 +148,7 @@ _WARNING = (
 
 
 def flagz_routes(flags: Callable[[], Mapping[str, str]]) -> list[web.RouteDef]:
-    """Route for the flags, by their names."""
+    """Return the route of `/flagz`, with the flags sorted by name."""
 
     async def answer(request: web.Request) -> web.Response:
         found = dict(sorted(flags().items()))
@@ -161,7 +159,7 @@ def flagz_routes(flags: Callable[[], Mapping[str, str]]) -> list[web.RouteDef]:
 
 
 def statusz_routes(paths: Iterable[str], started: datetime) -> list[web.RouteDef]:
-    """Route for the state of the agent; `paths` are those that it lists."""
+    """Return the route of `/statusz`; `paths` are the paths that it lists."""
     listed = sorted(set(paths))
 
     async def answer(request: web.Request) -> web.Response:
@@ -189,7 +187,7 @@ def _negotiated(request: web.Request, kind: str, text: str, document: dict[str, 
     accepted = request.headers.get(hdrs.ACCEPT, "").strip()
     for wish in accepted.split(",") if accepted else ["text/plain"]:
         if not wish.isascii():
-            # No media type, and more than the reader below expects.
+            # Not a valid media type, and the email parser below does not accept it.
             continue
         asked = Message()
         asked["Content-Type"] = wish.strip()
@@ -215,7 +213,7 @@ def _uptime(seconds: int) -> str:
 
 
 def configz_document(config: KubeletConfiguration) -> dict[str, Any]:
-    """Give what `/configz` answers."""
+    """Return the document of `/configz`."""
     document = to_document(config)
     headers = document.get("staticPodURLHeader") or {}
     document["staticPodURLHeader"] = {name: [MASK for _ in values] for name, values in headers.items()}

@@ -1,13 +1,12 @@
-"""Who asks: users, and what a request shows to prove that it is from one.
+"""Users, request credentials, authorization attributes, and the error that ends a request.
 
-Pure: what stands in a certificate or a header, without the judgement whether it is true.
+Pure: credentials are parsed from certificates and headers here and verified by `auth.py`.
 
-What a request wants, in the words of RBAC: a verb on `nodes/<subresource>` of this node.
+A request needs an RBAC verb on `nodes/<subresource>` of this node. Where a fine-grained subresource exists,
+it is checked before `proxy`: a client with `get nodes/pods` does not need `nodes/proxy`, which also allows
+running commands in every container.
 
-Each path asks for one permission, and where a finer one exists, for that first: whoever may `get
-nodes/pods` needs no `nodes/proxy`, which also allows to run commands in every container.
-
-| path | subresources, the first that is allowed counts |
+| path | subresources, any of which suffices, in the order of the checks |
 |---|---|
 | `/stats/…` | stats |
 | `/metrics/…` | metrics |
@@ -19,8 +18,6 @@ nodes/pods` needs no `nodes/proxy`, which also allows to run commands in every c
 | `/healthz/…` | healthz, proxy |
 | `/configz` | configz, proxy |
 | any other | proxy |
-
-A request that is not answered as the client wished: what to say instead.
 """
 
 from __future__ import annotations
@@ -39,12 +36,12 @@ _BEARER_PROTOCOL = "base64url.bearer.authorization.k8s.io."
 
 
 class BadCredentials(Exception):
-    """What was shown proves nothing; the text is for the log, never for the client."""
+    """Raised for invalid credentials; the message is for the log, never for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody, as the API server's reviews know people."""
+    """User information, as in TokenReview and SubjectAccessReview."""
 
     name: str
     uid: str = ""
@@ -52,31 +49,31 @@ class User:
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def with_group(self, group: str) -> User:
-        """The same, as a member of one group more."""
+        """Return the user with one more group."""
         return User(self.name, self.uid, (*self.groups, group), self.extra)
 
 
 NOBODY = User(ANONYMOUS, groups=(UNAUTHENTICATED,))
-"""Who shows nothing, where that is allowed."""
+"""User of requests without credentials, where anonymous requests are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCredentials:
-    """What a request shows of its sender."""
+    """Credentials of a request, not verified."""
 
     chain: tuple[bytes, ...] = ()
-    """Certificates in DER, the sender's own first."""
+    """Client certificate chain in DER, leaf first."""
     subject: Sequence[Sequence[tuple[str, str]]] = ()
-    """The subject of the first, as Python's `getpeercert` tells it."""
+    """Subject of the leaf certificate, as returned by Python's `getpeercert`."""
     authorization: str = ""
     protocols: Sequence[str] | None = None
-    """The values of Sec-WebSocket-Protocol; None when this is no WebSocket request."""
+    """Values of the Sec-WebSocket-Protocol headers; None if not a WebSocket request."""
 
 
 def certificate_user(subject: Sequence[Sequence[tuple[str, str]]], fingerprint: str) -> User | None:
-    """The user that a certificate names; None when it names nobody. Raises BadCredentials.
+    """Return the user of a certificate; None without a common name. Raises BadCredentials.
 
-    `fingerprint` is the SHA-256 of the certificate in hexadecimal digits.
+    `fingerprint` is the SHA-256 digest of the certificate in hexadecimal.
     """
     entries = [entry for part in subject for entry in part]
     names = [value for kind, value in entries if kind == "commonName"]
@@ -90,16 +87,16 @@ def certificate_user(subject: Sequence[Sequence[tuple[str, str]]], fingerprint: 
 
 
 def bearer_token(authorization: str) -> str:
-    """The token in an Authorization header; empty when there is none."""
+    """Return the bearer token in an Authorization header; empty if none."""
     scheme, _, rest = authorization.strip().partition(" ")
     return rest.split(" ")[0] if scheme.lower() == "bearer" else ""
 
 
 def websocket_token(headers: Iterable[str]) -> str:
-    """The token that a browser hides among its WebSocket protocols; empty when there is none.
+    """Return the bearer token that a browser sends as a WebSocket protocol; empty if none.
 
-    Raises BadCredentials for one that cannot be read, for several, and when no other protocol is left
-    that the answer could name.
+    Raises BadCredentials for an invalid token, for several tokens, and if no other protocol remains that the
+    response could select.
     """
     protocols = split_protocols(headers)
     tokens = [name.removeprefix(_BEARER_PROTOCOL) for name in protocols if name.startswith(_BEARER_PROTOCOL)]
@@ -118,12 +115,12 @@ def websocket_token(headers: Iterable[str]) -> str:
 
 
 def split_protocols(headers: Iterable[str]) -> list[str]:
-    """The protocols of one or several Sec-WebSocket-Protocol headers, in their order."""
+    """Return the protocols of the Sec-WebSocket-Protocol headers, in order."""
     return [name for header in headers for part in header.split(",") if (name := part.strip())]
 
 
 def without_tokens(protocols: Iterable[str]) -> list[str]:
-    """The protocols that may be handed on: no token among them."""
+    """Return the protocols without bearer tokens, which must not be forwarded."""
     return [name for name in protocols if not name.startswith(_BEARER_PROTOCOL)]
 
 
@@ -141,14 +138,14 @@ _ONLY = (
 
 @dataclass(frozen=True, slots=True)
 class AuthorizerAttributes:
-    """One permission on this node; the verb is empty for methods that no permission covers."""
+    """Authorization attributes on this node; `verb` is empty for HTTP methods without an RBAC verb."""
 
     verb: str
     subresource: str
 
 
 def wishes(method: str, path: str) -> list[AuthorizerAttributes]:
-    """The permissions any one of which allows a request; `path` is decoded, without the query."""
+    """Return the attributes, any of which allows the request; `path` is decoded, without the query."""
     verb = _VERBS.get(method, "")
     fine = _subresource(_FINE, path)
     only = _subresource(_ONLY, path)
@@ -160,7 +157,7 @@ def _subresource(table: tuple[tuple[str, str], ...], path: str) -> str:
 
 
 class HttpError(Exception):
-    """Ends a request with a status, and with a text that the client may see."""
+    """Raised to end a request with an HTTP status and a text that is sent to the client."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, text)

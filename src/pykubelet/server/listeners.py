@@ -1,12 +1,10 @@
-"""Listening sockets, with an error that says who holds the port.
+"""Listening sockets, the plain HTTP servers, and the server of the control socket.
 
-Starting and stopping a plain HTTP server.
+If a port is in use, `PortError` names the process that owns it, if known.
 
-A server on a Unix socket that only its owner can open.
-
-The socket has its mode before it has its name, so there is no moment at which others get in. It
-takes its place by renaming, which replaces what an agent that was killed left behind; a socket that
-somebody still answers on is left alone.
+The control socket is a Unix socket of mode 0600. The mode is set before the socket is bound, so that other
+users can never connect. It is bound to a hidden name and renamed to its path, which replaces a stale socket
+of a killed kubelet; if another process still accepts connections there, `PortError` is raised.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ _BACKLOG = 1024
 
 
 class PortError(Exception):
-    """A port could not be opened; the text says why and what to do."""
+    """Raised when a port or socket cannot be opened; the message has cause and remedy."""
 
 
 def listening_socket(name: str, address: str, port: int) -> socket.socket:
-    """Listen on `address:port` for the server of this name; raises PortError.
+    """Return a socket that listens on `address:port` for the server `name`. Raises PortError.
 
-    "All addresses", of either family, means those of both.
+    The unspecified address of either family listens on both families.
     """
     try:
         where = ipaddress.ip_address(address)
@@ -53,7 +51,7 @@ def listening_socket(name: str, address: str, port: int) -> socket.socket:
             try:
                 return _listen(socket.AF_INET6, "::", port, both=True)
             except OSError as err:
-                # A kernel without IPv6, or with all of its addresses switched off.
+                # IPv6 is not compiled in or is disabled.
                 if err.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     raise
                 return _listen(socket.AF_INET, "0.0.0.0", port)
@@ -99,7 +97,7 @@ async def http_server(
     routes: Iterable[web.AbstractRouteDef],
     middlewares: Iterable[Middleware] = (),
 ) -> AsyncIterator[None]:
-    """Serve the routes on `address:port` while inside; raises PortError when that is impossible."""
+    """Serve the routes on `address:port` while the context is open. Raises PortError."""
     app = web.Application(client_max_size=64 * 1024, middlewares=tuple(middlewares))
     app.add_routes(routes)
     with listening_socket(name, address, port) as listener:
@@ -114,9 +112,9 @@ _SHUTDOWN_SECONDS = 2.0
 
 @asynccontextmanager
 async def unix_server(path: Path, routes: Iterable[web.AbstractRouteDef]) -> AsyncIterator[None]:
-    """Serve the routes on a socket at `path` while inside; its folder must exist.
+    """Serve the routes on a Unix socket at `path` while the context is open; its directory must exist.
 
-    Raises PortError when that is impossible: one line with the cause and a remedy.
+    Raises PortError: one line with cause and remedy.
     """
     app = web.Application(client_max_size=64 * 1024)
     app.add_routes(routes)
@@ -136,7 +134,7 @@ async def unix_server(path: Path, routes: Iterable[web.AbstractRouteDef]) -> Asy
         finally:
             server.close()
             with suppress(OSError):
-                # Whoever came after us may have put their own socket there.
+                # A later kubelet process may have replaced the socket.
                 if os.path.samestat(identity, path.lstat()):
                     path.unlink()
     finally:
@@ -180,7 +178,7 @@ def _refuse_if_taken(path: Path) -> None:
         try:
             probe.connect(str(path))
         except OSError as err:
-            # A full queue or no answer in time means that somebody lives there, if busily.
+            # A full backlog or a timeout means that a busy process is listening.
             if err.errno not in (errno.EAGAIN, None):
                 return
         raise PortError(f"another agent answers on {path}: stop that one first, or choose another --root-dir")

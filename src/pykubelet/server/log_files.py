@@ -1,27 +1,23 @@
-"""Reading a container's log file: from its end, to its end, and on while it grows.
+"""Parser and reader of CRI container log files: tail, read to the end, follow across rotations.
 
-A log that is followed may be rotated: the file is renamed and a new one takes its name. What was
-written to the old one until then is read first, so no line is lost or read twice. A file that was cut
-short in place is read from its beginning again.
-
-Only regular files are opened: a container that mounts the log directory could put a FIFO or a device there.
-`LogFile` blocks on the disk, so the server calls it in threads (`follow_blocks`, `present_blocks`,
-`seek_last_lines`), one block at a time, so that neither a large file nor a slow disk stops the event loop or
-occupies a thread for long.
-
-What a container's log file says, line by line.
-
-A runtime writes what a container says as entries, one to a line of the file:
+A runtime writes one entry per line, with a tag F (full) or P (partial):
 
     2026-01-02T03:04:05.123456789Z stdout F a whole line
     2026-01-02T03:04:05.123456790Z stderr P the beginning of a long one, continued in the next stderr entry
 
-Pure: bytes in, entries out. A damaged entry (a disk that was full, a runtime that was killed) is skipped;
-the ones after it still count.
+The parser is pure: bytes in, entries out. A damaged entry (full disk, killed runtime) is skipped.
+`LineWriter.texts` has two equivalent paths. If all output of both streams is requested and every line is
+full, the runtime's columns are removed from many lines at a time with a regular expression; otherwise each
+entry is parsed, which is ten times slower and is therefore done in small pieces.
 
-There are two ways to a text, and they give the same. Mostly a client wants all of a log whose lines are all
-whole: then the runtime's columns are cut out of many lines at once. In all other cases each entry is looked
-at, a few at a time, because that takes ten times as long.
+A followed log may be rotated: the file is renamed and a new one is created with its name. The rest of the old
+file is read first, so that no line is lost or duplicated. A file truncated in place is read again from its
+start.
+
+Only regular files are opened: a container that mounts the log directory could create a FIFO or a device
+there. `LogFile` blocks on disk I/O, so the server calls it in threads (`follow_blocks`, `present_blocks`,
+`seek_last_lines`), one block at a time, so that neither a large file nor a slow disk stops the event loop or
+occupies a thread for long.
 """
 
 from __future__ import annotations
@@ -43,14 +39,14 @@ from pykubelet.util.tasks import finish_in_thread, wait_seconds
 Stream = Literal["stdout", "stderr"]
 _BOTH: tuple[Stream, ...] = ("stdout", "stderr")
 
-# A time is known by its shape: looking at each digit would take longer than everything else here.
+# Timestamps are matched by shape: checking each digit would take longer than the rest of the parser.
 _SHAPE = rb"....-..-..T..:..:..[-+.:0-9Z]{1,16}+"
 _ENTRY = re.compile(
     rb"(?P<stamp>" + _SHAPE + rb") (?P<stream>stdout|stderr) (?P<tags>[^ ]*) (?P<text>(?s:.*))"
 )
 
-# The front of a whole line's entry; with the line break before it; and several of them with the texts in
-# between, because what each find costs by itself counts when there are a million.
+# The columns before the text of a full entry; the same with the preceding line break; and several of these
+# with the texts in between, because the cost per match is significant for a million lines.
 _FRONT = re.compile(_SHAPE + rb" std(?:out|err) F ")
 _NEXT_FRONT = re.compile(rb"\n" + _FRONT.pattern)
 _AT_ONCE = 8
@@ -58,25 +54,25 @@ _FRONTS = re.compile(rb"(.*+)".join([_NEXT_FRONT.pattern] * _AT_ONCE))
 _STAMP = re.compile(r"(?P<seconds>.{19})(?:\.(?P<fraction>[0-9]+))?(?P<zone>.*)", re.ASCII)
 _NANOS = 1_000_000_000
 
-# Bytes of lines that are looked at one by one at a time.
+# Maximum bytes of lines that are parsed entry by entry in one piece.
 _FEW = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One entry: a line that a container wrote, or a piece of one."""
+    """One entry: a line of a container's output, or a part of one."""
 
     stamp: str
-    """When it was written, as the runtime wrote it down."""
+    """Timestamp as written by the runtime."""
     stream: Stream
     text: bytes
-    """Without a line break at its end."""
+    """Output without a trailing line break."""
     partial: bool
-    """Whether the line goes on in the next entry of the same stream."""
+    """Whether the line continues in the next entry of the same stream."""
 
     @property
     def nanoseconds(self) -> int:
-        """When it was written, since the epoch; 0 for a time that does not exist."""
+        """Timestamp in nanoseconds since the Unix epoch; 0 if invalid."""
         match = _STAMP.fullmatch(self.stamp)
         assert match is not None
         zone = "+00:00" if match["zone"] == "Z" else match["zone"]
@@ -91,36 +87,36 @@ class LogEntry:
 
     @property
     def fixed_stamp(self) -> str:
-        """The time with nine digits of the second, so that lines align."""
+        """Timestamp with nine fractional digits, so that lines align."""
         match = _STAMP.fullmatch(self.stamp)
         assert match is not None
         return f"{match['seconds']}.{(match['fraction'] or '').ljust(9, '0')}{match['zone']}"
 
 
 def parse_entry(line: bytes) -> LogEntry | None:
-    """Read one line of a log file; None when it is no entry."""
+    """Parse one line of a log file; return None if it is not an entry."""
     match = _ENTRY.fullmatch(line.removesuffix(b"\n"))
     if match is None:
         return None
-    # Tags that are still to be invented follow the first one after colons.
+    # Future tags follow the first one, separated by colons.
     partial = match["tags"].partition(b":")[0] == b"P"
     stream: Stream = "stdout" if match["stream"] == b"stdout" else "stderr"
     return LogEntry(match["stamp"].decode("latin-1"), stream, match["text"], partial)
 
 
 def parse_entries(lines: bytes) -> Iterator[LogEntry]:
-    """Read several lines; what is no entry is left out."""
+    """Yield the entries of several lines; lines that are not entries are skipped."""
     return (entry for line in lines.split(b"\n") if line and (entry := parse_entry(line)) is not None)
 
 
 def last_lines(backwards: Iterable[bytes], count: int) -> list[LogEntry]:
-    """Take entries from the end of a log until they make `count` whole lines; give them in their order.
+    """Return the entries of the last `count` lines, in file order.
 
-    `backwards` are the lines of the file, the last one first; no more of them are taken than needed.
-    A line that is still being written counts as one.
+    `backwards` yields the lines of the file, last one first; no more than needed are consumed. An
+    unfinished line counts as one.
     """
     chosen: list[LogEntry] = []
-    # For each stream: whether the pieces that come before belong to a line that was chosen.
+    # Per stream: whether preceding partial entries belong to a selected line.
     wanted: dict[Stream, bool] = {}
     lines = 0
     for line in backwards if count > 0 else ():
@@ -138,9 +134,10 @@ def last_lines(backwards: Iterable[bytes], count: int) -> list[LogEntry]:
 
 
 class LineWriter:
-    """Turns entries into what goes to each stream: pieces joined, old lines left out, times in front.
+    """Formatter of entries: joins partial entries, drops lines before `since`, prepends timestamps.
 
-    Whether a line is shown is decided at its beginning, for each stream by itself.
+    `since` is in nanoseconds since the Unix epoch. Whether a line is shown is decided by its first entry, per
+    stream.
     """
 
     def __init__(self, *, timestamps: bool = False, since: int | None = None) -> None:
@@ -149,7 +146,7 @@ class LineWriter:
         self._unfinished: dict[Stream, bool] = {}
 
     def write(self, entries: Iterable[LogEntry]) -> Iterator[tuple[Stream, bytes]]:
-        """Give the bytes for each stream, in order; `since` is in nanoseconds since the epoch."""
+        """Yield the output bytes and their stream, in order."""
         for entry in entries:
             begun = entry.stream in self._unfinished
             shown = self._unfinished.get(entry.stream) if begun else self._is_new(entry)
@@ -162,9 +159,9 @@ class LineWriter:
                 yield entry.stream, front + entry.text + (b"" if entry.partial else b"\n")
 
     def texts(self, lines: bytes, streams: Container[Stream] = _BOTH) -> Iterator[bytes]:
-        """Give what many lines of a log file say, of the streams that are wanted.
+        """Yield the output of many lines of a log file for the selected streams.
 
-        In pieces, none of which takes long to make; whoever has others waiting lets them go in between.
+        Each piece takes little time to compute, so that the caller can run other tasks in between.
         """
         everything = not self._timestamps and self._since is None and all(one in streams for one in _BOTH)
         if everything and (text := _whole_lines(lines)) is not None:
@@ -183,13 +180,13 @@ class LineWriter:
 
 
 def _whole_lines(lines: bytes) -> bytes | None:
-    """Give the texts of lines that are all whole, of whichever stream; None when one is not."""
+    """Return the texts of lines that are all full entries, of both streams; None if one is not."""
     front = _FRONT.match(lines)
     if front is None or not lines.endswith(b"\n"):
         return None
     texts: list[bytes] = _FRONTS.split(lines)
     last = _NEXT_FRONT.split(texts.pop())
-    # A line without a proper front is still part of the text between two finds, with its line break.
+    # A line that is not a full entry remains in the text between two matches, with its line break.
     between = b"".join((*texts[::_AT_ONCE], *last))
     if between.find(b"\n") < len(between) - 1:
         return None
@@ -200,34 +197,34 @@ def _whole_lines(lines: bytes) -> bytes | None:
 
 _BLOCK = 256 * 1024
 
-# A runtime writes entries of 16 KiB at most; what has no line break for so long is damage.
+# A runtime writes entries of at most 16 KiB; more bytes without a line break are damage.
 _LONGEST_LINE = 1024 * 1024
 _TICK_SECONDS = 1.0
 _CHANGES = Mask.MODIFY | Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE
 
-# The kernel tells of each write; a busy container is read in gulps, not in sips.
+# inotify reports each write; this delay batches the writes of a busy container.
 _GULP_SECONDS = 0.02
 _LETTING_GO_SECONDS = 0.1
 _Item = TypeVar("_Item")
 GoesOn = Callable[[], Awaitable[bool]]
-"""Says whether a log may still grow; asked about once a second while nothing new comes."""
+"""Returns whether a log may still grow; called about once a second while nothing is written."""
 
 
 class LogFile:
-    """An open log file, and how far it was read."""
+    """An open log file and its read position."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; raises OSError, also when it is not a regular file."""
+        """Open the file. Raises OSError, also if it is not a regular file."""
         self.path = path
         self._file: BinaryIO = _open(path)
         self._rest = b""
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
     def skip_to_last(self, count: int) -> list[LogEntry]:
-        """Give the last `count` lines, and read on behind them."""
+        """Return the last `count` lines and set the read position after them."""
         size = self._file.seek(0, os.SEEK_END)
         lines = _backwards(self._file, size)
         unfinished = next(lines, b"")
@@ -236,19 +233,19 @@ class LogFile:
         return entries
 
     def seek_last(self, count: int) -> None:
-        """Read on at the beginning of the last `count` entries; one that is being written counts, too.
+        """Seek to the start of the last `count` entries; an unfinished one counts.
 
-        Takes no more memory for many lines than for few.
+        Memory use does not depend on the number of lines.
         """
         for _ in self.seeking_last(count):
             pass
 
     def seeking_last(self, count: int) -> Iterator[None]:
-        """Do what `seek_last` does, one block of the file per step."""
+        """Perform `seek_last` as an iterator, one block of the file per step."""
         end = self._file.seek(0, os.SEEK_END)
         if count <= 0 or end == 0:
             return
-        # What ends the last line ends no line before it.
+        # The final byte is skipped: the line break of the last line does not separate two lines.
         wanted, place = count, end - 1
         while place > 0:
             start = max(0, place - _BLOCK)
@@ -268,20 +265,20 @@ class LogFile:
 
     @property
     def size(self) -> int:
-        """How long the file is now, in bytes."""
+        """Current size of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def blocks(self, up_to: int | None = None) -> Iterator[bytes]:
-        """Yield whole lines, some at a time, from here to the end of the file as it is now.
+        """Yield batches of complete lines from the read position to the current end of the file.
 
-        Each step reads one block, and yields nothing of one without a line break. Nothing is begun behind
-        `up_to`, for a file that grows as fast as it is read.
+        Each step reads one block and yields b"" for a block without a line break. No block is started at or
+        after offset `up_to`, for a file that grows as fast as it is read.
         """
         while (up_to is None or self._file.tell() < up_to) and (block := self._file.read(_BLOCK)):
             end = block.rfind(b"\n") + 1
             if not end:
                 self._rest = self._rest + block if len(self._rest) < _LONGEST_LINE else b""
-                # The caller may stop here: a sparse file has terabytes without a line break.
+                # Lets the caller stop: a sparse file may have terabytes without a line break.
                 yield b""
                 continue
             whole = b"".join((self._rest, memoryview(block)[:end]))
@@ -289,21 +286,21 @@ class LogFile:
             yield whole
 
     def entries(self) -> Iterator[LogEntry]:
-        """Give the entries from here to the end of the file, as it is now; may be called again later."""
+        """Yield the entries from the read position to the current end; may be called again later."""
         for block in self.blocks():
             yield from parse_entries(block)
 
     def take_rest(self) -> bytes:
-        """Give what stands behind the last line break; for a file that nobody writes to any more."""
+        """Return the bytes after the last line break, for a file that is no longer written to."""
         rest, self._rest = self._rest, b""
         return rest
 
     def rest(self) -> Iterator[LogEntry]:
-        """Give the entry behind the last line break, as `take_rest`."""
+        """Yield the entry after the last line break, as `take_rest`."""
         yield from parse_entries(self.take_rest())
 
     def is_replaced(self) -> bool:
-        """Whether another file has taken this one's name, or this one was cut short."""
+        """Return whether the path names another file now, or this file was truncated."""
         mine = os.fstat(self._file.fileno())
         try:
             there = self.path.stat()
@@ -312,7 +309,7 @@ class LogFile:
         return not os.path.samestat(mine, there) or mine.st_size < self._file.tell()
 
     def renew(self) -> None:
-        """Read on at the beginning of the file that has the name now; what is unread of this one is left."""
+        """Reopen the path and read from its start; unread bytes of the old file are dropped."""
         with suppress(OSError):
             successor = _open(self.path)
             self._file.close()
@@ -320,17 +317,17 @@ class LogFile:
 
 
 async def follow(log: LogFile, goes_on: GoesOn) -> AsyncIterator[list[LogEntry]]:
-    """Give entries as they come, until the log does not go on; raises what `follow_blocks` raises."""
+    """Yield entries as they are written, until `goes_on` returns False. Raises like `follow_blocks`."""
     async with aclosing(follow_blocks(log, goes_on)) as blocks:
         async for block in blocks:
             yield list(parse_entries(block))
 
 
 async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, None]:
-    """Give whole lines as they come, some at a time, until the log does not go on.
+    """Yield batches of complete lines as they are written, until `goes_on` returns False.
 
-    The last line of a log that nobody writes to any more may lack its line break. Raises OSError when the
-    folder cannot be watched, and whatever `goes_on` raises.
+    The last line of a completed log may lack its line break. Raises OSError if the directory cannot be
+    watched, and whatever `goes_on` raises.
     """
     clock = asyncio.get_running_loop().time
     with Inotify() as changes:
@@ -341,7 +338,7 @@ async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, 
                 quiet_since = clock()
                 yield block
             if await finish_in_thread(log.is_replaced):
-                # The runtime opens the new file before it lets go of the old one.
+                # The runtime opens the new file before it closes the old one.
                 await asyncio.sleep(_LETTING_GO_SECONDS)
                 async for block in _in_thread(log.blocks()):
                     yield block
@@ -357,30 +354,30 @@ async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, 
 
 
 async def present_blocks(log: LogFile) -> AsyncGenerator[bytes, None]:
-    """Yield whole lines, some at a time, up to the present end of the log, and what follows the last one."""
+    """Yield batches of complete lines up to the log's current end, then the bytes after the last line."""
     async for block in _in_thread(log.blocks(up_to=log.size)):
         yield block
     yield log.take_rest()
 
 
 async def seek_last_lines(log: LogFile, count: int) -> None:
-    """Call `LogFile.seek_last` off the event loop; cancelling ends it after one block."""
+    """Run `LogFile.seek_last` in a thread; cancellation takes effect after the current block."""
     async for _ in _in_thread(log.seeking_last(count)):
         pass
 
 
 async def _in_thread(items: Iterator[_Item]) -> AsyncIterator[_Item]:
-    """Yield the items of a blocking iterator, each of them taken in a thread."""
+    """Yield the items of a blocking iterator, advancing it in a thread."""
     done = object()
-    # Cancelled, it waits for the step in progress: the caller is about to close the file.
+    # On cancellation this waits for the current step, because the caller closes the file next.
     while (item := await finish_in_thread(lambda: next(items, done))) is not done:
         yield cast(_Item, item)
 
 
 async def _change(changes: Inotify) -> None:
-    """Wait until something happens in the folder, but not beyond the next tick.
+    """Wait until the directory changes, at most until the next tick.
 
-    The ticks of all logs fall together: to wake up once a second for all costs much less than for each.
+    The ticks of all logs coincide: one wake-up per second for all costs much less than one for each.
     """
     now = asyncio.get_running_loop().time()
     next_tick = (now // _TICK_SECONDS + 1) * _TICK_SECONDS
@@ -391,12 +388,12 @@ async def _change(changes: Inotify) -> None:
 
 
 def _open(path: Path) -> BinaryIO:
-    # Some runtimes keep their logs elsewhere and put a symbolic link here.
+    # Some runtimes store logs elsewhere and create a symbolic link here.
     return os.fdopen(open_regular(path, follow_symlink=True), "rb", buffering=0)
 
 
 def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """Give a file's lines, the last one first; the very first is what follows the last line break."""
+    """Yield a file's lines, last one first, starting with the bytes after the last line break."""
     rest = b""
     while end > 0:
         start = max(0, end - _BLOCK)

@@ -1,29 +1,27 @@
-"""`/manifests/{name}`: giving a node its pods over HTTP, instead of by a file in its manifests folder.
+"""`/manifests/`, which manages static pod manifests over HTTP, and the routes of the control socket.
 
-| request | answer |
+| request | response |
 |---|---|
-| `GET /manifests/` | `Manifests`: the files of the folder and what they hold |
-| `GET /manifests/{name}` | the file as it is; one with a secret in it is not shown |
-| `PUT /manifests/{name}` | `Manifest`: the body is taken; `?replace=true` is `pykubelet run --replace` |
-| `DELETE /manifests/{name}` | `Manifest`: what was there |
+| `GET /manifests/` | `Manifests`: the files of the static pod directory and their contents |
+| `GET /manifests/{name}` | the file's bytes; 403 for a symbolic link or a file that contains a Secret |
+| `PUT /manifests/{name}` | `Manifest` as written; `?replace=true` is `pykubelet run --replace` |
+| `DELETE /manifests/{name}` | `Manifest` as deleted |
 
-A manifest is taken whole or not at all: it is checked as the node will check it, and written so that the
-node sees the old one or the new one. Whoever may do this is root on the node (a pod may mount anything), so
-a client who has not said who it is may do nothing here, whatever the configuration allows such clients.
+A manifest is accepted as a whole or rejected: it is validated as the static pod source validates it, and
+replaced atomically. Permission to write manifests equals root on the node (a pod can mount any path), so
+anonymous clients are always rejected, whatever the configured authorization allows them.
 
-What is said of manifests over the wire: shared by the servers and the command line.
+The control socket, which only root can open, serves `/manifests/` and, for the command line:
 
-What the command line asks of a running agent, over a socket that only root can open.
-
-| request | answer |
+| request | response |
 |---|---|
-| `GET /pods` | `NodePods`: every pod with its status, and where each is in its life |
+| `GET /pods` | `NodePods`: every pod with its status and its pod worker state |
 | `GET /pods/{uid}` | the same for one pod |
 | `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
 | `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
 
-`/manifests/` is there, too (see `manifests.py`). Answers are JSON; a pod or container that is not there is
-a 404 with a `Refusal`.
+Responses are JSON; a missing pod or container is a 404 with a `Refusal`. The structs below are shared by the
+servers and the command line.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ log = get_logger(__name__)
 
 
 class ManifestPod(msgspec.Struct, kw_only=True):
-    """A pod of a manifest, as the node has it."""
+    """Identity of a manifest's pod on this node."""
 
     namespace: str
     name: str
@@ -70,24 +68,24 @@ class ManifestPod(msgspec.Struct, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """One file of the manifests folder."""
+    """One file of the static pod directory."""
 
     path: str
     pods: list[ManifestPod] = []
     objects: list[str] = []
-    """ConfigMaps and Secrets in it, such as `configMap default/page`."""
+    """ConfigMaps and Secrets in the file, such as `configMap default/page`."""
     problems: list[str] = []
-    """Why the node cannot use it."""
+    """Validation errors; empty for a valid file."""
 
 
 class Manifests(msgspec.Struct, kw_only=True):
-    """The manifests folder."""
+    """Listing of the static pod directory."""
 
     items: list[Manifest] = []
 
 
 class ManifestRefusal(msgspec.Struct, kw_only=True):
-    """Why a request for a manifest was refused; `problems` are of the manifest, one line each."""
+    """Error response to a manifest request; `problems` are validation errors, one line each."""
 
     message: str
     problems: list[str] = []
@@ -99,7 +97,7 @@ _SLOW_SECONDS = 60.0
 
 
 class _No(Exception):
-    """Ends a request for a manifest with a status and a reason."""
+    """Raised to end a manifest request with an HTTP status and a `ManifestRefusal`."""
 
     def __init__(self, status: int, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -108,7 +106,7 @@ class _No(Exception):
 
 
 class ManifestFolder:
-    """The manifests folder of a node; `served` and `clock` are as `static_contents` has them."""
+    """Static pod directory of a node; `served` as in `static_contents`, `clock` in nanoseconds."""
 
     def __init__(
         self,
@@ -125,7 +123,7 @@ class ManifestFolder:
         self._changing = asyncio.Lock()
 
     def routes(self, *, most_bytes: int = MAX_BYTES) -> list[web.RouteDef]:
-        """Routes for clients whose manifests are at most this large."""
+        """Return the routes of `/manifests/`, which accept manifests of at most `most_bytes`."""
 
         async def listing(_: web.Request) -> web.Response:
             return _manifest_response(await asyncio.to_thread(self._list))
@@ -141,14 +139,14 @@ class ManifestFolder:
             async with self._changing:
                 taken, is_new = await finish_in_thread(lambda: self._write(path, data, replace=replace))
             pods = [pod.uid for pod in taken.pods]
-            log.info("Took a manifest", path=path, pods=pods, objects=taken.objects)
+            log.info("Wrote static pod manifest", path=path, pods=pods, objects=taken.objects)
             return _manifest_response(taken, 201 if is_new else 200)
 
         async def delete(request: web.Request) -> web.Response:
             path = self._path(request)
             async with self._changing:
                 removed = await finish_in_thread(lambda: self._remove(path))
-            log.info("Removed a manifest", path=path)
+            log.info("Removed static pod manifest", path=path)
             return _manifest_response(removed)
 
         return [
@@ -292,7 +290,7 @@ def _manifest_response(document: Any, status: int = 200) -> web.Response:
 
 
 def control_routes(view: PodsView) -> list[web.RouteDef]:
-    """Routes for the command line."""
+    """Return the routes of the control socket for the command line."""
 
     def chosen(request: web.Request) -> list[Pod]:
         uid = request.match_info["uid"]

@@ -1,16 +1,12 @@
-"""The servers' own metrics: requests, and what the API server was asked about their senders.
+"""Metrics of the HTTP servers, kubelet build information, and the `/metrics` endpoints.
 
-Labels are bounded: paths and methods that the server does not know are counted together as `other`.
+`ServerMetrics` counts requests and reviews. Label values are bounded: unknown paths and methods are counted
+as `other`. `KubeletInfo` reports constants (version, feature gates, node name, memory limit), which are
+collected only on a scrape.
 
-What the agent is, as metrics: its version, its features, its node, and how much memory it may have.
-
-None of this changes while the agent runs, so it is written when somebody asks and costs nothing else.
-
-`/metrics` and `/metrics/probes`: the agent's numbers, in the text format that Prometheus reads.
-
-Probes have a page of their own, because they have a series for each container. The format is written
-here and not by the library, whose writer renames every counter to end in `_total` and adds the time
-at which each series began: scrapers expect neither. A metric without series is not mentioned.
+`/metrics/probes` is separate from `/metrics` because probe metrics have a series per container. Both use the
+Prometheus text format, written here because the library's writer appends `_total` to every counter and adds
+`_created` series, which upstream's metrics do not have. A metric without samples is omitted.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ Review = Literal["authn", "authz"]
 
 
 def path_label(path: str) -> str:
-    """The name under which a path is counted."""
+    """Return the `path` label of a request path."""
     first, _, rest = path.removeprefix("/").partition("/")
     if first == "metrics" and rest:
         first = f"metrics/{rest.partition('/')[0]}"
@@ -63,7 +59,7 @@ def path_label(path: str) -> str:
 
 
 class ServerMetrics:
-    """Counts for the servers of one agent."""
+    """Metrics of the kubelet's HTTP servers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -130,7 +126,7 @@ class ServerMetrics:
 
     @contextmanager
     def request(self, method: str, path: str, server: ServerType) -> Iterator[None]:
-        """Count a request from here to the end of the block."""
+        """Count a request, and measure it until the block ends."""
         name = path_label(path)
         known = method if method in _METHODS else "other"
         labels = (known, name, server, "true" if name in _LONG else "false")
@@ -149,17 +145,17 @@ class ServerMetrics:
         self._websockets.labels(subresource).inc()
 
     def review(self, kind: Review, code: str, seconds: float) -> None:
-        """Count a question to the API server, by the code of its answer or `<error>`."""
+        """Count a review request to the API server, by its HTTP status code or `<error>`."""
         self._reviews[kind].labels(code).inc()
         self._review_seconds[kind].labels(code).observe(seconds)
 
     def token_known(self, seconds: float) -> None:
-        """Count a token whose owner was remembered."""
+        """Count a cache hit of the token review cache."""
         self._token("hit", seconds)
 
     @contextmanager
     def token_unknown(self) -> Iterator[None]:
-        """Count a token whose owner must be asked for, while that lasts."""
+        """Count a cache miss of the token review cache, and measure it until the block ends."""
         started = perf_counter()
         self._token_active.labels("blocked").inc()
         try:
@@ -170,7 +166,7 @@ class ServerMetrics:
 
     @contextmanager
     def token_review(self) -> Iterator[None]:
-        """Count a review of a token; it failed when the block raises."""
+        """Count a token review, as failed if the block raises."""
         self._token_active.labels("in_flight").inc()
         outcome = "error"
         try:
@@ -181,7 +177,7 @@ class ServerMetrics:
             self._token_fetches.labels(outcome).inc()
 
     def certificate_shown(self, seconds_left: float) -> None:
-        """Count a client's certificate by how long it is still valid."""
+        """Observe the remaining validity of a client certificate, in seconds."""
         self._certificate_expiration.observe(seconds_left)
 
     def _token(self, status: str, seconds: float) -> None:
@@ -209,22 +205,22 @@ def _review_histogram(kind: Review, registry: CollectorRegistry) -> Histogram:
 
 
 _NO_LIMIT = float(2**64)
-"""What Go's clients of Prometheus say when there is none."""
+"""Value that Go's Prometheus client reports for an unlimited RLIMIT_AS."""
 
 
 class KubeletInfo(Collector):
-    """The facts of one agent, for its registry."""
+    """Collector of constant kubelet information."""
 
     def __init__(self, node_name: str, gates: FeatureGates) -> None:
         self._node_name = node_name
         self._gates = gates
 
     def describe(self) -> Iterable[Metric]:
-        """Give no names in advance: they are the same as those that are collected."""
+        """Return nothing, so that registration does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Tell."""
+        """Yield the metric families."""
         yield _family("kubelet_node_name", "The node's name.", {"node": self._node_name}, 1)
         yield _family("kubernetes_build_info", "What the agent is.", build_labels(), 1)
         features = GaugeMetricFamily(
@@ -243,7 +239,7 @@ class KubeletInfo(Collector):
 
 
 def build_labels() -> dict[str, str]:
-    """Give the labels that tools know a Kubernetes program by; what is Go's own is empty."""
+    """Return the labels of `kubernetes_build_info`; those specific to Go and git builds are empty."""
     major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".", 2)
     return {
         "major": major,
@@ -274,7 +270,7 @@ _IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
-    """Routes for the metrics of one registry."""
+    """Return the routes of `/metrics` and `/metrics/probes` for one registry."""
 
     def page(wanted: Callable[[str], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(_: web.Request) -> web.Response:
@@ -290,7 +286,7 @@ def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
 
 
 def text_format(metrics: Iterable[Metric]) -> bytes:
-    """Write metrics, ordered by name."""
+    """Return the metrics in Prometheus text format, sorted by name."""
     return "".join(line for metric in sorted(metrics, key=_name) for line in _lines(metric)).encode()
 
 
@@ -306,7 +302,7 @@ def _lines(metric: Metric) -> Iterator[str]:
 
 
 def _name(metric: Metric) -> str:
-    """The name of the whole; the library takes the end off those of its counters."""
+    """Return the metric's full name; the library strips `_total` from counter names."""
     total = metric.name + _TOTAL
     if metric.type == "counter" and any(sample.name == total for sample in metric.samples):
         return total
@@ -314,7 +310,7 @@ def _name(metric: Metric) -> str:
 
 
 def _number(value: float) -> str:
-    """A number, as Go reads it, too."""
+    """Format a number so that Go can parse it."""
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     if math.isnan(value):
@@ -327,7 +323,7 @@ def _labels(sample: Sample) -> str:
         return ""
     labels = sample.labels
     if bound := labels.get("le"):
-        # The upper bound of a bucket is a text to Prometheus, and everybody else writes 1, not 1.0.
+        # Prometheus compares bucket bounds as strings, and Go clients write 1, not 1.0.
         labels = {**labels, "le": bound.removesuffix(".0")}
     pairs = (f'{name}="{value.translate(_IN_VALUES)}"' for name, value in sorted(labels.items()))
     return "{" + ",".join(pairs) + "}"

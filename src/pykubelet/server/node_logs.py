@@ -1,21 +1,16 @@
-"""`/logs/`: the files below /var/log, and nothing else of the machine.
+"""`/logs/`: files below /var/log, and node log queries (`/logs/?query=…`).
 
-Whoever can write to /var/log (a pod with a hostPath, say) must not be able to show the rest of the machine
-through a link. So a path is resolved, must still be below, and is then opened folder by folder without
-following any link: what is changed in between is not followed either.
+Only files below /var/log are accessible. A writer of /var/log (such as a pod with a hostPath volume) must not
+be able to expose other files through a symbolic link: a path is resolved, must still be below /var/log, and
+is then opened component by component without following links, so that a concurrent replacement is not
+followed either.
 
-Where node log query is switched on, `/logs/?query=…` asks for the log of a service (`log_query.py`).
+If node log query is enabled, `/logs/?query=…` returns the log of services or of one file. A service with a
+systemd unit in the journal is read with journalctl, any other from its file below /var/log. A query has a
+timeout of 30 s, and journalctl is killed if the client disconnects.
 
-Answering a log query: journald's log of services, or their files below the folder of logs.
-
-Which service logs where is found out: what journald knows is asked of journalctl, anything else is looked
-for as a file. A query has half a minute; a client that goes away ends the program that works for it.
-
-Questions to `/logs/?query=…`: which services' or which file's log, since when, how much.
-
-Pure: what a query asks for, whether that is allowed, and the arguments for journalctl. A service's name goes
-to a program and into a path, so it may hold only characters that mean nothing to either (CVE-2024-9042 was
-a command run through a name, elsewhere); nothing here passes through a shell.
+A service name becomes an argument and part of a path, so only characters that are special to neither are
+accepted (CVE-2024-9042: command injection through a service name on Windows); no shell is involved.
 """
 
 from __future__ import annotations
@@ -55,7 +50,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """What was asked; times are without fractions of a second, as the journal is asked."""
+    """Options of a node log query; times have no fractional seconds, as journalctl receives them."""
 
     services: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -67,13 +62,13 @@ class LogQuery:
 
     @property
     def has_options(self) -> bool:
-        """Whether more was said than whose log is meant."""
+        """Whether the query has options in addition to services or files."""
         options = (self.since, self.until, self.tail, self.boot)
         return any(option is not None for option in options) or bool(self.pattern)
 
 
 def read_log_query(query: MultiMapping[str]) -> LogQuery | None:
-    """Read a query; None when it asks nothing of these. Raises Refused (400) when it cannot be read."""
+    """Parse a query; return None if it has no log query options. Raises HttpError (400) if invalid."""
     problems: list[str] = []
     asked = query.getall("query", [])
     files = tuple(each for each in asked if "/" in each or "\\" in each)
@@ -94,7 +89,7 @@ def read_log_query(query: MultiMapping[str]) -> LogQuery | None:
 
 
 def check_log_query(query: LogQuery) -> None:
-    """Return when the query may be answered; raises Refused (406) with all that is wrong with it."""
+    """Validate a query. Raises HttpError (406) with all validation errors."""
     problems = [
         f"query: Invalid value: {name!r}: {why}" for name in query.services if (why := _bad_name(name))
     ]
@@ -122,7 +117,7 @@ def check_log_query(query: LogQuery) -> None:
 
 
 def journal_arguments(query: LogQuery) -> list[str]:
-    """The arguments with which journalctl answers; each value is behind its option's `=`."""
+    """Return the arguments of journalctl; each value follows its option's `=`."""
     arguments = ["--utc", "--no-pager", "--output=short-precise"]
     if query.since is not None:
         arguments.append(f"--since={query.since:%Y-%m-%d %H:%M:%S}")
@@ -139,7 +134,7 @@ def journal_arguments(query: LogQuery) -> list[str]:
 
 
 def places_of(service: str) -> tuple[str, str, str]:
-    """Where a service that writes files has its log, below the folder of logs; the first that is there."""
+    """Return candidate paths of a service's log file, below the log directory; the first existing is used."""
     return service, f"{service}.log", f"{service}/{service}.log"
 
 
@@ -194,13 +189,13 @@ _JOURNAL_BLOCK = 256 * 1024
 _MOST_UNITS_BYTES = 4 * 1024 * 1024
 _UNITS = ("--field", "_SYSTEMD_UNIT")
 Open = Callable[[str], int]
-"""Opens a file below the folder of logs, and nothing elsewhere; raises OSError."""
+"""Opens a file below the log directory, and no other file. Raises OSError."""
 Write = Callable[[bytes], Awaitable[None]]
-"""Sends a piece of the answer."""
+"""Sends a part of the response body."""
 
 
 async def answer_log_query(query: LogQuery, open_log: Open, program: str | None, write: Write) -> None:
-    """Write the answer; what goes wrong is said in it, because its status was sent before."""
+    """Write the response body; errors are written into it, because the status is already sent."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             units = await _units(program) if program is not None else b""
@@ -219,7 +214,7 @@ async def answer_log_query(query: LogQuery, open_log: Open, program: str | None,
 
 
 def find_journalctl() -> str | None:
-    """Find the program that reads the journal; None on machines without one."""
+    """Return the path of journalctl; None if it is not installed."""
     return shutil.which("journalctl", path=search_path())
 
 
@@ -239,7 +234,7 @@ async def _write_file(service: str, open_log: Open, write: Write) -> None:
             if not stat.S_ISREG(mode):
                 await write(f"\nerror getting log for {service}: not a regular file\n".encode())
                 return
-            # What is written while it is read is not followed.
+            # Bytes appended after this are not read.
             left = os.fstat(file).st_size
             while left > 0 and (data := os.read(file, min(_JOURNAL_BLOCK, left))):
                 left -= len(data)
@@ -290,7 +285,7 @@ _SAFE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def node_log_routes(root: Path = NODE_LOGS, queries: StreamLimits | None = None) -> list[web.RouteDef]:
-    """Routes for the files of a folder; with `queries`, so many queries of services at once, too."""
+    """Return the routes of `/logs/` for the directory `root`; `queries` enables and limits log queries."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         path = request.match_info.get("path", "")
@@ -323,7 +318,7 @@ def node_log_routes(root: Path = NODE_LOGS, queries: StreamLimits | None = None)
 
 
 def open_below(root: Path, path: str) -> int:
-    """Open a file or folder below `root`; raises OSError, PermissionError when the path leads elsewhere."""
+    """Open a file or directory below `root`. Raises OSError; PermissionError if the path is not below it."""
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     home = Path(os.path.realpath(root))
@@ -352,7 +347,7 @@ def _not_opened(err: OSError, *, is_query: bool) -> HttpError:
 
 def _listing(folder: int, request: web.Request) -> web.Response:
     if not request.path.endswith("/"):
-        # Relative, so that it works behind the API server's proxy.
+        # A relative redirect works behind the API server's proxy.
         return web.Response(status=301, headers={hdrs.LOCATION: quote(request.path.rpartition("/")[2]) + "/"})
     with os.scandir(folder) as entries:
         names = sorted(entry.name + ("/" if _is_folder(entry.is_dir) else "") for entry in entries)
@@ -395,7 +390,7 @@ async def _contents(file: int, request: web.Request) -> web.StreamResponse:
     await answer.prepare(request)
     if request.method != "GET":
         return answer
-    # A file that grows meanwhile is given as it was; one that is cut short ends the connection.
+    # Bytes appended concurrently are not sent; if the file is truncated, the connection is aborted.
     while left > 0 and (data := os.pread(file, min(_BLOCK, left), start)):
         await answer.write(data)
         left -= len(data)
@@ -406,7 +401,7 @@ async def _contents(file: int, request: web.Request) -> web.StreamResponse:
 
 
 def _range(request: web.Request, state: os.stat_result) -> tuple[int, int]:
-    """Which bytes are wanted: all, unless one range of them is asked for; raises Refused (416)."""
+    """Return the requested byte range: the whole file unless one range is given. Raises HttpError (416)."""
     whole = (0, state.st_size)
     if hdrs.RANGE not in request.headers:
         return whole
@@ -418,7 +413,7 @@ def _range(request: web.Request, state: os.stat_result) -> tuple[int, int]:
     try:
         wanted = request.http_range
     except ValueError:
-        # Several ranges at once are not given; the whole is a good answer to those.
+        # Multiple ranges are not supported; the whole file is a valid response.
         if re.fullmatch(r"bytes=[0-9 ,-]*,[0-9 ,-]*", request.headers[hdrs.RANGE]):
             return whole
         raise _unsatisfiable(state) from None

@@ -1,13 +1,11 @@
-"""What every request goes through before its handler: counted, path checked, sender known and allowed.
+"""Middlewares of the servers: metrics, error responses, path validation, authentication, authorization.
 
-Nothing reaches a handler of the secured server without having passed here, also no request for a path that
-does not exist: strangers do not learn which paths there are.
+Every request to the kubelet API passes them before its handler, also a request for an unknown path, so that
+unauthorized clients cannot find out which paths exist.
 
-Paths that mean one thing only.
-
-A permission is decided by the path, and so is the handler; if the two could read a path differently,
-`/pods/../run/…` or `/pods%2F…` would be a hole. So only plain paths are answered: no empty, `.` or `..`
-parts, no encoded slashes, no NUL or other control characters.
+The path determines both the required permission and the handler; if the two could interpret a path
+differently, `/pods/../run/…` or `/pods%2F…` would bypass authorization. Only plain paths are accepted: no
+empty, `.` or `..` segments, no encoded slashes, no backslashes, no control characters.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _DOTS = frozenset({".", ".."})
 
 
 def is_plain(raw_path: str) -> bool:
-    """Whether a path, as it came in the request (still encoded, without the query), is plain."""
+    """Return whether a request path (still percent-encoded, without the query) is plain."""
     if not raw_path.startswith("/"):
         return False
     *folders, last = raw_path.removeprefix("/").split("/")
@@ -49,11 +47,11 @@ def _is_plain_part(part: str) -> bool:
 
 
 USER: web.RequestKey[User] = web.RequestKey("user", User)
-"""Who sends a request, for its handler."""
+"""Key of the authenticated and authorized user in a request."""
 
 
 def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
-    """Count requests and turn what goes wrong into answers; the outermost layer."""
+    """Return the outermost middleware: counts requests, rejects ambiguous paths, maps errors to responses."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -71,15 +69,15 @@ def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
                 return plain_text(404, "404: Page Not Found")
             except (web.HTTPException, ConnectionError):
                 raise
-            except Exception as err:  # the border between one request and the agent
-                log.error(err, "Failed to answer a request", method=request.method, path=request.path)
+            except Exception as err:  # a failing handler must not affect the rest of the kubelet
+                log.error(err, "Failed to handle request", method=request.method, path=request.path)
                 return plain_text(500, "Internal Server Error\n")
 
     return middleware
 
 
 def guarded(authenticator: Authenticator, judge: Authorizer) -> Middleware:
-    """Let only those pass who may."""
+    """Return the middleware that authenticates and authorizes requests."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -95,7 +93,7 @@ def guarded(authenticator: Authenticator, judge: Authorizer) -> Middleware:
 
 
 def shown_by(request: web.Request) -> RequestCredentials:
-    """What a request shows of its sender."""
+    """Return the credentials of a request."""
     connection = request.get_extra_info("ssl_object")
     chain = peer_chain(connection) if connection is not None else ()
     subject = connection.getpeercert().get("subject", ()) if chain else ()
@@ -104,25 +102,25 @@ def shown_by(request: web.Request) -> RequestCredentials:
 
 
 def user_name(request: web.BaseRequest) -> str:
-    """The sender's name; empty on servers that do not ask for it."""
+    """Return the user's name; empty on servers without authentication."""
     user = request.get(USER)
     return user.name if user is not None else ""
 
 
 def is_upgrade(request: web.BaseRequest) -> bool:
-    """Whether the client wants to speak another protocol on this connection."""
+    """Return whether the client requests a protocol upgrade."""
     tokens = ",".join(request.headers.getall(hdrs.CONNECTION, [])).lower().split(",")
     return "upgrade" in (token.strip() for token in tokens) and hdrs.UPGRADE in request.headers
 
 
 def is_websocket(request: web.BaseRequest) -> bool:
-    """Whether the client wants to speak WebSocket."""
+    """Return whether the client requests an upgrade to WebSocket."""
     return is_upgrade(request) and request.headers[hdrs.UPGRADE].lower() == "websocket"
 
 
 def plain_text(status: int, text: str) -> web.Response:
-    """An answer for people."""
-    # Bytes of the request that are no text may come back in it.
+    """Return a plain text response."""
+    # The text may contain undecodable bytes of the request.
     body = text.encode("utf-8", "replace")
     answer = web.Response(status=status, body=body, content_type="text/plain", charset="utf-8")
     answer.headers["X-Content-Type-Options"] = "nosniff"

@@ -1,14 +1,11 @@
-"""The pods as others see them: what a server may ask of the engine, and how it is written.
+"""Interfaces of the servers to pods and runtime, response documents, and lookup of pods and containers.
 
-`PodsView` is the one narrow door between the servers and the engine; whoever runs pods implements it.
-The documents below are what goes over the wire, shared by the servers and the command line, so
-that the two cannot disagree.
+`PodsView` is the only interface between the servers and the pod engine, which implements it. The msgspec
+documents are shared by the servers and the command line, so that the two always agree.
 
-Finding what a request names: a pod of this node, and its container as the runtime has it now.
-
-What a request says is never trusted to be an id of the runtime: pods are found by namespace and name among
-those of this node, containers by the labels that the agent gave them. A container that is about to be
-used must run; whether it does is asked of the runtime, not remembered.
+`PodLookup` never uses a value of a request as a runtime ID: pods are found by namespace and name among the
+pods of this node, containers and sandboxes by the labels that the kubelet set. Whether a container is running
+is queried from the runtime each time, not cached.
 """
 
 from __future__ import annotations
@@ -28,64 +25,64 @@ from pykubelet.server.identity import HttpError
 from pykubelet.transport.errors import CriError, NotFound, ResourceExhausted
 
 SOCKET_NAME = "pykubelet.sock"
-"""The control socket's name in the agent's root directory."""
+"""File name of the control socket in the kubelet's root directory."""
 
 
 class PodsView(Protocol):
-    """What the engine tells about its pods, and the one thing that it can be asked to do."""
+    """The pod engine as the servers see it."""
 
     def pods(self) -> list[Pod]:
-        """All pods of this node, each with its current status; nobody changes them."""
+        """Return all pods with their current status, desired pods first; callers must not modify them."""
         ...
 
     def journal(self, uid: str) -> tuple[list[Event], list[TimelineEntry]]:
-        """A pod's events and its timeline, oldest first."""
+        """Return a pod's events and its timeline, oldest first."""
         ...
 
     def restart(self, uid: str, container: str | None) -> list[str]:
-        """Restart one container of a pod, or all that run, in place; gives their names.
+        """Restart one container of a pod, or all running ones, in place, and return their names.
 
-        Raises LookupError when there is no such pod or no such container that runs.
+        Raises LookupError if the pod or a running container of that name does not exist.
         """
         ...
 
     def state(self, uid: str) -> str:
-        """Where the pod is in its life: `syncing`, `terminating` or `terminated`."""
+        """Return the state of the pod worker: `syncing`, `terminating` or `terminated`."""
         ...
 
 
 class NodePods(msgspec.Struct, kw_only=True):
-    """Some pods, and by uid where each is in its life."""
+    """Pods, and their pod worker states by UID."""
 
     pods: list[Pod] = []
     states: dict[str, str] = {}
 
 
 class PodJournal(msgspec.Struct, kw_only=True):
-    """What happened to a pod; times are seconds since the epoch."""
+    """Events and timeline of a pod; times in seconds since the Unix epoch."""
 
     events: list[Event] = []
     timeline: list[TimelineEntry] = []
 
 
 class Restarted(msgspec.Struct, kw_only=True):
-    """The containers that were asked to restart."""
+    """Names of the containers whose restart was requested."""
 
     containers: list[str] = []
 
 
 class Refusal(msgspec.Struct, kw_only=True):
-    """Why a request could not be answered, in one line."""
+    """Error response: one line."""
 
     message: str
 
 
 class _ListMeta(msgspec.Struct):
-    """A list that no API server made has no version."""
+    """Empty list metadata: only the API server sets a resourceVersion."""
 
 
 class _PodList(msgspec.Struct, kw_only=True, rename="camel"):
-    """A PodList that says what it is; its items, as everywhere in the API, do not."""
+    """A v1 PodList with kind and apiVersion; its items have neither, as in the API."""
 
     kind: str = "PodList"
     api_version: str = "v1"
@@ -94,7 +91,7 @@ class _PodList(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 def pod_list_json(pods: Iterable[Pod]) -> bytes:
-    """Write a v1 PodList."""
+    """Return a v1 PodList as JSON."""
     return to_json(_PodList(metadata=_ListMeta(), items=list(pods)))
 
 
@@ -102,7 +99,7 @@ _RECENT_SECONDS = 0.5
 
 
 class StreamingRuntime(Protocol):
-    """What the API needs of the runtime (`cri.runtime.RuntimeClient` has it); all raise CriError."""
+    """Runtime methods that the API uses, as in `cri.client.RuntimeClient`; all raise CriError."""
 
     async def list_containers(self, filter: pb.ContainerFilter | None = None) -> list[pb.Container]:
         """List containers."""
@@ -115,25 +112,25 @@ class StreamingRuntime(Protocol):
     async def container_status(
         self, container_id: str, *, verbose: bool = False
     ) -> pb.ContainerStatusResponse:
-        """Ask for a container's state."""
+        """Return a container's status."""
         ...
 
     async def exec(self, request: pb.ExecRequest) -> str:
-        """Prepare a command; gives the address of its streams."""
+        """Prepare an exec session and return the URL of its stream."""
         ...
 
     async def attach(self, request: pb.AttachRequest) -> str:
-        """Prepare a connection to a container; gives the address of its streams."""
+        """Prepare an attach session and return the URL of its stream."""
         ...
 
     async def port_forward(self, request: pb.PortForwardRequest) -> str:
-        """Prepare connections to a sandbox's ports; gives their address."""
+        """Prepare a port-forward session and return the URL of its stream."""
         ...
 
     async def exec_sync(
         self, container_id: str, command: Sequence[str], timeout_seconds: int = 0
     ) -> pb.ExecSyncResponse:
-        """Run a command and give its output."""
+        """Run a command and return its output."""
         ...
 
     async def checkpoint_container(self, container_id: str, location: str, timeout_seconds: int = 0) -> None:
@@ -142,7 +139,7 @@ class StreamingRuntime(Protocol):
 
 
 class PodLookup:
-    """Pods and containers of this node; `resolve` turns the uid of a mirror pod into its static pod's."""
+    """Lookup of pods and containers; `resolve` translates the UID of a mirror pod to its static pod's."""
 
     def __init__(self, view: PodsView, runtime: StreamingRuntime, resolve: Callable[[str], str]) -> None:
         self.view = view
@@ -152,12 +149,12 @@ class PodLookup:
         self._recent_at = -_RECENT_SECONDS
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """The pod of this name: of several the one that is wanted, not one that is leaving."""
+        """Return the pod of this name, or None; a desired pod takes precedence over a terminating one."""
         found = (pod for pod in self.view.pods() if pod.metadata.name == name)
         return next((pod for pod in found if pod.metadata.namespace == namespace), None)
 
     def recent(self, uid: str) -> Pod | None:
-        """The pod with this uid as it was within the last second; cheap to ask often."""
+        """Return the pod with this UID, from a snapshot at most `_RECENT_SECONDS` old."""
         now = asyncio.get_running_loop().time()
         if now - self._recent_at >= _RECENT_SECONDS:
             self._recent = {pod.uid: pod for pod in self.view.pods()}
@@ -165,11 +162,11 @@ class PodLookup:
         return self._recent.get(uid)
 
     def is_meant(self, pod: Pod, uid: str) -> bool:
-        """Whether a uid, where one is given, is this pod's or that of its mirror."""
+        """Return whether `uid` is empty, this pod's UID or that of its mirror pod."""
         return not uid or self._resolve(uid) == pod.uid
 
     async def running_container(self, pod: Pod, container: str) -> str | None:
-        """The runtime's id of a pod's container that runs; None when none does. Raises CriError."""
+        """Return the ID of the newest running container of this name, or None. Raises CriError."""
         running = pb.ContainerStateValue(state=pb.CONTAINER_RUNNING)
         wanted = pb.ContainerFilter(
             state=running, label_selector={POD_UID: pod.uid, CONTAINER_NAME: container}
@@ -178,7 +175,7 @@ class PodLookup:
         return max(found, key=lambda each: each.created_at).id if found else None
 
     async def ready_sandbox(self, pod: Pod) -> str | None:
-        """The runtime's id of a pod's sandbox that is ready; None when none is. Raises CriError."""
+        """Return the ID of the pod's newest ready sandbox, or None. Raises CriError."""
         ready = pb.PodSandboxStateValue(state=pb.SANDBOX_READY)
         found = await self.runtime.list_pod_sandbox(
             pb.PodSandboxFilter(state=ready, label_selector={POD_UID: pod.uid})
@@ -187,14 +184,14 @@ class PodLookup:
 
 
 def container_of(pod: Pod, name: str) -> Container | None:
-    """A container of a pod's spec, of whichever kind."""
+    """Return the regular, init or ephemeral container of this name in the pod spec, or None."""
     spec = pod.spec
     every = (*spec.containers, *spec.init_containers, *spec.ephemeral_containers)
     return next((container for container in every if container.name == name), None)
 
 
 def runtime_refusal(err: CriError) -> HttpError:
-    """What a client is told when the runtime could not do it."""
+    """Return the HTTP error for a failed CRI call."""
     if isinstance(err, NotFound):
         return HttpError(404, err.rpc_text)
     if isinstance(err, ResourceExhausted):

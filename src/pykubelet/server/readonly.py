@@ -1,21 +1,18 @@
-"""`/pods` and `/spec/` on the read-only port: the pods of this node as a v1 PodList, and its machine.
+"""`/pods` and `/spec/` of the read-only port (v1 PodList and hardware), and `/healthz`.
 
-The port needs no authentication (standalone it listens on loopback only), so nothing that changes
-anything belongs here.
+The read-only port has no authentication (standalone it listens on loopback only), so it has no endpoint with
+side effects.
 
-On a standalone node any local user can read it, and so could any web page in a browser on the node, through
-a name that it resolves to 127.0.0.1 (DNS rebinding). There, requests under foreign names get 403
-(`own_hosts_only`), and pods are shown without the values of environment variables and of HTTP headers of
+On a standalone node any local user can read it, and so could a web page in a browser on the node, through a
+host name that resolves to 127.0.0.1 (DNS rebinding). There, requests with a foreign Host header get 403
+(`own_hosts_only`), and pods are returned without the values of environment variables and of HTTP headers of
 probes and hooks, and without the annotation in which kubectl repeats them (`without_values`); root reads them
-from the control socket. In a cluster all is as in the upstream kubelet: monitoring reads the port under names
-that only DNS knows.
+from the control socket. In a cluster the port behaves as upstream: monitoring uses host names that only DNS
+knows.
 
-`/healthz` on its own port: is the agent alive?
-
-Load balancers, systemd units and people ask; the answer must cost nothing and must not depend
-on the runtime or the API server being quick. Each check is a function that returns nothing when
-all is well, or the reason when not. Reasons are shown to the log only, as the reference does: the
-port needs no authentication, so the page says just which check failed.
+`/healthz` must be cheap and must not depend on the response time of the runtime or the API server. Its port
+has no authentication, so, as upstream, `/healthz` reports only which checks failed and the reasons are
+logged; `/healthz/{name}` returns the reason of that check.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def read_only_routes(view: PodsView, *, omit_values: bool = False) -> list[web.RouteDef]:
-    """Routes that tell which pods there are and how they are; see `without_values`."""
+    """Return the route of `/pods`; `omit_values` applies `without_values`."""
 
     async def pods(_: web.Request) -> web.Response:
         shown = view.pods()
@@ -54,7 +51,7 @@ def read_only_routes(view: PodsView, *, omit_values: bool = False) -> list[web.R
 
 
 def spec_routes(read: Callable[[str], Hardware] = read_hardware) -> list[web.RouteDef]:
-    """A route that tells what the machine is made of; `read` is given the time as text, and may block."""
+    """Return the routes of `/spec`; `read` receives the time in RFC 3339 format and runs in a thread."""
 
     async def spec(_: web.Request) -> web.Response:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -83,7 +80,7 @@ def own_hosts_only(names: Iterable[str]) -> Middleware:
 
 
 def without_values(pod: Pod) -> Pod:
-    """Return the pod without what may be secret in its spec: values of env and of HTTP headers."""
+    """Return the pod without potential secrets: values of env and of HTTP headers."""
     spec, meta = pod.spec, pod.metadata
     annotations = {key: value for key, value in meta.annotations.items() if key != _LAST_APPLIED}
     return replace(
@@ -136,11 +133,11 @@ def _is_own(host: str, known: set[str]) -> bool:
 
 
 Check = Callable[[], str | None]
-"""Gives the reason why something is unhealthy, or None."""
+"""Returns the reason why a component is unhealthy, or None."""
 
 
 def health_routes(checks: Mapping[str, Check]) -> list[web.RouteDef]:
-    """Routes for `/healthz` and one below it for each check."""
+    """Return the routes of `/healthz` and `/healthz/{name}`."""
 
     async def overall(request: web.Request) -> web.Response:
         excluded = set(request.query.getall("exclude", []))

@@ -1,19 +1,13 @@
-"""Asking the API server about the senders of requests: who they are, and what they may do.
+"""Delegated authentication and authorization: TokenReviews and SubjectAccessReviews, with a cache.
 
-Answers are remembered for the configured times, what is being asked already is not asked again, and
-no more than a few questions are under way at once, so that strangers with made-up tokens cannot keep the
-agent from its own work. Requests that wait for a review are few, too (`answer_cache.MOST_WAITING`): one more
-evicts the one that has waited longest, and a review for which no request waits any more is cancelled. Tokens
-are kept as keyed hashes only. When the API server gives no answer, `ReviewUnavailable` is raised: the caller
-refuses.
+Results are cached for the configured TTLs in a bounded LRU cache; failures are not cached. Concurrent lookups
+of the same key share one review, and at most `MOST_AT_ONCE` reviews of each type are in flight, so that
+clients with invalid tokens cannot starve the kubelet. A review continues while any caller waits for it and is
+cancelled when the last one is gone, so that nothing of an abandoned request is retained. At most
+`MOST_WAITING` callers wait per cache; one more evicts the one that has waited longest (`WaitEvicted`), so
+that clients with invalid tokens cannot block all others. Tokens are stored only as keyed hashes.
 
-Answers that were expensive to get, kept for a while; nobody asks for one that is being fetched.
-
-Bounded: when it is full, the answer that was used longest ago goes. Failures are not kept. Fetching goes
-on when the one who began it gives up, as long as another caller waits for the same; without any it is
-cancelled, so that nothing of an abandoned question is retained. No more than `most_waiting` callers wait
-at a time: one more evicts the one that has waited longest (`WaitEvicted`), so that callers with
-worthless questions cannot keep all others out.
+If the API server does not return a result, `ReviewUnavailable` is raised and the caller denies the request.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 MOST_WAITING = 256
-"""Callers that may wait at a time."""
+"""Maximum number of callers that wait concurrently."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -58,29 +52,29 @@ class WaitEvicted(Exception):
 
 
 class _Fetch(Generic[V]):
-    """An answer that is being fetched, and who waits for it."""
+    """A fetch in progress and the futures of its waiters."""
 
     def __init__(self) -> None:
         self.waiters: set[asyncio.Future[V]] = set()
         self.task: asyncio.Task[None] | None = None
 
     def abandon(self) -> None:
-        """Stop fetching."""
+        """Cancel the fetch."""
         if self.task is not None:
             self.task.cancel()
 
     def end(self, answer: V) -> None:
-        """Return the answer to all who wait."""
+        """Return the result to all waiters."""
         for waiter in self._pending():
             waiter.set_result(answer)
 
     def fail(self, err: Exception) -> None:
-        """Raise the error in all who wait."""
+        """Raise the error in all waiters."""
         for waiter in self._pending():
             waiter.set_exception(err)
 
     def cancel(self) -> None:
-        """Cancel all who still wait."""
+        """Cancel the remaining waiters."""
         for waiter in self._pending():
             waiter.cancel()
 
@@ -89,7 +83,7 @@ class _Fetch(Generic[V]):
 
 
 class ReviewCache(Generic[K, V]):
-    """Answers by question; `seconds` says for how long an answer is kept (0: not at all)."""
+    """LRU cache of review results by key; `seconds` returns the TTL of a result (0: not cached)."""
 
     def __init__(
         self,
@@ -108,13 +102,13 @@ class ReviewCache(Generic[K, V]):
         self._most_waiting = most_waiting
         self._fetching: dict[K, _Fetch[V]] = {}
         self._waiting: dict[asyncio.Future[V], None] = {}
-        """Who waits, in the order of arrival."""
+        """Waiters in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def known(self, question: K) -> V | None:
-        """The answer that is remembered, if one is."""
+        """Return the cached result, or None."""
         found = self._known.get(question)
         if found is None:
             return None
@@ -126,7 +120,7 @@ class ReviewCache(Generic[K, V]):
         return answer
 
     async def get(self, question: K, fetch: Callable[[], Awaitable[V]]) -> V:
-        """Return the known answer, or fetch it. Raises WaitEvicted and what `fetch` raises."""
+        """Return the cached result, or fetch it. Raises WaitEvicted and whatever `fetch` raises."""
         answer = self.known(question)
         if answer is not None:
             return answer
@@ -159,14 +153,14 @@ class ReviewCache(Generic[K, V]):
             answer = await fetch()
             self._keep(question, answer)
             fetching.end(answer)
-        except Exception as err:  # handed to whoever waits, whatever it is
+        except Exception as err:  # raised in all waiters
             fetching.fail(err)
         finally:
             fetching.cancel()
             self._forget(question, fetching)
 
     def _forget(self, question: K, fetching: _Fetch[V]) -> None:
-        """Drop a fetch, unless another one of the same question has taken its place."""
+        """Drop a fetch, unless a newer one for the same key has replaced it."""
         if self._fetching.get(question) is fetching:
             del self._fetching[question]
 
@@ -194,26 +188,26 @@ MOST_REMEMBERED = 4096
 MOST_AT_ONCE = 32
 LONGEST_SECONDS = 30.0
 MOST_BYTES = 10_000
-"""A question with longer texts than this is not remembered."""
+"""Maximum size in bytes of a SubjectAccessReview spec whose result is cached."""
 _TRIES = 5
 _FIRST_PAUSE = 0.5
 R = TypeVar("R", bound=HasMetadata)
 
 
 class ReviewUnavailable(Exception):
-    """The API server could not be asked, or did not answer the question."""
+    """Raised when the API server returns no conclusive review."""
 
 
 class ReviewClient(Protocol):
-    """What is needed of a client of the API server (`kube.client.ApiClient` is one)."""
+    """API client for reviews: an `apiserver.client.ApiClient`."""
 
     async def create(self, resource: Resource[R], obj: R, namespace: str = "") -> R:
-        """Create an object and give it as the API server made it; raises KubeError."""
+        """Create an object and return it as the API server has it. Raises KubeError."""
         ...
 
 
 class _Asker:
-    """Asks with patience: what the API server puts off is asked again, a few times."""
+    """Sender of reviews that tries at most `_TRIES` times on server errors and 429, with back-off."""
 
     def __init__(self, client: ReviewClient, kind: Review, metrics: ServerMetrics) -> None:
         self._client = client
@@ -253,7 +247,7 @@ class _Asker:
 
 
 class TokenReviews:
-    """Whose a bearer token is; `seconds` is how long an answer, good or bad, is remembered."""
+    """Bearer token authenticator by TokenReview; `seconds` is the TTL of any result, valid or not."""
 
     def __init__(
         self, client: ReviewClient, scope: TaskScope, seconds: float, metrics: ServerMetrics
@@ -266,7 +260,7 @@ class TokenReviews:
         )
 
     async def user(self, token: str) -> User:
-        """Give the owner of a token; raises BadCredentials for nobody's token, NoAnswer."""
+        """Return the user of a token. Raises BadCredentials for an invalid token, ReviewUnavailable."""
         started = perf_counter()
         key = hmac.digest(self._key, token.encode(errors="surrogateescape"), hashlib.sha256)
         status = self._answers.known(key)
@@ -288,13 +282,13 @@ class TokenReviews:
             question = TokenReview(spec=TokenReviewSpec(token=token))
             status = (await self._asker.ask(TOKEN_REVIEWS, question)).status
             if status.error and not status.authenticated:
-                # Perhaps it could not be checked: ask again the next time.
+                # The check itself may have failed: raise, so that the result is not cached.
                 raise BadCredentials(f"the API server could not check the bearer token: {status.error}")
             return status
 
 
 class AccessReviews:
-    """Whether somebody may do something to this node."""
+    """Authorizer of requests to this node by SubjectAccessReview."""
 
     def __init__(
         self,
@@ -317,7 +311,7 @@ class AccessReviews:
         )
 
     async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
-        """Whether the API server says yes; raises NoAnswer when it says nothing, or yes and no at once."""
+        """Return whether the API server allows it. Raises ReviewUnavailable, also if allowed and denied."""
         spec = self._spec(user, wish)
         question = to_json(spec)
 

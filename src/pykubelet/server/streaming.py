@@ -1,23 +1,16 @@
-"""`/exec`, `/attach` and `/portForward`: the runtime serves these streams, the agent opens the door.
+"""`/exec`, `/attach` and `/portForward`, proxied to the runtime's streaming server; limits on streams.
 
-The runtime is asked to prepare the stream and gives an address that is good once, for a minute; the
-client's connection is handed on to it. The address itself is never told to the client.
+The CRI call (Exec, Attach, PortForward) returns a URL that is valid once, for a minute. The client's
+connection is tunnelled to it; the URL is never sent to the client.
 
-Handing a client's connection on to the runtime's streaming server, byte for byte.
+The client requests an upgrade to SPDY or WebSocket, which the runtime implements, so its response and all
+that follows is forwarded unparsed. Each direction applies back-pressure, so that nothing accumulates in
+memory; an idle stream uses no CPU time. Error responses of the runtime are returned to the client,
+except for redirects: following one would send the client's request to another host (CVE-2020-8559). The
+forwarded request is built here with only the headers that the protocols need, never the client's credentials.
 
-The client asks to speak another protocol (SPDY or WebSocket); the runtime does, so its answer and all that
-follows is passed on without being looked at. Whoever sends has to wait while the other side does not take
-it, so that nothing piles up here however much is sent; a stream on which nothing comes costs nothing. The
-runtime's refusals are passed on as answers, except for redirects: following one would carry the client's
-wish somewhere else (CVE-2020-8559).
-
-What is sent on is made here: of the client's headers only those that the protocols need, never its
-credentials.
-
-How many long answers are given at once: to everybody together, and to each user.
-
-Logs that are followed, commands and forwarded ports last as long as their clients want. Whoever opens too
-many is told to come back later; everybody else still finds room.
+`StreamLimits` bounds the long-running responses (followed logs, exec, attach, port-forward), in total and per
+user; a request above the limit gets 429.
 """
 
 from __future__ import annotations
@@ -60,9 +53,9 @@ _PASSED_ON = (
 
 
 async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -> web.StreamResponse:
-    """Connect the client to the runtime's stream at `url` until one of them ends it, or nothing comes.
+    """Tunnel the client to the runtime's stream at `url` until either side closes it or it is idle too long.
 
-    Raises Refused when that does not come about.
+    Raises HttpError if the stream cannot be established.
     """
     if not is_upgrade(request):
         raise HttpError(500, "Upgrade request required\n")
@@ -78,7 +71,7 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
                 lambda: asyncio.StreamReaderProtocol(reader), where.hostname, port, ssl=tls
             )
     except (OSError, TimeoutError) as err:
-        log.error(err, "The runtime's streaming server cannot be reached", host=where.netloc)
+        log.error(err, "Failed to connect to the runtime's streaming server", host=where.netloc)
         raise HttpError(500, "the runtime's streaming server cannot be reached\n") from err
     try:
         target = where.path + (f"?{where.query}" if where.query else "")
@@ -92,7 +85,7 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
         runtime.set_protocol(tunnel)
         await tunnel.run(head + await reader.rest(), reader.ended)
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
-        log.v(2).info("The runtime's streaming server did not answer", err=err)
+        log.v(2).info("Failed to read the response of the runtime's streaming server", err=err)
         raise HttpError(500, "the runtime's streaming server did not answer\n") from err
     finally:
         runtime.close()
@@ -100,10 +93,10 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
 
 
 class _Reader(asyncio.StreamReader):
-    """Reads the runtime's answer, and gives what came behind it when another takes over."""
+    """Reader of the runtime's response head; `rest` returns the bytes received after it."""
 
     ended = False
-    """Whether the runtime has sent everything."""
+    """Whether the runtime has sent EOF."""
 
     def feed_eof(self) -> None:
         self.ended = True
@@ -115,7 +108,7 @@ class _Reader(asyncio.StreamReader):
 
 
 class _Done(web.StreamResponse):
-    """The answer to a request whose connection was handed on: everything has been said."""
+    """Response of a tunnelled request: nothing is left to send."""
 
     def __init__(self) -> None:
         super().__init__(status=101)
@@ -129,9 +122,9 @@ class _Done(web.StreamResponse):
 
 
 class _Tunnel(asyncio.Protocol):
-    """The runtime's side of the connection; aiohttp takes it for the parser of what the client sends.
+    """Protocol of the runtime's connection, installed as aiohttp's parser of the client's bytes.
 
-    Bytes are handed over in the moment in which they come; there is no task in their way.
+    Bytes are forwarded in the callback in which they arrive, without a task in between.
     """
 
     def __init__(self, request: web.Request, runtime: asyncio.Transport, idle_seconds: float) -> None:
@@ -146,11 +139,11 @@ class _Tunnel(asyncio.Protocol):
         self._news = asyncio.Event()
 
     async def run(self, begun: bytes, ended: bool) -> None:
-        """Hand over what the runtime has said already and all that follows, until one side ends."""
+        """Forward the bytes received from the runtime so far and all that follow, until either side ends."""
         self.data_received(begun)
         if ended:
             self.connection_lost(None)
-        # From here on aiohttp hands over what comes instead of reading requests in it.
+        # From here on aiohttp passes received bytes to `feed_data` instead of parsing requests.
         self._request.protocol.set_parser(cast(Any, self))
         async with TaskScope() as scope:
             ways_to_end = (
@@ -160,7 +153,7 @@ class _Tunnel(asyncio.Protocol):
             await asyncio.wait(ways_to_end, return_when=asyncio.FIRST_COMPLETED)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what the runtime says; while the client does not take it, the runtime has to wait."""
+        """Forward bytes to the client; stop reading from the runtime while the client's buffer is full."""
         self._active = self._clock()
         if self._client.is_closing():
             return
@@ -170,51 +163,51 @@ class _Tunnel(asyncio.Protocol):
             self._news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The runtime has ended the stream."""
+        """Handle the end of the runtime's connection."""
         self._ended = True
         self._news.set()
 
     def pause_writing(self) -> None:
-        """The runtime does not take what the client says: the client has to wait."""
+        """Stop reading from the client because the runtime's buffer is full."""
         self._client.pause_reading()
 
     def resume_writing(self) -> None:
-        """The runtime takes it again."""
+        """Resume reading from the client."""
         self._client.resume_reading()
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Hand on what the client says (aiohttp calls this)."""
+        """Forward bytes to the runtime (called by aiohttp)."""
         self._active = self._clock()
-        # What is said to somebody who has just gone is said to nobody.
+        # Bytes for a runtime that has just disconnected are dropped.
         if not self._runtime.is_closing():
             self._runtime.write(data)
         return False, b""
 
     def feed_eof(self) -> None:
-        """The client has gone (aiohttp calls this)."""
+        """Handle the client's EOF (called by aiohttp)."""
         self._runtime.close()
 
     async def _flow(self) -> None:
-        """Let the runtime go on whenever the client has taken enough; ends when it has everything."""
-        # Caught here: what leaves a scope is a group, which nobody would know for a lost client.
+        """Resume reading from the runtime when the client's buffer drains; return when all is sent."""
+        # Caught here: TaskScope would raise it as an exception group, which callers do not handle.
         with suppress(ConnectionError):
             while not self._ended:
                 await self._news.wait()
                 self._news.clear()
                 await self._request.writer.drain()
                 self._runtime.resume_reading()
-            # A connection that is being closed has seconds left, too few for a slow client.
+            # A closing connection is aborted after a few seconds, too few for a slow client: drain first.
             self._client.set_write_buffer_limits(high=1, low=0)
             await self._request.writer.drain()
 
     async def _idle(self) -> None:
-        """Wait until nothing has come for too long."""
+        """Close the stream when no byte was received for the idle timeout."""
         while True:
             left = self._active + self._idle_seconds - self._clock()
             if left <= 0:
                 break
             await asyncio.sleep(wait_seconds(left))
-        log.v(2).info("Closing a stream on which nothing came", seconds=self._idle_seconds)
+        log.v(2).info("Closing idle stream", seconds=self._idle_seconds)
         self._runtime.abort()
 
 
@@ -256,12 +249,12 @@ async def _refusal(status: int, head: bytes, reader: asyncio.StreamReader) -> Ht
 
 MOST = 800
 
-# The API server asks for everybody in the cluster and is one user, so this is nearly everything.
+# The API server is one user and sends the requests of all cluster users, so this is most of `MOST`.
 MOST_OF_ONE = 600
 
 
 class StreamLimits:
-    """Counts what is under way."""
+    """Limits on concurrent streams, in total and per user."""
 
     def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
         self._most = most
@@ -270,7 +263,7 @@ class StreamLimits:
 
     @contextmanager
     def one_more(self, user: str) -> Iterator[None]:
-        """Take a place for as long as the block lasts; raises Refused when there is none."""
+        """Acquire a stream slot until the block ends. Raises HttpError (429) if none is free."""
         if self._open.total() >= self._most or self._open[user] >= self._most_of_one:
             raise HttpError(429, "Too many streams are open, try again later\n", {"Retry-After": "1"})
         self._open[user] += 1
@@ -284,7 +277,7 @@ class StreamLimits:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCommandOptions:
-    """Which of a command's streams a client wants."""
+    """Streams that an exec or attach request selects."""
 
     stdin: bool
     stdout: bool
@@ -293,9 +286,9 @@ class RemoteCommandOptions:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> RemoteCommandOptions:
-        """Read the wish from a query; raises Refused when it is for nothing."""
+        """Parse the options from a query. Raises HttpError (400) if no stream is selected."""
         stdin, stdout, stderr, tty = (query.get(key) == "1" for key in ("input", "output", "error", "tty"))
-        # A terminal has one stream for both.
+        # A TTY merges stdout and stderr.
         stderr = stderr and not tty
         if not (stdin or stdout or stderr):
             raise HttpError(400, "you must specify at least 1 of stdin, stdout, stderr")
@@ -303,7 +296,7 @@ class RemoteCommandOptions:
 
 
 def ports_of(query: MultiMapping[str]) -> list[int]:
-    """The ports that a WebSocket client names in its query; raises Refused."""
+    """Return the ports in the query of a WebSocket client. Raises HttpError (400)."""
     found = query.getall("port", [])
     if not found:
         raise HttpError(400, 'query parameter "port" is required')
@@ -316,7 +309,7 @@ def ports_of(query: MultiMapping[str]) -> list[int]:
 
 
 class StreamingEndpoints:
-    """The streaming endpoints."""
+    """Endpoints `/exec`, `/attach` and `/portForward`."""
 
     def __init__(
         self, lookup: PodLookup, limits: StreamLimits, metrics: ServerMetrics, *, idle_seconds: float
@@ -327,7 +320,7 @@ class StreamingEndpoints:
         self._idle_seconds = idle_seconds
 
     def routes(self) -> list[web.RouteDef]:
-        """All of them, with and without the pod's uid, for SPDY (POST) and WebSocket (GET)."""
+        """Return all routes, with and without the pod's UID, for SPDY (POST) and WebSocket (GET)."""
         pod, container = "/{namespace}/{pod}", "/{container}"
         endpoints = [
             ("/exec", self._exec, [pod + container, pod + "/{uid}" + container]),
@@ -370,7 +363,7 @@ class StreamingEndpoints:
             spec = container_of(pod, request.match_info["container"])
             if spec is None:
                 raise HttpError(500, missing.format(request.match_info["container"]))
-            # Whether the process has a terminal was decided when it was started.
+            # The TTY of the process was fixed when it was started.
             return await self._lookup.runtime.attach(
                 pb.AttachRequest(
                     container_id=container,

@@ -1,21 +1,19 @@
-"""TLS of the agent's API: versions, ciphers and key exchanges as configured, certificates as they are now.
+"""TLS of the API: configured versions, cipher suites and curves, and the current serving certificate.
 
-Each connection is begun with the certificate that the files hold at that time; looking costs two `stat`s.
-Connections that stand are not touched when it changes. Files that cannot be used (half-way replaced, not
-there yet) are told once, and the last good certificate stays in use; without any, clients are turned away
-until there is one.
+Each new connection uses the certificate that the files contain at that time; checking costs two `stat` calls.
+Established connections are not affected by a change. Unusable files (missing, or half replaced) are logged
+once and the last valid certificate stays in use; without one, connections are closed until there is one.
 
-The three things that Python's `ssl` cannot do and a Kubernetes server needs, asked of its OpenSSL.
+Three features that Python's `ssl` lacks are implemented with ctypes calls into OpenSSL:
 
-1. A client's certificate is requested but does not decide over the connection: whoever shows a bad one
-   gets an answer (401, or 200 when there is also a good token), not a broken handshake. It is
-   verified later, on each request, against the authorities as they are then. That the client has the
-   certificate's key is still proven by the handshake itself.
-2. The key exchanges ("curves") to offer, in order.
-3. The ciphers of TLS 1.3, in order: OpenSSL puts the slower one first, Go's servers the quicker one.
+1. A client certificate is requested but not verified in the handshake: a client with an invalid one gets a
+   response (401, or 200 with a valid token), not a failed handshake. `Authorities` verifies it on each
+   request against the current CAs. The handshake still proves possession of the certificate's key.
+2. The curves (key exchange groups) to offer, in order.
+3. The order of the TLS 1.3 cipher suites: OpenSSL prefers AES-256, Go servers the faster AES-128.
 
-The functions are found through Python's own `_ssl` module, so they are of the very library it uses.
-Nothing here keeps a secret or touches a private key.
+The functions are resolved through Python's `_ssl` module, so they belong to the same OpenSSL library that
+`ssl` uses. The ctypes calls store no secrets and do not access private keys.
 """
 
 from __future__ import annotations
@@ -40,27 +38,27 @@ log = get_logger(__name__)
 _PARTIAL_CHAIN = 0x80000
 _FOR_CLIENTS = 1
 
-# Refuses keys and signatures that can be forged today (SHA-1, RSA below 1024 bits), as Go does.
+# Rejects keys and signatures that can be forged today (SHA-1, RSA below 1024 bits), as Go does.
 _SECURITY_LEVEL = 1
 _SET_GROUPS_LIST = 92
 _NO_MEMORY = 17
 _Callback = CFUNCTYPE(c_int, c_void_p, c_void_p)
 
-# Kept here because OpenSSL keeps only its address.
+# A module global, because OpenSSL stores only the callback's address.
 _accept = _Callback(lambda _chain, _argument: 1)
 
 
 class OpensslMissing(Exception):
-    """This Python does not show its OpenSSL."""
+    """Raised when the OpenSSL functions of this Python cannot be resolved."""
 
 
 class NoAuthorities(ValueError):
-    """A bundle of authorities without a certificate."""
+    """Raised when a CA bundle contains no certificate."""
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """OpenSSL, with the types of what is used of it; raises OpensslMissing."""
+    """Return OpenSSL with the types of the functions used. Raises OpensslMissing."""
     where = getattr(_ssl, "__file__", None)
     try:
         if sys.implementation.name != "cpython":
@@ -104,17 +102,17 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 class Authorities:
-    """Certificates of authorities, and the judgement whether a client's chain leads to one of them."""
+    """Trusted CA certificates, and verification of client certificate chains against them."""
 
     def __init__(self, pem: bytes) -> None:
-        """Take the certificates of a bundle; raises NoAuthorities, OpensslMissing."""
+        """Load the certificates of a PEM bundle. Raises NoAuthorities, OpensslMissing."""
         library = _library()
         self._store = library.X509_STORE_new()
         library.X509_STORE_set_flags(self._store, _PARTIAL_CHAIN)
         taken = 0
         for der in certificates(pem):
             certificate = _read(library, der)
-            # Go skips blocks that it cannot read; so do we.
+            # Blocks that cannot be parsed are skipped, as in Go.
             if certificate is not None:
                 taken += library.X509_STORE_add_cert(self._store, certificate)
                 library.X509_free(certificate)
@@ -126,7 +124,7 @@ class Authorities:
             _library().X509_STORE_free(store)
 
     def problem(self, chain: Sequence[bytes]) -> str | None:
-        """Say why a chain (DER, the client's own certificate first) is not trusted now; None when it is."""
+        """Return why a chain (DER, leaf certificate first) is not trusted now; None if it is."""
         library = _library()
         with ExitStack() as stack:
             read = [_read(library, der) for der in chain]
@@ -148,16 +146,16 @@ class Authorities:
                 if library.X509_verify_cert(context) == 1:
                     return None
                 error = library.X509_STORE_CTX_get_error(context)
-            # What stands in OpenSSL's queue would be taken for a failure of the next connection.
+            # Errors left in OpenSSL's queue would be attributed to the next connection.
             library.ERR_clear_error()
             words: bytes = library.X509_verify_cert_error_string(error)
             return words.decode(errors="replace")
 
 
 def request_certificates(context: ssl.SSLContext) -> None:
-    """Ask clients for a certificate and take whichever they show; raises OpensslMissing.
+    """Request client certificates and accept them without verification. Raises OpensslMissing.
 
-    It must be verified before anything is concluded from it.
+    Callers must verify a certificate before they trust it.
     """
     library = _library()
     context.verify_mode = ssl.CERT_OPTIONAL
@@ -165,7 +163,7 @@ def request_certificates(context: ssl.SSLContext) -> None:
 
 
 def set_key_exchanges(context: ssl.SSLContext, names: Iterable[str]) -> list[str]:
-    """Offer these key exchanges in this order; gives those that this OpenSSL does not know."""
+    """Offer these curves in this order and return those that this OpenSSL does not support."""
     library = _library()
 
     def offer(wanted: Sequence[str], to: ssl.SSLContext) -> bool:
@@ -181,19 +179,19 @@ def set_key_exchanges(context: ssl.SSLContext, names: Iterable[str]) -> list[str
 
 
 def set_new_ciphers(context: ssl.SSLContext, names: Iterable[str]) -> None:
-    """Have these ciphers of TLS 1.3, the preferred first."""
+    """Set the TLS 1.3 cipher suites, in order of preference."""
     library = _library()
     if library.SSL_CTX_set_ciphersuites(_address(context), ":".join(names).encode()) != 1:
         library.ERR_clear_error()
 
 
 def peer_chain(connection: ssl.SSLObject | ssl.SSLSocket) -> tuple[bytes, ...]:
-    """The certificates that the other side has shown, its own first, in DER; empty when it showed none."""
+    """Return the peer's certificate chain in DER, leaf first; empty if it sent none."""
     if connection.getpeercert(binary_form=True) is None:
         return ()
     if sys.version_info >= (3, 13):
         return tuple(connection.get_unverified_chain())
-    # The same, before it got its public name.
+    # The same method, private before Python 3.13.
     chain = connection._sslobj.get_unverified_chain()  # type: ignore[union-attr]
     return tuple(certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain or ())
 
@@ -208,11 +206,11 @@ def _read(library: ctypes.CDLL, der: bytes) -> int | None:
 
 
 def _address(context: ssl.SSLContext) -> int | None:
-    # A context object is Python's object header and then OpenSSL's pointer.
+    # The C struct of an SSLContext is Python's object header followed by the SSL_CTX pointer.
     return c_void_p.from_address(id(context) + object.__basicsize__).value
 
 
-# Named as everywhere but in OpenSSL: what its own names are made of.
+# IANA names of the cipher suites up to TLS 1.2, mapped to OpenSSL's names.
 _OPENSSL_NAMES = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
@@ -252,30 +250,30 @@ _VERSIONS = {
     "VersionTLS13": ssl.TLSVersion.TLSv1_3,
 }
 HTTP2 = "h2"
-"""HTTP/2, as clients and servers name it when they agree on what to speak."""
+"""ALPN protocol name of HTTP/2."""
 
 
 class TlsProblem(Exception):
-    """The configuration asks for TLS that cannot be spoken here; one line with cause and remedy."""
+    """Raised when OpenSSL does not support the configured TLS; one line with cause and remedy."""
 
 
 class NoCertificate(Exception):
-    """There is no certificate to show to clients yet."""
+    """Raised when no serving certificate is available yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How TLS is spoken."""
+    """TLS settings of the server."""
 
     min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
     cipher_suites: Sequence[str] = _DEFAULT_SUITES
-    """Up to TLS 1.2, by their standard names; those of TLS 1.3 are all good and not up to choice."""
+    """IANA names of the suites up to TLS 1.2; those of TLS 1.3 are all secure and not configurable."""
     curves: Sequence[str] = ()
     request_certificates: bool = False
 
     @classmethod
     def of(cls, config: KubeletConfiguration, *, request_certificates: bool) -> TlsSettings:
-        """Take the settings from the configuration."""
+        """Return the settings of the configuration."""
         weak = [suite for suite in config.tls_cipher_suites if suite in WEAK_CIPHER_SUITES]
         if weak:
             log.warning("Use of insecure cipher detected.", ciphers=weak)
@@ -288,16 +286,16 @@ class TlsSettings:
 
 
 _NEW_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Those of TLS 1.3 cannot be chosen by people; the order is that of other kubelets."""
+"""Cipher suites of TLS 1.3, which are not configurable, in upstream's order."""
 
 
 def server_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Make the TLS of a server, still without its certificate; raises TlsProblem, OpensslMissing."""
+    """Return a server context without a certificate. Raises TlsProblem, OpensslMissing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = settings.min_version
     suites = [name for suite in settings.cipher_suites if (name := _OPENSSL_NAMES.get(suite))]
     if suites:
-        # Weak ones are used only when asked for by name, and then OpenSSL must be told that it is meant.
+        # Weak suites are used only if configured by name; OpenSSL then needs security level 0.
         weak = any(suite in WEAK_CIPHER_SUITES for suite in settings.cipher_suites)
         try:
             context.set_ciphers(":".join([*suites, *(["@SECLEVEL=0"] if weak else [])]))
@@ -307,7 +305,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
                 "choose others"
             ) from None
     set_new_ciphers(context, _NEW_CIPHERS)
-    # A resumed session would not show the client's whole chain again; nor is one long-lived secret wanted.
+    # A resumed session would lack the client's certificate chain; tickets also need a long-lived secret.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     context.set_alpn_protocols([HTTP2, "http/1.1"])
@@ -318,9 +316,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
                 f"tlsCurvePreferences: this machine's OpenSSL knows none of {', '.join(unknown)}"
             )
         if unknown:
-            log.warning(
-                "Key exchanges that this machine's OpenSSL does not know are left out", unknown=unknown
-            )
+            log.warning("Ignored TLS curves that this host's OpenSSL does not support", unknown=unknown)
     if settings.request_certificates:
         request_certificates(context)
     return context
@@ -330,13 +326,13 @@ Files = tuple[Path, Path]
 
 
 class ServingTls:
-    """The TLS of new connections, with the certificate and key that two files (or one) hold.
+    """TLS context of new connections, with the certificate and key from two files (or one).
 
-    `files` says which they are now (`kube.certificate_serving.ServingCertificate.current`), or None.
+    `files` returns their current paths (`apiserver.certificates.serving.ServingCertificate`), or None.
     """
 
     def __init__(self, settings: TlsSettings, files: Callable[[], Files | None]) -> None:
-        """Check the settings; raises TlsProblem, OpensslMissing. The files may come later."""
+        """Check the settings. The files need not exist yet. Raises TlsProblem, OpensslMissing."""
         self._settings = settings
         self._files = files
         self._mark: object = None
@@ -345,7 +341,7 @@ class ServingTls:
         server_context(settings)
 
     def context(self) -> ssl.SSLContext:
-        """Give the TLS for a connection that begins now; raises NoCertificate."""
+        """Return the context for a new connection. Raises NoCertificate."""
         if (files := self._files()) is not None:
             try:
                 self._take(files)
@@ -362,7 +358,7 @@ class ServingTls:
         context = server_context(self._settings)
         context.load_cert_chain(*files, password=_no_password)
         if self._context is not None:
-            log.info("Serving with another certificate from now on", path=str(files[0]))
+            log.info("Reloaded serving certificate", path=str(files[0]))
         self._context, self._mark, self._complaint = context, mark, ""
 
     def _complain(self, err: Exception, files: Files) -> None:

@@ -1,19 +1,14 @@
-"""HTTP/2 connections: many requests at once on one connection, each a stream of its own.
+"""HTTP/2 connections on the `h2` library, with limits on everything that a client can make grow.
 
-`h2` knows the protocol; here is what a server adds to it. Streams take turns in sending, one frame each, as
-far as the client and the connection take it, and a client that does not take what is sent is not listened
-to either. All that a client can make grow is bounded: streams (of a connection and of all together), the
-size of a request's fields, unread bodies, unsent answers, and frames for nothing (`http2_frames`). The time
-that frames take is bounded, too, until the client has an authorized request (`http2_turns`).
+Streams send in turns, one frame each, as flow control allows; a client that does not read is not read from
+either. Limits apply to streams (per connection and in total), header fields of a request, unread bodies,
+unsent responses and useless frames (`frames.Budget`), and to the time spent on frames until the client has an
+authorized request (`frames.ReadingTurns`).
 
-aiohttp's server keeps the list of connections, to make room and to stop: a connection over HTTP/2 stands
-there like any other, idle when nobody works on a request of it.
+A connection is registered in aiohttp's server like an HTTP/1.1 connection, for eviction and shutdown; it is
+idle when no handler works on a request of it.
 
-HTTP/2 for a server: its connections, and how many streams they may have together.
-
-Imported with the first connection that needs it: most of its memory is `h2`.
-
-How `h2` is made to speak HTTP/2 here: what clients are told, and what it should leave to us.
+Imported with the first HTTP/2 connection, to save the memory of `h2`.
 """
 
 from __future__ import annotations
@@ -60,35 +55,34 @@ from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
 MOST_STREAMS = 250
-"""Of one connection; the reference's number."""
+"""Maximum streams of one connection, as upstream."""
 MOST_FIELD_BYTES = 64 * 1024
-"""Of all fields of a request: decoding them is slow, and strangers may send them, too."""
+"""Maximum bytes of a request's fields: decoding is slow and happens before authentication."""
 WINDOW = 64 * 1024 - 1
-"""How much of a body may come before somebody takes it."""
+"""Flow control window: maximum unread bytes of a body."""
 
 
 class H2State(H2Connection):
-    """The protocol, without the bytes' way there and back."""
+    """HTTP/2 protocol state of a connection, without I/O."""
 
-    # What is remembered of streams that have ended is for frames that crossed their end.
+    # Closed streams are remembered for frames that were sent before the client saw the end.
     MAX_CLOSED_STREAMS = 1000
 
     @property
     def open_inbound_streams(self) -> int:
-        """None: a stream too many is refused by the connection, where h2 would end all of them."""
-        # Asking is what makes it forget those that have ended.
+        """Always 0: `Http2Connection` refuses excess streams, where h2 would close the connection."""
+        # Evaluating the property makes h2 forget closed streams.
         _ = super().open_inbound_streams
         return 0
 
     def room(self, number: int) -> int:
-        """How many bytes may be sent on a stream now; not more than 0 when none may."""
+        """Return how many bytes may be sent on a stream now; 0 or less if none."""
         return min(self.outbound_flow_control_window, self.streams[number].outbound_flow_control_window)
 
     def more(self, number: int, data: bytes | memoryview) -> list[bytes | memoryview]:
-        """Give what to send, in order, for data of a stream that is neither its last nor too much.
+        """Return the bytes to send for stream data that fits the window and is not the last.
 
-        Nearly all that is sent is this, and h2's own way, which would be right for the last, too, takes
-        half of the time that a long answer takes.
+        This is the common case; h2's own `send_data` takes half of the time of a long response.
         """
         size = len(data)
         self.outbound_flow_control_window -= size
@@ -97,14 +91,14 @@ class H2State(H2Connection):
 
 
 def make_wire() -> H2State:
-    """Make the protocol of a connection that begins."""
+    """Return the protocol state of a new connection."""
     settings = H2Configuration(
         client_side=False,
         header_encoding=None,
-        # Fields are checked by `request_head`: a bad request should not end all others on the connection.
+        # Fields are validated by `request_head`: a malformed request must not close the connection.
         validate_inbound_headers=False,
         normalize_inbound_headers=False,
-        # ... and those of answers are made by `answer_head`.
+        # Fields of responses are built by `answer_head`.
         validate_outbound_headers=False,
         normalize_outbound_headers=False,
     )
@@ -123,7 +117,7 @@ def make_wire() -> H2State:
 
 
 def goodbye(last: int) -> bytes:
-    """A GOAWAY that lets what has begun go on; after one of h2's own nothing could be sent."""
+    """Return a GOAWAY frame; h2 would not allow sending on open streams after its own."""
     return struct.pack(">IBIII", 8 << 8 | GOAWAY, 0, 0, last, ErrorCodes.NO_ERROR)
 
 
@@ -132,20 +126,20 @@ _MUCH = 128 * 1024
 _GULP = 128 * 1024
 _BRIEFLY = 0.1
 
-# Points of the budget: what a request costs that is taken back at once, and what an answer is worth.
+# Budget points: charge for a request that is reset before its response, and reward for a response.
 _IN_VAIN = 20
 _ANSWERED = 4
 
 
 class Http2Connection(asyncio.Protocol):
-    """A connection."""
+    """Protocol of one HTTP/2 connection."""
 
-    # What aiohttp's server looks at; see `_current_request`.
+    # Read by aiohttp's server; see `_current_request`.
     _task_handler = None
 
     def __init__(self, shared: Http2) -> None:
         self.transport: asyncio.Transport | None = None
-        """None when it is over."""
+        """None after the connection has ended."""
         self.streams: dict[int, Stream] = {}
         self.is_authorized = False
         """Whether a request was authorized."""
@@ -169,18 +163,18 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody works on a request."""
+        """Whether no handler works on a request."""
         return self._at_work == 0
 
     @property
     def _current_request(self) -> object | None:
-        """Something when it is not idle: so does aiohttp's own connection say it."""
+        """Not None unless idle, as in aiohttp's own connection."""
         return None if self.idle else self
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin: say what this side wants."""
+        """Register the connection and send SETTINGS."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_MUCH)
         tcp_keepalive(self.transport)
@@ -192,12 +186,12 @@ class Http2Connection(asyncio.Protocol):
         self._pump()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Take what is left apart."""
+        """Unregister the connection and end its streams."""
         self._shared.server.connection_lost(cast(web.RequestHandler, self), exc)
         self._end()
 
     def data_received(self, data: bytes) -> None:
-        """Read what the client sends."""
+        """Handle received bytes."""
         try:
             self._frames.add(data)
         except BadFrames as err:
@@ -207,35 +201,35 @@ class Http2Connection(asyncio.Protocol):
         self._shared.turns.received(self)
 
     def pause_writing(self) -> None:
-        """Wait for the client to read; it could make us answer without end otherwise."""
+        """Stop reading until the client reads; its requests could grow the buffer without bound otherwise."""
         self._paused = True
         if self.transport is not None:
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume reading and sending."""
         self._paused = False
         if self.transport is not None:
             if not self._held:
                 self.transport.resume_reading()
             self._pump()
 
-    # What `ReadingTurns` calls.
+    # Called by `ReadingTurns`.
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that were received and not handled yet."""
+        """Bytes received and not handled yet."""
         return self._frames.unread_bytes
 
     def read_frames(self, seconds: float) -> bool:
-        """Handle the frames that were received for about this time; return False when some may be left."""
+        """Handle received frames for about `seconds`; return False if some may be left."""
         began, is_done = perf_counter(), True
         try:
             for frame in self._frames.complete():
                 if self.transport is None:
                     return True
                 if frame.kind == GOAWAY:
-                    # It wants nothing more than what it has asked for; h2 would end that, too.
+                    # The client opens no more streams; h2 would also end the open ones.
                     self._leaving = True
                     continue
                 for event in self._wire.receive_data(frame.data):
@@ -255,16 +249,16 @@ class Http2Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read from the client again."""
+        """Resume reading from the client."""
         if self._held:
             self._held = False
             if self.transport is not None and not self._paused:
                 self.transport.resume_reading()
 
-    # What the server calls.
+    # Called by the server.
 
     def close(self) -> None:
-        """Begin nothing new, and close when everything is done."""
+        """Accept no new streams, and close when the open ones are done."""
         if self.transport is not None and not self._leaving:
             self._flush()
             self.transport.write(goodbye(self._wire.highest_inbound_stream_id))
@@ -272,7 +266,7 @@ class Http2Connection(asyncio.Protocol):
             self._pump()
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:
-        """End: with `timeout` seconds for what is under way."""
+        """Close the connection, with `timeout` seconds for requests in flight."""
         self.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -283,7 +277,7 @@ class Http2Connection(asyncio.Protocol):
         self.force_close()
 
     def force_close(self) -> None:
-        """End at once."""
+        """Close the connection immediately."""
         if (transport := self.transport) is not None:
             if not self._leaving:
                 self._flush()
@@ -291,37 +285,37 @@ class Http2Connection(asyncio.Protocol):
             self._end()
             transport.close()
 
-    # What streams call.
+    # Called by streams.
 
     def extra_info(self, name: str, default: Any) -> Any:
-        """Tell of the connection."""
+        """Return transport information."""
         return default if self.transport is None else self.transport.get_extra_info(name, default)
 
     def go_on(self, stream: Stream) -> None:
-        """Let the client send its body."""
+        """Send "100 Continue"."""
         self._wire.send_headers(stream.number, [(b":status", b"100")])
         self._pump_soon()
 
     def has_news(self, stream: Stream) -> None:
-        """Send something of the stream, soon."""
+        """Schedule sending for the stream."""
         if not self.is_authorized:
             self.is_authorized = stream.request is not None and USER in stream.request
         self._ready[stream] = None
         self._pump_soon()
 
     def taken(self, stream: Stream, size: int) -> None:
-        """Let the client send so much more on the stream."""
+        """Increase the stream's receive window."""
         self._wire.increment_flow_control_window(size, stream.number)
         self._pump_soon()
 
     def cut(self, stream: Stream) -> None:
-        """End a stream in its midst."""
+        """Reset a stream whose response is not complete."""
         self._reset(stream.number, ErrorCodes.INTERNAL_ERROR)
         self._drop(stream)
         stream.lose()
 
     def handler_left(self, stream: Stream) -> None:
-        """Count who works."""
+        """Record that a handler has finished."""
         self._at_work -= 1
         self._active = self._loop.time()
 
@@ -348,7 +342,7 @@ class Http2Connection(asyncio.Protocol):
                 waiting = [self.streams.get(number)] if number else self.streams.values()
                 self._ready |= dict.fromkeys(stream for stream in waiting if stream is not None)
             case RemoteSettingsChanged():
-                # A client with a large table could have us fill it.
+                # A client with a large table could make the encoder's table grow.
                 if self._wire.encoder.header_table_size > _TABLE_BYTES:
                     self._wire.encoder.header_table_size = _TABLE_BYTES
                 self._ready |= dict.fromkeys(self.streams.values())
@@ -359,7 +353,7 @@ class Http2Connection(asyncio.Protocol):
             self._reset(number, ErrorCodes.REFUSED_STREAM)
             return
         if self.transport is None:
-            # Its own answers that nobody takes had to go.
+            # `has_room` may have closed this connection for its unread responses.
             return
         try:
             head, refusal = request_head(event.headers, ended=ended), ""
@@ -367,7 +361,7 @@ class Http2Connection(asyncio.Protocol):
             headless = (b":method", b"HEAD") in event.headers
             head, refusal = RequestHead(b"", chunked=False, headless=headless), str(err)
         except Malformed as err:
-            log.v(4).info("A request over HTTP/2 is none", err=err)
+            log.v(4).info("Rejected malformed HTTP/2 request", err=err)
             self._budget.spend(_IN_VAIN)
             self._reset(number, ErrorCodes.PROTOCOL_ERROR)
             return
@@ -383,7 +377,7 @@ class Http2Connection(asyncio.Protocol):
             stream.begin(self._shared.streams(), head.data)
 
     def _allow(self, size: int) -> None:
-        """Let the client send on; how much of one stream waits here is that stream's affair."""
+        """Increase the connection's receive window; the streams have their own windows."""
         self._untold += size
         if self._untold > WINDOW // 2:
             self._wire.increment_flow_control_window(self._untold)
@@ -396,7 +390,7 @@ class Http2Connection(asyncio.Protocol):
             self._pumping = self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Send what can be sent now."""
+        """Send as much as possible now."""
         if self._pumping is not None:
             self._pumping.cancel()
             self._pumping = None
@@ -459,7 +453,7 @@ class Http2Connection(asyncio.Protocol):
         return size
 
     def _sent(self, stream: Stream) -> None:
-        """An answer is complete and on its way; what is still to come of its request is not wanted."""
+        """Complete a stream whose response is sent; reset it if its request is incomplete."""
         if not stream.asked:
             self._reset(stream.number, ErrorCodes.NO_ERROR)
         self._drop(stream)
@@ -478,7 +472,7 @@ class Http2Connection(asyncio.Protocol):
     # Ending.
 
     def _check_idle(self) -> None:
-        """Close when nothing was asked for, and no answer taken, for long."""
+        """Close the connection if it was idle for too long."""
         left = self._active + self._shared.idle_seconds - self._loop.time()
         if not self.idle or left > 0:
             wait = wait_seconds(left if self.idle else self._shared.idle_seconds)
@@ -487,8 +481,8 @@ class Http2Connection(asyncio.Protocol):
             self.force_close()
 
     def _fail(self, err: Exception) -> None:
-        """The client has broken the rules (h2 has said so to it already) or spent its budget."""
-        log.v(4).info("A connection over HTTP/2 is ended", err=err)
+        """Close the connection after a protocol error (already sent by h2) or an exceeded budget."""
+        log.v(4).info("Closing HTTP/2 connection", err=err)
         if self.transport is None:
             return
         if isinstance(err, BadFrames):
@@ -501,7 +495,7 @@ class Http2Connection(asyncio.Protocol):
         self.force_close()
 
     def _end(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         self.transport = None
         self._over.set()
         self._shared.leave(self)
@@ -520,7 +514,7 @@ MOST_STREAMS_OF_ALL = 1000
 
 
 class Http2:
-    """What the connections of one server share."""
+    """State shared by the HTTP/2 connections of one server."""
 
     def __init__(self, server: web.Server, *, idle_seconds: float, **options: Any) -> None:
         """Serve streams as `server` serves connections; `options` are those of its request handlers."""
@@ -529,25 +523,25 @@ class Http2:
         self.turns = ReadingTurns()
         self.idle_seconds = idle_seconds
         self.open = 0
-        """How many streams there are."""
+        """Number of open streams."""
         self._most = MOST_STREAMS_OF_ALL
         self._connections: dict[Http2Connection, None] = {}
 
     def __call__(self) -> Http2Connection:
-        """Make the protocol of a connection."""
+        """Return the protocol of a new connection."""
         return Http2Connection(self)
 
     def come(self, connection: Http2Connection) -> None:
-        """Take note of a connection."""
+        """Register a connection."""
         self._connections[connection] = None
 
     def leave(self, connection: Http2Connection) -> None:
-        """Forget a connection."""
+        """Unregister a connection."""
         self._connections.pop(connection, None)
 
     def has_room(self) -> bool:
-        """Whether one stream more can be begun, if need be instead of answers that nobody takes."""
-        # Handlers that were told to end and did not yet count, too.
+        """Return whether a stream can be opened; closes a connection with unread responses if necessary."""
+        # Includes cancelled handlers that have not finished.
         if len(self.streams.connections) >= self._most:
             return False
         if self.open >= self._most:

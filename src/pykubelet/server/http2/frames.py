@@ -1,20 +1,17 @@
-"""What a client sends over HTTP/2, cut into frames, and paid for.
+"""HTTP/2 frame parser, frame budget per connection, and time limit for unauthorized clients.
 
-Frames are cheap to send and dear to read, so a client has a budget: every frame costs, long ones more. Work
-that is done for it (data sent to it, requests answered) pays back, and so does time. Whoever pings, sets,
-resets, continues or sends nothing in many frames (CVE-2019-9511 … 9518, CVE-2023-44487, CVE-2024-27316)
-has spent it soon and is hung up on; whoever reads a long log or asks thousands of times never does.
+Frames are cheap to send and expensive to handle, so each client has a budget: every frame is charged, long
+ones more. Data transferred, completed responses and elapsed time restore it. A client that floods with PING,
+SETTINGS, RST_STREAM, CONTINUATION or empty frames (CVE-2019-9511 … 9518, CVE-2023-44487, CVE-2024-27316)
+exceeds it soon and is disconnected; one that reads a long log or sends thousands of requests does not. A
+frame's length is checked before its payload is received.
 
-Pure: bytes in, frames out; time is an argument. A frame's length is checked before its content has come.
-
-Time limit on reading HTTP/2 frames of clients that are not authorized yet, over all connections.
-
-Decoding header fields is slow, and the frame budget of a connection (`http2_frames`) is a second of it: many
-connections together would block the event loop for minutes. `ReadingTurns` grants them a fraction of the
-event loop's time. A connection that has used it up is not read from until its turn; next is the one with the
-least cost so far, so that a client with a small request waits for milliseconds only. Connections with an
-authorized request are not limited. The frames that wait are bounded: above the limit the connection
-with the most is closed.
+Decoding header fields is slow, and the frame budget of one connection is about a second of it: many
+connections together would block the event loop for minutes. `ReadingTurns` grants unauthorized connections a
+fraction of the event loop's time. When it is used up, they are not read from until their turn; next is the
+one with the least cost so far, so that a client with a small request waits for milliseconds only. Connections
+with an authorized request are not limited. Waiting frames are bounded: above the limit the connection with
+the most is closed.
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client says first."""
+"""Client connection preface."""
 LONGEST_FRAME = 16 * 1024
-"""What every peer must take and none may exceed without having been allowed to."""
+"""Initial SETTINGS_MAX_FRAME_SIZE, in bytes."""
 DATA = 0
 GOAWAY = 7
 BUDGET = 4000.0
@@ -39,23 +36,23 @@ _HEADER_BYTES = 9
 
 
 class BadFrames(Exception):
-    """The client does not speak HTTP/2, or too much of it."""
+    """Raised for invalid frames and for too many frames."""
 
 
 class BudgetExceeded(BadFrames):
-    """The client has spent its budget."""
+    """Raised when the client has exceeded its budget."""
 
 
 class Frame(NamedTuple):
-    """A frame, whole."""
+    """A complete frame."""
 
     kind: int
     data: bytes
-    """With its header."""
+    """Header and payload."""
 
 
 class Budget:
-    """How much work a client can still make."""
+    """Token bucket for the work that a client may cause."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -63,7 +60,7 @@ class Budget:
         self._seen = clock()
 
     def spend(self, points: float) -> None:
-        """Take points away; raises TooBusy when there are none left."""
+        """Charge points. Raises BudgetExceeded if none are left."""
         self._left -= points
         if self._left < 0:
             now = self._clock()
@@ -73,16 +70,16 @@ class Budget:
                 raise BudgetExceeded("too many frames for what they ask")
 
     def earn(self, points: float) -> None:
-        """Give points back, for something done."""
+        """Restore points for useful work."""
         self._left = min(BUDGET, self._left + points)
 
     def moved(self, size: int) -> None:
-        """Give back for bytes of content, which are what it is all about; tiny pieces earn nothing."""
+        """Restore points for transferred payload bytes; less than 1 KiB restores nothing."""
         self.earn(size // _BYTES_PER_POINT)
 
 
 class Frames:
-    """Cuts what comes on one connection into frames."""
+    """Frame parser of one connection."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -91,16 +88,16 @@ class Frames:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of frames that were not returned yet."""
+        """Bytes of frames not returned yet."""
         return len(self._held)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete, the client's preface aside. Raises BadFrames."""
+        """Add data and yield the complete frames, without the client's preface. Raises BadFrames."""
         self.add(data)
         yield from self.complete()
 
     def add(self, data: bytes) -> None:
-        """Append what the client has sent. Raises BadFrames."""
+        """Append received data. Raises BadFrames."""
         if self._preface:
             expected = self._preface[: len(data)]
             if not data.startswith(expected):
@@ -110,10 +107,7 @@ class Frames:
         self._held += data
 
     def complete(self) -> Iterator[Frame]:
-        """Yield the frames that are complete; those that are not taken are yielded the next time.
-
-        Raises BadFrames.
-        """
+        """Yield the complete frames; those not consumed are yielded by the next call. Raises BadFrames."""
         held = self._held
         while len(held) >= _HEADER_BYTES:
             length, kind = int.from_bytes(held[:3], "big"), held[3]
@@ -129,20 +123,20 @@ class Frames:
 
 
 MOST_SECONDS = 0.05
-"""Seconds that may be used in succession."""
+"""Capacity of the token bucket, in seconds."""
 SHARE = 0.25
-"""Fraction of the event loop's time."""
+"""Fraction of the event loop's time that refills the bucket."""
 MOST_WAITING_BYTES = 8 * 1024 * 1024
 _SECONDS_PER_BYTE = 1.5e-6
-"""Estimated cost of frames that wait."""
+"""Estimated cost of waiting frames."""
 _SHORTEST_PAUSE = 0.001
 
 
 class Reader(Protocol):
-    """A connection whose frames are read in turns."""
+    """A connection whose frames are handled in turns."""
 
     reading_seconds: float
-    """Seconds that its frames have taken."""
+    """Seconds spent on its frames."""
 
     @property
     def is_authorized(self) -> bool:
@@ -150,16 +144,16 @@ class Reader(Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that were received and not handled yet."""
+        """Bytes received and not handled yet."""
 
     def read_frames(self, seconds: float) -> bool:
-        """Handle frames for about this time; return False when frames are left."""
+        """Handle frames for about `seconds`; return False if frames are left."""
 
     def hold(self) -> None:
         """Stop reading from the client."""
 
     def resume(self) -> None:
-        """Read from the client again."""
+        """Resume reading from the client."""
 
     def force_close(self) -> None:
         """Close the connection."""
@@ -176,7 +170,7 @@ class ReadingTurns:
         self._timer: asyncio.TimerHandle | None = None
 
     def received(self, reader: Reader) -> None:
-        """Handle the frames that a connection has received, now or in its turn."""
+        """Handle the received frames of a connection, now or in its turn."""
         if reader in self._waiting:
             self._limit_waiting()
             return
@@ -189,7 +183,7 @@ class ReadingTurns:
             self._read(reader)
 
     def forget(self, reader: Reader) -> None:
-        """Drop a connection that is closed."""
+        """Remove a closed connection."""
         self._waiting.pop(reader, None)
 
     def _read(self, reader: Reader) -> None:

@@ -1,8 +1,8 @@
-"""Heads of messages, from HTTP/2's form to HTTP/1.1's and back.
+"""Conversion of header fields between HTTP/2 and HTTP/1.1.
 
-A request over HTTP/2 is written out as the HTTP/1.1 request that it means and then read by the same parser
-as all others, so that a path or a header cannot mean one thing here and another there. What would mean more
-than itself when written out (line ends, spaces, lengths that are not true) is refused here.
+An HTTP/2 request is converted to the equivalent HTTP/1.1 head and parsed by the same parser as all others, so
+that a path or a header cannot be interpreted in two ways. Fields that would allow request smuggling (line
+breaks, spaces, wrong lengths) are rejected here.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _OF_THE_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 
-# What the server is made of is nobody's business.
+# The Server header is not sent, as upstream.
 _NOT_SENT = _OF_THE_CONNECTION | {b"server"}
 
 
 class Malformed(Exception):
-    """These are not the fields of a request."""
+    """Raised for invalid header fields of a request."""
 
 
 class UnsupportedRequest(Exception):
-    """The request asks for something that HTTP/2 does not have; the text is for the client."""
+    """Raised for a request that is not valid in HTTP/2; the message is sent to the client."""
 
 
 class RequestHead(NamedTuple):
-    """A request's head, and how its messages are framed."""
+    """A request's head and the framing of its bodies."""
 
     data: bytes
-    """As HTTP/1.1."""
+    """HTTP/1.1 head."""
     chunked: bool
-    """Whether the body must come in chunks, because its length is not known."""
+    """Whether the request body must be chunked, because its length is unknown."""
     headless: bool
-    """Whether the answer must have no body."""
+    """Whether the response must have no body."""
 
 
 def request_head(fields: Iterable[Field], *, ended: bool) -> RequestHead:
-    """Write out a request's head; `ended` when no body follows. Raises Malformed, NotHere."""
+    """Return the HTTP/1.1 head; `ended` if no body follows. Raises Malformed, UnsupportedRequest."""
     pseudo: dict[bytes, bytes] = {}
     lines: list[bytes] = []
     hosts: list[bytes] = []
@@ -87,7 +87,7 @@ def request_head(fields: Iterable[Field], *, ended: bool) -> RequestHead:
     if chunked:
         lines.append(b"transfer-encoding: chunked")
     hosts = [b"host: " + host for host in hosts]
-    # Each stream is one request and then over.
+    # Each stream carries one request.
     data = b"\r\n".join((start, *hosts, *lines, b"connection: close", b"", b""))
     return RequestHead(data, chunked, pseudo[b":method"] == b"HEAD")
 
@@ -110,7 +110,7 @@ def _start_line(pseudo: Mapping[bytes, bytes]) -> bytes:
 
 
 def answer_head(status: int, headers: Iterable[tuple[str, str]]) -> list[Field]:
-    """Make the fields of an answer of HTTP/1.1 headers; raises ValueError for one that would be two."""
+    """Return the HTTP/2 fields of a response. Raises ValueError for a header with control characters."""
     fields = [(b":status", b"%d" % status)]
     for name, value in headers:
         field = (name.lower().encode(), value.encode())

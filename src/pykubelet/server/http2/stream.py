@@ -1,11 +1,11 @@
-"""One stream of an HTTP/2 connection: for aiohttp, a connection on which one request comes.
+"""One stream of an HTTP/2 connection, presented to aiohttp as a transport with one request.
 
-The request is fed to one of aiohttp's own request handlers, so everything behind it (limits, who asks,
-metrics, every endpoint) is the same as over HTTP/1.1 and sees the certificate of the connection below. The
-answer comes back through a writer that leaves out HTTP/1.1's framing.
+The request is fed to an aiohttp request handler, so that limits, authentication, metrics and endpoints are
+the same as over HTTP/1.1 and see the client certificate of the connection. The response comes back through a
+writer that omits HTTP/1.1 framing.
 
-Neither direction is held for a slow side: what the client may send grows only as the handler takes it, and
-a handler whose answer is not taken has to wait.
+Both directions have flow control: the client's window grows only as the handler reads, and a handler whose
+response is not read by the client is paused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multidict import CIMultiDict
 from pykubelet.server.http2.headers import Field, answer_head
 
 _ENOUGH = 64 * 1024
-"""When so much of an answer waits, its handler does, too."""
+"""Unsent bytes of a response above which its handler is paused."""
 _LITTLE = 16 * 1024
 
 
@@ -32,51 +32,51 @@ class StreamTransport(Protocol):
     """The connection that carries the stream."""
 
     def extra_info(self, name: str, default: Any) -> Any:
-        """Tell of the connection, as transports do."""
+        """Return transport information of the connection."""
 
     def go_on(self, stream: Stream) -> None:
-        """Say "100 Continue"."""
+        """Send "100 Continue"."""
 
     def has_news(self, stream: Stream) -> None:
-        """Something can be sent."""
+        """Schedule sending: the stream has something to send."""
 
     def taken(self, stream: Stream, size: int) -> None:
-        """So many bytes of the request were taken: so many more may come."""
+        """Increase the stream's receive window by `size` bytes that the handler has read."""
 
     def cut(self, stream: Stream) -> None:
-        """End the stream here and now."""
+        """Reset the stream."""
 
     def handler_left(self, stream: Stream) -> None:
-        """Nobody works on the request any more."""
+        """Record that the stream's handler has finished."""
 
 
 class Stream(asyncio.Transport):
-    """A request and its answer; the connection feeds the one and sends the other."""
+    """A request and its response; the connection feeds the request and sends the response."""
 
     def __init__(self, below: StreamTransport, number: int, *, chunked: bool, headless: bool) -> None:
-        """Begin a stream.
+        """Initialize a stream.
 
-        `chunked` when the request's length is not known, `headless` when the answer must have no body.
+        `chunked` if the request's length is unknown, `headless` if the response must have no body.
         """
         super().__init__()
         self.number = number
         self.head: list[Field] | None = None
-        """The answer's head, until it is sent."""
+        """Head of the response until it is sent."""
         self.begun = False
-        """Whether the answer has begun."""
+        """Whether the response has started."""
         self.ended = False
-        """Whether the answer is complete (if not yet sent)."""
+        """Whether the response is complete, possibly not yet sent."""
         self.broken = False
-        """Whether nobody will complete the answer."""
+        """Whether the response will never be completed."""
         self.asked = False
-        """Whether the request has come whole."""
+        """Whether the request was received completely."""
         self.over = False
-        """Whether nothing can be sent any more."""
+        """Whether nothing more can be sent."""
         self.handler: web.RequestHandler | None = None
         self.request: web.BaseRequest | None = None
-        """The request, until its handler has left."""
+        """The request until its handler has finished."""
         self.size = 0
-        """How many bytes of the answer wait to be sent."""
+        """Unsent bytes of the response."""
         self._below = below
         self._chunked = chunked
         self._headless = headless
@@ -86,16 +86,16 @@ class Stream(asyncio.Transport):
         self._holds_client = False
         self._untold = 0
 
-    # The request, as it comes.
+    # Receiving the request.
 
     def begin(self, handler: web.RequestHandler, head: bytes) -> None:
-        """Hand the head of the request to somebody."""
+        """Pass the head of the request to a handler."""
         self.handler = handler
         handler.connection_made(self)
         handler.data_received(head)
 
     def receive(self, data: bytes, size: int) -> None:
-        """Take some of the body; `size` is what it counted for the client's allowance."""
+        """Receive a part of the body; `size` is its flow-controlled length."""
         self._untold += size
         if data and self.handler is not None:
             self.handler.data_received(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
@@ -103,40 +103,40 @@ class Stream(asyncio.Transport):
             self._tell()
 
     def all_asked(self) -> None:
-        """Nothing more comes of the request."""
+        """Handle the end of the request."""
         self.asked = True
         if self._chunked and self.handler is not None:
             self.handler.data_received(b"0\r\n\r\n")
 
     def lose(self) -> None:
-        """The client has left, or is being left."""
+        """Handle the loss of the stream."""
         self.over = True
         self._waiting.clear()
         self.size = 0
         self._lost(ConnectionResetError("the stream was ended"))
 
     def _tell(self) -> None:
-        # Of what nobody reads any more, no more may come.
+        # Without a reader the window is not increased.
         if self._untold and self.handler is not None and not self.over and not self.asked:
             untold, self._untold = self._untold, 0
             self._below.taken(self, untold)
 
-    # The answer, as it is sent.
+    # Sending the response.
 
     def answer(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
-        """Begin the answer."""
+        """Start the response."""
         self.head = answer_head(status, headers)
         self.begun = True
         self._headless = self._headless or status in (204, 304)
         self._below.has_news(self)
 
     def complete(self) -> None:
-        """Say that the answer is complete."""
+        """Mark the response as complete."""
         self.ended = True
         self._below.has_news(self)
 
     def take(self, most: int) -> bytes | memoryview:
-        """Give some of the answer's body to be sent; there must be some."""
+        """Return up to `most` bytes of the response body; there must be some."""
         first = self._waiting.popleft()
         if len(first) > most:
             view = memoryview(first)
@@ -155,22 +155,22 @@ class Stream(asyncio.Transport):
                 self.handler.resume_writing()
         return taken
 
-    # What aiohttp needs of a transport.
+    # Transport methods, called by aiohttp.
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Tell of the connection; its socket is not to be touched by streams."""
+        """Return transport information of the connection, but not its socket."""
         return default if name == "socket" else self._below.extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Return whether nothing more can be written."""
         return self._closing or self.over
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take some of the answer's body."""
+        """Append to the response body."""
         if self.over or self._closing:
             return
         if not self.begun:
-            # All that aiohttp writes before the head of an answer.
+            # "100 Continue" is all that aiohttp writes before the head.
             self._below.go_on(self)
             return
         if self._headless or not data:
@@ -183,16 +183,16 @@ class Stream(asyncio.Transport):
         self._below.has_news(self)
 
     def pause_reading(self) -> None:
-        """Let the client send no more than it already may."""
+        """Stop increasing the receive window."""
         self._holds_client = True
 
     def resume_reading(self) -> None:
-        """Let the client send on."""
+        """Resume increasing the receive window."""
         self._holds_client = False
         self._tell()
 
     def close(self) -> None:
-        """End the stream when what was written is sent; an answer that is not complete is cut off."""
+        """Close the stream after the written bytes are sent; reset it if the response is not complete."""
         if self._closing:
             return
         self._closing = True
@@ -202,7 +202,7 @@ class Stream(asyncio.Transport):
         asyncio.get_running_loop().call_soon(self._lost, None)
 
     def abort(self) -> None:
-        """End the stream here and now."""
+        """Reset the stream immediately."""
         if not self.over:
             self._below.cut(self)
 
@@ -214,26 +214,26 @@ class Stream(asyncio.Transport):
 
 
 class _Writer(StreamWriter):
-    """Writes an answer to a stream: the head as it is, and no chunks, since frames say their own length."""
+    """Writer of a response to a stream, without chunked encoding, since frames have a length."""
 
     def enable_chunking(self) -> None:
-        """Nothing: see above."""
+        """Ignore the call."""
 
     async def write_headers(self, status_line: str, headers: CIMultiDict[str]) -> None:
-        """Begin the answer."""
+        """Start the response."""
         stream = self._stream()
         stream.answer(int(status_line.split(" ", 2)[1]), headers.items())
-        # From here on no other answer can be given.
+        # From here on aiohttp must not send an error response instead.
         self.output_size += 1
 
     def set_eof(self) -> None:
-        """Complete the answer."""
+        """Complete the response."""
         if not self._eof:
             super().set_eof()
             self._stream().complete()
 
     async def write_eof(self, chunk: bytes = b"") -> None:
-        """Complete the answer, with the last of its body."""
+        """Complete the response with the last part of its body."""
         if not self._eof:
             await super().write_eof(chunk)
             self._stream().complete()
@@ -246,7 +246,7 @@ class _Writer(StreamWriter):
 
 
 def stream_server(server: web.Server, **options: Any) -> web.Server:
-    """Make a server for streams that does what the server for connections does."""
+    """Return a server for streams with the handlers of the server for connections."""
     make = server.request_factory
 
     def request(
@@ -265,7 +265,7 @@ def stream_server(server: web.Server, **options: Any) -> web.Server:
         server.request_handler,
         request_factory=request,
         handler_cancellation=True,
-        # The connection below has its own.
+        # The connection has its own keepalive.
         keepalive_timeout=0,
         tcp_keepalive=False,
         lingering_time=0,
