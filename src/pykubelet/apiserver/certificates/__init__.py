@@ -4,7 +4,7 @@ Modules:
 
     x509.py                   PEM and DER parsing: validity, subject, public key
     key_generation.py         keys, signing requests and self-signed certificates, from a subprocess
-    key_generation_worker.py  the subprocess, the only user of the cryptography library
+    key_generation_worker.py  the subprocess; no other part of the kubelet imports the cryptography library
     store.py                  certificates on disk in upstream's layout; expiry and rotation metrics
     bootstrap.py              certificate signing requests, TLS bootstrap
     rotation.py               renewal before expiry; client certificate rotation

@@ -2,8 +2,8 @@
 
 Run by `key_generation.py` as `python -m pykubelet.apiserver.certificates.key_generation_worker`: it reads
 one order in JSON from stdin, writes one result in JSON to stdout, and exits. Importing the cryptography
-library costs ten megabytes of memory permanently, and a node needs a new key a few times a year; so only
-this module imports it, and no other module imports this one.
+library costs ten megabytes of memory permanently, and a node needs a new key a few times a year; so in
+the kubelet only this module imports it, and no other module imports this one.
 """
 
 from __future__ import annotations
