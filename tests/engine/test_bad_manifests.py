@@ -154,7 +154,7 @@ def test_a_manifest_that_is_almost_too_large_starves_nobody(node: Node, form: st
 
     def is_read() -> bool:
         log = node.log_text()
-        return f"default/{name}-n1" in log or bool(re.search(f"Could not use manifest.*{file}", log))
+        return f"default/{name}-n1" in log or bool(re.search(f"Failed to use manifest.*{file}", log))
 
     while not is_read():
         asked = time.monotonic()

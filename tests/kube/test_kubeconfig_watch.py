@@ -101,11 +101,11 @@ async def test_what_cannot_be_used_changes_nothing(
     file.write({"token": "first"})
     async with following(file) as client:
         file.path.write_text("{")
-        await asked_until(client, lambda: told("keeping what was read before"))
+        await asked_until(client, lambda: told("keeping the previous one"))
         file.path.unlink()
         await client.get(NODES, "one")
         file.write({"token": "theirs"}, server="https://elsewhere.example")
-        await asked_until(client, lambda: told("restart the agent"))
+        await asked_until(client, lambda: told("restart the kubelet"))
         await client.get(NODES, "one")
         file.write({"token": "second"})
         await asked_until(client, lambda: server.seen[-1].header("Authorization") == "Bearer second")

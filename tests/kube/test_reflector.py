@@ -315,7 +315,7 @@ async def test_what_cannot_be_read_is_told_once(caplog: pytest.LogCaptureFixture
         reflector, heard = await played(source)
     assert heard.versions == {"default/a": "5"}
     assert set(reflector.unreadable) == {("default", "a")}
-    assert [r.getMessage() for r in caplog.records] == ["Failed to read an object"]
+    assert [r.getMessage() for r in caplog.records] == ["Failed to read object"]
 
 
 @pytest.mark.looptime

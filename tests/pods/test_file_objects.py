@@ -19,7 +19,7 @@ from tests.pods.test_file_source import RARELY, put, until
 
 MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\ndata: {key: %s}\n"
 SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: %s}\nstringData: {key: hidden}\n"
-WARNING = "can be read by others than root"
+WARNING = "is readable by other users"
 
 
 @asynccontextmanager
@@ -205,5 +205,5 @@ async def test_a_cluster_has_no_use_for_them_and_says_so_once(
         put(folder / "a.yaml", MAP % ("c", "two"))
         put(folder / "web.yaml", manifest("other"))
         await until(lambda: len(heard.names) == 2)
-    (told,) = warnings(caplog, "are not used on a node of a cluster")
+    (told,) = warnings(caplog, "Ignored ConfigMaps and Secrets in manifests")
     assert "through the API server" in told

@@ -221,7 +221,7 @@ async def test_problems_are_logged_once(folder: Path, caplog: pytest.LogCaptureF
             put(folder / "b.yaml", manifest("b", hostname=f"h{n}"))
             await until(heard.hostname_is(f"h{n}"))
         await asyncio.sleep(0.3)
-    assert len([record for record in caplog.records if "Could not use" in record.message]) == 1
+    assert len([record for record in caplog.records if "Failed to use" in record.message]) == 1
 
 
 async def test_half_a_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,15 @@
-"""Asking the API server: objects in, objects out, refusals as exceptions.
+"""Typed REST client of the API server: resource descriptors, requests with retries, the kubelet's client set.
 
-One client has one limit on how often it asks and one timeout for each answer; several share a
-`Transport`. What each request goes through is in `calls.py`.
+A `Resource` holds the REST path and the struct of one kind, so that paths are built in one place.
 
-One request to the API server, from waiting for its turn to an answer or an exception.
+`RestClient` sends requests within one rate limit and one concurrency limit. A 429 or 5xx response with
+Retry-After is retried after that time, a bounded number of times. After a 401 response the credentials are
+reloaded once, because the token or certificate may have been replaced. Any other failure is raised as a
+KubeError that names the request. `ApiClient` adds the typed verbs; several clients share one `Transport`.
 
-A request that the server puts off (429 or 5xx with Retry-After) is made again when it says so, a few
-times; a refused identity (401) is renewed once, in case a token or certificate was replaced meanwhile.
-Whatever else the server says is raised as an error that tells which request it was about.
-
-The agent's three clients of one API server, each with a limit of its own.
-
-Objects, events and heartbeats do not wait for each other: a flood of events must not delay a pod's
-status, and neither may delay the sign of life that decides whether the node's pods are moved away.
-
-The kinds of objects that the agent asks the API server for, and where they are.
-
-A `Resource` knows its place in the API's paths and the struct that its objects become; all requests
-are made in its terms, so that a path is never put together twice.
+`make_clients` builds the kubelet's three clients, for objects, events and heartbeats, each with its own
+limits: a burst of events does not delay a pod's status, and neither delays the heartbeats that decide
+whether the node's pods are evicted.
 """
 
 from __future__ import annotations
@@ -58,27 +50,27 @@ log = get_logger(__name__)
 
 
 class Metadata(Protocol):
-    """Which object, and in which version: an ObjectMeta, or less where there are many."""
+    """Identity and version of an object: an ObjectMeta, or a smaller struct for numerous objects."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the object."""
 
     @property
     def namespace(self) -> str:
-        """Its namespace, if it has one."""
+        """Namespace of the object, empty for cluster-scoped kinds."""
 
     @property
     def uid(self) -> str:
-        """Tells it from others of the same name."""
+        """UID, distinguishes objects of the same name."""
 
     @property
     def resource_version(self) -> str:
-        """Its version."""
+        """Resource version."""
 
 
 class HasMetadata(Protocol):
-    """Anything that the API server keeps."""
+    """Any API object with metadata."""
 
     @property
     def metadata(self) -> Metadata:
@@ -91,7 +83,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
-    """One kind of object: `Resource(Lease, "Lease", "leases", "coordination.k8s.io")`."""
+    """Descriptor of one API resource: `Resource(Lease, "Lease", "leases", "coordination.k8s.io")`."""
 
     struct: type[T]
     kind: str
@@ -106,7 +98,7 @@ class Resource(Generic[T]):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Give the path of an object, or of all of a namespace or of the cluster without a name."""
+        """Return the path of an object, or without a name of the list in a namespace or in the cluster."""
         if name and self.namespaced and not namespace:
             raise ValueError(f"{self.kind} {name} needs a namespace")
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
@@ -137,9 +129,9 @@ CERTIFICATE_REQUESTS = Resource(
 
 
 def read_object(struct: type[S], data: bytes) -> S:
-    """Make an object of what the API server sent; raises ValueError with the field that does not fit.
+    """Decode an object that the API server sent. Raises ValueError that names the invalid field.
 
-    Where a list, a map or a text is null, as Go writes those that were never set, it is absent.
+    A null list, map or string, as Go encodes unset ones, is treated as absent.
     """
     try:
         return from_json(struct, data)
@@ -164,18 +156,18 @@ def _without_nulls(value: Any) -> Any:
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 MOST_RETRIES = 10
 AT_ONCE = 12
-"""How many requests of a client may be under way, when the server is slow to answer; see `turns.py`."""
+"""Regular limit on the concurrent requests of a client; see `ConcurrencyLimiter`."""
 LONGEST_WAIT_SECONDS = 30.0
-"""A longer Retry-After is the caller's to obey."""
+"""Longest Retry-After that is obeyed here, in seconds; a longer one is left to the caller."""
 
-# Servers begin to answer a watch at once; some proxies only with its first event.
+# API servers send the response headers of a watch immediately, some proxies only with the first event.
 _WATCH_BEGINS_SECONDS = 120.0
 Params = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked: the verb as RBAC names it, and the place."""
+    """One API request; `verb` is the RBAC verb."""
 
     verb: str
     method: str
@@ -189,7 +181,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        """The path of the object or list."""
+        """Path of the object or list."""
         return self.resource.path(self.namespace, self.name, self.subresource)
 
     def __str__(self) -> str:
@@ -197,7 +189,7 @@ class Request:
 
 
 class RestClient:
-    """Makes requests within one limit; `timeout` is in seconds for each answer."""
+    """REST client with one rate limit; `timeout` is in seconds per response."""
 
     def __init__(
         self,
@@ -217,11 +209,11 @@ class RestClient:
         self._renewing = ErrorLogLimiter(log, "Failed to renew refused credentials")
 
     async def call(self, request: Request) -> bytes:
-        """Give the body of a good answer; raises a KubeError otherwise."""
+        """Send the request and return the body of a 2xx response. Raises KubeError."""
         retries, renewed = 0, False
         while True:
             await self._turn(request)
-            # Before the clock runs: a plugin may take its time.
+            # Before the deadline is set: an exec plugin may be slow.
             credentials = await self._transport.credentials.current()
             async with self._at_once:
                 answer = await self._ask(request, credentials)
@@ -242,7 +234,7 @@ class RestClient:
             if not put_off or wait is None or wait > LONGEST_WAIT_SECONDS or retries >= self._retries:
                 raise error
             retries += 1
-            log.v(4).info("The API server wants to be asked later", seconds=wait, request=str(request))
+            log.v(4).info("Delaying API request per Retry-After", seconds=wait, request=str(request))
             await asyncio.sleep(wait)
             if self._metrics is not None:
                 self._metrics.retried(error.code, request.method, self._transport.host)
@@ -264,7 +256,7 @@ class RestClient:
 
     @asynccontextmanager
     async def stream(self, request: Request, seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Give the body of a good answer as it comes, at most for so long: then TimedOut."""
+        """Yield the body of a 200 response in chunks. Raises TimedOut after `seconds`, other KubeErrors."""
         await self._turn(request)
         credentials = await self._transport.credentials.current()
         begin = asyncio.get_running_loop().time()
@@ -286,7 +278,9 @@ class RestClient:
         if self._metrics is not None:
             self._metrics.waited(request.method, self._transport.host, waited)
         if waited > 1:
-            log.v(2).info("Waited for the agent's own limit", seconds=round(waited, 3), request=str(request))
+            log.v(2).info(
+                "Waited for client-side rate limiter", seconds=round(waited, 3), request=str(request)
+            )
 
     def _refusal(self, request: Request, answer: Response) -> ApiError:
         retry_after = _seconds(answer.headers.get("retry-after", ""))
@@ -304,7 +298,7 @@ class RestClient:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Read a Retry-After in seconds; API servers never send dates."""
+    """Parse Retry-After as seconds; API servers never send dates."""
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
 
 
@@ -312,7 +306,7 @@ R = TypeVar("R")
 
 
 class PatchKind(StrEnum):
-    """How a patch is meant."""
+    """Content type of a patch."""
 
     STRATEGIC = "application/strategic-merge-patch+json"
     MERGE = "application/merge-patch+json"
@@ -321,7 +315,7 @@ class PatchKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[R]):
-    """Some objects of a list; `continues` is the token for the next page, empty on the last."""
+    """One page of a list; `continues` is the token of the next page, empty on the last."""
 
     items: list[R]
     resource_version: str
@@ -332,10 +326,9 @@ RawPage = Page[msgspec.Raw]
 
 
 class ApiClient:
-    """Asks one API server.
+    """Client of one API server.
 
-    `timeout` is in seconds for one answer; `retries` is how often a request is made again when the
-    server puts it off.
+    `timeout` is in seconds per response; `retries` limits the retries per request that Retry-After causes.
     """
 
     def __init__(
@@ -351,7 +344,7 @@ class ApiClient:
         self._caller = RestClient(transport, limit, timeout=timeout, retries=retries, metrics=metrics)
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "", *, params: Params = ()) -> T:
-        """Get an object; `params` such as `resourceVersion=0` for one from the server's cache."""
+        """Get an object; `params` such as `resourceVersion=0` reads it from the server's cache."""
         request = Request("get", "GET", resource, namespace, name, params=params)
         return await self._object(resource.struct, request)
 
@@ -380,16 +373,16 @@ class ApiClient:
         *,
         api_version: str,
     ) -> R:
-        """Create something that belongs to an object, such as a service account's `token`."""
+        """Create a subresource of an object, such as the `token` of a service account."""
         document = {"apiVersion": api_version, "kind": type(obj).__name__, **to_document(obj)}
         request = Request("create", "POST", resource, namespace, name, subresource, body=to_json(document))
         return await self._object(type(obj), request)
 
     async def update(self, resource: Resource[T], obj: T, *, subresource: str = "") -> T:
-        """Replace an object as a whole.
+        """Replace an object.
 
-        What its struct does not have is lost, so this is for kinds whose struct is complete (leases);
-        others are patched.
+        Fields that its struct does not have are lost, so this is only for kinds whose struct is complete
+        (leases); other objects are patched.
         """
         body = to_json({"apiVersion": resource.api_version, "kind": resource.kind, **to_document(obj)})
         meta = obj.metadata
@@ -406,7 +399,7 @@ class ApiClient:
         kind: PatchKind = PatchKind.STRATEGIC,
         subresource: str = "",
     ) -> T:
-        """Change some fields of an object, or of its `status`."""
+        """Patch fields of an object, or of its `status`."""
         request = Request(
             "patch", "PATCH", resource, namespace, name, subresource, body=to_json(patch), content_type=kind
         )
@@ -421,7 +414,7 @@ class ApiClient:
         grace_period_seconds: int | None = None,
         uid: str = "",
     ) -> None:
-        """Delete an object; with a `uid` only that very one, else Conflict."""
+        """Delete an object; with a `uid` only the object with this UID, otherwise raises Conflict."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if grace_period_seconds is not None:
             options["gracePeriodSeconds"] = grace_period_seconds
@@ -436,19 +429,19 @@ class ApiClient:
         await self._caller.call(request)
 
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
-        """List objects as the server wrote them, each to be read by its own."""
+        """List objects without decoding the items."""
         request = Request("list", "GET", resource, namespace, params=params)
         return read_page(await self._caller.call(request), str(request))
 
     def watch(
         self, resource: Resource[Any], namespace: str, params: Params, *, seconds: float
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a watch and give its bytes as they come, at most for so long: then TimedOut."""
+        """Open a watch that yields its bytes as they arrive. Raises TimedOut after `seconds`."""
         request = Request("watch", "GET", resource, namespace, params=[("watch", "1"), *params])
         return self._caller.stream(request, seconds)
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try; less when the API server is found to be back meanwhile."""
+        """Sleep before a retry; less if the API server becomes reachable during the sleep."""
         await self.transport.pause(seconds)
 
     async def _object(self, struct: type[R], request: Request) -> R:
@@ -470,7 +463,7 @@ class _List(msgspec.Struct):
 
 
 def read_page(body: bytes, request: str = "") -> RawPage:
-    """Read a list without reading its objects; raises BadAnswer."""
+    """Decode a list without decoding its items. Raises InvalidResponse."""
     try:
         found = msgspec.json.decode(body, type=_List)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
@@ -478,31 +471,31 @@ def read_page(body: bytes, request: str = "") -> RawPage:
     return Page(found.items or [], found.metadata.resource_version, found.metadata.continue_ or "")
 
 
-# What every client of Kubernetes falls back to when its limit is given as zero.
+# client-go's defaults for a limit of zero.
 _DEFAULT_QPS = 5.0
 _DEFAULT_BURST = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How often to ask; a negative `qps` means no limit, zero the default of Kubernetes' clients."""
+    """Client-side rate limit; a negative `qps` means unlimited, zero means client-go's default."""
 
     qps: float
     burst: int
 
     def bucket(self) -> TokenBucket:
-        """A new bucket with this limit."""
+        """Return a new token bucket with this limit."""
         return TokenBucket(self.qps or _DEFAULT_QPS, self.burst or _DEFAULT_BURST)
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Three ways to ask the same API server."""
+    """Three clients of the same API server."""
 
     objects: ApiClient
     events: ApiClient
     heartbeats: ApiClient
-    """Without limit and with a short timeout; it does not repeat what is put off, its owner does."""
+    """Unlimited, with a short timeout and without retries: its caller retries."""
 
 
 def make_clients(
@@ -514,7 +507,7 @@ def make_clients(
     status_seconds: float,
     metrics: RestMetrics | None = None,
 ) -> Clients:
-    """Make the three clients; a heartbeat is late when the next one is due or the lease is over."""
+    """Build the three clients; a heartbeat times out when the next is due or the lease expires."""
     return Clients(
         objects=ApiClient(transport, objects.bucket(), metrics=metrics),
         events=ApiClient(transport, events.bucket(), metrics=metrics),

@@ -1,22 +1,18 @@
-"""Connections to the API server that are kept for writing: one request at a time on each.
+"""HTTP/1.1 connections for writes to the API server, the concurrency limiter and the shared DNS resolver.
 
-Most of what an agent sends are reports: small, whole when they are sent, answered at once. For them this
-is a client without the generality of the HTTP library, which takes several times as long for each
-request and answer. Lists, watches and whatever goes through a proxy are the library's.
+`ConnectionPool` sends small, complete requests, mostly status and event writes, one at a time per
+connection. It costs a fraction of aiohttp's CPU time per request; lists, watches and everything through a
+proxy use aiohttp.
 
-How many requests of a client are under way at once: as few as keep it going.
+`ConcurrencyLimiter` bounds the concurrent requests of a client, because each takes a connection and a new
+connection costs both sides more than several requests. A request that finds the limit reached waits
+briefly: with an API server nearby, a connection is free by then. Otherwise the server is distant or slow
+and the limit grows by one, up to a maximum. Above the maximum it grows only while the first waiter is
+stuck: requests that hang (a secret may depend on an external KMS) must not block a pod's status.
 
-Each takes a connection, and a new one costs both sides more than several requests do. A request that
-finds all of them taken therefore waits for a moment: with an API server nearby, one is free by then. If
-none is, the server is far away or slow, and one connection more is allowed, up to a limit. Beyond it
-there is one more only when nothing moves at all: a server that does not answer some (for secrets it may
-have to ask another) must not keep a pod's status from being told.
-
-Looking up the API server's name, one look-up at a time.
-
-While the cluster's DNS is away a look-up blocks a thread for many seconds, and every request makes
-one. Whoever asks for the same name meanwhile shares the answer, and one who stops waiting leaves no
-second thread behind, so that the agent's few threads stay free for what runs on the node.
+`SharedResolver` makes one look-up per name at a time. While DNS is unavailable, a look-up blocks a thread
+for many seconds; concurrent callers share its result, and a cancelled caller starts no second look-up, so
+that the few threads of the default executor stay free for node work.
 """
 
 from __future__ import annotations
@@ -39,17 +35,17 @@ from pykubelet.apiserver.errors import InvalidResponse
 from pykubelet.transport.http1 import HttpProtocolError, ResponseReader
 
 PATIENCE_SECONDS = 0.01
-"""How long the first in the line waits before there is one more."""
+"""Seconds that the first waiter waits before the limit grows by one."""
 STUCK_SECONDS = 1.0
-"""How long he waits when there are as many as there should be."""
+"""Seconds that the first waiter waits at the regular limit before one request above it is admitted."""
 STUCK_TIMES = 8
-"""How many times as many there may be when nothing moves."""
+"""Factor on the regular limit that bounds its growth while the first waiter is stuck."""
 KEPT_SECONDS = 30.0
-"""After so much silence connections are closed, and what there was no longer counts."""
+"""Idle seconds after which connections are closed and the limiter's limit is reset to one."""
 
 
 class ConcurrencyLimiter:
-    """An asynchronous context manager: inside, it is one's turn. The first come are the first served."""
+    """A FIFO concurrency limiter (async context manager); its limit grows while the first waiter is stuck."""
 
     def __init__(self, most: int, patience: float = PATIENCE_SECONDS, kept: float = KEPT_SECONDS) -> None:
         self._most = most
@@ -75,7 +71,7 @@ class ConcurrencyLimiter:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                # Who gave turns out in the meantime has taken it from the line already.
+                # A concurrent release may already have removed this waiter from the queue.
                 if turn in self._waiting:
                     self._waiting.remove(turn)
             else:
@@ -101,7 +97,7 @@ class ConcurrencyLimiter:
                 turn.set_result(None)
 
     def _watch(self) -> None:
-        """Have one more when the first in the line has waited long enough."""
+        """Arm the timer that grows the limit if the first waiter is still waiting."""
         if self._timer is None and self._waiting and self._allowed < self._most * STUCK_TIMES:
             patience = self._patience if self._allowed < self._most else STUCK_SECONDS
             self._timer = asyncio.get_running_loop().call_later(patience, self._grow, self._waiting[0])
@@ -115,12 +111,12 @@ class ConcurrencyLimiter:
 
 
 AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
-"""An address as `socket.getaddrinfo` gives it."""
+"""Address as returned by `socket.getaddrinfo`."""
 _Found = Sequence[AddressInfo]
 
 
 class SharedResolver(AbstractResolver):
-    """Resolves names with the system's own rules; nothing is remembered."""
+    """DNS resolver that uses getaddrinfo and caches nothing."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, int, int], asyncio.Future[_Found]] = {}
@@ -128,7 +124,7 @@ class SharedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Give the addresses of a host as the HTTP library wants them; raises OSError."""
+        """Return the addresses of a host in aiohttp's format. Raises OSError."""
         return [
             ResolveResult(
                 hostname=host,
@@ -144,7 +140,7 @@ class SharedResolver(AbstractResolver):
     async def addresses(
         self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> Sequence[AddressInfo]:
-        """Give the addresses of a host; raises OSError."""
+        """Return the addresses of a host. Raises OSError."""
         key = (host, port, family)
         pending = self._pending.get(key)
         if pending is None:
@@ -155,18 +151,18 @@ class SharedResolver(AbstractResolver):
         return await asyncio.shield(pending)
 
     async def close(self) -> None:
-        """There is nothing to close; a look-up under way ends by itself."""
+        """Do nothing: a look-up in flight ends by itself."""
 
     def _done(self, key: tuple[str, int, int], pending: asyncio.Future[_Found]) -> None:
         del self._pending[key]
-        # Perhaps nobody waits any more; a failure is then nobody's.
+        # All waiters may have been cancelled: mark the exception as retrieved.
         if not pending.cancelled():
             pending.exception()
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[AddressInfo]]]
 
-# The usual head start of one family of addresses.
+# Head start of the first address family, the default of Happy Eyeballs (RFC 8305).
 _HAPPY_SECONDS = 0.25
 _HANG_UP_SECONDS = 1.0
 _TARGET_SAFE = "/%:@!$&'()*+,;=~"
@@ -175,19 +171,19 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class ConnectionClosed(ConnectionError):
-    """The server closed the connection before it answered anything."""
+    """The server closed the connection before sending any byte of the response."""
 
 
 class ResponseTruncated(ConnectionError):
-    """The connection broke in the middle of an answer."""
+    """The connection closed in the middle of a response."""
 
 
 class ConnectTimeout(TimeoutError):
-    """No connection could be made before the time was over."""
+    """No connection was established before the connect timeout."""
 
 
 class ConnectionPool:
-    """The kept connections to one server, all made with the same certificates."""
+    """Pool of keep-alive connections to one server, all made with the same TLS context."""
 
     def __init__(
         self,
@@ -224,9 +220,11 @@ class ConnectionPool:
         body: bytes | None,
         limit: int,
     ) -> ResponseReader:
-        """Send a request and read its answer; raises OSError, WireError, and BadAnswer when it is too long.
+        """Send a request and return its response.
 
-        A kept connection may have been closed by the server just now: what can be repeated is sent again.
+        An idle connection may just have been closed by the server: idempotent methods (PUT, DELETE) are then
+        retried. Raises OSError, HttpProtocolError, and InvalidResponse if the body is longer than `limit`
+        bytes.
         """
         target = self._prefix + quote(path, safe=_TARGET_SAFE)
         if params:
@@ -250,7 +248,7 @@ class ConnectionPool:
             return answer
 
     def close(self) -> None:
-        """Close all connections; whoever waits on one gets HungUp or Interrupted."""
+        """Close all connections; pending requests raise ConnectionClosed or ResponseTruncated."""
         self._closed = True
         self._idle.clear()
         for connection in tuple(self._all):
@@ -258,7 +256,7 @@ class ConnectionPool:
         self._all.clear()
 
     def _kept(self) -> _Connection | None:
-        """Give the connection that was used last, so that the others may grow old."""
+        """Return the most recently used idle connection, so that the others can expire."""
         now = asyncio.get_running_loop().time()
         while self._idle and (not self._idle[0].usable or now - self._idle[0].since > self._keep):
             self._drop(self._idle.pop(0))
@@ -312,25 +310,28 @@ class ConnectionPool:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; nothing is sent on it while an answer is awaited."""
+    """One connection; carries one request at a time, without pipelining."""
 
     def __init__(self) -> None:
         self.since = 0.0
-        """Since when it is not used."""
+        """Loop time since which the connection is idle."""
         self.usable = True
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
         self._over: asyncio.Future[None] | None = None
 
     async def ask(self, request: bytes, limit: int) -> ResponseReader:
-        """Give the answer to a request; raises HungUp, Interrupted, OSError and WireError."""
+        """Send a request and return its response.
+
+        Raises ConnectionClosed, ResponseTruncated, OSError and HttpProtocolError.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             self.usable = False
             raise ConnectionClosed
         reader = self._reader = ResponseReader(limit)
         self._over = asyncio.get_running_loop().create_future()
-        # Until the answer is whole: a request that is given up leaves an answer on its way.
+        # Not reusable until the response is complete: after a cancellation, its response still arrives.
         self.usable = False
         try:
             transport.write(request)
@@ -341,19 +342,19 @@ class _Connection(asyncio.Protocol):
         return reader
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.usable = False
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Store the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of the answer."""
+        """Handle received bytes of the response."""
         if self._reader is None or self._over is None or self._over.done():
-            # Words that nobody asked for.
+            # Unsolicited data: no request is in flight.
             self.close()
             return
         try:
@@ -366,7 +367,7 @@ class _Connection(asyncio.Protocol):
             self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
+        """Complete or fail the request in flight."""
         self.usable = False
         if self._reader is None:
             return

@@ -1,20 +1,16 @@
-"""Who the agent is to the API server, at this moment.
+"""Credentials of the API client: files, exec plugins and kubeconfig changes.
 
-Tokens and certificates are renewed by others while the agent runs: in files, or by a program. So
-every request asks here first, which is cheap while nothing changed. What was good before stays in use
-while its successor cannot be read or does not fit together, since a renewal may be half-way.
+Tokens and certificates are renewed by other processes while the kubelet runs, so `CredentialSource` is
+queried before every request; this is cheap while nothing has changed. The previous certificate stays in
+use while its successor cannot be loaded, because a renewal may be in progress.
 
-Credentials from a program (`exec` in a kubeconfig): one run of it, and the answer.
+An exec plugin (`exec` in a kubeconfig) gets its input in KUBERNETES_EXEC_INFO and writes an ExecCredential
+to stdout. Its run time and output are bounded, and it has no terminal. Its stdout is secret and appears in
+no message; its stderr does.
 
-The program is told what is asked of it in KUBERNETES_EXEC_INFO and answers with an ExecCredential on
-its output. It gets a minute, a bounded answer and no terminal. What it answers is secret and appears
-in no message; its complaints do.
-
-A kubeconfig that somebody replaces while the agent runs, because what it holds has expired.
-
-Files that it names are looked at with every request; what is written in it (a token, certificates) would
-be in use until the agent ends. So the file itself is looked at now and then: who the agent is, and whom
-it trusts, follows it; where the API server is does not, since everything hangs on that.
+`follow_kubeconfig` rereads a kubeconfig that is replaced while the kubelet runs, since credentials inside
+it expire. Credentials and certificate authority follow the file; the address of the API server does not:
+all connections and watches depend on it, so a change requires a restart.
 """
 
 from __future__ import annotations
@@ -50,23 +46,23 @@ MAX_ANSWER_BYTES = 1024 * 1024
 
 
 class PluginError(Exception):
-    """The program gave no credentials that can be used: one line without secrets."""
+    """The exec plugin returned no usable credentials: one line without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginAnswer:
-    """What the program gave: a token, or a certificate with its key in PEM, or both."""
+    """Credentials from an exec plugin: a token, or a certificate with its key in PEM, or both."""
 
     token: str = field(default="", repr=False)
     identity: bytes = field(default=b"", repr=False)
     expires: datetime | None = None
-    """None: until the API server refuses them."""
+    """None: until the API server rejects them."""
 
 
 async def ask_plugin(
     plugin: ExecPlugin, access: RestConfig, ca: bytes | None, *, environ: Mapping[str, str] = os.environ
 ) -> PluginAnswer:
-    """Run the program; raises PluginError. `ca` is what the program may be told of the authority."""
+    """Run the exec plugin. `ca` is the authority to pass to it. Raises PluginError."""
     environment = {
         **environ,
         **plugin.env,
@@ -100,7 +96,7 @@ async def ask_plugin(
 
 
 def exec_info(plugin: ExecPlugin, access: RestConfig, ca: bytes | None) -> bytes:
-    """Give what the program is told in KUBERNETES_EXEC_INFO."""
+    """Return the value of KUBERNETES_EXEC_INFO."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
         cluster = {
@@ -130,11 +126,11 @@ class _ExecCredential(msgspec.Struct, rename="camel"):
 
 
 def read_answer(output: bytes, api_version: str) -> PluginAnswer:
-    """Read an ExecCredential; raises PluginError."""
+    """Decode an ExecCredential. Raises PluginError."""
     try:
         answer = msgspec.json.decode(output, type=_ExecCredential)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # The library's own words may quote what it read.
+        # The library's message may quote the input.
         raise PluginError("its answer is not a valid ExecCredential") from None
     if answer.kind != "ExecCredential":
         raise PluginError(f"its answer is a {quoted(answer.kind)}, not an ExecCredential")
@@ -157,33 +153,33 @@ def read_answer(output: bytes, api_version: str) -> PluginAnswer:
 
 
 def _plain(text: str) -> str:
-    """Put a stranger's text on one line, without what could upset a terminal."""
+    """Return untrusted text as one line without control characters."""
     shown = "".join(c if not unicodedata.category(c).startswith("C") else " " for c in text)
     return " ".join(shown.split())
 
 
 PLUGIN_PAUSE_SECONDS = 5.0
-"""After a plugin failed, it is not run again for so long."""
+"""Seconds after a failure during which the plugin is not run again."""
 PLUGIN_LEAST_SECONDS = 30.0
-"""So long an answer is used that is over as soon as it comes. The clock may be hours ahead: then the API
-server knows better, and the plugin cannot be run for each request."""
+"""Seconds for which credentials are used that have already expired on arrival. The local clock may be hours
+ahead: the API server decides, and the plugin must not run for every request."""
 Headers = tuple[tuple[str, str], ...]
 
-# What may stand in the name of a header unescaped; letters are lowered by everyone on the way.
+# Characters that need no escaping in a header name; the case of letters is not preserved in transit.
 _HEADER_NAME = "!#$&'*+-.^_`|~"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Credentials:
-    """What goes with one request; the same object as long as nothing changed."""
+    """Credentials of one request; the same object as long as nothing changed."""
 
     headers: Headers = field(repr=False)
     context: ssl.SSLContext | None = field(repr=False)
-    """None: the API server is asked without TLS."""
+    """None: the API server is contacted without TLS."""
 
 
 class CredentialSource:
-    """Gives the credentials of an Access; `clock` is the wall clock, which expiry is about."""
+    """Source of the current credentials of a RestConfig; `clock` is the wall clock, for expiry."""
 
     def __init__(
         self,
@@ -210,7 +206,7 @@ class CredentialSource:
         self._current: Credentials | None = None
 
     async def current(self) -> Credentials:
-        """Give what is valid now; raises NoCredentials."""
+        """Return the currently valid credentials. Raises NoCredentials."""
         if not self._access.uses_tls:
             return self._remember((), None)
         ca = self._read(self._access.ca, "certificate-authority")
@@ -220,12 +216,12 @@ class CredentialSource:
         return self._remember(self._headers(answer), context)
 
     def use(self, access: RestConfig) -> None:
-        """Be this user from now on; a certificate that cannot be used leaves the one before in use."""
+        """Switch to this user; if its certificate is not usable, the previous one stays in use."""
         self._access, self._files = access, _files(access)
         self._answer = self._failure = None
 
     async def renewed(self, refused: Credentials) -> bool:
-        """After the API server refused these: look for newer ones, and say whether there are any."""
+        """Reload credentials that the API server rejected; return whether they changed."""
         if self._current is refused:
             self._stale = True
             for file in self._files.values():
@@ -233,7 +229,7 @@ class CredentialSource:
         return await self.current() is not refused
 
     def problem(self) -> str:
-        """Say what is wrong with the client certificate in use; empty when it is valid or there is none."""
+        """Describe why the client certificate in use is not valid; empty if it is valid or absent."""
         life = _lifetime(self._material[1]) if self._material else None
         problem = life.problem(datetime.fromtimestamp(self._clock(), UTC)) if life else None
         return f"the client certificate {problem}" if problem else ""
@@ -296,11 +292,11 @@ class CredentialSource:
         except BadMaterial as err:
             if known is None:
                 raise self._none(str(err)) from None
-            log.error(err, "Failed to use a renewed certificate, keeping the one before")
+            log.error(err, "Failed to load renewed certificate, keeping the previous one")
             self._refused_material = material
             return known
         if known is not None:
-            log.v(1).info("Certificates have changed, connecting anew", server=self._access.server)
+            log.v(1).info("Certificates changed, opening new connections", server=self._access.server)
         self._material, self._refused_material = material, None
         return context
 
@@ -350,7 +346,7 @@ def _files(access: RestConfig) -> dict[Path, WatchedFile]:
 
 
 def impersonation_headers(who: Impersonation) -> Headers:
-    """Give the headers that ask for another user's rights."""
+    """Return the impersonation headers."""
     headers = [("Impersonate-User", who.user)]
     if who.uid:
         headers.append(("Impersonate-Uid", who.uid))
@@ -375,7 +371,7 @@ LOOK_SECONDS = 10.0
 async def follow_kubeconfig(
     path: Path, load: Callable[[Path], RestConfig], access: RestConfig, credentials: CredentialSource
 ) -> NoReturn:
-    """Have the credentials follow the file until cancelled; `access` is what they were made of."""
+    """Apply changes of the kubeconfig until cancelled; `access` is the RestConfig in use."""
     seen: tuple[int, ...] | None = None
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -391,18 +387,18 @@ def _taken(
     try:
         found = load(path)
     except KubeconfigError as err:
-        log.error(err, "Failed to use the changed kubeconfig, keeping what was read before")
+        log.error(err, "Failed to load changed kubeconfig, keeping the previous one")
         return access
     if found == access:
         return access
     if _place(found) != _place(access):
         log.warning(
-            "The kubeconfig names another way to the API server now: restart the agent to use it",
+            "Kubeconfig changed the connection to the API server, restart the kubelet to apply it",
             path=str(path),
             server=found.server,
         )
         return access
-    log.info("The kubeconfig has changed, using its credentials", path=str(path))
+    log.info("Kubeconfig changed, using its credentials", path=str(path))
     credentials.use(found)
     return found
 
@@ -412,7 +408,7 @@ def _place(access: RestConfig) -> tuple[object, ...]:
 
 
 def _look(path: Path) -> tuple[int, ...] | None:
-    """Give what tells one version of the file from another; None while it is not there."""
+    """Return a fingerprint of the file's version; None while it does not exist."""
     try:
         found = path.stat()
     except OSError:

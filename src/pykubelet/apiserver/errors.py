@@ -1,13 +1,14 @@
-"""What can go wrong between the agent and the API server, as a small tree.
+"""Exceptions of API server access, and the API's Status object.
 
 KubeError
-├─ KubeconfigError     the kubeconfig cannot be used: one line with cause and remedy
-├─ Unreachable         nobody was asked, or nobody answered; trying again later may help
-│  ├─ TimedOut         no answer in time
-│  ├─ TlsError         the two sides do not trust each other: `.why` says who whom
-│  └─ NoCredentials    a token or certificate could not be had (file, plugin)
-├─ BadAnswer           an answer that no API server gives: cut off, too long, not JSON
-└─ ApiError            the API server said no: `.code`, `.reason`, `.message`, `.retry_after`
+├─ KubeconfigError     unusable kubeconfig: one line with cause and remedy
+├─ Unreachable         no request was sent, or no response received; a later retry may succeed
+│  ├─ TimedOut         no response before the deadline
+│  ├─ TlsError         the TLS handshake failed: `.why` names the side that rejected the other
+│  ├─ Superseded       a stream was closed because the client certificates changed
+│  └─ NoCredentials    a token or certificate could not be obtained (file, exec plugin)
+├─ InvalidResponse     not a response of an API server: truncated, too long, not JSON
+└─ ApiError            error status of the API server: `.code`, `.reason`, `.message`, `.retry_after`
    ├─ BadRequest 400   Unauthorized 401   Forbidden 403   NotFound 404
    ├─ AlreadyExists 409   Conflict 409   Gone 410   Invalid 422
    └─ TooManyRequests 429   ServerError 5xx
@@ -23,15 +24,15 @@ from pykubelet.api.meta import wire_name
 
 
 class KubeError(Exception):
-    """Something between the agent and the API server failed."""
+    """Base class of all failures of API server access."""
 
 
 class KubeconfigError(KubeError):
-    """A kubeconfig that cannot be used."""
+    """The kubeconfig is not usable."""
 
 
 class Unreachable(KubeError):
-    """The API server could not be asked or did not answer."""
+    """The request could not be sent or received no response."""
 
     def __init__(self, server: str, why: str) -> None:
         super().__init__(server, why)
@@ -43,33 +44,33 @@ class Unreachable(KubeError):
 
 
 class TimedOut(Unreachable):
-    """There was no answer in time."""
+    """No response was received before the deadline."""
 
 
 class TlsError(Unreachable):
-    """No trusted connection could be made."""
+    """The TLS connection could not be established."""
 
 
 class Superseded(Unreachable):
-    """A stream was ended because the agent's certificates changed; the next one uses the new ones."""
+    """A stream was closed because the client certificates changed; the next stream uses the new ones."""
 
     def __init__(self, server: str) -> None:
         super().__init__(server, "connections are made anew with other certificates")
 
 
 class NoCredentials(Unreachable):
-    """What the kubeconfig names to identify the agent could not be had."""
+    """The credentials that the kubeconfig refers to could not be obtained."""
 
     def __str__(self) -> str:
         return f"no credentials for the API server {self.server}: {self.why}"
 
 
 class InvalidResponse(KubeError):
-    """An answer that no API server gives."""
+    """The response is not one that an API server sends."""
 
 
 class StatusCause(msgspec.Struct, rename=wire_name):
-    """One of several causes of a refusal."""
+    """One cause in StatusDetails."""
 
     reason: str = ""
     message: str = ""
@@ -77,7 +78,7 @@ class StatusCause(msgspec.Struct, rename=wire_name):
 
 
 class StatusDetails(msgspec.Struct, rename=wire_name):
-    """What a refusal is about."""
+    """Details of a Status."""
 
     name: str = ""
     group: str = ""
@@ -87,12 +88,12 @@ class StatusDetails(msgspec.Struct, rename=wire_name):
     retry_after_seconds: int = 0
 
     def has_cause(self, reason: str) -> bool:
-        """Whether one of the causes has this reason."""
+        """Return whether one of the causes has this reason."""
         return any(cause.reason == reason for cause in self.causes or ())
 
 
 class Status(msgspec.Struct, rename=wire_name):
-    """The API server's own word on a request that failed."""
+    """Status object in the body of an error response."""
 
     kind: str = ""
     message: str = ""
@@ -102,7 +103,7 @@ class Status(msgspec.Struct, rename=wire_name):
 
 
 class ApiError(KubeError):
-    """The API server answered, and the answer is no."""
+    """The API server responded with an error status."""
 
     def __init__(
         self,
@@ -121,10 +122,10 @@ class ApiError(KubeError):
         self.message = message
         self.request = request
         self.retry_after = retry_after
-        """Seconds after which the server wants to be asked again; None when it did not say."""
+        """Seconds of Retry-After; None if the server sent none."""
         self.details = details or StatusDetails()
         self.hint = hint
-        """What a person can do about it."""
+        """Remedy for the operator."""
 
     def __str__(self) -> str:
         said = self.message or self.reason or "no reason was given"
@@ -136,48 +137,48 @@ class ApiError(KubeError):
 
 
 class BadRequest(ApiError):
-    """The request makes no sense to this API server."""
+    """The request is malformed or not supported by this API server."""
 
 
 class Unauthorized(ApiError):
-    """The API server does not know who asks."""
+    """The credentials are not accepted."""
 
 
 class Forbidden(ApiError):
-    """The API server knows who asks, and refuses; the text says which rule would allow it."""
+    """The authenticated user lacks the permission; `hint` names the RBAC rule that would grant it."""
 
     @property
     def to_a_stranger(self) -> bool:
-        """Whether the node authorizer knows of no pod here that would need it; perhaps not yet."""
+        """Whether the node authorizer knows no pod of this node that refers to the object, or not yet."""
         return _STRANGER in self.message
 
 
 class NotFound(ApiError):
-    """The object, or the kind of object, does not exist."""
+    """The object or its resource type does not exist."""
 
 
 class AlreadyExists(ApiError):
-    """There is an object of this name."""
+    """An object of this name exists."""
 
 
 class Conflict(ApiError):
-    """The object has changed meanwhile, or a precondition does not hold."""
+    """The object was changed concurrently, or a precondition failed."""
 
 
 class Gone(ApiError):
-    """The wanted version is too old to be served: list anew."""
+    """The requested resource version is too old: relist."""
 
 
 class Invalid(ApiError):
-    """The object is not valid; the message says which fields."""
+    """The object failed validation; the message names the fields."""
 
 
 class TooManyRequests(ApiError):
-    """The API server has too much to do, for all or for this agent."""
+    """The API server throttles requests, of all clients or of this one."""
 
 
 class ServerError(ApiError):
-    """The API server itself failed."""
+    """The API server failed internally."""
 
 
 _CLASSES: dict[int, type[ApiError]] = {
@@ -195,7 +196,7 @@ _CLASSES: dict[int, type[ApiError]] = {
 def api_error(
     code: int, body: bytes, *, request: str = "", retry_after: float | None = None, hint: str = ""
 ) -> ApiError:
-    """Make the error for an answer of the API server; what is not a Status is quoted, briefly."""
+    """Return the error for an error response; a body that is not a Status is quoted, up to 200 bytes."""
     status = read_status(body)
     if status is None:
         words = " ".join(body[:200].decode(errors="replace").split())
@@ -211,7 +212,7 @@ def status_error(
     retry_after: float | None = None,
     hint: str = "",
 ) -> ApiError:
-    """Make the error for a Status, such as a watch may carry; `code` is that of the answer, if any."""
+    """Return the error for a Status, as in a watch event; `code` is the HTTP status code, if there is one."""
     code = code or status.code or 500
     kind = ServerError if code >= 500 else _CLASSES.get(code, ApiError)
     if status.reason == "AlreadyExists":
@@ -232,7 +233,7 @@ def status_error(
 
 
 def read_status(body: bytes) -> Status | None:
-    """Read a Status; None for anything else."""
+    """Decode a Status; return None for anything else."""
     try:
         status = msgspec.json.decode(body, type=Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -242,7 +243,7 @@ def read_status(body: bytes) -> Status | None:
 
 _USER = 'User "'
 _CANNOT = re.compile(r'" cannot \S+ (resource|path)\b')
-"""Text of a denial behind the name of the user, whichever authorizer decided."""
+"""Text after the user name in a denial, the same for all authorizers."""
 _STRANGER = "no relationship found between node"
 _ANOTHER_NODES = (
     "same name as the requesting node",
@@ -251,7 +252,7 @@ _ANOTHER_NODES = (
     "with spec.nodeName field selector",
     "with spec.nodeName set to itself",
 )
-"""What API servers say to a node that acts for another one."""
+"""Texts of denials of requests that concern another node."""
 
 
 def _is_denial(message: str) -> bool:
@@ -264,11 +265,11 @@ def _is_denial(message: str) -> bool:
 
 
 def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace: str = "") -> str:
-    """Say what would allow a request that was forbidden, by RBAC or by the node authorizer.
+    """Return the remedy for a forbidden request, for RBAC or for the node authorizer.
 
-    `resource` is with its subresource (`pods/status`); without a namespace it is the cluster's. Empty
-    when the user may ask, and only what is asked for is refused (a quota, a pod's security): no rule
-    would help, and the message says why.
+    `resource` includes the subresource (`pods/status`); an empty namespace means cluster scope. The result is
+    empty if the user is authorized but the object is rejected (quota, pod security): no RBAC rule helps, and
+    the message contains the reason.
     """
     if _STRANGER in message:
         return "a node may only use objects that pods bound to it refer to"

@@ -1,21 +1,20 @@
-"""Telling the cluster what happens: events go out one after the other, and nobody waits for them.
+"""Event recorder: a bounded queue of events, their correlation, and one task that sends them in order.
 
-`record` only puts an event into a queue of bounded length; when it is full, events are dropped and
-counted. One task sends them in their order; ordinary ones wait for a while when the node has better
-to do, and go before the next warning. While the API server is away the one at hand is tried
-again for about two minutes, as by the reference, or for as long as it takes. One that the server
-refuses is given up, and so is, after a few tries, one at which only the server fails: what makes it
-fail (a webhook of one namespace) must not keep all others from being told.
+`record` only appends to the queue; if it is full, the event is dropped and counted. While many pods start
+or terminate, Normal events are held back for up to 30 s; they are sent before the next Warning. If the API
+server is unreachable, the current event is retried for about two minutes, as upstream does, or without
+limit. An event that the server rejects is dropped, and so is, after a few tries, one for which the server
+fails with 500: the cause (a webhook of one namespace) must not block all other events. The queue is lost
+when the kubelet stops.
 
-Which events reach the API server, and how: told, counted, combined or kept back.
+`EventCorrelator` limits the events of, for example, a crash-looping pod, as client-go does:
 
-A node can have much to say about one pod that crashes for days. As everywhere in Kubernetes:
+- a repeated event increments the count of the first one instead of creating another;
+- events that differ only in their message are combined from the tenth message on, while they are at most
+  ten minutes apart;
+- per source, object and event type, 25 events are sent in a burst and then one every five minutes.
 
-- the same event again raises the count of the first instead of making another;
-- events that differ only in their message are combined after the tenth within ten minutes;
-- about one object, 25 events are sent at once and then one every five minutes.
-
-All of it is bookkeeping on arguments: no clock, no network, and bounded memory whatever happens.
+It does no I/O, gets the time as an argument, and its memory is bounded.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ V = TypeVar("V")
 def new_event(
     about: ObjectReference, source: EventSource, kind: str, reason: str, message: str, now_ns: int
 ) -> Event:
-    """Make an event; `now_ns` is in nanoseconds since 1970."""
+    """Return a new event; `now_ns` is Unix time in nanoseconds."""
     moment = _moment(now_ns)
     return Event(
         metadata=ObjectMeta(
             name=event_name(about.name, now_ns),
-            # Events about what has no namespace, such as the node, are kept in the default one.
+            # Events of cluster-scoped objects, such as the node, belong to the default namespace.
             namespace=about.namespace or "default",
         ),
         involved_object=about,
@@ -92,14 +91,14 @@ def new_event(
 
 
 def event_name(about: str, now_ns: int) -> str:
-    """Give an event its name: the object's, and the time; a random one where that is no valid name."""
+    """Return the name of an event: object name and time, or a UUID if that is not a valid name."""
     name = f"{about}.{now_ns:x}"
     return name if dns_subdomain_problem(name) is None else str(uuid.uuid4())
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """An event to be written: created, or when it `exists` already, only what changed of it."""
+    """An event to write: a create, or a patch of its changed fields if it `exists`."""
 
     event: Event
     exists: bool
@@ -107,13 +106,13 @@ class Write:
 
     @property
     def patch(self) -> dict[str, Any]:
-        """What changed: how often, when last, and the words."""
+        """Patch with count, last timestamp and message."""
         document = to_document(self.event)
         return {name: document[name] for name in ("count", "lastTimestamp", "message")}
 
 
 class EventCorrelator:
-    """Decides what becomes of each event, from those before it."""
+    """Correlation of events: deduplication, aggregation and spam filter."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._groups: _Recent[Hashable, _Group] = _Recent(remembered)
@@ -121,10 +120,10 @@ class EventCorrelator:
         self._limits: _Recent[Hashable, TokenBucket] = _Recent(remembered)
 
     def correlate(self, event: Event, now: float) -> Write | None:
-        """Give what to write for this event; None when it is kept back.
+        """Return the write for this event; None if the spam filter suppresses it.
 
-        `now` is in seconds of a steady clock. An event that is kept back is still counted, and shows
-        in the count of the next that is not.
+        `now` is in seconds of a monotonic clock. A suppressed event is counted, and its count is part of the
+        next write.
         """
         event, key = self._combine(event, now)
         known = self._known.get(key)
@@ -141,7 +140,7 @@ class EventCorrelator:
         return Write(event, known is not None, key) if limit.take_if_free(now) else None
 
     def written(self, write: Write, answer: Event) -> None:
-        """Learn from the API server's answer how often it has the event now, and by which name."""
+        """Record the name and count of the event from the API server's response."""
         if answer.metadata.name and answer.count > 0:
             known = _Known(answer.metadata.name, answer.first_timestamp, answer.count)
             self._known.put(write.key, known)
@@ -162,7 +161,7 @@ class EventCorrelator:
 
 @dataclass(slots=True)
 class _Group:
-    """Events that differ only in their message; the messages by digest."""
+    """Events that differ only in their message; the messages are stored as digests."""
 
     messages: set[bytes]
     last: float
@@ -170,7 +169,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An event that was seen before."""
+    """A previously recorded event."""
 
     name: str
     first: datetime | None
@@ -178,7 +177,7 @@ class _Known:
 
 
 class _Recent(Generic[K, V]):
-    """A map that forgets what was not asked for longest."""
+    """LRU map."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -211,7 +210,7 @@ def _group_key(event: Event) -> Hashable:
 
 
 def _digest(message: str) -> bytes:
-    """Stand for a message that may be long."""
+    """Return a short digest of a message, which may be long."""
     return hashlib.blake2b(message.encode(errors="replace"), digest_size=16).digest()
 
 
@@ -222,18 +221,18 @@ def _moment(now_ns: int) -> datetime:
 QUEUED = 2000
 TRIES = 12
 FAILED_TRIES = 3
-"""How often an event is tried at which the API server itself fails (500)."""
+"""Tries per event for which the API server responds with 500."""
 TRY_AGAIN_SECONDS = 10.0
 HOLD_SECONDS = 30.0
-"""How long events may wait for a quiet moment."""
+"""Longest time, in seconds, that Normal events are held back during a burst."""
 LOOK_SECONDS = 0.25
-"""How soon a quiet moment is noticed."""
+"""Seconds between checks whether the burst is over."""
 _TRANSIENT = (Unreachable, InvalidResponse, ServerError, TooManyRequests, Unauthorized)
 _SECOND = 1_000_000_000
 
 
 class RecordedEvent(Protocol):
-    """An event as the pods' journal has it; `where` is a field such as `spec.containers{main}`."""
+    """An event of the pod history; `where` is a field such as `spec.containers{main}`."""
 
     @property
     def kind(self) -> str:
@@ -241,19 +240,19 @@ class RecordedEvent(Protocol):
 
     @property
     def reason(self) -> str:
-        """One word."""
+        """Reason in CamelCase."""
 
     @property
     def message(self) -> str:
-        """A sentence."""
+        """Message text."""
 
     @property
     def where(self) -> str:
-        """The field of the pod that it is about."""
+        """Field path of the pod part that the event is about."""
 
 
 class EventStore(Protocol):
-    """Where events are kept: an ApiClient."""
+    """Writer of events: an ApiClient."""
 
     async def create(self, resource: Resource[Event], obj: Event, namespace: str = "") -> Event:
         """Create an event."""
@@ -267,17 +266,17 @@ class EventStore(Protocol):
         *,
         kind: PatchKind = PatchKind.STRATEGIC,
     ) -> Event:
-        """Change an event."""
+        """Patch an event."""
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try, or until the server is back."""
+        """Sleep before a retry, or until the server is reachable again."""
 
 
 class EventRecorder:
-    """Records events of one component on one node.
+    """Event recorder of one component on one node.
 
-    `tries` is how often an event is tried while the API server cannot take it; None: until it can.
-    `clock` gives nanoseconds since 1970.
+    `tries` is the number of tries per event while the API server is unreachable or overloaded; None means
+    unlimited. `clock` returns Unix time in nanoseconds.
     """
 
     def __init__(
@@ -295,7 +294,7 @@ class EventRecorder:
         self._source = EventSource(component=component, host=host)
         self._queue: asyncio.Queue[tuple[Event, float]] = asyncio.Queue(queued)
         self._urgent = 0
-        """How many of those that wait must not."""
+        """Number of queued Warning events and of waiting flushes."""
         self._hurry = asyncio.Event()
         self._tries = tries
         self._clock = clock
@@ -306,10 +305,10 @@ class EventRecorder:
         self._refusing = ErrorLogLimiter(log, "The API server refused an event")
         self._overflow = ErrorLogLimiter(log, "Dropped an event, too many are waiting to be sent")
         self.dropped = 0
-        """How many events were never sent: the queue was full, or the server could not take them."""
+        """Number of events never sent: queue full, tries exhausted, or rejected by the server."""
 
     def record(self, about: ObjectReference, kind: str, reason: str, message: str) -> None:
-        """Record an event about an object; never waits."""
+        """Record an event about an object; never blocks."""
         event = new_event(about, self._source, kind, reason, message, self._now())
         try:
             self._queue.put_nowait((event, asyncio.get_running_loop().time()))
@@ -322,24 +321,24 @@ class EventRecorder:
             self._hurry.set()
 
     def pod_event(self, pod: Pod, event: RecordedEvent) -> None:
-        """Record what the journal says of a pod: `journal.listen(recorder.pod_event)`."""
+        """Record an event of the pod history: `journal.listen(recorder.pod_event)`."""
         self.record(pod_reference(pod, event.where), event.kind, event.reason, event.message)
 
     async def run(self, crowded: Callable[[], bool] = lambda: False) -> NoReturn:
-        """Send events until cancelled; while it is `crowded`, only what must be told soon."""
+        """Send events until cancelled; while `crowded()` is true, Normal events are held back."""
         while True:
             event, recorded = await self._queue.get()
             try:
                 await self._wait_for_quiet(recorded, crowded)
                 self._urgent -= _is_urgent(event)
-                # As of when it happened: what waited for the server did not all happen when it was back.
+                # With the time of recording: events queued during an outage did not all happen at its end.
                 if (write := self._correlator.correlate(event, recorded)) is not None:
                     await self._deliver(write)
             finally:
                 self._queue.task_done()
 
     async def flush(self, seconds: float) -> bool:
-        """Wait until everything recorded so far is dealt with, at most so long; says whether it is."""
+        """Wait at most `seconds` until the queue is drained; return whether it is."""
         self._urgent += 1
         self._hurry.set()
         try:
@@ -378,7 +377,7 @@ class EventRecorder:
                     break
                 await self._wait(err, tries)
             except AlreadyExists:
-                # An earlier try went through although its answer was lost.
+                # An earlier try succeeded, but its response was lost.
                 return
             except KubeError as err:
                 if not _is_ending(err):
@@ -394,7 +393,7 @@ class EventRecorder:
                     EVENTS, event.metadata.name, write.patch, event.metadata.namespace
                 )
             except NotFound:
-                # It is kept for an hour only; the count goes on in a new one.
+                # The event's TTL (one hour) expired; a new event continues the count.
                 pass
         return await self._store.create(EVENTS, event, event.metadata.namespace)
 
@@ -404,7 +403,7 @@ class EventRecorder:
 
     def _now(self) -> int:
         now = self._clock()
-        # Names are made of the time, so no two events may share it; a clock that was set back is followed.
+        # The name contains the time, so it must be unique per event; a clock that was set back is followed.
         if now <= self._last_ns < now + _SECOND:
             now = self._last_ns + 1
         self._last_ns = now
@@ -416,7 +415,7 @@ def _is_urgent(event: Event) -> bool:
 
 
 def pod_reference(pod: Pod, where: str = "") -> ObjectReference:
-    """Refer to a pod, or to one of its containers (`spec.containers{main}`)."""
+    """Return a reference to a pod, or to one of its containers (`spec.containers{main}`)."""
     meta = pod.metadata
     return ObjectReference(
         kind="Pod",
@@ -430,10 +429,10 @@ def pod_reference(pod: Pod, where: str = "") -> ObjectReference:
 
 
 def node_reference(name: str, uid: str = "") -> ObjectReference:
-    """Refer to the node; as the reference does, without a uid."""
+    """Return a reference to the node, by default without a UID."""
     return ObjectReference(kind="Node", name=name, uid=uid, api_version="v1")
 
 
 def _is_ending(err: KubeError) -> bool:
-    """Whether the namespace is being deleted and takes nothing new, which is as it should be."""
+    """Return whether the namespace is terminating and rejects new objects, which is expected."""
     return isinstance(err, ApiError) and err.details.has_cause("NamespaceTerminating")

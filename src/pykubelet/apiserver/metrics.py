@@ -1,6 +1,6 @@
-"""How the API server is asked and how it answers: the metrics of every Kubernetes client.
+"""The rest_client_* metrics of API server requests, named as in client-go.
 
-Built on a registry that the caller gives, because two agents can live in one process.
+They use the caller's registry, because several kubelets can run in one process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _AGES = [600, 1800, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 3110
 
 
 class RestMetrics:
-    """The requests of one agent."""
+    """Metrics of the API requests of one kubelet."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -73,27 +73,27 @@ class RestMetrics:
         )
 
     def waited(self, verb: str, host: str, seconds: float) -> None:
-        """Count a wait for the agent's own limit."""
+        """Observe a wait for the client-side rate limiter."""
         self._limiter.labels(verb, host).observe(seconds)
 
     def retried(self, code: int, verb: str, host: str) -> None:
-        """Count a request that is made again after an answer with this code."""
+        """Count a retry after a response with this code."""
         self._retries.labels(str(code), verb, host).inc()
 
     def answered(self, method: str, host: str, code: str, seconds: float, sent: int) -> None:
-        """Count a request that was answered, or failed (`<error>`)."""
+        """Count a request with its response code, or `<error>` if it failed."""
         self._requests.labels(code, method, host).inc()
         self._duration.labels(method, host).observe(seconds)
         self._request_size.labels(method, host).observe(sent)
 
     def received(self, method: str, host: str, size: int) -> None:
-        """Count an answer's size in bytes."""
+        """Observe the size of a response, in bytes."""
         self._response_size.labels(method, host).observe(size)
 
     def plugin_certificate(self, seconds_left: Callable[[], float]) -> None:
-        """Show how long the certificate of an exec plugin is still valid."""
+        """Export the remaining validity, in seconds, of the certificate of an exec plugin."""
         self._plugin_ttl.set_function(seconds_left)
 
     def plugin_rotated(self, age_seconds: float) -> None:
-        """Count that an exec plugin gave another certificate, after the one before had this age."""
+        """Observe the age, in seconds, at which a certificate of an exec plugin was replaced."""
         self._plugin_age.observe(age_seconds)

@@ -1,14 +1,12 @@
-"""The proxy between the agent and the API server, if there is one.
+"""Proxy between the kubelet and the API server: selection, and the SOCKS5 connector.
 
-A kubeconfig may name it (`proxy-url`); otherwise the environment does, read as all of Kubernetes
-reads it: `HTTPS_PROXY` or `HTTP_PROXY` by the server's scheme, and `NO_PROXY` with names, suffixes,
-addresses and networks, which Python's own reading of it lacks. A proxy is asked over HTTP, over TLS
-(trusted as the API server is, as in all of Kubernetes), or in SOCKS5 (`proxy_socks.py`).
+A kubeconfig can set it (`proxy-url`); otherwise the environment does, interpreted as in Go: `HTTPS_PROXY` or
+`HTTP_PROXY` by the scheme of the server, and `NO_PROXY` with names, suffixes, addresses and networks, which
+Python's own implementation lacks. HTTP and HTTPS proxies are handled by aiohttp; an HTTPS proxy is verified
+with the API server's TLS context, as in client-go.
 
-Connections through a SOCKS5 proxy (RFC 1928, with the passwords of RFC 1929).
-
-The HTTP library knows only HTTP proxies, so its connector is taught here: the proxy is asked for a way
-to the API server's name, which it resolves itself, and TLS begins where its word ends.
+aiohttp has no SOCKS support, so `SocksConnector` implements SOCKS5 (RFC 1928, passwords of RFC 1929). The
+proxy resolves the API server's name, and TLS starts after the handshake.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _SCHEMES = ("http", "https", *_SOCKS)
 
 
 def proxy_problem(url: str) -> str | None:
-    """Say what is wrong with a proxy's URL; None when it can be used. The URL itself is not shown."""
+    """Return why a proxy URL is invalid, without the URL itself; None if it is valid."""
     try:
         parts = urlsplit(url)
         good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -52,12 +50,12 @@ def proxy_problem(url: str) -> str | None:
 
 
 def is_socks(url: str) -> bool:
-    """Whether this is the URL of a SOCKS proxy; names are the proxy's to resolve with both schemes."""
+    """Return whether the URL is of a SOCKS proxy; with both schemes the proxy resolves names."""
     return urlsplit(url).scheme in _SOCKS
 
 
 def proxy_from_environment(server: str, environ: Mapping[str, str]) -> str:
-    """Give the URL of the proxy that the environment wants for this server, or an empty text."""
+    """Return the proxy URL that the environment sets for this server, or an empty string."""
     parts = urlsplit(server)
     host = parts.hostname or ""
     name = f"{parts.scheme}_proxy"
@@ -102,7 +100,7 @@ def _is_exempt(host: str, port: int, exempt: str) -> bool:
 
 
 def _name_matches(host: str, entry: str) -> bool:
-    """`example.com` means itself and what is below it, `.example.com` only what is below it."""
+    """Match a NO_PROXY entry: `example.com` includes subdomains, `.example.com` matches only subdomains."""
     if entry.startswith("*."):
         entry = entry[1:]
     if entry.startswith("."):
@@ -139,11 +137,11 @@ _REFUSALS = {
 
 
 class SocksError(OSError):
-    """The proxy answered, and gave no way."""
+    """The SOCKS5 handshake failed or the proxy rejected the connection."""
 
 
 class SocksConnector(aiohttp.BaseConnector):
-    """Connects through the proxy of a URL such as `socks5://user:password@proxy:1080`."""
+    """aiohttp connector through a SOCKS5 proxy, such as `socks5://user:password@proxy:1080`."""
 
     def __init__(
         self,
@@ -185,7 +183,7 @@ class SocksConnector(aiohttp.BaseConnector):
         return protocol
 
     async def _connect(self) -> socket.socket:
-        """Connect to the first address of the proxy that answers; raises OSError."""
+        """Connect to the first reachable address of the proxy. Raises OSError."""
         loop = asyncio.get_running_loop()
         failure: OSError | None = None
         for found in await self._resolver.resolve(self._host, self._port, socket.AF_UNSPEC):
@@ -197,7 +195,7 @@ class SocksConnector(aiohttp.BaseConnector):
                 return made
             except OSError as err:
                 made.close()
-                # asyncio's own words tell the address instead of the reason.
+                # asyncio's message contains the address instead of the reason.
                 failure = OSError(err.errno, os.strerror(err.errno)) if err.errno else err
             except BaseException:
                 made.close()
@@ -206,7 +204,7 @@ class SocksConnector(aiohttp.BaseConnector):
 
 
 async def socks_handshake(connection: socket.socket, host: str, port: int, login: tuple[str, str]) -> None:
-    """Ask the proxy at the other end for a way to a host; raises SocksError and other OSErrors."""
+    """Request a connection to a host from the SOCKS5 proxy. Raises SocksError and other OSErrors."""
     user, password = (text.encode() for text in login)
     methods = [_NO_LOGIN, _PASSWORD] if user or password else [_NO_LOGIN]
     await _send(connection, bytes([_VERSION, len(methods), *methods]))
@@ -228,7 +226,7 @@ async def socks_handshake(connection: socket.socket, host: str, port: int, login
     _, code, _, kind = await _receive(connection, 4)
     if code:
         raise SocksError(f"the proxy refused: {_REFUSALS.get(code, f'code {code}')}")
-    # Where it connects from is nobody's business, but must be read.
+    # The bound address in the reply is not used, but must be consumed.
     length = (await _receive(connection, 1))[0] if kind == _NAME else {_IPV4: 4, _IPV6: 16}.get(kind, 0)
     await _receive(connection, length + 2)
 
@@ -249,7 +247,7 @@ async def _send(connection: socket.socket, data: bytes) -> None:
 
 
 async def _receive(connection: socket.socket, length: int) -> bytes:
-    """Read exactly so much, because what follows belongs to TLS."""
+    """Read exactly `length` bytes: the bytes after them belong to TLS."""
     data = b""
     while len(data) < length:
         try:

@@ -1,25 +1,20 @@
-"""A copy of some objects of the API server, kept up to date: list once, then watch.
-
-The copy is always a state that the server was in, or on its way to one: a list is taken as a whole or
-not at all, a watch continues from the last version that was seen, and when the server no longer knows
-that version the list is taken anew, with the differences told as if they had been watched. Nothing
-ends it but cancellation: an API server that is away, slow, silent or talks nonsense is asked again
-after growing pauses.
+"""Reflector: a local copy of API objects, kept up to date by list and watch.
 
     reflector = Reflector(client, PODS, on_update, field_selector="spec.nodeName=one")
     scope.start(reflector.run(), name="pods of this node")
 
-Objects of the API server as the agent last saw them, and what changed between two looks.
+The store always is a state that the server was in, or on the way to one: a list is applied completely or
+not at all, and a watch continues from the last observed resource version. If the server no longer knows
+that version, the objects are relisted and the differences are delivered as if they had been watched. Only
+cancellation ends a reflector: unreachable servers, timeouts and invalid responses are retried with
+exponential back-off.
 
-Pure bookkeeping for the reflector. An object that cannot be read keeps its last good form, so that a
-field nobody expected does not look like a deletion; `unreadable` tells which and why. An object
-without even a name cannot be kept apart from others: then the whole answer is refused.
+`Store` is pure state without I/O. An object that cannot be decoded keeps its last valid form, so that an
+unexpected field does not look like a deletion; `unreadable` holds these objects and the reasons. An object
+without a readable name cannot be identified: then the whole response is rejected.
 
-The bytes of a watch as events, whatever the pieces they arrive in.
-
-A watch is one JSON document per line, for hours. Lines are put together from the pieces, no more is
-held than one unfinished line of bounded length, and of each line only the envelope is read here: the
-object stays as it came for whoever knows its type.
+`WatchStream` splits the bytes of a watch, one JSON document per line, into events. It buffers at most one
+incomplete line of bounded length and decodes only the envelope; the object stays raw.
 """
 
 from __future__ import annotations
@@ -56,21 +51,21 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 
 
 class WatchEvent(msgspec.Struct):
-    """What happened (ADDED, MODIFIED, DELETED, BOOKMARK, ERROR), and the object as the server wrote it."""
+    """Watch event: type (ADDED, MODIFIED, DELETED, BOOKMARK, ERROR) and the raw object."""
 
     type: str
     object: msgspec.Raw
 
 
 class WatchStream:
-    """Puts events together: `feed` what arrives, and `finish` when nothing more does."""
+    """Incremental decoder of a watch: `feed` received bytes, and `finish` at the end of the stream."""
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._limit = max_line_bytes
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[WatchEvent]:
-        """Give the events that this piece completes; raises BadAnswer on what is no event."""
+        """Return the events that this chunk completes. Raises InvalidResponse on an invalid line."""
         searched = len(self._buffer)
         self._buffer += chunk
         end = self._buffer.rfind(b"\n", searched)
@@ -83,7 +78,7 @@ class WatchStream:
         return [self._read(line) for line in complete.split(b"\n") if line.strip()]
 
     def finish(self) -> bool:
-        """Say whether the stream ended cleanly: after a whole line. A rest is dropped."""
+        """Return whether the stream ended after a complete line. An incomplete line is dropped."""
         clean = not self._buffer.strip()
         self._buffer.clear()
         return clean
@@ -106,19 +101,19 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class StoreDelta(Generic[T]):
-    """What changed at once; deal with `removed` first: a name may be in both, for two objects."""
+    """Changes of one batch; handle `removed` first: a name may be in both, for two objects."""
 
     changed: tuple[T, ...]
-    """New or changed objects, as they are now."""
+    """New or changed objects, in their current form."""
     removed: tuple[T, ...]
-    """Objects that are gone, in their last known form."""
+    """Removed objects, in their last known form."""
     listed: bool = False
-    """Whether this is after a complete listing: the copy is all there is."""
+    """Whether the batch results from a complete list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An object that does not fit its type, as far as it could be read."""
+    """An object that could not be decoded or was rejected by `flaw`, with its metadata."""
 
     metadata: ObjectMeta
     why: str
@@ -126,17 +121,17 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Applied(Generic[T]):
-    """What some events came to."""
+    """Result of applying a batch of watch events."""
 
     update: StoreDelta[T]
     version: str
-    """The version up to which the copy is now; empty when the events told none."""
+    """Resource version that the store has reached; empty if the events contained none."""
     error: KubeError | None = None
-    """What the server ended the watch with, or an event that cannot be understood."""
+    """Error event of the server, or an event that could not be decoded."""
 
 
 def no_flaw(obj: object) -> str:
-    """Find nothing wrong with an object."""
+    """Accept every object: the default for `flaw`."""
     return ""
 
 
@@ -145,17 +140,17 @@ class _Envelope(ObjectStruct):
 
 
 class Store(Generic[T]):
-    """The objects by namespace and name."""
+    """Objects by namespace and name."""
 
     def __init__(self, resource: Resource[T], flaw: Callable[[T], str] = no_flaw) -> None:
-        """`flaw` says why an object cannot be used although it fits its type; empty when it can."""
+        """Initialize; `flaw` returns why a decoded object is unusable, or an empty string."""
         self._resource = resource
         self._flaw = flaw
         self.objects: dict[Key, T] = {}
         self.unreadable: dict[Key, str] = {}
 
     def read(self, raw: bytes) -> T | Unreadable:
-        """Read an object; raises BadAnswer when not even its name can be read."""
+        """Decode an object. Raises InvalidResponse if its name is not readable."""
         try:
             obj = read_object(self._resource.struct, raw)
             why = self._flaw(obj) if obj.metadata.name else "it has no name"
@@ -172,7 +167,7 @@ class Store(Generic[T]):
         return Unreadable(metadata, why)
 
     def replace(self, found: Iterable[T | Unreadable]) -> StoreDelta[T]:
-        """Take these as all there is; objects of the version that is known do not count as changed."""
+        """Replace all objects; those with an unchanged resource version do not count as changed."""
         before, self.objects, self.unreadable = self.objects, {}, {}
         for obj in found:
             old = before.get(_key(obj.metadata))
@@ -182,8 +177,8 @@ class Store(Generic[T]):
         return StoreDelta(update.changed, update.removed, listed=True)
 
     def apply(self, events: Iterable[WatchEvent]) -> Applied[T]:
-        """Follow some events of a watch, up to an error among them."""
-        # What was there before the first of the events, and the last form of what was deleted.
+        """Apply watch events up to the first error."""
+        # The objects before the first event, and the last form of deleted objects.
         before: dict[Key, T | None] = {}
         last: dict[Key, T] = {}
         version, error = "", None
@@ -250,28 +245,28 @@ def _key(metadata: Metadata) -> Key:
 
 
 def _same(one: T, other: T | Unreadable) -> bool:
-    """Whether both are the same object, not two of the same name."""
+    """Return whether both have the same UID, not only the same name."""
     uid = other.metadata.uid
     return one.metadata.uid == uid or (isinstance(other, Unreadable) and not uid)
 
 
 PAGE = 500
 WATCH_SECONDS = (300, 600)
-"""A watch is asked to last a random time between these, so that not all end at once."""
+"""Bounds, in seconds, of the random watch timeout, so that not all watches end simultaneously."""
 GRACE_SECONDS = 30.0
-"""A watch that outlives its time by so much is dead."""
+"""Seconds after its timeout at which an open watch is considered dead."""
 BOOKMARKS = 2
 SILENT_SECONDS = 180.0
-"""API servers send a bookmark each minute. From a watch that had two of them, none for so long means that
-nobody is there any more: a server that hangs keeps its connections."""
+"""Seconds without data after which a watch is considered dead, once it has had two bookmarks: API servers
+send one per minute, and a hung server keeps its connections open."""
 _SHORT_SECONDS = 1.0
 
 
 class ListerWatcher(Protocol):
-    """Where objects come from: an ApiClient."""
+    """Source of objects: an ApiClient."""
 
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
-        """List objects as the server wrote them."""
+        """List objects without decoding the items."""
 
     def watch(
         self, resource: Resource[Any], namespace: str, params: Params, *, seconds: float
@@ -279,15 +274,15 @@ class ListerWatcher(Protocol):
         """Open a watch."""
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try, or until the server is back."""
+        """Sleep before a retry, or until the server is reachable again."""
 
 
 class Reflector(Generic[T]):
-    """Mirrors the objects that the selectors choose, of one namespace or of all.
+    """Reflector of the objects that the selectors match, of one namespace or of all.
 
-    An object in which `flaw` finds something counts as one that cannot be read.
-    `on_update` is awaited after each change of `objects`: after every listing, and after each batch
-    of events that arrived together. While it takes its time, nothing more is read.
+    An object for which `flaw` returns a reason is treated as unreadable. `on_update` is awaited after each
+    change of `objects`: after every list, and after each batch of events that arrived together. No further
+    events are read until it returns.
     """
 
     def __init__(
@@ -327,26 +322,26 @@ class Reflector(Generic[T]):
 
     @property
     def objects(self) -> Mapping[Key, T]:
-        """All objects by namespace and name, as last seen."""
+        """All objects by namespace and name, as last observed."""
         return self._copy.objects
 
     @property
     def unreadable(self) -> Mapping[Key, str]:
-        """Objects that could not be read, and why: they are missing from `objects`, or outdated there."""
+        """Unreadable objects with their reasons: missing from `objects`, or outdated there."""
         return self._copy.unreadable
 
     @property
     def has_synced(self) -> bool:
-        """Whether a complete listing was had since the start."""
+        """Whether a complete list was received since the start."""
         return self._synced.is_set()
 
     async def synced(self) -> None:
-        """Wait for the first complete listing."""
+        """Wait for the first complete list."""
         await self._synced.wait()
 
     async def run(self) -> NoReturn:
-        """Mirror until cancelled."""
-        # Now, and not when the first pod waits for it: a pod's takes a hundredth of a second.
+        """List and watch until cancelled."""
+        # Built before the first pod waits for it: the decoder of a pod takes 10 ms.
         plan_reading(self._resource.struct)
         while True:
             try:
@@ -360,13 +355,13 @@ class Reflector(Generic[T]):
                 await self._recover(err)
 
     async def _recover(self, err: KubeError) -> None:
-        """Decide how to go on, and wait a little."""
-        # Whoever could not be reached, or has too much to do, still knows the version we have seen.
+        """Decide whether to relist, and sleep for the back-off delay."""
+        # A server that was unreachable or overloaded still knows the last observed resource version.
         if not isinstance(err, Unreachable | TooManyRequests):
             self._must_list = True
         now = asyncio.get_running_loop().time()
         if isinstance(err, Gone):
-            log.v(2).info("The version is too old, listing anew", resource=self._resource.plural, err=err)
+            log.v(2).info("Resource version is too old, relisting", resource=self._resource.plural, err=err)
         else:
             self._complaints.failed(err, now)
         pause = self._pauses.next(now, isinstance(err, Unreachable))
@@ -381,7 +376,7 @@ class Reflector(Generic[T]):
         except ApiError as err:
             if not _is_version_unknown(err):
                 raise
-            # The newest there is, in one piece: neither its version nor its pages can be too old.
+            # The latest state in a single page: neither its version nor a continue token can expire.
             self._version_lost = True
             found, version = await self._pages("", 0)
         self._version, self._version_lost = version, False
@@ -394,7 +389,7 @@ class Reflector(Generic[T]):
         params = list(self._selectors)
         if version:
             params.append(("resourceVersion", version))
-        # With a version, only a list without limit can be served from the server's memory.
+        # With a version, only a list without limit is served from the server's watch cache.
         if limit and version in ("", "0"):
             params.append(("limit", str(limit)))
         page = await self._source.list_page(self._resource, self._namespace, params)
@@ -408,7 +403,7 @@ class Reflector(Generic[T]):
         return found, page.resource_version
 
     async def _watch(self) -> None:
-        """Watch until the server ends it in order; raises KubeError when it ends otherwise."""
+        """Watch until the server closes it regularly. Raises KubeError if it ends otherwise."""
         shortest, longest = WATCH_SECONDS
         seconds = int(shortest + (longest - shortest) * self._chance())
         params = [
@@ -442,12 +437,12 @@ class Reflector(Generic[T]):
             raise InvalidResponse(f"the watch of {self._resource.plural} ended as soon as it began")
 
     async def _next(self, chunks: AsyncIterator[bytes], patience: float | None) -> bytes:
-        """Give what comes next; nothing at the end, or when the watch has gone silent."""
+        """Return the next chunk; empty at the end of the stream or if the watch went silent."""
         try:
             async with asyncio.timeout(patience):
                 return await anext(chunks, b"")
         except TimeoutError:
-            log.info("A watch has gone silent, asking again", resource=self._resource.plural)
+            log.info("Watch went silent, restarting it", resource=self._resource.plural)
             return b""
 
     def _succeeded(self) -> None:
@@ -460,7 +455,7 @@ class Reflector(Generic[T]):
                 if self._told_unreadable.get((namespace, name)) != why:
                     log.error(
                         why,
-                        "Failed to read an object",
+                        "Failed to read object",
                         kind=self._resource.kind,
                         object=f"{namespace}/{name}",
                     )
@@ -468,5 +463,5 @@ class Reflector(Generic[T]):
 
 
 def _is_version_unknown(err: ApiError) -> bool:
-    """Whether the server no longer knows the version, or does not know it yet."""
+    """Return whether the server no longer has the resource version, or has not reached it yet."""
     return isinstance(err, Gone) or err.details.has_cause("ResourceVersionTooLarge")

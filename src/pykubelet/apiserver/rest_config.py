@@ -1,13 +1,8 @@
-"""One cluster and one user: all that is needed to ask an API server, as plain facts.
+"""REST configuration: one cluster and one user of a kubeconfig.
 
-Files stay files here, because they change while the agent runs (`credentials.py` reads them).
-Nothing secret shows in a `repr`.
-
-Kubeconfig files: which API server, and who the agent is to it.
-
-`parse` is pure: a document in, an `RestConfig` out, or a KubeconfigError with one line that says what is
-wrong and what to do. Fields that nobody knows are skipped, as every client of Kubernetes does.
-Certificates and tokens in files stay files, and are looked at when they are needed.
+`parse` is pure: it returns a `RestConfig` or raises KubeconfigError with one line that contains cause and
+remedy. Unknown fields are ignored, as in client-go. Paths of certificates and tokens stay paths, because
+the files change while the kubelet runs; `credentials.py` reads them. Secrets are excluded from `repr`.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ from pykubelet.util.text import quoted
 
 @dataclass(frozen=True, slots=True)
 class ExecPlugin:
-    """A program that gives credentials when it is run."""
+    """An exec credential plugin."""
 
     command: str
     api_version: str
@@ -41,12 +36,12 @@ class ExecPlugin:
     install_hint: str = ""
     provide_cluster_info: bool = False
     cluster_config: Any = field(default=None, repr=False)
-    """What the cluster's own entry holds for plugins."""
+    """Configuration for plugins in the cluster's kubeconfig entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Impersonation:
-    """The user in whose name requests are made."""
+    """The user to impersonate."""
 
     user: str
     uid: str = ""
@@ -56,18 +51,18 @@ class Impersonation:
 
 @dataclass(frozen=True, slots=True)
 class RestConfig:
-    """One cluster and one user of a kubeconfig: all that is needed to ask the API server.
+    """One cluster and one user of a kubeconfig, all that a client of the API server needs.
 
-    Certificates and keys are PEM, given as bytes or as the file that holds them. An API server
-    without TLS is asked without any credentials, so that they never travel in the clear.
+    Certificates and keys are PEM, as bytes or as the path of a file. Without TLS no credentials are sent, so
+    that they never cross the network in clear text.
     """
 
     server: str
-    """`https://host:port`, perhaps with a path; never with a slash at the end."""
+    """`https://host:port`, optionally with a path; without a trailing slash."""
     tls_server_name: str = ""
     insecure: bool = False
     ca: bytes | Path | None = None
-    """None: the machine's own certificate authorities."""
+    """None: the certificate authorities of the host."""
     certificate: bytes | Path | None = None
     key: bytes | Path | None = field(default=None, repr=False)
     token: str = field(default="", repr=False)
@@ -82,7 +77,7 @@ class RestConfig:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connection is protected."""
+        """Whether the server URL is https."""
         return self.server.startswith("https:")
 
 
@@ -92,17 +87,17 @@ _SCHEMES = ("https", "http")
 
 
 def load(path: Path, read: Callable[[Path], Mapping[str, Any]], context: str = "") -> RestConfig:
-    """Read a kubeconfig file with `read` (which raises its own errors) and choose a context of it.
+    """Read a kubeconfig file with `read` (which raises its own errors) and select a context.
 
-    Files that it names relatively are beside it.
+    Relative paths in it are relative to its directory.
     """
     return parse(read(path), path, context)
 
 
 def parse(document: Mapping[str, Any], where: Path, context: str = "") -> RestConfig:
-    """Make an Access of a kubeconfig; `where` is the file that it came from.
+    """Return the RestConfig of a kubeconfig; `where` is the path of the file.
 
-    `context` overrides the current one. Raises KubeconfigError.
+    `context` overrides current-context. Raises KubeconfigError.
     """
     try:
         config = from_document(_Config, document)
@@ -112,7 +107,7 @@ def parse(document: Mapping[str, Any], where: Path, context: str = "") -> RestCo
 
 
 class _Struct(msgspec.Struct, rename="kebab"):
-    """A part of the file; null is as good as absent."""
+    """Base of the kubeconfig structs; null is equivalent to absent."""
 
 
 class _Cluster(_Struct):
@@ -188,7 +183,7 @@ class _Config(_Struct):
 
 
 class _Unusable(Exception):
-    """What is wrong, without the file's name."""
+    """The reason why the kubeconfig is unusable, without the path."""
 
 
 _Part = TypeVar("_Part")
@@ -309,7 +304,7 @@ def _plugin(plugin: _Exec, cluster: _Cluster, folder: Path) -> ExecPlugin:
         raise _Unusable("exec has a variable without a name in env")
     extensions = {extension.get("name"): extension.get("extension") for extension in cluster.extensions or ()}
     return ExecPlugin(
-        # As in client-go: a plain name is looked for on PATH, a path is relative to the file.
+        # As in client-go: a plain name is searched on PATH, a path is relative to the kubeconfig.
         command=str(_beside(plugin.command, folder)) if os.sep in plugin.command else plugin.command,
         api_version=plugin.api_version,
         args=tuple(plugin.args or ()),

@@ -1,14 +1,13 @@
-"""TLS towards the API server: whom we trust, who we are, and what it means when it fails.
+"""Client TLS for the API server, and reloading of the certificate and token files.
 
-Keys and certificates come as bytes and are handed to the TLS library through memory, never through
-a file of ours on disk. Trust is as in all of Kubernetes: every certificate of the given authority
-file is trusted, also one that is not self-signed; without one, the machine's authorities are.
+Keys and certificates are passed to the TLS library as bytes through a memfd, never through a file on disk.
+Trust follows Kubernetes: every certificate of the configured authority file is trusted, including
+certificates that are not self-signed; without such a file, the host's authorities are.
 
-A small file whose contents others replace: certificates and tokens that are renewed.
-
-Looking at it costs one `stat`; it is read again when that shows a change, and each minute in case a
-change did not show. A file that vanishes or cannot be read later is told once, and its last contents
-stay in use: whoever replaces it may be half-way.
+`WatchedFile` caches the contents of a small file that other processes replace. Each access costs one
+`stat`; the file is read again if that shows a change, and every minute in case it does not. If the file
+vanishes or becomes unreadable, this is logged once and its last contents stay in use, because a
+replacement may be in progress.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ log = get_logger(__name__)
 
 
 class BadMaterial(ValueError):
-    """A certificate or key that cannot be used; the text names none of its contents."""
+    """A certificate or key is not usable; the text contains none of its contents."""
 
 
 def client_context(*, ca: bytes | None, insecure: bool, identity: bytes | None) -> ssl.SSLContext:
-    """Make the TLS settings of a client; raises BadMaterial.
+    """Return the TLS context of a client. Raises BadMaterial.
 
     `ca` and `identity` (certificates and key, in this order) are PEM.
     """
     context = ssl.create_default_context(cadata=_authorities(ca)) if ca else ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    # Newer Pythons insist on extensions that many cluster authorities do not write.
+    # Recent Python versions require extensions that many cluster authorities omit.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.set_alpn_protocols(["http/1.1"])
     if insecure:
@@ -47,13 +46,13 @@ def client_context(*, ca: bytes | None, insecure: bool, identity: bytes | None) 
 
 
 def check_identity(identity: bytes) -> None:
-    """Make sure that a certificate and a key, both PEM, can be used together; raises BadMaterial."""
+    """Verify that a certificate and a key, both PEM, belong together. Raises BadMaterial."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load_identity(context, identity, certificate="the certificate", key="the key")
 
 
 def explain_tls(err: ssl.SSLError, server_name: str) -> str:
-    """Say in one line why no trusted connection came about, and what can be done."""
+    """Describe in one line why the TLS handshake failed, with a remedy."""
     if isinstance(err, ssl.SSLCertVerificationError):
         words = err.verify_message or str(err)
         code = err.verify_code
@@ -77,7 +76,7 @@ def explain_tls(err: ssl.SSLError, server_name: str) -> str:
     return f"the TLS handshake failed ({reason.replace('_', ' ')})"
 
 
-# OpenSSL's X509_V_ERR_*: what Python gives as `verify_code`.
+# OpenSSL's X509_V_ERR_* codes, which Python exposes as `verify_code`.
 _NAME_MISMATCH = (62, 64)
 _UNTRUSTED = (2, 18, 19, 20, 21)
 _DATES = (9, 10)
@@ -96,7 +95,7 @@ _ALERTS = {
 
 
 def _authorities(ca: bytes) -> bytes:
-    # Go skips blocks it cannot read; one bad block among good ones must not lock a node out.
+    # Go skips unreadable blocks: one invalid block among valid ones must not disconnect the node.
     good = []
     for der in certificates(ca):
         try:
@@ -136,7 +135,7 @@ MAX_BYTES = 1024 * 1024
 
 
 class WatchedFile:
-    """The contents of one file; times are seconds of any steady clock."""
+    """Cached contents of one file; times are seconds of a monotonic clock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -146,9 +145,9 @@ class WatchedFile:
         self._complaint = ""
 
     def contents(self, now: float) -> bytes:
-        """Give the contents; raises OSError while the file has never been read.
+        """Return the contents. Raises OSError while the file has never been read.
 
-        Files such as these are a few kilobytes on a local disk, not worth a thread.
+        These files are a few kilobytes on a local disk, which does not justify a thread.
         """
         try:
             mark = self._look()
@@ -161,7 +160,7 @@ class WatchedFile:
                 raise
             if (complaint := err.strerror or str(err)) != self._complaint:
                 log.error(
-                    complaint, "Failed to read again, keeping what was read before", path=str(self.path)
+                    complaint, "Failed to reread file, keeping its previous contents", path=str(self.path)
                 )
                 self._complaint = complaint
         else:
@@ -169,7 +168,7 @@ class WatchedFile:
         return self._contents
 
     def forget(self) -> None:
-        """Read the file anew the next time, whatever it looks like."""
+        """Force a reread at the next access, regardless of `stat`."""
         self._mark = None
 
     def _look(self) -> tuple[int, ...]:

@@ -1,20 +1,14 @@
-"""The connections to one API server, shared by all clients of an agent.
+"""Connections to one API server, shared by all clients of a kubelet.
 
-They are kept open between requests and watched by the kernel, so that a peer that vanished is noticed
-within a minute. When a certificate changes, new requests get new connections at once: requests under
-way still finish on the old ones, streams are ended so that their owners ask again as who they are now.
-`close_all` drops everything, for when requests hang on connections that lead nowhere.
+Connections are kept alive between requests, with TCP keepalive, so that a vanished peer is detected within
+a minute. After a certificate change, new requests immediately use new connections: requests in flight
+finish on the old ones, streams are closed so that their owners reopen them with the new identity.
+`close_all` drops all connections, for requests that hang on dead ones.
 
-Whether this machine's clock agrees with the API server's.
-
-A clock that is off makes certificates invalid, tokens expired and ages absurd, and each of these looks
-like something else. Every answer of the API server carries its time, so the cause can be named before
-anybody looks for it; the agent goes on as well as it can.
-
-Why the API server could not be reached, in words for people.
-
-One pure function from what the HTTP library threw to our own tree of errors, so that the cause is
-named the same whatever the agent was about to do.
+`explain` maps exceptions of the HTTP, TLS and socket libraries to KubeErrors, so that a cause has the same
+description for every request. `ClockCheck` compares the local clock with the Date header of each response:
+a wrong clock makes certificates invalid and tokens expired, which looks like other failures. A mismatch is
+only logged.
 """
 
 from __future__ import annotations
@@ -65,13 +59,13 @@ from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 TOLERANCE_SECONDS = 60.0
-"""What a slow answer may make of it, and what does no harm."""
+"""Tolerated clock difference in seconds: slow responses shift it, and it does no harm."""
 INTERVAL_SECONDS = 10.0
-"""How often to look at most."""
+"""Minimum seconds between two checks."""
 
 
 class ClockOffError(Exception):
-    """The two clocks do not agree; `ahead` is in seconds, negative when ours is behind."""
+    """The two clocks differ; `ahead` is in seconds, negative if the local clock is behind."""
 
     def __init__(self, ahead: float) -> None:
         super().__init__(ahead)
@@ -84,7 +78,7 @@ class ClockOffError(Exception):
 
 
 class ClockCheck:
-    """Compares the clocks; `clock` gives this machine's, in seconds since 1970."""
+    """Check of the local clock against the API server's; `clock` returns Unix time in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -92,7 +86,7 @@ class ClockCheck:
         self._complaints = ErrorLogLimiter(log, "This machine's clock may be wrong")
 
     def heard(self, date: str, now: float) -> None:
-        """Take the `Date` of an answer that has just come; `now` is of any steady clock."""
+        """Check the `Date` header of a response just received; `now` is of a monotonic clock."""
         if now < self._next or not date:
             return
         self._next = now + INTERVAL_SECONDS
@@ -107,13 +101,13 @@ class ClockCheck:
 
 
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError, HttpProtocolError)
-"""What asking over the network can throw."""
+"""Exceptions that a request can raise."""
 
 
 def explain(err: BaseException, access: RestConfig, certificate_problem: str = "") -> KubeError:
-    """Make an error of our own of what the HTTP library threw.
+    """Return the KubeError for an exception of the HTTP, TLS or socket library.
 
-    `certificate_problem` is what is known to be wrong with our own certificate.
+    `certificate_problem` is the known problem of the client certificate, if there is one.
     """
     server = access.server
     hint = f" ({certificate_problem})" if certificate_problem else ""
@@ -143,15 +137,15 @@ def explain(err: BaseException, access: RestConfig, certificate_problem: str = "
         words = err.message if isinstance(err, aiohttp.ClientResponseError) else err
         return InvalidResponse(f"{server} does not answer as an API server does: {words}")
     if isinstance(err, OSError):
-        # A server that does not want our certificate may hang up before its reason gets through.
+        # A server that rejects the client certificate may close the connection before its alert arrives.
         return Unreachable(server, _words(err) + hint)
     return Unreachable(server, str(err) or type(err).__name__)
 
 
 def _find_tls(err: BaseException | None) -> ssl.SSLError | None:
-    """Look for a failed handshake; servers tell theirs late, when the first answer is read."""
+    """Return the TLS error among the causes; alerts of the server arrive late, with the first response."""
     while err is not None:
-        # The HTTP library's own errors claim to be the TLS library's, without its words.
+        # aiohttp's own TLS errors derive from ssl.SSLError, but lack its attributes.
         if isinstance(err, ssl.SSLError) and not isinstance(err, aiohttp.ClientError):
             return err
         err = err.__cause__
@@ -165,11 +159,11 @@ def _words(err: OSError) -> str:
 USER_AGENT = f"kubelet/{KUBERNETES_VERSION} (linux/{architecture()}) pykubelet"
 CONNECT_SECONDS = 30.0
 
-# Less than the API server's own 90 s and than what load balancers commonly allow, so that a
-# connection is rarely closed by the other side just when it is used.
+# Less than the API server's own 90 s and than common load balancer timeouts, so that the peer rarely closes a
+# connection just when it is used.
 _KEEP_SECONDS = KEPT_SECONDS
 
-# A peer that is gone is noticed after 15 + 3 x 10 seconds without traffic.
+# A dead peer is detected after 15 + 3 x 10 seconds without traffic.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -181,7 +175,7 @@ _SOCKET_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer with all of its body; `headers` are by their names in lower case."""
+    """A response with its complete body; header names are lower case."""
 
     code: int
     headers: Mapping[str, str]
@@ -189,9 +183,9 @@ class Response:
 
 
 class StreamingResponse:
-    """The beginning of an answer; its body is read as a whole or as it comes.
+    """A response whose body is read completely or in chunks.
 
-    Deadlines are of the loop's time.
+    Deadlines are in loop time.
     """
 
     def __init__(
@@ -203,7 +197,7 @@ class StreamingResponse:
         self._failed = failed
 
     async def read(self, max_bytes: int, deadline: float | None = None) -> bytes:
-        """Read the body; raises BadAnswer when it is longer, Unreachable when it breaks off."""
+        """Read the body. Raises InvalidResponse if longer than `max_bytes`, Unreachable if truncated."""
         body = bytearray()
         while chunk := await self.chunk(deadline):
             body += chunk
@@ -214,7 +208,7 @@ class StreamingResponse:
         return bytes(body)
 
     async def chunk(self, deadline: float | None = None) -> bytes:
-        """Wait for the next piece of the body; empty at its end. Raises Unreachable, TimedOut."""
+        """Wait for the next chunk of the body; empty at its end. Raises Unreachable, TimedOut."""
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._response.content.readany()
@@ -223,7 +217,7 @@ class StreamingResponse:
 
 
 class Chunks:
-    """The pieces of an answer's body as they come, until a deadline: then TimedOut."""
+    """Async iterator over the chunks of a body. Raises TimedOut at the deadline."""
 
     def __init__(self, answer: StreamingResponse, deadline: float) -> None:
         self._answer = answer
@@ -239,7 +233,7 @@ class Chunks:
 
 
 class Transport:
-    """Asks one API server; use as an async context manager."""
+    """Transport to one API server, used as an async context manager."""
 
     def __init__(
         self,
@@ -287,9 +281,9 @@ class Transport:
         deadline: float,
         max_bytes: int,
     ) -> Response:
-        """Send a request and give its whole answer; raises Unreachable, TimedOut and BadAnswer.
+        """Send a request and return its complete response. Raises Unreachable, TimedOut, InvalidResponse.
 
-        `deadline` is the loop's time at which all of it must be there.
+        `deadline` is the loop time at which the response must be complete.
         """
         if method == "GET" or self._proxy:
             async with self.ask(
@@ -327,9 +321,9 @@ class Transport:
         deadline: float | None = None,
         stream: bool = False,
     ) -> AsyncIterator[StreamingResponse]:
-        """Send a request and give the beginning of its answer; raises Unreachable and BadAnswer.
+        """Send a request and yield its response without the body. Raises Unreachable and InvalidResponse.
 
-        `deadline` is the loop's time at which the answer must have begun. A stream is ended when the
+        `deadline` is the loop time at which the headers must have arrived. A stream is closed when the
         certificates change.
         """
         headers = self._request_headers(credentials, body, content_type)
@@ -359,17 +353,17 @@ class Transport:
                 yield StreamingResponse(response, lambda err: self._broken(err, pool, stream))
             finally:
                 del pool.open[response]
-                # An answer that was not read to its end takes its connection with it.
+                # A response that was not read completely closes its connection.
                 response.release() if response.content.at_eof() else response.close()
 
     async def close_all(self) -> None:
-        """Close all connections; whoever waits on one of them gets Unreachable."""
+        """Close all connections; pending requests raise Unreachable."""
         pools, self._pools = self._pools, []
         for pool in pools:
             await pool.close()
 
     async def pause(self, seconds: float, least: float = 1.0) -> None:
-        """Wait; when the API server is found to be back meanwhile, not longer than `least` seconds."""
+        """Sleep; at most `least` seconds if the API server becomes reachable during the sleep."""
         recovery = self._recovery
         await asyncio.sleep(min(seconds, least))
         if seconds > least:
@@ -413,8 +407,8 @@ class Transport:
     def _connector(self) -> aiohttp.BaseConnector:
         if self._socks:
             return SocksConnector(self._socks, self._resolver, _new_socket, keepalive_timeout=_KEEP_SECONDS)
-        # Neither a limit nor a cache of names: both make the library cancel those who wait when it
-        # is closed, and a cancelled task that nobody cancelled ends silently.
+        # Neither a limit nor a DNS cache: with both, closing the connector makes aiohttp cancel its waiters,
+        # and such a task ends silently without having been cancelled by its owner.
         return aiohttp.TCPConnector(
             limit=0,
             use_dns_cache=False,
@@ -437,7 +431,7 @@ class Transport:
         self._count(method, str(code), begin, body)
         self._clock_check.heard(date, time.monotonic())
         if code == 401:
-            # As good as away: what waits need not wait any longer once the agent is somebody again.
+            # Equivalent to unreachable: waiters can retry as soon as the credentials are accepted again.
             self._reachable = False
         elif not self._reachable and code < 500:
             self._reachable = True
@@ -456,7 +450,7 @@ class Transport:
 
 
 class _Pool:
-    """Connections that were made with the same certificates."""
+    """Connections made with the same TLS context."""
 
     def __init__(
         self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector, kept: ConnectionPool
@@ -464,7 +458,7 @@ class _Pool:
         self.context = context
         self.kept = kept
         self.open: dict[aiohttp.ClientResponse, bool] = {}
-        """The answers being read, and whether they are streams."""
+        """Responses being read, and whether they are streams."""
         self._users = 0
         self.retired = False
         self.session = aiohttp.ClientSession(
@@ -488,7 +482,7 @@ class _Pool:
                 await self.close()
 
     async def retire(self) -> None:
-        """Take no new requests, end the streams, and close when the last request is answered."""
+        """Accept no new requests, close the streams, and close after the last request finishes."""
         self.retired = True
         for response, stream in tuple(self.open.items()):
             if stream:
@@ -497,7 +491,7 @@ class _Pool:
             await self.close()
 
     async def close(self) -> None:
-        # The library wakes those who wait for an answer to begin, not those who read one.
+        # aiohttp wakes the waiters for response headers, but not the readers of a body.
         for response in tuple(self.open):
             response.close()
         self.kept.close()

@@ -1,18 +1,14 @@
-"""What pods need from the API server, as those who need it see it: secrets, configMaps, tokens.
+"""Access of pods to API objects: interface, errors, and a single GET with retry.
 
-Volumes, environments and pulls ask through `PodObjects` and need not know how the objects are had
-(`cluster_objects.py`), nor whether there is an API server at all (`NoObjects`).
+Volumes, environment variables and image pulls use `PodObjects`, independent of its implementation
+(`cluster_objects.py`, or `NoObjects` without an API server).
 
-Getting one object from the API server, with failures in the words that pods' owners read.
+`fetch` raises ObjectError with the API server's own message, because users search for it; the request and
+a remedy are in the log.
 
-The API server's own sentence is what people search for, so it is passed on as it is; the request
-and what to do about it are in the log.
-
-Asking again an API server that has not noticed a new pod yet.
-
-The part of the API server that judges a node's requests follows the pods by a watch of its own, and
-an agent that is quick asks for what a pod needs before the pod was seen there. Then a moment's
-patience saves the pod a failed start or mount, its event, and half a second.
+`until_seen` retries requests that the node authorizer denies because it has not observed a new pod yet: it
+follows the pods by its own watch, and the kubelet may be faster. The short retry saves the pod a failed
+start or mount, its event, and half a second.
 """
 
 from __future__ import annotations
@@ -31,60 +27,60 @@ from pykubelet.apiserver.reflector import Key, ListerWatcher
 
 
 class ObjectError(Exception):
-    """An object cannot be had now; the text is for people."""
+    """An object is currently not available; the text is for users."""
 
 
 class ObjectNotFound(ObjectError):
-    """An object certainly does not exist; whoever calls it optional goes on."""
+    """The object does not exist; callers for which it is optional continue."""
 
 
 class PodObjects(Protocol):
     """Secrets, configMaps, tokens and trust bundles that pods on this node may use.
 
-    A pod is registered for as long as it may need something: what it refers to is kept at hand for
-    that long. Whoever is not registered can still ask; it takes a request each time.
+    A pod is registered while it may need objects; the objects that it refers to are cached for that long.
+    Unregistered pods are served too, with one API request each time.
     """
 
     def register(self, pod: Pod) -> None:
-        """Keep what a pod refers to from now on; a new version of the pod replaces the old one."""
+        """Cache the objects of a pod from now on; a new version of the pod replaces the old one."""
 
     def unregister(self, uid: str) -> None:
-        """Let go of what a pod needed; one that is not registered is none of our business."""
+        """Release the objects of a pod; a pod that is not registered is ignored."""
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
-        """Give a configMap of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        """Return a configMap of the pod's namespace. Raises ObjectError, ObjectNotFound if it is missing."""
 
     async def secret(self, pod: Pod, name: str) -> Secret:
-        """Give a secret of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        """Return a secret of the pod's namespace. Raises ObjectError, ObjectNotFound if it is missing."""
 
     async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
-        """Give a token of the pod's service account, bound to the pod; raises ObjectError.
+        """Return a token of the pod's service account, bound to the pod. Raises ObjectError.
 
-        An empty `audience` is the API server itself; `seconds` is the life that is asked for. The
-        same is given until a new one is due, so ask again every time.
+        An empty `audience` means the API server; `seconds` is the requested lifetime. The same token is
+        returned until its renewal is due, so callers request it for every use.
         """
 
     async def trust_bundle(
         self, pod: Pod, *, name: str = "", signer: str = "", selector: LabelSelector | None = None
     ) -> str:
-        """Give root certificates as PEM, each once: one bundle by name, or those of a signer.
+        """Return root certificates as PEM without duplicates: one bundle by name, or those of a signer.
 
-        No selector chooses none of the signer's bundles, an empty one all. Raises ObjectError,
-        ObjectMissing when there is nothing to give.
+        Without a selector no bundle of the signer matches, with an empty one all do. Raises ObjectError,
+        ObjectNotFound if no bundle matches.
         """
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with a pod's uid when something that it uses has changed; it must not block."""
+        """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
 
 
 class NoObjects:
-    """The objects of a node without an API server: there are none."""
+    """PodObjects of a node without an API server: every request fails."""
 
     def register(self, pod: Pod) -> None:
-        """Take no note: nothing is kept."""
+        """Do nothing: there is no cache."""
 
     def unregister(self, uid: str) -> None:
-        """Take no note."""
+        """Do nothing."""
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
         """Raise ObjectError."""
@@ -105,21 +101,21 @@ class NoObjects:
         self._refuse(f"clusterTrustBundle {name or signer}")
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Take no note: nothing ever changes."""
+        """Do nothing: no object ever changes."""
 
     def _refuse(self, what: str) -> NoReturn:
         raise ObjectError(f"couldn't get {what}: this node has no API server to ask")
 
 
 MOMENTS = (0.02, 0.05, 0.1, 0.2)
-"""Seconds to wait before asking again."""
+"""Seconds before each retry."""
 R = TypeVar("R")
 
 
 async def until_seen(ask: Callable[[], Awaitable[R]]) -> R:
-    """Make a request for a pod, and a few times more while the API server does not know of the pod.
+    """Send a request for a pod, and retry it while the API server has not observed the pod.
 
-    Raises what the request raises: at once when it is refused for any other reason.
+    Raises what the request raises: immediately if it fails for any other reason.
     """
     for moment in MOMENTS:
         try:
@@ -132,17 +128,17 @@ async def until_seen(ask: Callable[[], Awaitable[R]]) -> R:
 
 
 class RetryingListerWatcher:
-    """Where a reflector has its objects from; the first list is asked for until the pod was seen."""
+    """ListerWatcher that retries the first list while the API server has not observed the pod."""
 
     def __init__(self, source: ListerWatcher) -> None:
         self._source = source
         self._is_first = True
 
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
-        """List objects as the server wrote them."""
+        """List objects without decoding the items."""
         if not self._is_first:
             return await self._source.list_page(resource, namespace, params)
-        # Once: a server that goes on refusing means it, and the reflector's growing pauses are enough.
+        # Only once: a persistent denial is permanent, and the reflector's back-off suffices.
         self._is_first = False
         return await until_seen(lambda: self._source.list_page(resource, namespace, params))
 
@@ -153,25 +149,25 @@ class RetryingListerWatcher:
         return self._source.watch(resource, namespace, params, seconds=seconds)
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try, or until the server is back."""
+        """Sleep before a retry, or until the server is reachable again."""
         await self._source.pause(seconds)
 
 
 def _is_behind(err: NotFound | Forbidden) -> bool:
-    """Whether the API server speaks as one that has not seen the pod, or not that it is this node's."""
+    """Return whether the API server has not observed the pod, or not its binding to this node."""
     return err.details.kind == "pod" if isinstance(err, NotFound) else err.to_a_stranger
 
 
 FROM_SERVERS_CACHE = (("resourceVersion", "0"),)
-"""Asks for an answer that costs the API server little and may be a moment old."""
+"""Parameters of a GET from the API server's watch cache: cheap, but possibly slightly stale."""
 
 
 class ImmutableObject(HasMetadata, Protocol):
-    """An object that its author may have declared unchangeable."""
+    """An object with an `immutable` field."""
 
     @property
     def immutable(self) -> bool | None:
-        """Whether it never changes."""
+        """Whether the object never changes."""
 
 
 L = TypeVar("L", bound=ImmutableObject)
@@ -179,20 +175,20 @@ L_co = TypeVar("L_co", bound=ImmutableObject, covariant=True)
 
 
 class ObjectStore(Protocol[L_co]):
-    """Objects of one kind that pods refer to; a key is namespace and name."""
+    """Store of the objects of one kind that pods refer to; a key is namespace and name."""
 
     def hold(self, key: Key) -> None:
-        """Keep an object at hand: one more pod refers to it."""
+        """Register an object: a pod refers to it."""
 
     def drop(self, key: Key) -> None:
-        """Let go of an object: no pod refers to it any more."""
+        """Unregister an object: no pod refers to it any more."""
 
     async def get(self, key: Key) -> L_co:
-        """Give an object; raises ObjectError, ObjectMissing when there is none."""
+        """Return an object. Raises ObjectError, ObjectNotFound if it does not exist."""
 
 
 async def fetch(client: ApiClient, resource: Resource[T], key: Key, params: Params = ()) -> T:
-    """Ask for an object; raises ObjectError, ObjectMissing when there is none."""
+    """Get an object from the API server. Raises ObjectError, ObjectNotFound if it does not exist."""
     namespace, name = key
     try:
         return await until_seen(lambda: client.get(resource, name, namespace, params=params))
@@ -203,5 +199,5 @@ async def fetch(client: ApiClient, resource: Resource[T], key: Key, params: Para
 
 
 def err_text(err: KubeError) -> str:
-    """Give what the API server said, or why it said nothing."""
+    """Return the API server's message, or the description of the failure."""
     return (isinstance(err, ApiError) and err.message) or str(err)

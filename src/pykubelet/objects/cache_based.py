@@ -1,7 +1,7 @@
-"""ConfigMaps or secrets without watches: kept for a while, or asked for every time.
+"""ConfigMaps and secrets without watches: cached with a TTL, or fetched every time.
 
-What is kept is good for as long as the node's annotation says, and is looked at anew when another
-pod begins to refer to it. While the API server cannot answer, the last known state is.
+A cached object is valid for the TTL of the node's annotation, and is fetched again when another pod starts
+to refer to it. While the API server is unavailable, the last known state is used.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ DEFAULT_TTL_SECONDS = 60.0
 
 
 class UncachedObjects(Generic[L]):
-    """Objects of one kind, asked for every time."""
+    """Uncached objects of one kind (strategy Get)."""
 
     def __init__(self, client: ApiClient, resource: Resource[L]) -> None:
         self._client = client
         self._resource = resource
 
     def hold(self, key: Key) -> None:
-        """Take no note."""
+        """Do nothing."""
 
     def drop(self, key: Key) -> None:
-        """Take no note."""
+        """Do nothing."""
 
     async def get(self, key: Key) -> L:
-        """Ask for an object; raises ObjectError, ObjectMissing when there is none."""
+        """Get an object. Raises ObjectError, ObjectNotFound if it does not exist."""
         return await fetch(self._client, self._resource, key)
 
 
 class CacheBasedObjects(Generic[L]):
-    """Objects of one kind, kept while pods refer to them and they are young enough.
+    """TTL cache of the objects of one kind that pods refer to (strategy Cache).
 
-    `ttl` gives the seconds, or None for the default; `on_change` hears when another look shows
-    another version.
+    `ttl` returns the seconds, or None for the default; `on_change` is called when a refresh returns another
+    version.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class CacheBasedObjects(Generic[L]):
         self._kept: dict[Key, _Kept[L]] = {}
 
     def hold(self, key: Key) -> None:
-        """Keep an object from now on, and look at it anew before it is given out."""
+        """Cache an object from now on, and refresh it before its next use."""
         self._kept.setdefault(key, _Kept()).stale = True
 
     def drop(self, key: Key) -> None:
-        """Keep an object no longer."""
+        """Remove an object from the cache."""
         self._kept.pop(key, None)
 
     async def get(self, key: Key) -> L:
-        """Give an object; raises ObjectError, ObjectMissing when there is none."""
+        """Return an object. Raises ObjectError, ObjectNotFound if it does not exist."""
         kept = self._kept.get(key)
         if kept is None:
             return await fetch(self._client, self._resource, key)
-        # Whoever asks meanwhile wants the same answer.
+        # Concurrent callers share one refresh.
         async with kept.turn:
             if not self._is_fresh(kept):
                 await self._look(key, kept)
@@ -79,14 +79,14 @@ class CacheBasedObjects(Generic[L]):
         return kept.state
 
     def _is_fresh(self, kept: _Kept[L]) -> bool:
-        # That there is none may have been true for a moment only: it is asked for every time.
+        # Absence may be temporary: it is not cached.
         if kept.stale or kept.state is None or isinstance(kept.state, ObjectNotFound):
             return False
         ttl = self._ttl()
         return _now() < kept.looked + (DEFAULT_TTL_SECONDS if ttl is None else ttl)
 
     async def _look(self, key: Key, kept: _Kept[L]) -> None:
-        """Bring a state up to date; raises ObjectError only when there is no other state to go on with."""
+        """Refresh an entry. Raises ObjectError only if there is no previous state to fall back to."""
         before = kept.state
         again = before is not None and not isinstance(before, ObjectNotFound) and not kept.stale
         found: L | ObjectNotFound
@@ -109,9 +109,9 @@ class CacheBasedObjects(Generic[L]):
 class _Kept(Generic[L]):
     state: L | ObjectNotFound | None = None
     looked: float = 0.0
-    """When, in the loop's time."""
+    """Loop time of the last refresh."""
     stale: bool = True
-    """Whether a pod came since the last look."""
+    """Whether a pod was registered since the last refresh."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -120,7 +120,7 @@ def _version(state: L | ObjectNotFound | None) -> str:
 
 
 def _is_older(found: L | ObjectNotFound, known: L | ObjectNotFound | None) -> bool:
-    """Whether the server's cache is behind what was seen before."""
+    """Return whether the server's cache is older than the version observed before."""
     one, other = _version(found), _version(known)
     return one.isdecimal() and other.isdecimal() and int(one) < int(other)
 

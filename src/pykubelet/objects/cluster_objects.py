@@ -1,9 +1,10 @@
-"""What pods need from the API server, had by the strategy that the node's configuration names.
+"""PodObjects of a cluster node, by the configured change detection strategy.
 
-`configMapAndSecretChangeDetectionStrategy` says how configMaps and secrets are had: `Watch` them one
-by one (`object_watches.py`), keep them for a while (`Cache`), or `Get` them every time
-(`object_cache.py`). Here it is kept which pod refers to which object, so that each is had once for
-all pods that share it, and so that a change is told to those whom it concerns.
+`configMapAndSecretChangeDetectionStrategy` selects how configMaps and secrets are obtained: `Watch` each
+object (`watch_based.py`), `Cache` them with a TTL, or `Get` them every time (`cache_based.py`).
+`ClusterObjects` records which pod refers to which object, so that pods share one copy and a change is
+reported to exactly the pods that use the object. All state is in memory; pods register again after a
+restart.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Used = tuple[Literal["ConfigMap", "Secret"], Key]
 
 
 def object_ttl(annotations: Mapping[str, str]) -> float | None:
-    """Give the seconds for which the node's annotations allow objects to be kept; None for the default."""
+    """Return the cache TTL in seconds of the node's annotations; None for the default."""
     try:
         return float(int(annotations.get(TTL_ANNOTATION, "")))
     except ValueError:
@@ -41,10 +42,10 @@ def object_ttl(annotations: Mapping[str, str]) -> float | None:
 
 
 class ClusterObjects:
-    """The `PodObjects` of a node of a cluster.
+    """PodObjects of a cluster node.
 
-    `strategy` is Watch, Cache or Get; `ttl` gives the seconds for Cache, None for the default;
-    a watch ends after `idle_seconds` without a question; `clock` gives seconds since 1970.
+    `strategy` is Watch, Cache or Get; `ttl` returns the seconds for Cache, None for the default; a watch ends
+    after `idle_seconds` without a request for its object; `clock` returns Unix time in seconds.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ClusterObjects:
         scope.start(self._tidy(), name="objects of pods")
 
     def register(self, pod: Pod) -> None:
-        """Keep what a pod refers to from now on; a new version of the pod replaces the old one."""
+        """Cache the objects of a pod from now on; a new version of the pod replaces the old one."""
         namespace, uid = pod.metadata.namespace, pod.uid
         used: set[_Used] = {("ConfigMap", (namespace, name)) for name in config_map_names(pod)}
         used |= {("Secret", (namespace, name)) for name in secret_names(pod)}
@@ -93,38 +94,38 @@ class ClusterObjects:
             self._leave(use, uid)
 
     def unregister(self, uid: str) -> None:
-        """Let go of what a pod needed, its tokens included."""
+        """Release the objects and tokens of a pod."""
         for use in self._uses.pop(uid, ()):
             self._leave(use, uid)
         self._bundle_users.discard(uid)
         self._tokens.forget(uid)
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
-        """Give a configMap of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        """Return a configMap of the pod's namespace. Raises ObjectError, ObjectNotFound if it is missing."""
         return await self._config_maps.get((pod.metadata.namespace, name))
 
     async def secret(self, pod: Pod, name: str) -> Secret:
-        """Give a secret of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        """Return a secret of the pod's namespace. Raises ObjectError, ObjectNotFound if it is missing."""
         return await self._secrets.get((pod.metadata.namespace, name))
 
     async def token(self, pod: Pod, *, audience: str, seconds: int, account_uid: str = "") -> str:
-        """Give a token of the pod's service account, bound to the pod; raises ObjectError."""
+        """Return a token of the pod's service account, bound to the pod. Raises ObjectError."""
         audiences = (audience,) if audience else ()
         return await self._tokens.get(pod, audiences=audiences, seconds=seconds, account_uid=account_uid)
 
     async def service_account(self, pod: Pod) -> ServiceAccount:
-        """Give the pod's service account as it is now; raises ObjectError, ObjectMissing."""
+        """Get the pod's service account from the API server. Raises ObjectError, ObjectNotFound."""
         key = (pod.metadata.namespace, pod.spec.service_account_name)
         return await fetch(self._client, SERVICE_ACCOUNTS, key)
 
     async def trust_bundle(
         self, pod: Pod, *, name: str = "", signer: str = "", selector: LabelSelector | None = None
     ) -> str:
-        """Give root certificates as PEM: one bundle by name, or those of a signer; raises ObjectError."""
+        """Return root certificates as PEM: one bundle by name, or those of a signer. Raises ObjectError."""
         return await (self._bundles.by_name(name) if name else self._bundles.by_signer(signer, selector))
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with a pod's uid when something that it uses has changed; it must not block."""
+        """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
         self._listeners.append(listener)
 
     def _store(self, use: _Used) -> ObjectStore[ConfigMap] | ObjectStore[Secret]:

@@ -1,9 +1,9 @@
-"""Which objects of the API a pod refers to.
+"""API objects that a pod refers to.
 
-A static pod must be able to start without an API server, so whoever accepts one asks here what it
-would need. Kinds are named as the API names resources: `configmaps`, `secrets`, `serviceaccounts`,
-`persistentvolumeclaims`, `resourceclaims`, `csidrivers`, `endpoints`, `clustertrustbundles`,
-`podcertificates`. Whoever keeps configMaps and secrets at hand asks for their names.
+A static pod must be able to start without an API server, so its validation checks `object_references`.
+Kinds are the API's resource names: `configmaps`, `secrets`, `serviceaccounts`, `persistentvolumeclaims`,
+`resourceclaims`, `csidrivers`, `endpoints`, `clustertrustbundles`, `podcertificates`. The object caches
+use `config_map_names` and `secret_names`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pykubelet.api.pod import Container, KeySelector, NamedRef, Pod
 from pykubelet.api.volume import Projection, Volume
 
 Reference = tuple[str, str]
-"""The field that refers, and the kind that it refers to."""
+"""Path of the referring field, and the kind that it refers to."""
 _VOLUME_KINDS = {
     "configMap": "configmaps",
     "secret": "secrets",
@@ -35,7 +35,7 @@ _PROJECTED_KINDS = {
 
 
 def object_references(pod: Pod) -> Iterator[Reference]:
-    """Give every field of the pod that needs an object of the API, with the object's kind."""
+    """Yield every field of the pod that requires an API object, with the object's kind."""
     spec = pod.spec
     if spec.service_account_name:
         yield "spec.serviceAccountName", "serviceaccounts"
@@ -56,7 +56,7 @@ def object_references(pod: Pod) -> Iterator[Reference]:
 
 
 def config_map_names(pod: Pod) -> set[str]:
-    """Give the configMaps that a pod refers to, of its own namespace."""
+    """Return the names of the configMaps that a pod refers to, in its own namespace."""
     names = {ref.name for ref in _env_references(pod, "config_map_ref", "config_map_key_ref")}
     for volume in pod.spec.volumes:
         if volume.config_map is not None:
@@ -66,7 +66,7 @@ def config_map_names(pod: Pod) -> set[str]:
 
 
 def secret_names(pod: Pod) -> set[str]:
-    """Give the secrets that a pod refers to, of its own namespace."""
+    """Return the names of the secrets that a pod refers to, in its own namespace."""
     names = {ref.name for ref in pod.spec.image_pull_secrets}
     names |= {ref.name for ref in _env_references(pod, "secret_ref", "secret_key_ref")}
     for volume in pod.spec.volumes:
@@ -81,7 +81,7 @@ def secret_names(pod: Pod) -> set[str]:
 
 
 def uses_trust_bundles(pod: Pod) -> bool:
-    """Whether a volume of the pod holds root certificates that the cluster gives out."""
+    """Return whether a projected volume of the pod contains a ClusterTrustBundle."""
     return any(
         source.cluster_trust_bundle is not None
         for volume in pod.spec.volumes
@@ -124,7 +124,7 @@ def _of_volume(path: str, volume: Volume) -> Iterator[Reference]:
 
 
 def _logins(volume: Volume) -> Iterator[tuple[str, str]]:
-    """Give the secrets to log in with that old kinds of network volumes name, each with the kind."""
+    """Yield volume type and secret name of network volumes with a credentials `secretRef`."""
     for kind, typed in (("flexVolume", volume.flex_volume), ("iscsi", volume.iscsi)):
         if typed is not None and typed.secret_ref is not None:
             yield kind, typed.secret_ref.name

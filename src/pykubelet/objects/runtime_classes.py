@@ -1,4 +1,4 @@
-"""Which of the runtime's handlers runs a pod: what its RuntimeClass says."""
+"""Lookup of the runtime handler of a pod's RuntimeClass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ SYNC_SECONDS = 5.0
 
 
 class RuntimeClasses:
-    """The cluster's runtime classes, asked for when the first pod names one."""
+    """RuntimeClass informer, started when the first pod has a `runtimeClassName`."""
 
     def __init__(self, client: ApiClient, scope: TaskScope) -> None:
         self._client = client
         self._copy = LazyInformer(client, RUNTIME_CLASSES, scope)
 
     async def handler(self, pod: Pod) -> str:
-        """Give the name of the pod's handler, empty for the runtime's default.
+        """Return the name of the pod's runtime handler, empty for the runtime's default.
 
-        Raises ObjectError, ObjectMissing when the class does not exist.
+        Raises ObjectError, ObjectNotFound if the RuntimeClass does not exist.
         """
         name = pod.spec.runtime_class_name
         if not name:
@@ -33,7 +33,7 @@ class RuntimeClasses:
             raise ObjectError(message) from None
         found = classes.get(("", name))
         if found is None:
-            # It may be newer than the copy.
+            # It may be newer than the informer's state.
             try:
                 found = await fetch(self._client, RUNTIME_CLASSES, ("", name))
             except ObjectNotFound:
@@ -44,5 +44,5 @@ class RuntimeClasses:
 
 
 async def default_handler(pod: Pod) -> str:
-    """Give the runtime's default handler: a node without an API server knows no runtime classes."""
+    """Return the runtime's default handler, for a node without an API server."""
     return ""

@@ -1,11 +1,8 @@
-"""The cluster's services, mirrored for the variables by which containers find them.
+"""Service informer, and the environment variables by which containers find services without DNS.
 
-The variables by which containers find services without DNS.
-
-Each service of the pod's namespace gives `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT` and, for software
-that expects the links of old container engines, `NAME_PORT_80_TCP` and its parts. The service
-`kubernetes` of the namespace `default` is always among them: client libraries find the API server
-by it.
+Each service of the pod's namespace yields `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT` and, in the format of
+Docker links, `NAME_PORT_80_TCP` with its variants. The service `kubernetes` of the namespace `default` is
+always included: client libraries find the API server by it.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ class ServicePort:
 
 @dataclass(frozen=True, slots=True)
 class ClusterService:
-    """A service as far as its variables need it."""
+    """The fields of a service that its variables need."""
 
     namespace: str
     name: str
@@ -43,7 +40,7 @@ class ClusterService:
 
 
 def service_env(services: Iterable[ClusterService], namespace: str, links: bool) -> dict[str, str]:
-    """Give the variables for a pod; `links` is its `enableServiceLinks`."""
+    """Return the service variables of a pod; `links` is its `enableServiceLinks`."""
     seen: dict[str, ClusterService] = {}
     for service in services:
         if service.cluster_ip in ("", "None"):
@@ -83,26 +80,26 @@ def _variable_name(name: str) -> str:
 
 
 WITH_ADDRESS = "spec.clusterIP!=None"
-"""Headless services have no variables."""
+"""Field selector: headless services have no variables."""
 
 
 class Services:
-    """All services of the cluster that have an address; `run` mirrors them."""
+    """Informer of all services of the cluster with a cluster IP."""
 
     def __init__(self, client: ApiClient) -> None:
         self._reflector = Reflector(client, SERVICES, _take_note, field_selector=WITH_ADDRESS)
 
     async def run(self) -> NoReturn:
-        """Mirror until cancelled."""
+        """List and watch until cancelled."""
         await self._reflector.run()
 
     @property
     def has_synced(self) -> bool:
-        """Whether the services are known."""
+        """Whether the services have been listed."""
         return self._reflector.has_synced
 
     def env(self, pod: Pod) -> Mapping[str, str] | None:
-        """Give the variables for a pod's containers; None while the services are not known."""
+        """Return the variables for a pod's containers; None until the services have been listed."""
         if not self.has_synced:
             return None
         namespace = pod.metadata.namespace
@@ -115,7 +112,7 @@ class Services:
 
 
 def no_services(pod: Pod) -> Mapping[str, str] | None:
-    """Give the variables of a node without an API server: none."""
+    """Return no variables, for a node without an API server."""
     return {}
 
 
@@ -126,4 +123,4 @@ def _reduced(service: Service) -> ClusterService:
 
 
 async def _take_note(update: StoreDelta[Service]) -> None:
-    """Nobody waits for services: a container that starts looks at what is known then."""
+    """Ignore the update: a starting container reads the current state."""

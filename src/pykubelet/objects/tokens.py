@@ -1,13 +1,9 @@
-"""Tokens of service accounts, kept until a new one is due.
+"""Service account tokens bound to pods, and their cache.
 
-Volumes and plugins ask again and again and get the same token until four fifths of its life are
-over, or a day. A token that cannot be renewed is given out for as long as it is valid: the API
-server may be back before its end. A pod's tokens go with the pod.
-
-Tokens of service accounts, bound to the pod that uses them.
-
-The API server issues them for a while; they are due for renewal when four fifths of that are over or
-after a day, whichever comes first. They are kept by `pods/token_cache.py`.
+Volumes and plugins request a token for every use and get the cached one until its renewal is due: when 80 %
+of its lifetime are over, or after a day. If the renewal fails, the old token is returned until it expires,
+because the API server may recover before. The tokens of a pod are dropped with the pod; the cache is in
+memory only.
 """
 
 from __future__ import annotations
@@ -35,21 +31,21 @@ JITTER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceToken:
-    """A token and its life, in seconds since 1970."""
+    """A token with its validity, in Unix seconds."""
 
     token: str = field(repr=False)
     issued: float
     expires: float
 
     def is_due(self, now: float, chance: float = 0.0) -> bool:
-        """Whether a new one should be had; `chance` from 0 to 1 makes it up to ten seconds earlier."""
+        """Return whether renewal is due; `chance` from 0 to 1 makes it due up to ten seconds earlier."""
         early = chance * JITTER_SECONDS
         day = self.issued + LONGEST_SECONDS - early
         most = self.expires - (self.expires - self.issued) / 5 - early
         return now > min(day, most)
 
     def is_expired(self, now: float) -> bool:
-        """Whether nobody accepts it any more."""
+        """Return whether the token has expired."""
         return now > self.expires
 
 
@@ -62,10 +58,10 @@ async def request_token(
     seconds: int = 3600,
     account_uid: str = "",
 ) -> ServiceToken:
-    """Have a token issued for a pod; it ends with the pod. Raises KubeError.
+    """Request a token bound to a pod; it becomes invalid with the pod. Raises KubeError.
 
-    Without audiences it is for the API server itself, which may give another life than asked for.
-    With an `account_uid` it is for that very account, not for a later one of the same name.
+    Without audiences it is for the API server, which may grant another lifetime than requested. With an
+    `account_uid` it is for the account with this UID, not for a later one of the same name.
     """
     bound = BoundObjectReference(kind="Pod", api_version="v1", name=pod.metadata.name, uid=pod.uid)
     wanted = TokenRequest(
@@ -90,7 +86,7 @@ async def request_token(
 
 
 class TokenCache:
-    """The tokens of the node's pods; `clock` gives seconds since 1970."""
+    """Cache of the tokens of the node's pods; `clock` returns Unix time in seconds."""
 
     def __init__(
         self,
@@ -108,10 +104,10 @@ class TokenCache:
     async def get(
         self, pod: Pod, *, audiences: tuple[str, ...] = (), seconds: int = 3600, account_uid: str = ""
     ) -> str:
-        """Give a token of the pod's service account, bound to the pod; raises ObjectError."""
+        """Return a token of the pod's service account, bound to the pod. Raises ObjectError."""
         key = _Key(pod.uid, pod.spec.service_account_name, audiences, seconds, account_uid)
         kept = self._kept.setdefault(key, _Kept())
-        # Whoever asks for the same meanwhile waits for the answer instead of asking.
+        # Concurrent callers share one token request.
         async with kept.turn:
             if kept.token is None or kept.token.is_due(self._clock(), self._chance()):
                 await self._renew(pod, key, kept)
@@ -119,19 +115,19 @@ class TokenCache:
             return kept.token.token
 
     def forget(self, uid: str) -> None:
-        """Drop the tokens of a pod that is gone."""
+        """Drop the tokens of a removed pod."""
         for key in [key for key in self._kept if key.uid == uid]:
             del self._kept[key]
 
     def drop_expired(self) -> None:
-        """Drop tokens that nobody accepts any more."""
+        """Drop expired tokens."""
         now = self._clock()
         for key, kept in list(self._kept.items()):
             if not kept.turn.locked() and (kept.token is None or kept.token.is_expired(now)):
                 del self._kept[key]
 
     async def _renew(self, pod: Pod, key: _Key, kept: _Kept) -> None:
-        """Have a new token; a failure is raised only when the old one is of no use any more."""
+        """Request a new token. Raises ObjectError only if there is no old one or it has expired."""
         try:
             kept.token = await until_seen(
                 lambda: request_token(

@@ -1,8 +1,7 @@
-"""Root certificates that the cluster gives out to pods: ClusterTrustBundles.
+"""ClusterTrustBundles: root certificates that the cluster distributes to pods.
 
-The API has them in one of several versions, or not at all; which, is found out when the first pod
-wants some. Certificates are given once each, in an order that does not change by itself, so that a
-file that holds them changes only when they do.
+The API serves them in one of several versions, or not at all; the version is detected at the first request.
+Certificates are deduplicated and sorted, so that a projected file changes only when its certificates do.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _BLOCK = re.compile(r"-----BEGIN ([^-\n]++)-----\s([A-Za-z0-9+/=\s]*+)-----END \
 
 
 class TrustBundles:
-    """The cluster's bundles; `on_change` hears when any of them has changed."""
+    """Informer of the ClusterTrustBundles; `on_change` is called after any change."""
 
     def __init__(self, client: ApiClient, scope: TaskScope, on_change: Callable[[], None]) -> None:
         self._client = client
@@ -41,7 +40,7 @@ class TrustBundles:
         self._copy: LazyInformer[ClusterTrustBundle] | None = None
 
     async def by_name(self, name: str) -> str:
-        """Give one bundle; raises ObjectError, ObjectMissing when there is none."""
+        """Return one bundle. Raises ObjectError, ObjectNotFound if it does not exist."""
         for bundle in await self._bundles():
             if bundle.metadata.name == name:
                 return normalized([bundle.spec.trust_bundle])
@@ -50,7 +49,7 @@ class TrustBundles:
         )
 
     async def by_signer(self, signer: str, selector: LabelSelector | None) -> str:
-        """Give all bundles of a signer that the selector chooses; raises ObjectError, ObjectMissing."""
+        """Return all bundles of a signer that match the selector. Raises ObjectError, ObjectNotFound."""
         bundles = await self._bundles()
         try:
             chosen = [
@@ -71,7 +70,7 @@ class TrustBundles:
     async def _bundles(self) -> Iterable[ClusterTrustBundle]:
         if self._copy is None:
             resource = await self._resource()
-            if self._copy is None:  # Somebody else may have been faster.
+            if self._copy is None:  # A concurrent caller may have created it.
                 self._copy = LazyInformer(self._client, resource, self._scope, self._heard)
         try:
             return (await self._copy.objects(SYNC_SECONDS)).values()
@@ -79,7 +78,7 @@ class TrustBundles:
             raise ObjectError("ClusterTrustBundle informer has not yet synced") from None
 
     async def _resource(self) -> Resource[ClusterTrustBundle]:
-        """Find the newest version that the API server has."""
+        """Return the resource in the newest version that the API server serves. Raises ObjectError."""
         for version in VERSIONS:
             resource = Resource(
                 ClusterTrustBundle, "ClusterTrustBundle", "clustertrustbundles", _GROUP, version, False
@@ -92,7 +91,7 @@ class TrustBundles:
                 raise ObjectError(
                     f"failed to ensure informer manager for ClusterTrustBundles: {err_text(err)}"
                 ) from err
-            log.info("Mirroring ClusterTrustBundles", version=resource.api_version)
+            log.info("Watching ClusterTrustBundles", version=resource.api_version)
             return resource
         raise ObjectError(f"the API server has no ClusterTrustBundles: enable them in {_GROUP}")
 
@@ -101,7 +100,7 @@ class TrustBundles:
 
 
 def normalized(bundles: Iterable[str]) -> str:
-    """Give the certificates of some PEM texts, each once and without anything else."""
+    """Return the certificates of PEM texts, deduplicated and without other content."""
     found = set()
     for bundle in bundles:
         for block in _BLOCK.finditer(bundle):

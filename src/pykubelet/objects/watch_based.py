@@ -1,13 +1,12 @@
-"""ConfigMaps or secrets, each watched for itself for as long as pods on this node refer to it.
+"""Watched configMaps and secrets, one watch per object, and the informer of rarely used kinds.
 
-A node may watch only what its pods refer to, one object at a time, so there is one watch per object
-however many pods share it. An immutable object is watched no more once it is known, nor is one that
-nobody asked for in a long time: containers read their variables once, and only volumes keep asking.
+`WatchBasedObjects` watches each object while pods on this node refer to it. The node authorizer allows a
+node to watch only single objects that its pods refer to, so there is one watch per object, shared by these
+pods. The watch of an immutable object ends once the object is known; the watch of an object without recent
+requests ends too: containers read their variables once, only volumes request repeatedly.
 
-A copy of all objects of a kind that most nodes never need: mirrored from the first question on.
-
-A watch costs a connection and its memory at all times, on both sides; runtime classes and bundles
-of root certificates are used by few pods, or none.
+`LazyInformer` lists and watches all objects of a kind, starting with the first request: a watch costs a
+connection and memory on both sides, and few pods use runtime classes or trust bundles.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 SYNC_SECONDS = 1.0
-"""For how long whoever asks waits for the object to be known."""
+"""Seconds that a caller waits for the first list."""
 SHORTEST_IDLE_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 0.1
-"""Pods wait for the first look."""
+"""Short first back-off delay: pods wait for the first list."""
 
 
 class WatchBasedObjects(Generic[L]):
-    """Objects of one kind; `on_change` hears of every change of one that was given out before.
+    """Watched objects of one kind.
 
-    A watch ends when nobody asked for its object in `idle_seconds`, and begins anew when somebody does.
+    `on_change` is called for every change after the first list, and after the first list if a caller has
+    timed out waiting for it. A watch without a request in `idle_seconds` ends; the next request restarts it.
     """
 
     def __init__(
@@ -56,23 +56,23 @@ class WatchBasedObjects(Generic[L]):
 
     @property
     def watches(self) -> int:
-        """How many watches are open, or about to be."""
+        """Number of watches that are open or being opened."""
         return sum(watched.task is not None for watched in self._watched.values())
 
     def hold(self, key: Key) -> None:
-        """Begin to watch an object, unless that has begun."""
+        """Start to watch an object, unless it is watched already."""
         if key not in self._watched:
             self._watched[key] = self._start(key)
 
     def drop(self, key: Key) -> None:
-        """End the watch of an object."""
+        """Stop the watch of an object."""
         if watched := self._watched.pop(key, None):
             watched.stop()
 
     async def get(self, key: Key) -> L:
-        """Give an object as it was last seen; raises ObjectError, ObjectMissing when there is none.
+        """Return an object as last observed. Raises ObjectError, ObjectNotFound if it does not exist.
 
-        Nobody waits for a first look longer than a second. What is not watched is asked for.
+        Waits at most one second for the first list. An unregistered object is fetched from the API server.
         """
         watched = self._watched.get(key)
         if watched is None:
@@ -89,17 +89,17 @@ class WatchBasedObjects(Generic[L]):
         elif found.immutable:
             watched.final = found
             watched.stop()
-            log.v(4).info("Stopped watching an immutable object", kind=self._resource.kind, object=_ref(key))
+            log.v(4).info("Stopped watching immutable object", kind=self._resource.kind, object=_ref(key))
         return found
 
     def stop_idle(self) -> None:
-        """End the watches of objects that nobody asked for in a long time."""
+        """Stop the watches of objects without recent requests."""
         oldest = _now() - self._idle_seconds
         for key, watched in self._watched.items():
-            # The first look is awaited in any case: giving up would only make the API server start over.
+            # The first list is always awaited: cancelling it would only make the API server start over.
             if watched.task is not None and watched.reflector.has_synced and watched.asked < oldest:
                 watched.stop()
-                log.v(4).info("Stopped watching an idle object", kind=self._resource.kind, object=_ref(key))
+                log.v(4).info("Stopped watching idle object", kind=self._resource.kind, object=_ref(key))
 
     def _start(self, key: Key) -> _Watched[L]:
         namespace, name = key
@@ -132,7 +132,7 @@ class WatchBasedObjects(Generic[L]):
             raise ObjectError(f"failed to sync {kind} cache: timed out waiting for the condition") from None
 
     async def _confirm(self, key: Key, watched: _Watched[L]) -> L:
-        """Make sure that an object that is not seen does not exist: what was listed may be a moment old."""
+        """Confirm with a GET that an unobserved object does not exist: the list may be stale."""
         if why := watched.reflector.unreadable.get(key):
             raise ObjectError(f"{self._resource.kind.lower()} {_ref(key)} cannot be read: {why}")
         if not watched.is_missing:
@@ -148,14 +148,14 @@ class _Watched(Generic[L]):
     reflector: Reflector[L]
     task: asyncio.Task[Any] | None
     asked: float
-    """When somebody asked last, in the loop's time."""
+    """Loop time of the last request."""
     final: L | None = None
-    """What an immutable object is for good."""
+    """Final state of an immutable object."""
     is_first_look: bool = True
     left_waiting: bool = False
-    """Whether somebody was told that the object is not known yet."""
+    """Whether a caller timed out waiting for the first list."""
     is_missing: bool = False
-    """Whether an object that is not seen certainly does not exist."""
+    """Whether it is certain that the object does not exist."""
 
     def stop(self) -> None:
         if self.task is not None:
@@ -172,7 +172,7 @@ def _now() -> float:
 
 
 class LazyInformer(Generic[T]):
-    """All objects of one kind."""
+    """Informer of all objects of one kind, started by the first request."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class LazyInformer(Generic[T]):
         self._started = False
 
     async def objects(self, seconds: float) -> Mapping[Key, T]:
-        """Give the objects by namespace and name; raises TimeoutError when they are not known in time."""
+        """Return the objects by namespace and name. Raises TimeoutError if they are not listed in time."""
         if not self._started:
             self._started = True
             self._scope.start(self._reflector.run(), name=self._name)

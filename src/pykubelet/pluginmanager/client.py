@@ -1,13 +1,13 @@
-"""Calls to plugins: programs beside the agent that listen on sockets of their own.
+"""gRPC calls to node plugins, which listen on their own unix sockets.
 
-Plugins come and go, hang and die, so a connection lives for one call only: a call reaches whoever
-listens at that moment, and a dead plugin costs nothing until it is called again. Calls are rare enough
-that this costs nothing that matters.
+Plugins restart, hang and crash, so each call uses a new connection: it reaches the process that listens at
+that time, and a dead plugin costs nothing between calls. Calls are too rare for the connection setup to
+matter.
 
-- A call to a dead plugin fails at once with the code Unavailable, one to a silent plugin when its time is
-  up with DeadlineExceeded.
-- CancelledError means that the calling task was cancelled, and nothing else.
-- Requests and answers are never logged: they may hold credentials.
+- A call to a dead plugin fails immediately with code Unavailable, one to a hung plugin with
+  DeadlineExceeded after its timeout.
+- CancelledError only means that the calling task was cancelled.
+- Requests and responses are never logged: they may contain credentials.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from pykubelet.transport.grpc_connection import HANDSHAKE_SECONDS, Connection, S
 log = get_logger(__name__)
 Answer = TypeVar("Answer", bound=Message)
 _AGAIN_SECONDS = 0.1
-"""How soon to try again to reach a plugin that is not listening yet."""
+"""Seconds between attempts to connect to a plugin that is not listening yet."""
 
-# After these it is not known whether the plugin did, or still does, what it was asked for.
+# After these codes it is unknown whether the plugin performed, or still performs, the call.
 _UNCERTAIN = frozenset(("Canceled", "DeadlineExceeded", "Unavailable", "ResourceExhausted", "Aborted"))
 
 
 class PluginError(Exception):
-    """A call to a plugin failed; the text is what events of other kubelets say, too."""
+    """A call to a plugin failed; the text equals upstream's, which appears in events."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
         self.code = code
-        """Spelled as `NotFound`."""
+        """Status code, spelled as `NotFound`."""
         self.message = message
 
     @property
     def is_final(self) -> bool:
-        """Whether the plugin has certainly ended what it was asked for, without success."""
+        """Whether the plugin has certainly finished the call, without success."""
         return self.code not in _UNCERTAIN
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class PluginError(Exception):
 
 
 class PluginUnreachable(PluginError):
-    """Nobody listens at a plugin's socket, or nobody that speaks gRPC: the plugin is not there."""
+    """No process listens at the plugin's socket, or it does not implement gRPC."""
 
 
 async def call_plugin(
@@ -63,9 +63,9 @@ async def call_plugin(
     timeout: float,
     connect_timeout: float = 0.0,
 ) -> Answer:
-    """Make one call: `socket` is a path, `method` the full path of the method; times in seconds.
+    """Call a plugin: `socket` is a path, `method` the full gRPC method; times are in seconds.
 
-    With a `connect_timeout` a plugin that is not listening yet is waited for. Raises PluginError.
+    With a `connect_timeout`, waits for a plugin that is not listening yet. Raises PluginError.
     """
     started, code = perf_counter(), "Unknown"
     try:
@@ -89,7 +89,7 @@ async def call_plugin(
         raise PluginError(code, "the answer cannot be decoded") from None
     finally:
         log.v(5).info(
-            "Called a plugin",
+            "Called plugin",
             socket=socket,
             call=method.rpartition("/")[2],
             code=code,
@@ -98,7 +98,7 @@ async def call_plugin(
 
 
 async def _connected(socket: str, patience: float, timeout: float) -> Connection:
-    """Connect; with patience, to a plugin that is not listening yet."""
+    """Connect, retrying for `patience` seconds while the plugin is not listening yet."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience
     while True:

@@ -1,17 +1,12 @@
-"""Registration of plugins: whoever puts a socket into the folder is asked who it is, and gets an answer.
+"""Registration of plugins: watches a directory for sockets and registers the plugin behind each.
 
-Each socket is attended by a task of its own, so a plugin that hangs holds up nobody else. What fails is
-tried again after growing pauses for as long as the socket is there; a socket that is replaced is a new
-plugin, which registers when the one before has been seen off. What a type of plugin means is its
-handler's business: `{"CSIPlugin": ..., "DevicePlugin": ..., "DRAPlugin": ...}`.
+Each socket has its own task, so a hung plugin delays no other. Failures are retried with exponential back-off
+while the socket exists; a replaced socket is a new plugin, which is registered after the previous one has
+been deregistered. The handlers implement the plugin types: `{"CSIPlugin": ..., "DevicePlugin": ...,
+"DRAPlugin": ...}`. When the kubelet stops, plugins are not deregistered: the next kubelet process finds them.
 
-When the agent ends, plugins stay registered wherever they were told of: the next agent finds them.
-
-The sockets in the folder where plugins make themselves known, as they come and go.
-
-The kernel's events only mean "look again": each look gives all sockets there are, so that nothing depends
-on an event that was missed, and a socket that was replaced is told from the one before. Sockets may lie
-in folders of their own; names with a dot in front are nobody's business.
+inotify events only trigger a rescan: each scan returns all sockets, so that a missed event loses nothing
+and a replaced socket is recognized. Sockets may be in subdirectories; names with a leading dot are ignored.
 """
 
 from __future__ import annotations
@@ -32,11 +27,11 @@ from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 log = get_logger(__name__)
 QUIET_SECONDS = 0.02
-"""How long to wait after an event, because they come in bursts."""
+"""Seconds during which further events are collected after the first one, because they come in bursts."""
 LOOK_SECONDS = 60.0
-"""How often to look without an event: for what the kernel did not tell."""
+"""Seconds between scans without an event, in case inotify missed one."""
 LOOK_OFTEN_SECONDS = 5.0
-"""The same where the kernel gives no events at all."""
+"""Seconds between scans if inotify is not available."""
 _MASK = (
     Mask.CREATE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE_SELF | Mask.MOVE_SELF
 ) | Mask.ONLYDIR
@@ -44,21 +39,21 @@ _MASK = (
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """Tells a socket from another one that took its place."""
+    """Identity of a socket, to recognize that it was replaced."""
 
     device: int
     inode: int
     made: int
-    """When it was made, in nanoseconds; inodes are used again."""
+    """Modification time in nanoseconds, which is the creation time of a socket; inodes are reused."""
 
 
 Sockets = Mapping[Path, SocketIdentity]
 
 
 async def watch_sockets(folder: Path) -> AsyncGenerator[Sockets, None]:
-    """Give the sockets below a folder, at once and then after each change.
+    """Yield the sockets below a directory, immediately and then after each change.
 
-    The folder is made when it is not there, also later. Close the generator (`aclosing`) when leaving.
+    The directory is created if it does not exist, also later. Close the generator (`aclosing`) after use.
     """
     before: Sockets | None = None
     with _DirectoryWatcher() as ear:
@@ -77,19 +72,19 @@ def look(folder: Path, ear: _DirectoryWatcher | None = None) -> dict[Path, Socke
     try:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as err:
-        log.error(err, "Cannot make the folder where plugins register", path=folder)
+        log.error(err, "Failed to create plugin registration directory", path=folder)
         return found
     pending = [folder]
     while pending:
         inside = pending.pop()
-        # First listen and then look, or what comes in between is missed.
+        # Watch before scanning, otherwise changes in between are missed.
         if ear is not None:
             ear.listen(inside)
         try:
             with os.scandir(inside) as entries:
                 names = [entry.name for entry in entries if not entry.name.startswith(".")]
         except OSError as err:
-            log.v(4).info("A folder of plugins is gone", path=inside, err=err)
+            log.v(4).info("Failed to scan plugin directory", path=inside, err=err)
             continue
         for name in names:
             path = inside / name
@@ -98,7 +93,7 @@ def look(folder: Path, ear: _DirectoryWatcher | None = None) -> dict[Path, Socke
             except OSError:
                 continue
             if stat.S_ISSOCK(state.st_mode):
-                # Not the time of the last change: plugins give their sockets other modes.
+                # Not st_ctime: plugins change the mode of their sockets.
                 found[path] = SocketIdentity(state.st_dev, state.st_ino, state.st_mtime_ns)
             elif stat.S_ISDIR(state.st_mode) and not path.is_symlink():
                 pending.append(path)
@@ -106,7 +101,7 @@ def look(folder: Path, ear: _DirectoryWatcher | None = None) -> dict[Path, Socke
 
 
 class _DirectoryWatcher:
-    """Hears of changes in folders; where the kernel has no events to give, time passes instead."""
+    """Watcher of directories; polls if inotify is not available."""
 
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
@@ -115,7 +110,7 @@ class _DirectoryWatcher:
         try:
             self._inotify = Inotify()
         except OSError as err:
-            log.error(err, "Plugins are only noticed by looking again and again")
+            log.error(err, "Failed to initialize inotify, polling for plugins")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,10 +123,10 @@ class _DirectoryWatcher:
         try:
             self._inotify.watch(folder, _MASK)
         except OSError as err:
-            log.v(4).info("Cannot listen to a folder of plugins", path=folder, err=err)
+            log.v(4).info("Failed to watch plugin directory", path=folder, err=err)
 
     async def hear(self) -> None:
-        """Return soon after something may have changed."""
+        """Return shortly after a possible change."""
         if self._inotify is None:
             await asyncio.sleep(LOOK_OFTEN_SECONDS)
             return
@@ -141,7 +136,7 @@ class _DirectoryWatcher:
             async with asyncio.timeout(QUIET_SECONDS):
                 while True:
                     await anext(self._inotify)
-                    # A flood of events must not starve the loop, nor the timeout.
+                    # A flood of events must not starve the event loop, nor the timeout.
                     await asyncio.sleep(0)
         except TimeoutError:
             pass
@@ -157,7 +152,7 @@ _SERVICE = "/pluginregistration.Registration/"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What a plugin says about itself; `endpoint` is the socket that it serves on."""
+    """GetInfo response of a plugin; `endpoint` is the socket that it serves on."""
 
     type: str
     name: str
@@ -166,24 +161,24 @@ class Plugin:
 
 
 class RegistrationRefused(Exception):
-    """A plugin cannot be taken; the text is for the plugin's author."""
+    """The plugin is rejected; the text is for the plugin's author."""
 
 
 class PluginHandler(Protocol):
-    """What is done with plugins of one type."""
+    """Handler of one plugin type."""
 
     def validate(self, plugin: Plugin) -> None:
-        """Raise RegistrationRefused if a plugin can never be taken as it is."""
+        """Validate a plugin. Raises RegistrationRefused if it can never be registered as it is."""
 
     async def register(self, plugin: Plugin) -> None:
-        """Take a plugin into service; raises RegistrationRefused. May be cancelled at any point."""
+        """Register a plugin. Raises RegistrationRefused. May be cancelled at any point."""
 
     async def deregister(self, plugin: Plugin) -> None:
-        """Do without a plugin from now on; also after a `register` that failed or was cancelled."""
+        """Deregister a plugin; also called after a `register` that failed or was cancelled."""
 
 
 class PluginRegistration:
-    """Attends to the plugins of one folder; handlers may be added until `run`."""
+    """Registration of the plugins of one directory; handlers may be added until `run`."""
 
     def __init__(self, folder: Path, handlers: Mapping[str, PluginHandler]) -> None:
         self._folder = folder
@@ -191,11 +186,11 @@ class PluginRegistration:
         self._attended: dict[Path, _PluginWorker] = {}
 
     def sockets(self) -> dict[str, bool]:
-        """Give the sockets that there are, and whether the plugin of each is registered."""
+        """Return the existing sockets, and whether the plugin of each is registered."""
         return {str(path): one.is_registered for path, one in self._attended.items()}
 
     async def run(self) -> NoReturn:
-        """Attend to plugins until cancelled."""
+        """Register and deregister plugins until cancelled."""
         attended = self._attended
         async with TaskScope() as scope, aclosing(watch_sockets(self._folder)) as looks:
             before: Sockets = {}
@@ -215,7 +210,7 @@ class PluginRegistration:
 
 
 class _PluginWorker:
-    """Registers the plugin of one socket and, when the socket has gone, sees it off."""
+    """Worker of one socket: registers its plugin, and deregisters it when the socket is removed."""
 
     def __init__(self, socket: str, handlers: Mapping[str, PluginHandler]) -> None:
         self._socket = socket
@@ -228,12 +223,12 @@ class _PluginWorker:
         self.is_registered = False
 
     def start(self, scope: TaskScope, last: _PluginWorker | None) -> None:
-        """Begin, as soon as the attendant before, of a socket that was replaced, has ended."""
+        """Start after the previous worker of a replaced socket has finished."""
         after = last._task if last is not None else None
         self._task = scope.start(self._run(after), name=f"plugin {self._socket}")
 
     def leave(self) -> None:
-        """Take note that the socket has gone."""
+        """Record that the socket was removed."""
         self._gone = True
         if self._until is not None:
             self._until.reschedule(asyncio.get_running_loop().time())
@@ -255,7 +250,7 @@ class _PluginWorker:
         await self._see_off()
 
     async def _register(self) -> None:
-        """Register with ever longer pauses between attempts."""
+        """Register the plugin, with exponential back-off between attempts."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -280,7 +275,7 @@ class _PluginWorker:
                 handler.validate(plugin)
             except RegistrationRefused as err:
                 raise RegistrationRefused(f"plugin validation failed with err: {err}") from err
-            # From here on it must be seen off, however far the handler gets.
+            # From here on it must be deregistered, even if the handler fails.
             self._taken = (handler, plugin)
             try:
                 await handler.register(plugin)
@@ -292,7 +287,7 @@ class _PluginWorker:
         await self._notify("")
         self._complaint = ""
         self.is_registered = True
-        log.info("Plugin is registered", type=plugin.type, name=plugin.name, endpoint=plugin.endpoint)
+        log.info("Registered plugin", type=plugin.type, name=plugin.name, endpoint=plugin.endpoint)
 
     async def _see_off(self) -> None:
         if self._taken is not None:
@@ -300,10 +295,10 @@ class _PluginWorker:
             self.is_registered = False
             await handler.deregister(plugin)
             self._taken = None
-            log.info("Plugin is not registered any more", type=plugin.type, name=plugin.name)
+            log.info("Deregistered plugin", type=plugin.type, name=plugin.name)
 
     async def _ask(self) -> Plugin:
-        # Most nodes start without plugins, and the messages' classes take memory.
+        # Imported lazily: most nodes start without plugins, and the message classes take memory.
         from pykubelet.pluginmanager import registration_pb2 as pb
 
         info = await call_plugin(
@@ -317,7 +312,7 @@ class _PluginWorker:
         return Plugin(info.type, info.name, info.endpoint or self._socket, tuple(info.supported_versions))
 
     async def _notify(self, problem: str) -> None:
-        """Tell the plugin what came of it; raises PluginError when it does not want to know."""
+        """Notify the plugin of the result. Raises PluginError if the call fails."""
         from pykubelet.pluginmanager import registration_pb2 as pb
 
         await call_plugin(
@@ -329,7 +324,7 @@ class _PluginWorker:
         )
 
     def _complain(self, err: Exception) -> None:
-        """Say each new reason once; a plugin that cannot be taken is tried for ever."""
+        """Log each new failure once: registration is retried without limit."""
         if str(err) != self._complaint:
             self._complaint = str(err)
-            log.error(err, "Failed to register a plugin, will try again", socket=self._socket)
+            log.error(err, "Failed to register plugin, will retry", socket=self._socket)

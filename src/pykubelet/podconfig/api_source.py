@@ -1,20 +1,17 @@
-"""Pods from the API server: those that were bound to this node, watched.
+"""Pod source of the API server: the pods bound to this node, and their checkpoints as a fallback.
 
-The third source beside files and URLs. Like them it gives its full set after each list; after an event
-of the watch it gives only what changed, since the cost of an event must not grow with the number of
-pods. It says nothing until the first complete list is there, so that an API server that is away at the
-agent's start takes no pod away; and once it has spoken, an API server that is away changes nothing.
+`ApiSource` emits its full set after each list; after a watch event it emits only the difference, since the
+cost of an event must not grow with the number of pods. It emits nothing before the first complete list, so
+that an API server that is unreachable when the kubelet starts removes no pod; later outages change nothing.
 
-- The list begins when the node itself has been read (`ready`), as whoever admits pods needs it.
-- A pod that cannot be read is a problem, not a deletion: its last good form stays, and of one that
-  was never readable at least the name is known (`unreadable`), so that what runs of it is left alone.
-  So it is with one that lacks what every pod has: its uid names folders and cgroups.
+- The list starts after the Node object has been read (`ready`), because admission needs it.
+- A pod that cannot be decoded is a problem, not a deletion: its last valid form stays. If it never was
+  decodable, at least its name is known (`unreadable`), so that its running containers are left alone. The
+  same applies to a pod without containers or without a valid UID, which names directories and cgroups.
 
-Pods of an API server that does not answer: with `--pod-checkpoint-dir`, those that were last known.
-
-What the API server wants here is written down as it changes, with each pod's last status. When the
-agent starts and the API server says nothing for a while, what was written down is offered instead;
-as soon as it speaks, its word wins. Until then no pod counts as unwanted.
+`CheckpointSource` (`--pod-checkpoint-dir`) writes the pods of the API server and their last status to disk as
+they change. If the API server does not respond for some time after the kubelet starts, the checkpointed pods
+are offered to the mux; the first list replaces them. Until then no pod is considered orphaned.
 """
 
 from __future__ import annotations
@@ -38,15 +35,15 @@ from pykubelet.podconfig.validate import is_uid
 
 log = get_logger(__name__)
 EmitUpdate = Callable[[str, StoreDelta[Pod], Callable[[], list[Pod]]], None]
-"""Takes the source's name, what changed of its pods, and a function that returns the full set."""
+"""Callback with the name of the source, the difference, and a function that returns the full set."""
 _NEVER = datetime.fromtimestamp(0, UTC)
 
 
 class ApiSource:
-    """Watches the pods of one node and emits them, after the first list and after every change.
+    """Source of the pods of one node; emits after the first list and after every change.
 
-    `ready` is awaited before the first request. `emit_update` takes the changes of the watch; without it
-    they are emitted as full sets.
+    `ready` is awaited before the first request. `emit_update` receives the differences of the watch; without
+    it they are emitted as full sets.
     """
 
     name = "api"
@@ -69,7 +66,7 @@ class ApiSource:
 
     @property
     def unreadable(self) -> Set[str]:
-        """Names (`namespace/name`) of pods that the API server has and that could not be read."""
+        """Full names (`namespace/name`) of pods of the API server that could not be decoded."""
         return {f"{namespace}/{name}" for namespace, name in self._reflector.unreadable}
 
     async def synced(self) -> None:
@@ -77,7 +74,7 @@ class ApiSource:
         await self._reflector.synced()
 
     async def run(self) -> NoReturn:
-        """Watch until cancelled."""
+        """List and watch until cancelled."""
         if self._ready is not None:
             log.info("Waiting for node sync before watching apiserver pods")
             await self._ready()
@@ -95,7 +92,7 @@ class ApiSource:
         self._emit(self.name, self._pods(), problems)
 
     def _pods(self) -> list[Pod]:
-        # The oldest first: what was started in this order before is started so again.
+        # Oldest first, so that a restart starts the pods in the original order.
         return sorted(self._reflector.objects.values(), key=_age)
 
 
@@ -110,11 +107,11 @@ def _age(pod: Pod) -> datetime:
 
 
 PATIENCE_SECONDS = 10.0
-"""How long the API server may take to tell its pods before those of old are started."""
+"""Seconds to wait for the API server's first list before checkpointed pods are started."""
 
 
 class CheckpointSource:
-    """Keeps the API server's pods, and offers them when it is away at the start."""
+    """Checkpoints of the API server's pods, offered if it does not respond at startup."""
 
     def __init__(
         self, checkpoints: Checkpoints, store: PodStore, offer: Callable[[Sequence[Pod]], None]
@@ -124,23 +121,21 @@ class CheckpointSource:
         self._offer = offer
         self._heard = False
         self.speak_for_the_api = False
-        """Whether pods run now of which the API server has not spoken yet."""
+        """Whether checkpointed pods are running that the API server has not confirmed yet."""
 
     async def run(self, answered: Callable[[], Awaitable[None]]) -> None:
-        """Offer the pods of old unless the API server answers in time."""
+        """Offer the checkpointed pods unless the API server responds in time."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await answered()
         except TimeoutError:
             pods = self._checkpoints.pods()
-            log.warning(
-                "The API server does not answer: starting the pods that were last known", pods=len(pods)
-            )
+            log.warning("API server does not respond, starting checkpointed pods", pods=len(pods))
             self.speak_for_the_api = True
             self._offer(pods)
 
     def answered(self, pods: Sequence[Pod], unreadable: Set[str]) -> None:
-        """Take the API server's whole word: what it does not have when it first speaks is forgotten."""
+        """Handle a full set of the API server: the first one removes all checkpoints of other pods."""
         if self._heard:
             return
         self._heard, self.speak_for_the_api = True, False
@@ -150,7 +145,7 @@ class CheckpointSource:
                 self._checkpoints.forget(pod.uid)
 
     def changed(self, pod: Pod, status: PodStatus | None) -> None:
-        """Take a pod, or its status, that has changed; one that is not wanted any more is forgotten."""
+        """Handle a changed pod or status; the checkpoint of a pod that is no longer desired is removed."""
         if is_static_pod(pod):
             return
         known = self._store.get(pod.uid)

@@ -1,19 +1,18 @@
-"""Pods of the API server on this node's own disk, so that they survive a reboot without it.
+"""Checkpoints of API server pods and their objects on disk (`--pod-checkpoint-dir`).
 
-With `--pod-checkpoint-dir`, every pod that the API server bound to this node has a file of its own:
-the pod with its last status, and the configMaps, secrets and tokens that it used. One more holds what
-the API server said of the node itself, as pods that ask for its labels would be refused without. When the
-node comes up and the API server does not answer, the files speak; when it answers, its word wins.
+They let pods survive a reboot while the API server is unreachable. Every pod that the API server bound to
+this node has a file: the pod with its last status, and the configMaps, secrets, tokens, trust bundles and
+runtime handlers that it used. One more file holds the Node object as the API server had it, because pods that
+select node labels would be rejected without it. The API server's state replaces the checkpoints when it
+responds.
 
-A file is replaced as a whole and reaches the disk before it counts, and goes when its pod goes.
-Secrets are in there: the folder and the files are for root only. Writing is done in a thread, a
-little later and once for many changes; `run` ends with the last one written.
+Files are replaced atomically, fsynced, and removed with their pod. They contain secrets: directory and files
+are accessible to root only. Changes are batched and written in a thread; when `run` is cancelled, pending
+changes are written before it ends. A failed write is retried.
 
-What pods use of the API server, remembered: the checkpoints answer while the server cannot.
-
-Everything that the API server gives is kept with the pod that asked for it (`checkpoints.py`); when it
-cannot give it, the pod gets what it had last. A token of before a reboot may have ended: the pod
-starts with it all the same, and gets a new one as soon as there is one.
+`CheckpointedObjects` stores every object that the API server returns with the pod that requested it, and
+returns the stored one while the API server is unavailable. A token from before a reboot may have expired: the
+pod starts nevertheless, and gets a new one as soon as possible.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
 GATHER_SECONDS = 0.5
-"""How long changes are gathered before they are written."""
+"""Seconds during which changes are collected before they are written."""
 RETRY_SECONDS = 10.0
 _SUFFIX, _UNFINISHED = ".json", ".new"
 _NODE = "node"
-"""The name of the node's own file, among those that are named by pods' uids."""
+"""Stem of the node's file; the other files are named by pod UID."""
 V = TypeVar("V")
 
 
 class Checkpoint(ObjectStruct):
-    """A pod and what it used, by the objects' names."""
+    """A pod and the objects that it used, by name."""
 
     pod: Pod = field(default_factory=Pod)
     config_maps: dict[str, ConfigMap] = {}
@@ -57,14 +56,14 @@ class Checkpoint(ObjectStruct):
     tokens: dict[str, str] = {}
     trust_bundles: dict[str, str] = {}
     handlers: dict[str, str] = {}
-    """Which of the runtime's handlers a RuntimeClass means."""
+    """Runtime handlers by RuntimeClass name."""
 
 
 class Checkpoints:
-    """All pods' files in one folder."""
+    """The checkpoint files of one directory."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder; raises OSError when it cannot be made or is not a folder of root's own."""
+        """Initialize with a directory. Raises OSError if it cannot be created or others may write to it."""
         self._folder = folder
         _claim(folder)
         self._node: Node | None = None
@@ -73,21 +72,21 @@ class Checkpoints:
         self._changed = asyncio.Event()
 
     def pods(self) -> list[Pod]:
-        """The pods as they were last known, oldest first."""
+        """Return the checkpointed pods, oldest first."""
         pods = [checkpoint.pod for checkpoint in self._known.values()]
         return sorted(pods, key=lambda pod: (str(pod.metadata.creation_timestamp), pod.full_name))
 
     def of(self, uid: str) -> Checkpoint | None:
-        """What is known of a pod."""
+        """Return the checkpoint of a pod, None if it does not exist."""
         return self._known.get(uid)
 
     @property
     def node(self) -> Node | None:
-        """What others said of the node: labels, taints, and resources that only they know."""
+        """The checkpointed Node: labels, taints, allocatable and features."""
         return self._node
 
     def keep_node(self, node: Node) -> None:
-        """Keep what pods are judged by, of a node as the API server has it."""
+        """Store the fields of the Node that pod admission needs."""
         meta = ObjectMeta(name=node.metadata.name, uid=node.metadata.uid, labels=node.metadata.labels)
         status = NodeStatus(allocatable=node.status.allocatable, features=node.status.features)
         known = Node(metadata=meta, spec=node.spec, status=status)
@@ -96,7 +95,7 @@ class Checkpoints:
             self._touch(_NODE)
 
     def keep(self, pod: Pod, status: PodStatus | None = None) -> None:
-        """Keep a pod, with the status that this node last gave it where that is newer."""
+        """Store a pod, with the status that the kubelet last reported if given."""
         known = self._known.setdefault(pod.uid, Checkpoint())
         pod = replace(pod, status=status) if status is not None else pod
         if known.pod != pod:
@@ -113,7 +112,7 @@ class Checkpoints:
         trust_bundle: tuple[str, str] | None = None,
         handler: tuple[str, str] | None = None,
     ) -> None:
-        """Keep something that a pod used; what is unchanged costs nothing."""
+        """Store objects that a pod used; unchanged ones are not written again."""
         if (known := self._known.get(uid)) is None:
             return
         changed = False
@@ -131,12 +130,12 @@ class Checkpoints:
             self._touch(uid)
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone, with everything it used."""
+        """Remove the checkpoint of a pod."""
         if self._known.pop(uid, None) is not None:
             self._touch(uid)
 
     async def run(self) -> NoReturn:
-        """Write what changes until cancelled, and then the rest."""
+        """Write changes until cancelled, then write the pending ones."""
         try:
             while True:
                 await self._changed.wait()
@@ -145,7 +144,7 @@ class Checkpoints:
                 try:
                     await finish_in_thread(partial(_write, self._folder, files))
                 except OSError as err:
-                    log.error(err, "Could not write pod checkpoints; will be tried again")
+                    log.error(err, "Failed to write pod checkpoints, will retry")
                     self._dirty.update(files)
                     await asyncio.sleep(RETRY_SECONDS)
                     self._changed.set()
@@ -156,10 +155,10 @@ class Checkpoints:
         try:
             _write(self._folder, self._take())
         except OSError as err:
-            log.error(err, "Could not write pod checkpoints before the end")
+            log.error(err, "Failed to write pod checkpoints at shutdown")
 
     def _take(self) -> dict[str, bytes | None]:
-        """Give what is to be written, by uid: the file's content, or None for a file that must go."""
+        """Return the pending writes by UID: the contents of the file, or None to remove it."""
         self._changed.clear()
         dirty, self._dirty = self._dirty, set()
         found = {uid: self._node if uid == _NODE else self._known.get(uid) for uid in sorted(dirty)}
@@ -172,7 +171,7 @@ class Checkpoints:
     def _read(self) -> Iterator[Checkpoint]:
         for path in sorted(self._folder.iterdir()):
             if path.suffix == _UNFINISHED:
-                path.unlink()  # it was being written when the node went down
+                path.unlink()  # The write was interrupted by a crash.
             if path.suffix != _SUFFIX:
                 continue
             try:
@@ -183,22 +182,22 @@ class Checkpoints:
                 if checkpoint.pod.uid != path.stem:
                     raise ValueError(f"it is about the pod {checkpoint.pod.uid or 'of no uid'}")
             except (OSError, ValueError) as err:
-                log.error(err, "Ignored a pod checkpoint that cannot be read", path=path)
+                log.error(err, "Ignored unreadable pod checkpoint", path=path)
             else:
                 yield checkpoint
 
 
 def _claim(folder: Path) -> None:
-    """Have the folder, for root alone if it holds nothing but checkpoints; raises OSError."""
+    """Create the directory; restrict it to root if it contains only checkpoints. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        # Whoever can write here can have the node run anything.
+        # Write access to this directory means control over the pods that the node runs.
         raise PermissionError(
             f"--pod-checkpoint-dir {folder}: others may write there, and what lies there will run: "
             f"chown {os.geteuid()} and chmod 700 it, or name another folder"
         )
-    # A folder that is somebody else's as well, perhaps by a slip, stays as it is.
+    # A directory with other files, possibly configured by mistake, keeps its mode.
     if all(path.suffix in (_SUFFIX, _UNFINISHED) for path in folder.iterdir()):
         folder.chmod(0o700)
 
@@ -244,7 +243,7 @@ HandlerOf = Callable[[Pod], Awaitable[str]]
 
 
 class CheckpointedObjects:
-    """A `PodObjects` that falls back on the pods' checkpoints."""
+    """PodObjects that fall back to the pods' checkpoints."""
 
     def __init__(self, objects: PodObjects, checkpoints: Checkpoints, handler_of: HandlerOf) -> None:
         self._objects = objects
@@ -252,15 +251,15 @@ class CheckpointedObjects:
         self._handler_of = handler_of
 
     def register(self, pod: Pod) -> None:
-        """Keep what a pod refers to from now on."""
+        """Cache the objects of a pod from now on."""
         self._objects.register(pod)
 
     def unregister(self, uid: str) -> None:
-        """Let go of what a pod needed."""
+        """Release the objects of a pod."""
         self._objects.unregister(uid)
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
-        """Give a configMap, if need be the one that the pod had last."""
+        """Return a configMap, or the checkpointed one."""
         try:
             found = await self._objects.config_map(pod, name)
         except ObjectError as err:
@@ -269,7 +268,7 @@ class CheckpointedObjects:
         return found
 
     async def secret(self, pod: Pod, name: str) -> Secret:
-        """Give a secret, if need be the one that the pod had last."""
+        """Return a secret, or the checkpointed one."""
         try:
             found = await self._objects.secret(pod, name)
         except ObjectError as err:
@@ -278,7 +277,7 @@ class CheckpointedObjects:
         return found
 
     async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
-        """Give a token, if need be the one that the pod had last, which may have ended."""
+        """Return a token, or the checkpointed one, which may have expired."""
         key = f"{audience}:{seconds}"
         try:
             found = await self._objects.token(pod, audience=audience, seconds=seconds)
@@ -290,7 +289,7 @@ class CheckpointedObjects:
     async def trust_bundle(
         self, pod: Pod, *, name: str = "", signer: str = "", selector: LabelSelector | None = None
     ) -> str:
-        """Give root certificates, if need be those that the pod had last."""
+        """Return root certificates, or the checkpointed ones."""
         key = name or f"{signer}:{to_json(selector).decode()}"
         try:
             found = await self._objects.trust_bundle(pod, name=name, signer=signer, selector=selector)
@@ -300,7 +299,7 @@ class CheckpointedObjects:
         return found
 
     async def handler(self, pod: Pod) -> str:
-        """Give the runtime handler of the pod's class, if need be the one that the class meant last."""
+        """Return the runtime handler of the pod's RuntimeClass, or the checkpointed one."""
         name = pod.spec.runtime_class_name
         if not name:
             return ""
@@ -312,7 +311,7 @@ class CheckpointedObjects:
         return found
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with a pod's uid when something that it uses has changed."""
+        """Add a listener, called with the UID of a pod when an object it uses changed."""
         self._objects.listen(listener)
 
     def _last(self, pod: Pod, err: ObjectError, look: Callable[[Checkpoint], T | None]) -> T:
@@ -320,5 +319,5 @@ class CheckpointedObjects:
         last = look(known) if known is not None and not isinstance(err, ObjectNotFound) else None
         if last is None:
             raise err
-        log.v(2).info("Using what a pod had last", pod=pod.full_name, podUID=pod.uid, err=err)
+        log.v(2).info("Using checkpointed object", pod=pod.full_name, podUID=pod.uid, err=err)
         return last

@@ -1,8 +1,8 @@
-"""Kubernetes' own defaults, for pods that never passed through an API server.
+"""API defaults for static pods.
 
-An API server fills them in before anyone sees a pod. A pod from a file or a URL gets them here, so
-that everything behind this room sees the same pod whichever way it came. What the author wrote is
-never changed, except that amounts of resources are rounded up to thousandths.
+The API server sets them for its own pods. A pod from a file or a URL gets them here, so that the rest of the
+kubelet handles pods of all sources the same. Explicit values are never changed, except that resource
+quantities are rounded up to thousandths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NANOS_PER_MILLI = 10**6
 
 
 def apply_defaults(pod: Pod) -> None:
-    """Fill in, in place, whatever the author of a pod left to Kubernetes."""
+    """Set the API defaults of a pod, in place."""
     spec = pod.spec
     spec.restart_policy = spec.restart_policy or "Always"
     spec.dns_policy = spec.dns_policy or "ClusterFirst"
@@ -47,21 +47,21 @@ def apply_defaults(pod: Pod) -> None:
 
 
 def default_pull_policy(image: str) -> Literal["Always", "IfNotPresent"]:
-    """Give the policy of an image that names none: what `latest` stands for may change any time."""
+    """Return the default pull policy of an image: Always for the tag `latest`, which can move."""
     name, _, digest = image.partition("@")
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
         repository, tag = name, "" if digest else "latest"
-    # A name that cannot be read says nothing about its tag; whoever pulls it will complain.
+    # The tag of an invalid image name is meaningless; the pull reports the error.
     readable = not image_repository_problem(repository) and not _IMAGE_ID.fullmatch(repository)
     return "Always" if tag == "latest" and readable else "IfNotPresent"
 
 
 def container_total(spec: PodSpec, which: Literal["requests", "limits"]) -> Resources:
-    """Add up what the containers have written, as the scheduler does.
+    """Return the sum of the containers' resources, computed as by the scheduler.
 
-    Init containers run one after the other, so only the largest counts; sidecars (init containers
-    with `restartPolicy: Always`) stay and count for everything after them.
+    Init containers run sequentially, so only the largest counts; sidecars (init containers with
+    `restartPolicy: Always`) keep running and count for everything after them.
     """
 
     def of(container: Container) -> Resources:
@@ -126,7 +126,7 @@ def _complete_request(request: HTTPGetAction) -> None:
 
 
 def _complete_pod_resources(spec: PodSpec) -> None:
-    """Complete amounts of the whole pod, but only where its author began to write them."""
+    """Set the defaults of pod-level resources, if the pod has any."""
     whole = spec.resources
     if whole is None or not (whole.limits or whole.requests):
         return

@@ -1,41 +1,29 @@
-"""Static pods from a file or a folder of manifests (`staticPodPath`).
+"""Static pods from a manifest file or directory (`staticPodPath`).
 
-Changes are heard through inotify within a tenth of a second; the periodic check
-(`fileCheckFrequency`) finds what inotify cannot tell, such as a mount over the folder or a move of
-a folder far above it. What is emitted is always the full set: every pod of every readable file, in
-the order of the files' names.
+`FileSource` emits the full set of pods of all readable files, ordered by file name. inotify reports changes
+within a tenth of a second; the periodic check (`fileCheckFrequency`) detects what inotify misses, such as a
+mount over the directory or a rename of a distant parent.
 
-- A path that does not exist holds no pods, and is picked up when it appears.
-- A path that exists but cannot be listed says nothing: the last set stays.
-- A file that was removed and is back before anybody looked is a pod that ended and begins again.
-- A file that cannot be used keeps its last good pods for as long as it exists (see `folder.py`).
-- Of two pods with one name, or one uid, the first file's counts and the other is a problem.
+- A path that does not exist has no pods, and is picked up when it appears.
+- A path that exists but cannot be listed changes nothing: the last set stays.
+- A file that was removed and recreated before a scan is a pod that was removed and added again.
+- A file that cannot be used (incomplete, invalid, unreadable) keeps its last valid contents, together with
+  the problem, as long as it exists. Upstream drops such a pod at its next listing; but a typo must not stop a
+  running pod, and a file can be removed to stop it.
+- Of two pods with the same name or UID, the first file's is used and the other is a problem.
 
-ConfigMaps and Secrets among the pods are handed on first, so that they are there when a pod starts; a
-file with a Secret that others than root can read is warned of. A node of a cluster gets its objects
-from the API server: there they are not used, which is said once.
+ConfigMaps and Secrets are delivered before the pods, so that they exist when a pod starts; a warning is
+logged for a file with a Secret that other users can read. On a cluster node, whose objects come from the API
+server, they are ignored, which is logged once. Every problem is emitted with the set and logged once.
 
-Every problem is emitted with the set and logged once.
+`look` scans the path, blocking, in a thread; files that are unchanged since the last scan are not opened.
 
-One look at a folder of manifests: which files are there, and what they hold.
-
-Looking again is cheap: a file that has not changed since the last look is neither opened nor parsed.
-All of this blocks, so it runs in a thread; it touches nothing but the files and returns what it saw.
-
-A file that exists but cannot be used (half-written, invalid, unreadable) keeps what it last held,
-together with the problem. The reference forgets such a pod at its next listing; but a
-slip of the pen should not stop what runs, and a file that is meant to go can be removed.
-
-Hearing that something at a path may have changed, soon and not too often.
-
-inotify speaks of folders and inodes, while people replace whole folders, move files over others and
-point symbolic links elsewhere. So the folder above a path is watched as well as the path itself,
-and the folders that links lead to; whatever is heard only means "look again". A burst of events, as
-every editor makes, is one wake-up: at most `LONGEST_BURST` seconds after its first event.
-
-Files that someone has begun to write and not closed yet are known too, so that nobody reads half a
-file: until it is closed, or `SETTLED_AFTER` seconds have passed without another write. Likewise those that
-were deleted or moved away, because a file of the same name and content may be back before anybody looks.
+`PathWatch` wraps inotify, which watches directories, while administrators replace directories and symlinks.
+So the parent of a path is watched too, and the directories that symlinks point to; every event only triggers
+a scan. A burst of events causes one wake-up, at most `LONGEST_BURST` seconds after its first event. Files
+that are open and being written are not read until they are closed, or `SETTLED_AFTER` seconds after the last
+write. Removed files are recorded, because a file of the same name and contents may exist again at the next
+scan.
 """
 
 from __future__ import annotations
@@ -66,7 +54,7 @@ QUIET = 0.02
 LONGEST_BURST = 0.06
 SETTLED_AFTER = 1.0
 Names = frozenset[str]
-"""The files in a watched folder that matter; none means all of them."""
+"""Relevant file names in a watched directory; empty means all."""
 _ALL: Names = frozenset()
 _REMOVED = Mask.DELETE | Mask.MOVED_FROM
 _CLOSED = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE
@@ -75,10 +63,9 @@ _LONGEST_CHAIN = 10
 
 
 class PathWatch:
-    """A wake-up call for paths; use it as a context manager, from one task.
+    """inotify watch of several paths; a context manager for use by one task.
 
-    Where the kernel gives no inotify instance it says so and then only waits, so that its owner
-    looks again when the time is up.
+    Without inotify it logs an error and only sleeps, so that its owner scans periodically.
     """
 
     def __init__(self) -> None:
@@ -87,14 +74,14 @@ class PathWatch:
         self._writing: dict[Path, float] = {}
         self._removed: set[Path] = set()
         self._woken = False
-        """Whether an event that matters was read outside of `wait`."""
+        """Whether a relevant event was read outside of `wait`."""
         self._complaint = ""
 
     def __enter__(self) -> Self:
         try:
             self._inotify = Inotify()
         except OSError as err:
-            log.error(err, "Changes of files are only noticed by the periodic check")
+            log.error(err, "Failed to initialize inotify, polling for file changes")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +89,7 @@ class PathWatch:
             self._inotify.close()
 
     def arm(self, folders: Mapping[Path, Names]) -> None:
-        """Listen to these folders and to no others. Arm first and look then, or a change may be missed."""
+        """Watch exactly these directories. Call it before a scan, otherwise a change may be missed."""
         if self._inotify is None:
             return
         armed: dict[int, tuple[Path, Names]] = {}
@@ -112,7 +99,7 @@ class PathWatch:
             except OSError as err:
                 self._complain(err)
                 continue
-            # Two paths may lead to the same folder.
+            # Two paths may lead to the same directory.
             known = armed.get(number)
             armed[number] = (folder, names if known is None else _both(names, known[1]))
         for number in self._armed.keys() - armed.keys():
@@ -120,7 +107,7 @@ class PathWatch:
         self._armed = armed
 
     def being_written(self) -> frozenset[Path]:
-        """The files that are open for writing and have been written to, as far as was heard."""
+        """Return the files that have been written to and not closed yet, according to inotify."""
         now = asyncio.get_running_loop().time()
         self._writing = {path: until for path, until in self._writing.items() if until > now}
         return frozenset(self._writing)
@@ -136,7 +123,7 @@ class PathWatch:
         return removed
 
     async def wait(self, timeout: float) -> None:
-        """Return soon after something may have changed, or after `timeout` seconds."""
+        """Return shortly after a possible change, or after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         woken, self._woken = self._woken, False
         if woken or await self._heard(timeout):
@@ -153,7 +140,7 @@ class PathWatch:
                 async for event in self._inotify:
                     if self._matters(event):
                         return True
-                    # A neighbour's flood of events must not starve the loop.
+                    # A flood of irrelevant events must not starve the event loop.
                     await asyncio.sleep(0)
         except TimeoutError:
             pass
@@ -176,14 +163,14 @@ class PathWatch:
         return True
 
     def _complain(self, err: OSError) -> None:
-        # What is gone or no folder any more is seen by the look that follows.
+        # A missing directory is handled by the following scan.
         if err.errno not in (errno.ENOENT, errno.ENOTDIR) and str(err) != self._complaint:
             self._complaint = str(err)
-            log.error(err, "Changes of files are only noticed by the periodic check")
+            log.error(err, "Failed to watch directory, polling for file changes")
 
 
 def folders_around(path: Path) -> dict[Path, Names]:
-    """Give the folders to watch for a file or folder of files that may not exist yet, or be a link."""
+    """Return the directories to watch for a file or directory that may not exist yet, or be a symlink."""
     folders: dict[Path, Names] = {}
 
     def add(folder: Path, names: Names) -> None:
@@ -202,12 +189,12 @@ def folders_around(path: Path) -> dict[Path, Names]:
                     for link in list(links(file))[1:]:
                         add(link.parent, frozenset((link.name,)))
     except OSError as err:
-        log.v(4).info("Could not look into the folder to watch", path=path, err=err)
+        log.v(4).info("Failed to scan directory to watch", path=path, err=err)
     return folders
 
 
 def links(path: Path) -> Iterator[Path]:
-    """Give a path and, while it is a symbolic link, the paths that it leads to."""
+    """Yield a path and, while it is a symlink, the paths that it points to."""
     for _ in range(_LONGEST_CHAIN):
         yield path
         try:
@@ -221,45 +208,45 @@ def _both(one: Names, other: Names) -> Names:
 
 
 Load = Callable[[bytes, Path], Contents]
-"""Makes pods, and what they refer to, of a file's bytes; raises ConfigError."""
+"""Decodes a file into pods and objects. Raises ConfigError."""
 _SECOND = 1_000_000_000
 
-# A file that changed so recently may change again without its time or size telling.
+# Within this time a file may change again with the same timestamp and size.
 _UNCERTAIN = _SECOND // 10
 _OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one file held at the last look."""
+    """State of one file at the last scan."""
 
     contents: Contents = field(default_factory=Contents)
     problems: tuple[Problem, ...] = ()
     stamp: tuple[int, ...] | None = None
-    """Tells a changed file from an unchanged one without reading it; None when nothing can tell."""
+    """Fingerprint from `stat`; None if the file may have changed undetectably."""
     digest: bytes = b""
     exposed: str = ""
-    """What to do so that nobody but root can read it; "" when nobody can."""
+    """Command that restricts the file to root; empty if it is restricted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectorySnapshot:
-    """What was there."""
+    """Result of a scan."""
 
     manifests: dict[Path, Manifest]
-    """In the order of the files' names."""
+    """Ordered by file name."""
     exists: bool = True
     unsettled: bool = False
-    """Whether a file is being written, so that looking again soon is worth it."""
+    """Whether a file is being written, so that a scan should follow soon."""
 
 
 def look(
     path: Path, known: Mapping[Path, Manifest], load: Load, being_written: Set[Path] = frozenset()
 ) -> DirectorySnapshot:
-    """Look at a file or a folder of files; hidden files and folders below it do not count.
+    """Scan a file or a directory; hidden files are ignored, and subdirectories are not scanned.
 
-    `known` is what the look before saw. Raises OSError when the path is there but cannot be listed:
-    then nobody knows what it holds.
+    `known` is the result of the previous scan. Raises OSError if the path exists but cannot be listed: its
+    contents are then unknown.
     """
     try:
         mode = path.stat().st_mode
@@ -288,13 +275,13 @@ def _is_being_written(file: Path, being_written: Set[Path]) -> bool:
         facts = file.stat()
     except OSError:
         return False
-    # A new file is empty until its author writes the first line.
+    # A new file is empty until the first write.
     empty = stat.S_ISREG(facts.st_mode) and facts.st_size == 0
     return empty and 0 <= time.time_ns() - facts.st_mtime_ns < SETTLED_AFTER * _SECOND
 
 
 def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
-    """Read one file if it changed; None when it is not there any more."""
+    """Read one file if it changed; return None if it does not exist any more."""
     try:
         facts = file.stat()
         if stat.S_ISDIR(facts.st_mode):
@@ -325,7 +312,7 @@ def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
 
 
 def _unreadable(file: Path, known: Manifest, err: OSError) -> Manifest:
-    # Without a stamp and a digest it is read again at every look: nothing else tells when that works.
+    # Without stamp and digest it is read again at every scan: no event announces that it becomes readable.
     return Manifest(known.contents, (Problem(str(file), f"cannot be read: {err.strerror}"),))
 
 
@@ -345,18 +332,18 @@ def _stamp(facts: os.stat_result) -> tuple[int, ...] | None:
 
 
 Emit = Callable[[str, list[Pod], list[Problem]], None]
-"""Takes a source's name, its full set of pods, and what is wrong with it."""
+"""Callback with the name of a source, its full set of pods, and the problems."""
 Serve = Callable[[Iterable[tuple[str, LocalObject]]], list[Problem]]
-"""Takes the full set of ConfigMaps and Secrets, each with its file; gives what is wrong with them."""
+"""Callback with the full set of ConfigMaps and Secrets, each with its file; returns the problems."""
 _SHORTEST_PERIOD = 0.1
 _LOOK_AGAIN = 0.25
 
 
 class FileSource:
-    """Watches a path and emits its pods, at once and after every change.
+    """Static pod source of a file or directory; emits immediately and after every change.
 
-    `serve` makes ConfigMaps and Secrets of the manifests available to pods, where manifests have to do
-    for an API server; `clock` gives nanoseconds since the epoch.
+    `serve` makes the ConfigMaps and Secrets of the manifests available to pods on a node without an API
+    server; `clock` returns Unix time in nanoseconds.
     """
 
     name = "file"
@@ -379,9 +366,9 @@ class FileSource:
         self._clock = clock
         self._known: dict[Path, Manifest] = {}
         self._removed: set[Path] = set()
-        """Files that were removed since the last look that counted."""
+        """Files removed since the last scan that was used."""
         self._discarded = False
-        """Whether the last look did not count."""
+        """Whether the last scan was discarded."""
         self._emitted: object = None
         self._problems: frozenset[Problem] = frozenset()
         self._complaint = ""
@@ -398,7 +385,7 @@ class FileSource:
                 await watch.wait(min(self._period, _LOOK_AGAIN) if unsettled else self._period)
 
     async def _look(self, watch: PathWatch) -> bool:
-        """Look once and emit what is new; says whether looking again soon is worth it."""
+        """Scan once and emit changes; return whether another scan should follow soon."""
         self._removed |= watch.take_removed()
         known = {file: manifest for file, manifest in self._known.items() if file not in self._removed}
         try:
@@ -409,7 +396,7 @@ class FileSource:
         late = watch.take_removed()
         self._discarded = not self._discarded and bool(late & (self._known.keys() | seen.manifests.keys()))
         if self._discarded:
-            # It is not known whether these files were read before or after their removal.
+            # It is unknown whether these files were read before or after their removal.
             self._removed |= late
             return True
         self._complain("" if seen.exists else "does not exist; pods will start when it appears")
@@ -417,7 +404,7 @@ class FileSource:
         self._known, self._removed = seen.manifests, late
         self._warn(seen)
         if removed:
-            # As if the removal had been seen by itself: a pod that is back is another run of it.
+            # Report the removal separately, so that a recreated file restarts its pod.
             self._report(
                 DirectorySnapshot(
                     {file: _podless(m) if file in removed else m for file, m in self._known.items()}
@@ -457,21 +444,21 @@ class FileSource:
         )
 
     def _warn(self, seen: DirectorySnapshot) -> None:
-        """Tell of secrets that others can read, once for each file and change, and of unused objects."""
+        """Warn once per file and change about Secrets that other users can read, and about unused objects."""
         exposed = {}
         for file, manifest in seen.manifests.items():
             if manifest.exposed and manifest.contents.has_secret:
                 exposed[file] = manifest.digest, manifest.exposed
                 if self._exposed.get(file) != exposed[file]:
                     log.warning(
-                        "A Secret's manifest can be read by others than root",
+                        "Manifest with Secret is readable by other users",
                         path=file,
                         remedy=manifest.exposed,
                     )
             if manifest.contents.unused and not self._unused_told:
                 self._unused_told = True
                 log.warning(
-                    "ConfigMaps and Secrets in manifests are not used on a node of a cluster: "
+                    "Ignored ConfigMaps and Secrets in manifests of a cluster node, "
                     "create them through the API server",
                     path=file,
                 )
@@ -480,7 +467,7 @@ class FileSource:
     def _log(self, problems: Iterable[Problem]) -> None:
         problems = frozenset(problems)
         for problem in sorted(problems - self._problems):
-            log.error(problem.message, "Could not use manifest", path=problem.path)
+            log.error(problem.message, "Failed to use manifest", path=problem.path)
         self._problems = problems
 
     def _complain(self, message: str) -> None:

@@ -1,18 +1,16 @@
-"""ConfigMaps and Secrets that people write into manifests: read and checked as an API server would.
+"""ConfigMaps and Secrets in manifests, for nodes without an API server.
 
-Whoever takes one from here has what the API would give: `stringData` and base64 are resolved, the
-namespace is filled in, keys are fit to be files. Nothing that is said about a bad one shows a value,
-because it may be secret; keys and places are enough to find it.
+`read_object` decodes and validates them as the API server does: `stringData` and base64 are resolved, the
+namespace is set, keys are valid file names. Problems contain keys and field paths but no values, which may be
+secret.
 
-The configMaps and secrets of a standalone node: those in its manifests folder, beside its pods.
+`LocalObjects` serves them to environment variables, volumes and image pulls; pods that use one are notified
+of its changes immediately. `FileSource` offers the full set after every change.
 
-They serve environments, volumes and pulls as an API server's would, and pods that use one hear of its
-changes at once. `FileSource` offers the full set after every change.
-
-- Of two with one name the first file's counts, and the other is a problem.
-- One that is immutable stays as it is until its manifest is gone; a change of it is a problem. What was
-  before the agent started is not remembered.
-- Before the first look at the folder nothing is known, and nothing counts as missing.
+- Of two objects with the same name, the first file's is used and the other is a problem.
+- An immutable object stays unchanged until its manifest is removed; a change is a problem. This is not
+  remembered across kubelet restarts.
+- Before the first scan of the directory no object is known, and none is reported as missing.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ from pykubelet.util.text import quoted
 
 LocalObject = ConfigMap | Secret
 KINDS = ("ConfigMap", "Secret")
-"""The kinds of objects, beside pods, that a manifest may hold."""
+"""Kinds of objects, besides Pod, that a manifest may contain."""
 LOCAL_KINDS = frozenset({"configmaps", "secrets"})
-"""The same as resources: what pods may refer to on a node that serves its manifests' objects."""
+"""Resource names of these kinds, to which pods may refer on a node that serves them."""
 MOST_BYTES = 1024**2
-"""How much one object may hold, as in the API."""
+"""Maximum bytes of data per object, as in the API."""
 _CONTENTS = ("data", "binaryData", "stringData")
 _NEEDED_KEYS = {
     "kubernetes.io/dockercfg": (".dockercfg",),
@@ -53,7 +51,7 @@ _LINE_BREAKS = str.maketrans("", "", "\r\n")
 
 
 class BadObject(Exception):
-    """A document cannot be an object; each problem has its place in the document."""
+    """A document is not a valid object; each problem has its field path."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -61,7 +59,7 @@ class BadObject(Exception):
 
 
 def read_object(kind: str, document: Mapping[str, Any]) -> LocalObject:
-    """Make a ConfigMap or a Secret of a document; raises BadObject, or ValueError with the place in it."""
+    """Decode a ConfigMap or Secret. Raises BadObject, or ValueError with the field path."""
     written = from_document(_Written, _with_texts(document))
     meta = ObjectMeta(name=written.metadata.name, namespace=written.metadata.namespace or "default")
     if kind == "ConfigMap":
@@ -85,13 +83,13 @@ def read_object(kind: str, document: Mapping[str, Any]) -> LocalObject:
 
 
 def title(found: LocalObject) -> str:
-    """Name an object in a message: `configMap default/page`."""
+    """Return the description of an object for messages: `configMap default/page`."""
     kind = "configMap" if isinstance(found, ConfigMap) else "secret"
     return f"{kind} {found.metadata.namespace}/{found.metadata.name}"
 
 
 class _Written(ObjectStruct):
-    """A ConfigMap or a Secret as its author wrote it."""
+    """A ConfigMap or Secret as written in the manifest."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     type: str = ""
@@ -105,14 +103,14 @@ class _Written(ObjectStruct):
 
 
 def _with_texts(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Make sure that contents are texts: a bare `8080` or `yes` in YAML is none, and people forget it."""
+    """Verify that all values are strings: an unquoted `8080` or `yes` in YAML is not, a common mistake."""
     checked = {name: value for name, value in document.items() if value is not None}
     problems = []
     for name in _CONTENTS:
         values = checked.get(name)
         if not isinstance(values, dict):
             continue
-        # A key without a value holds nothing, and is there.
+        # A key without a value exists and is empty.
         checked[name] = values = {key: "" if value is None else value for key, value in values.items()}
         problems += [
             Problem(field_path(name, key), problem)
@@ -167,7 +165,7 @@ def _problems(found: LocalObject) -> Problems:
 
 
 def _type_problems(secret: Secret) -> Problems:
-    """A secret of a known type holds what its users look for."""
+    """Yield the problems of a Secret whose type requires certain keys."""
     for key in _NEEDED_KEYS.get(secret.type, ()):
         path = field_path("data", key)
         yield from refused(path, f"must be set in a secret of type {secret.type}", key not in secret.data)
@@ -189,7 +187,7 @@ Use = tuple[str, str, str]
 
 
 class LocalObjects(NoObjects):
-    """The `PodObjects` of a node without an API server; tokens and the like are refused."""
+    """PodObjects of a node without an API server; requests for tokens and trust bundles fail."""
 
     def __init__(self) -> None:
         self._objects: dict[Use, LocalObject] | None = None
@@ -197,7 +195,7 @@ class LocalObjects(NoObjects):
         self._listeners: list[Callable[[str], None]] = []
 
     def offer(self, given: Iterable[tuple[str, LocalObject]]) -> list[Problem]:
-        """Take the full set, each with its file, in order; gives the problems with some of them."""
+        """Replace the full set, given with the files in order; return the problems."""
         before = self._objects or {}
         wanted, problems = first_of_each(given)
         after, changes = with_immutable(before, wanted)
@@ -207,7 +205,7 @@ class LocalObjects(NoObjects):
         return [*problems, *changes]
 
     def register(self, pod: Pod) -> None:
-        """Note what a pod refers to, to tell it of changes."""
+        """Record the objects that a pod refers to, to notify it of changes."""
         namespace = pod.metadata.namespace
         self._uses[pod.uid] = frozenset(
             {("ConfigMap", namespace, name) for name in config_map_names(pod)}
@@ -215,23 +213,23 @@ class LocalObjects(NoObjects):
         )
 
     def unregister(self, uid: str) -> None:
-        """Forget a pod."""
+        """Remove a pod."""
         self._uses.pop(uid, None)
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
-        """Give a configMap of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        """Return a configMap of the pod's namespace. Raises ObjectError, ObjectNotFound if it is missing."""
         found = self._get("ConfigMap", pod, name)
         assert isinstance(found, ConfigMap)
         return found
 
     async def secret(self, pod: Pod, name: str) -> Secret:
-        """Give a secret of the pod's namespace; raises ObjectError, ObjectMissing when there is none."""
+        """Return a secret of the pod's namespace. Raises ObjectError, ObjectNotFound if it is missing."""
         found = self._get("Secret", pod, name)
         assert isinstance(found, Secret)
         return found
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with a pod's uid when something that it uses has changed; it must not block."""
+        """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
         self._listeners.append(listener)
 
     def _get(self, kind: str, pod: Pod, name: str) -> LocalObject:
@@ -252,7 +250,7 @@ Offered = dict[Use, tuple[str, LocalObject]]
 
 
 def first_of_each(given: Iterable[tuple[str, LocalObject]]) -> tuple[Offered, list[Problem]]:
-    """Keep the first of objects with one name; the others, named by their file, are problems."""
+    """Return the first object of each name; the others, identified by their file, are problems."""
     kept: Offered = {}
     problems = []
     for origin, found in given:
@@ -268,7 +266,7 @@ def first_of_each(given: Iterable[tuple[str, LocalObject]]) -> tuple[Offered, li
 def with_immutable(
     before: Mapping[Use, LocalObject], wanted: Offered
 ) -> tuple[dict[Use, LocalObject], list[Problem]]:
-    """Decide what each object is from now on: an immutable one stays, and its change is a problem."""
+    """Return the new state of the objects: an immutable one stays, and a change of it is a problem."""
     after: dict[Use, LocalObject] = {}
     problems = []
     for use, (origin, found) in wanted.items():

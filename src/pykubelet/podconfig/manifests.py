@@ -1,11 +1,10 @@
-"""Manifests: YAML or JSON that people write, as pods and what lies beside them.
+"""Decoding of manifests: YAML or JSON with pods, ConfigMaps and Secrets.
 
-A manifest holds `Pod`s, `PodList`s, or `List`s as `kubectl get -o yaml` prints them, and `ConfigMap`s
-and `Secret`s (`object_manifests.py`). All documents of a file with `---` lines count (the reference
-reads only the first, and says nothing about the others). Fields that the agent does not know are
-skipped and `null` means "not written", as in the API; a field of the wrong type is refused with its
-path. What arrives here may be hostile: sizes, nesting and aliases are bounded by this module and by
-the document reader below it.
+A manifest contains `Pod`s, `PodList`s, or `List`s as printed by `kubectl get -o yaml`, and `ConfigMap`s and
+`Secret`s (`local_objects.py`). All documents of a file with `---` lines are read (upstream silently reads
+only the first). Unknown fields are ignored and `null` means absent, as in the API; a field of the wrong type
+is rejected with its path. Manifests are untrusted: this module and the document reader bound size, nesting
+and aliases.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ _PLACED = re.compile(r"(?P<what>.*) - at `(?P<path>.*)`", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a manifest holds."""
+    """Contents of a manifest."""
 
     pods: Sequence[Pod] = ()
     objects: Sequence[LocalObject] = ()
     unused: Sequence[str] = ()
-    """The kinds of objects that were left out, because they are of no use where the manifest is read."""
+    """Kinds of ignored objects, which are not used where the manifest is read."""
 
     @property
     def has_secret(self) -> bool:
-        """Whether only few should read the manifest."""
+        """Whether the manifest contains a Secret, so that its file must not be world-readable."""
         return "Secret" in self.unused or any(isinstance(found, Secret) for found in self.objects)
 
 
 def read_manifest(data: bytes, where: str, *, objects: bool = True) -> Contents:
-    """Read what a manifest holds, as it is written; `where` (a path, a URL) names it in messages.
+    """Decode a manifest, without defaults; `where` (a path, a URL) identifies it in messages.
 
-    Without `objects` ConfigMaps and Secrets are only counted, whatever they hold. Raises ConfigError
-    with one line per problem.
+    Without `objects` ConfigMaps and Secrets are not decoded, only listed as unused. Raises ConfigError with
+    one line per problem.
     """
     pods: list[Pod] = []
     found: list[LocalObject] = []
@@ -75,9 +74,9 @@ def read_manifest(data: bytes, where: str, *, objects: bool = True) -> Contents:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a manifest's file: at most `MAX_BYTES`, and never from a pipe or device that could block.
+    """Read a manifest file: at most `MAX_BYTES`, and never from a pipe or device that could block.
 
-    Raises ConfigError for a file that can be no manifest, and OSError as reading does.
+    Raises ConfigError if the file is too large, and OSError if it cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -88,7 +87,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def bounded(data: bytes, where: str) -> bytes:
-    """Give the bytes back unless they are too many to be a manifest; raises ConfigError."""
+    """Return the bytes unless they are too many for a manifest. Raises ConfigError."""
     if len(data) > MAX_BYTES:
         raise ConfigError(
             [Problem(where, f"is larger than {MAX_BYTES // 1024**2} MiB: split it into several")]
@@ -110,7 +109,7 @@ def _documents(data: bytes, where: str) -> list[Any]:
 
 
 def _objects(documents: list[Any], where: str) -> Iterator[tuple[str, str, Any]]:
-    """Give each object's place in the manifest, its kind and its document; raises ConfigError for others."""
+    """Yield path, kind and document of each object. Raises ConfigError for unsupported kinds."""
     for document in documents:
         kind = _kind(document, where)
         if kind not in _LISTS:
@@ -120,7 +119,7 @@ def _objects(documents: list[Any], where: str) -> Iterator[tuple[str, str, Any]]
         if not isinstance(items, list | None):
             raise ConfigError([Problem(where, "items: must be a list of pods")])
         for index, item in enumerate(items or []):
-            # The items of a PodList need not say again what they are.
+            # kind and apiVersion are optional for the items of a PodList.
             if isinstance(item, dict) and kind == "PodList" and "kind" not in item:
                 item = {**item, "kind": "Pod", "apiVersion": "v1"}
             yield f"items[{index}]", _usable(_kind(item, where), where), item
@@ -146,7 +145,7 @@ def _usable(kind: str, where: str) -> str:
 
 
 def _name(kind: str, document: Any) -> str:
-    """Say which object a problem is about; a pod's place in the manifest is enough."""
+    """Return the prefix that identifies the object of a problem; for a pod, its path suffices."""
     if kind == "Pod":
         return ""
     meta = document.get("metadata")
@@ -163,7 +162,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _told(place: str, reason: str) -> str:
-    """Put the path in front of what does not fit: `spec.containers[0].name: expected ...`."""
+    """Put the field path in front of a message: `spec.containers[0].name: expected ...`."""
     if placed := _PLACED.fullmatch(reason):
         reason = placed["what"]
         place = ".".join(filter(None, (place, placed["path"])))

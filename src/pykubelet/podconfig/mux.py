@@ -1,30 +1,24 @@
-"""The mux: each source says what it has, and out comes what changed.
+"""Pod mux: merges the pod sets of all sources into a stream of changes; PodStore holds the desired pods.
 
-A source (files, a URL, the API server) always gives its full set of pods. The mux compares it with
-the last one and gives the differences, so that nobody else needs to. Pure: no clock of its own, no
-I/O, and pods that go in are never written to.
+A source (files, a URL, the API server) reports its full set of pods, and `PodMux` returns the differences to
+the last one. It is pure: no clock of its own, no I/O, and it never modifies the pods passed to it.
 
-Guarantees, whatever sources do and in whichever order:
+Invariants, for any behavior and order of the sources:
 
-- applying the changes in order, starting from nothing, gives exactly the pods that the sources
-  have last reported;
-- a source that has not reported yet removes nothing, and `all_reported` tells when none is
-  missing: until then nothing that runs may be taken for unwanted;
-- the same set again gives no changes;
-- a uid that two sources claim belongs to the one that had it first; when that one lets go of it,
-  the pod is updated to the other's, not removed;
-- a pod is new only once: `kubernetes.io/config.seen` stays what it was at first sight.
+- the changes, applied in order to an empty set, result in exactly the pods last reported by the sources;
+- a source that has not reported yet removes nothing, and `all_reported` is true once all have: until then no
+  running pod may be considered orphaned;
+- an unchanged set results in no changes;
+- a UID that two sources report belongs to the first one; when that source removes it, the pod is updated to
+  the other's, not removed;
+- a pod is new only once: `kubernetes.io/config.seen` keeps its first value.
 
-A full set costs little however often it comes: an object that is the very one of last time is not
-looked at again. So whoever gives pods to the mux must not change them afterwards. A source that knows
-what changed (the API server's watch) reports only that (`update`), at a cost that does not depend on
-the number of its pods.
+Full sets are cheap: an identical object is not compared again. So callers must not modify pods after passing
+them to the mux. A source that knows the difference (the API server's watch) reports only that (`update`), at
+a cost independent of its number of pods.
 
-The pods that are wanted on this node, where everyone looks them up.
-
-Only the sync loop writes here, one change at a time as the mux gives them; everyone else reads.
-Mirror pods, the pictures of static pods in the API server, are no wishes: they are kept apart and
-found through the static pod of the same name.
+`PodStore` indexes the desired pods. Only the sync loop writes to it, one change of the mux at a time. Mirror
+pods are not desired pods: they are indexed separately and found through the static pod of the same name.
 """
 
 from __future__ import annotations
@@ -49,18 +43,18 @@ from pykubelet.podconfig.static_pods import (
 log = get_logger(__name__)
 Operation = Literal["REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE"]
 
-# In the order in which changes are given: what goes away first makes room for what comes.
+# Order of changes: removals first, to free resources for additions.
 _ORDER: tuple[Operation, ...] = ("REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE")
 _OURS = frozenset((MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION))
 
 
 @dataclass(frozen=True, slots=True)
 class PodChange:
-    """One pod that is new, different or gone.
+    """An added, changed or removed pod.
 
-    `UPDATE` is a changed wish, `DELETE` one that asks for a graceful end (its deletionTimestamp is
-    set), `RECONCILE` only a status that is not what the node reported, and `REMOVE` a pod that its
-    source no longer has: `pod` is then what it was last.
+    `UPDATE` is a changed spec or metadata, `DELETE` the same with a deletionTimestamp (graceful termination),
+    `RECONCILE` a status that differs from the reported one, and `REMOVE` a pod that its source no longer has:
+    `pod` is then its last version.
     """
 
     op: Operation
@@ -70,7 +64,7 @@ class PodChange:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A pod as it is kept, and the object of the source that it was last made of."""
+    """A stored pod, and the source's object that it was built from."""
 
     given: Pod
     pod: Pod
@@ -78,7 +72,7 @@ class _Taken:
 
 
 class PodMux:
-    """The last word of each source; `set` turns a new one into changes."""
+    """The last reported set of each source; `set` returns the changes of a new one."""
 
     def __init__(
         self,
@@ -102,20 +96,20 @@ class PodMux:
         self._owners: dict[str, str] = {}
 
     def expect(self, source: str) -> None:
-        """Count on a source: until it reports, `all_reported` is False."""
+        """Add an expected source: `all_reported` is False until it reports."""
         self._expected.add(source)
 
     @property
     def all_reported(self) -> bool:
-        """Whether every expected source has said at least once what it has."""
+        """Whether every expected source has reported at least once."""
         return self._expected <= self._heard
 
     def has_reported(self, source: str) -> bool:
-        """Whether this source has said at least once what it has."""
+        """Return whether this source has reported at least once."""
         return source in self._heard
 
     def pods(self) -> dict[str, Pod]:
-        """All pods that are wanted now, by uid."""
+        """Return all desired pods by UID."""
         return {uid: self._reported[source][uid].pod for uid, source in self._owners.items()}
 
     def get(self, uid: str) -> Pod | None:
@@ -124,11 +118,11 @@ class PodMux:
         return self._reported[owner][uid].pod if owner is not None else None
 
     def __contains__(self, uid: str) -> bool:
-        """Whether some source wants this pod now."""
+        """Return whether some source has this pod."""
         return uid in self._owners
 
     def set(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
-        """Take a source's full set; gives what changed, removals first."""
+        """Replace the full set of a source; return the changes, removals first."""
         self._heard.add(source)
         return self._take(source, pods)
 
@@ -162,9 +156,9 @@ class PodMux:
         return self._changes(source, before)
 
     def offer(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
-        """Take what a source is said to have as long as it has not spoken itself; gives what changed.
+        """Set the pods of a source provisionally until it reports itself; return the changes.
 
-        It still counts as not heard, and its own word wins when it comes.
+        The source still counts as not reported, and its first own set replaces the provisional one.
         """
         return [] if source in self._heard else self._take(source, pods)
 
@@ -180,7 +174,7 @@ class PodMux:
                 taken = self._taken(source, taken, pod)
             if taken.name in names or uid in after:
                 log.warning(
-                    "Ignored a pod whose name or uid is taken", pod=taken.name, podUID=uid, source=source
+                    "Ignored pod with duplicate name or UID", pod=taken.name, podUID=uid, source=source
                 )
                 self._ambiguous.add(source)
                 if taken.name in names:
@@ -222,7 +216,7 @@ class PodMux:
         return False
 
     def _settle(self, uid: str, source: str, before: _Taken | None) -> list[PodChange]:
-        """Say what became of one uid, now that `source` has it or not."""
+        """Return the changes of one UID, now that `source` has it or not."""
         owner = self._owners.get(uid)
         if owner is not None and owner != source:
             return []
@@ -241,7 +235,7 @@ class PodMux:
         return [PodChange("UPDATE", self._reported[heir][uid].pod, heir)]
 
     def _taken(self, source: str, before: _Taken | None, pod: Pod) -> _Taken:
-        """Give the pod with the annotations that are ours, or the known one when nothing differs."""
+        """Return the pod with the kubelet's annotations, or the stored one if nothing differs."""
         given = pod.metadata.annotations
         if before is not None:
             seen = before.pod.metadata.annotations[SEEN_ANNOTATION]
@@ -258,7 +252,7 @@ class PodMux:
 
 
 def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCILE"] | None:
-    """Say how two versions of a pod differ, as far as anyone must do something about it."""
+    """Return the kind of difference between two versions of a pod; None if no action is needed."""
     if before is after:
         return None
     if _wish(before) != _wish(after):
@@ -267,7 +261,7 @@ def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCIL
 
 
 def _turn(change: PodChange) -> tuple[int, float]:
-    """Where a change comes: by what it is, and of pods that come the oldest first: it has the older right."""
+    """Return the sort key of a change: by operation, then oldest pod first, which has precedence."""
     created = change.pod.metadata.creation_timestamp
     return _ORDER.index(change.op), created.timestamp() if created is not None else 0.0
 
@@ -275,13 +269,13 @@ def _turn(change: PodChange) -> tuple[int, float]:
 def _wish(pod: Pod) -> tuple[object, ...]:
     meta = pod.metadata
     annotations = {key: value for key, value in meta.annotations.items() if key not in _OURS}
-    # The generation counts too: it may stand for a field that is not known here, and is reported back.
+    # The generation is included: it may change because of an unknown field, and is reported in the status.
     life = meta.generation, meta.deletion_timestamp, meta.deletion_grace_period_seconds
     return pod.spec, meta.labels, annotations, life
 
 
 class PodStore:
-    """Wanted pods by uid and by full name (`namespace/name`)."""
+    """Desired pods by UID and by full name (`namespace/name`)."""
 
     def __init__(self) -> None:
         self._pods = _Index()
@@ -290,11 +284,11 @@ class PodStore:
         self._listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the uid of each pod that changed, after the change; it must not block."""
+        """Add a listener, called with the UID of each changed pod after the change; it must not block."""
         self._listeners.append(listener)
 
     def apply(self, change: PodChange) -> None:
-        """Take one change of the mux."""
+        """Apply one change of the mux."""
         pod = change.pod
         index = self._mirrors if is_mirror_pod(pod) else self._pods
         if change.op == "REMOVE":
@@ -310,15 +304,15 @@ class PodStore:
             listener(pod.uid)
 
     def get(self, uid: str) -> Pod | None:
-        """The wanted pod with this uid."""
+        """Return the desired pod with this UID."""
         return self._pods.by_uid.get(uid)
 
     def by_name(self, full_name: str) -> Pod | None:
-        """The wanted pod with this `namespace/name`: of several the one that came last."""
+        """Return the desired pod with this `namespace/name`: of several the latest."""
         return self._pods.named(full_name)
 
     def pods(self) -> list[Pod]:
-        """All wanted pods, in the order in which they came."""
+        """Return all desired pods in order of arrival."""
         return list(self._pods.by_uid.values())
 
     def static_pods(self) -> list[Pod]:
@@ -326,22 +320,22 @@ class PodStore:
         return list(self._static.values())
 
     def mirror_of(self, pod: Pod) -> Pod | None:
-        """The mirror of a static pod, if the API server has one."""
+        """Return the mirror pod of a static pod, if the API server has one."""
         return self._mirrors.named(pod.full_name)
 
     def mirrors(self) -> list[Pod]:
-        """All mirror pods, also those whose static pod is gone."""
+        """Return all mirror pods, including those without a static pod."""
         return list(self._mirrors.by_uid.values())
 
     def resolve(self, uid: str) -> str:
-        """The uid of the pod that runs: a mirror's uid stands for its static pod, any other for itself."""
+        """Return the UID of the running pod: a mirror pod's UID is mapped to its static pod's."""
         mirror = self._mirrors.by_uid.get(uid)
         pod = self._pods.named(mirror.full_name) if mirror is not None else None
         return pod.uid if pod is not None else uid
 
 
 class _Index:
-    """Pods by uid and by name; of several with one name the last one counts."""
+    """Pods by UID and by name; of several with the same name the latest counts."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, Pod] = {}

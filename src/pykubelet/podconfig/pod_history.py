@@ -1,8 +1,9 @@
-"""What happened to each pod, kept where people can ask: its events and its timeline.
+"""History of each pod in memory: its events and its timeline.
 
-Events are what Kubernetes users know (`Pulled`, `Created`, `BackOff`…): equal ones are counted, not
-repeated. The timeline is ours: each station of a pod's walk notes its decision with time and
-reason, so that a pod that misbehaves can be explained without reading logs. Both are bounded.
+Equal events (`Pulled`, `Created`, `BackOff` …) are counted, not repeated. The timeline is specific to
+pykubelet: each component that handles a pod records its decisions with time and reason, so that the behavior
+of a pod can be explained without logs. Both are bounded per pod, dropped with the pod, and lost when the
+kubelet stops.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NOTES_PER_POD = 100
 
 @dataclass(slots=True)
 class Event:
-    """Something that a user should know; `where` is a field such as `spec.containers{main}`."""
+    """An event about a pod; `where` is a field such as `spec.containers{main}`."""
 
     kind: EventKind
     reason: str
@@ -37,7 +38,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One station's decision."""
+    """A decision of one component about a pod."""
 
     time: float
     station: str
@@ -54,7 +55,7 @@ Listener = Callable[[Pod, Event], None]
 
 
 class PodHistory:
-    """Events and timelines by pod uid; listeners hear of every event."""
+    """Events and timelines by pod UID; listeners are called for every event."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -62,7 +63,7 @@ class PodHistory:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` for every event from now on; it must not block."""
+        """Add a listener for every event from now on; it must not block."""
         self._listeners.append(listener)
 
     def event(
@@ -97,28 +98,28 @@ class PodHistory:
             listener(pod, event)
 
     def note(self, uid: str, station: str, text: str) -> None:
-        """Record a station's decision; the same one again is not worth a line."""
+        """Record a decision; an immediate repetition is ignored."""
         notes = self._records.setdefault(uid, _Record()).notes
         if not notes or (notes[-1].station, notes[-1].text) != (station, text):
             notes.append(TimelineEntry(self._clock(), station, text))
 
     def events(self, uid: str) -> list[Event]:
-        """The pod's events, oldest first."""
+        """Return the pod's events, oldest first."""
         record = self._records.get(uid)
         return list(record.events) if record else []
 
     def timeline(self, uid: str) -> list[TimelineEntry]:
-        """The pod's timeline, oldest first."""
+        """Return the pod's timeline, oldest first."""
         record = self._records.get(uid)
         return list(record.notes) if record else []
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone."""
+        """Drop the history of a removed pod."""
         self._records.pop(uid, None)
 
 
 def field_of(pod: Pod, container: str) -> str:
-    """The field that an event about a container names."""
+    """Return the field path of a container for its events."""
     for kind, containers in (
         ("containers", pod.spec.containers),
         ("initContainers", pod.spec.init_containers),

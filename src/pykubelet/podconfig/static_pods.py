@@ -1,18 +1,13 @@
-"""Static pods: what a pod gets that comes from a file or a URL instead of an API server.
+"""Static pods: identity and defaults of pods from manifests, and installation of manifests.
 
-Nobody gave such a pod an identity, so the agent does: the uid is a hash of where the manifest lies
-and what it says (however its keys are ordered), so that a changed manifest is a new pod and an
-unchanged one is the same pod after a restart. The name gets the node's name behind it, because the
-same manifest may lie on many nodes that share one API server.
+A static pod gets its identity from the kubelet: the UID is a hash of the manifest's origin and contents
+(independent of key order), so that a changed manifest is a new pod and an unchanged one is the same pod after
+a restart. The node's name is appended to the pod's name, because many nodes of a cluster may have the same
+manifest. The origin of a pod (`is_static_pod`, …) is derived from the annotations of every accepted pod.
 
-The questions that others ask about a pod's origin (`is_static_pod`, ...) are answered here too,
-from the annotations that every accepted pod carries.
-
-Handing a manifest to the node: where it goes in the manifests folder, and putting it there whole.
-
-A manifest keeps its file's name, so that its owner finds it again. Writing the same pods and objects anew
-is an update; whatever would silently push out or double another is refused. One that holds a secret can
-be read by its owner only.
+`plan_handover` and `carry_out` install a manifest in the manifest directory, atomically and under its own
+file name. A manifest with the same pods and objects is an update; a manifest that would silently replace or
+duplicate others is rejected. A file with a Secret is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -59,13 +54,13 @@ def static_pods(
     now: int,
     served: frozenset[str] = frozenset(),
 ) -> list[Pod]:
-    """Make the pods of a manifest's bytes, and nothing of what lies beside them; see `static_contents`."""
+    """Return the pods of a manifest, without its other objects; see `static_contents`."""
     given = static_contents(
         data, source=source, origin=origin, node_name=node_name, now=now, served=served, objects=False
     )
     if given.unused:
         kinds = sorted(set(given.unused))
-        log.info("Skipped objects in a manifest that are not pods", path=origin, kinds=kinds)
+        log.info("Ignored objects in manifest that are not pods", path=origin, kinds=kinds)
     return list(given.pods)
 
 
@@ -79,12 +74,12 @@ def static_contents(
     served: frozenset[str] = frozenset(),
     objects: bool | None = None,
 ) -> Contents:
-    """Make what a manifest's bytes hold: read, completed and checked.
+    """Decode a manifest, set defaults and validate it.
 
-    `origin` is the file's path or the URL, `now` nanoseconds since the epoch, and `served` the
-    kinds of API objects that pods may refer to here (`validate_pod` knows them). ConfigMaps and
-    Secrets are read where they are served, unless `objects` says otherwise. Raises ConfigError with every
-    problem of everything in it: a manifest is taken whole or not at all.
+    `origin` is the path of the file or the URL, `now` Unix time in nanoseconds, and `served` the kinds of API
+    objects that pods may refer to here (see `validate_pod`). ConfigMaps and Secrets are decoded if `served`
+    includes them, unless `objects` overrides this. Raises ConfigError with all problems: a manifest is
+    accepted completely or not at all.
     """
     pods, problems = [], []
     given = read_manifest(data, origin, objects=served >= LOCAL_KINDS if objects is None else objects)
@@ -106,10 +101,10 @@ def static_contents(
 def complete_static_pod(
     pod: Pod, *, source: Literal["file", "http"], origin: str, node_name: str, now: int
 ) -> Pod:
-    """Give a manifest's pod its identity, place and defaults; the pod that was passed stays as it is.
+    """Return a copy of a manifest's pod with identity, node and defaults.
 
-    The pod must be as its author wrote it, without defaults: they may differ between versions
-    of the agent, and the uid must not.
+    The pod must be as written, without defaults: they may differ between versions of the kubelet, but the UID
+    must not.
     """
     uid = pod.uid or _uid(pod, source, origin, node_name)
     pod = copy.deepcopy(pod)
@@ -122,13 +117,13 @@ def complete_static_pod(
     pod.spec.node_name = node_name
     if source == "file":
         _tolerate_node_problems(pod)
-    # Whatever a copied manifest says has become of it was another pod's life.
+    # The status of a copied manifest belongs to another pod.
     pod.status = PodStatus(phase="Pending")
     return pod
 
 
 def without_duplicates(pods: Iterable[tuple[str, Pod]]) -> tuple[list[Pod], list[Problem]]:
-    """Keep the first of pods with one name or one uid; the others, named by their origin, are problems."""
+    """Return the first pod of each name and UID; the others, identified by their origin, are problems."""
     kept, problems = [], []
     names: dict[str, str] = {}
     uids: dict[str, str] = {}
@@ -146,22 +141,22 @@ def without_duplicates(pods: Iterable[tuple[str, Pod]]) -> tuple[list[Pod], list
 
 
 def source_of(pod: Pod) -> str:
-    """Where the pod came from: `file`, `http` or `api`; "" for a pod that no source gave."""
+    """Return the source of a pod: `file`, `http` or `api`; "" for a pod without a source."""
     return pod.metadata.annotations.get(SOURCE_ANNOTATION, "")
 
 
 def is_static_pod(pod: Pod) -> bool:
-    """Whether the pod came from a manifest and not from the API server."""
+    """Return whether the pod comes from a manifest and not from the API server."""
     return source_of(pod) not in ("", "api")
 
 
 def is_mirror_pod(pod: Pod) -> bool:
-    """Whether the pod is only the picture of a static pod in the API server."""
+    """Return whether the pod is the mirror of a static pod in the API server."""
     return MIRROR_ANNOTATION in pod.metadata.annotations
 
 
 def is_critical_pod(pod: Pod) -> bool:
-    """Whether the node keeps this pod to the last: static pods, their mirrors, and critical priorities."""
+    """Return whether the pod is critical: static pods, their mirror pods, and critical priorities."""
     priority = pod.spec.priority
     return (
         is_static_pod(pod)
@@ -171,7 +166,7 @@ def is_critical_pod(pod: Pod) -> bool:
 
 
 def seen_time(now: int) -> str:
-    """Write nanoseconds since the epoch as `kubernetes.io/config.seen` does: local time, nine digits."""
+    """Format Unix nanoseconds as in `kubernetes.io/config.seen`: local time, nine fractional digits."""
     seconds, nanos = divmod(now, _SECOND)
     text = datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
     zone = "Z" if text[19:] == "+00:00" else text[19:]
@@ -185,9 +180,9 @@ def _uid(pod: Pod, source: str, origin: str, node_name: str) -> str:
 
 
 def _said(value: Any) -> Any:
-    """Give what an author wrote, without fields that equal their default.
+    """Return the fields that a manifest sets, without those that equal their default.
 
-    So a field that a later version of the agent learns changes the uid of those pods only that use it.
+    So a field that a later version of the kubelet adds changes only the UIDs of pods that use it.
     """
     if isinstance(value, msgspec.Struct):
         return {
@@ -202,7 +197,7 @@ def _said(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
-    """Give the names of a struct's fields here and in the API, with their defaults."""
+    """Return attribute name, API name and default of each field of a struct."""
     return [
         (
             field.name,
@@ -214,7 +209,7 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
 
 
 def _tolerate_node_problems(pod: Pod) -> None:
-    """Keep the pod when its node is in trouble: it may be what repairs the node."""
+    """Add the toleration that keeps the pod on a failing node: it may be what repairs the node."""
     wanted = Toleration(operator="Exists", effect="NoExecute")
 
     def same(other: Toleration) -> bool:
@@ -224,25 +219,25 @@ def _tolerate_node_problems(pod: Pod) -> None:
 
 
 Names = frozenset[str]
-"""What manifests hold, such as `pod default/web` and `configMap default/page`."""
+"""Descriptions of manifest contents, such as `pod default/web` and `configMap default/page`."""
 PUBLIC, PRIVATE = 0o644, 0o600
 
 
 class ManifestConflict(Exception):
-    """The manifest would get in the way of another; the text says of which and what to do."""
+    """The manifest conflicts with another one; the text names it and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do in the manifests folder."""
+    """Changes to make in the manifest directory."""
 
     target: Path
     remove: tuple[Path, ...] = ()
-    """Files whose contents the new one takes over."""
+    """Files whose contents the new one replaces."""
 
 
 def names_of(written: Contents) -> Names:
-    """Give the names of what is in a manifest, as it is written; raises ClashError when two have the same."""
+    """Return the names of a manifest's contents. Raises ManifestConflict if a name occurs twice."""
     names = [f"pod {pod.metadata.namespace or 'default'}/{pod.metadata.name}" for pod in written.pods]
     names += [title(found) for found in written.objects]
     for name in names:
@@ -252,9 +247,9 @@ def names_of(written: Contents) -> Names:
 
 
 def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | None], *, replace: bool) -> Plan:
-    """Decide what to do for a manifest with these names; `present` is the folder, None for bad files.
+    """Plan the installation of a manifest; `present` is the directory, with None for unreadable files.
 
-    Raises ClashError when something else would be lost or doubled, unless `replace` says that it may.
+    Raises ManifestConflict if other contents would be lost or duplicated, unless `replace` allows it.
     """
     if target.name.startswith("."):
         raise ManifestConflict(f"{target.name} is a hidden file, which the node ignores: rename it")
@@ -281,7 +276,7 @@ def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | Non
 
 
 def look_around(folder: Path) -> dict[Path, Names | None]:
-    """Read what the manifests folder holds; raises OSError when it cannot be listed."""
+    """Read the contents of the manifest directory. Raises OSError if it cannot be listed."""
     present: dict[Path, Names | None] = {}
     for file in folder.iterdir():
         if file.name.startswith(".") or not file.is_file():
@@ -294,20 +289,20 @@ def look_around(folder: Path) -> dict[Path, Names | None]:
 
 
 def carry_out(plan: Plan, content: bytes, mode: int = PUBLIC) -> None:
-    """Write the manifest and remove what it takes over; raises OSError."""
+    """Write the manifest and remove the replaced files. Raises OSError."""
     write_atomically(plan.target, content, mode)
     for file in plan.remove:
         file.unlink(missing_ok=True)
 
 
 def mode_for(written: Contents) -> int:
-    """Give the permissions of a manifest's file."""
+    """Return the mode of a manifest's file."""
     return PRIVATE if written.has_secret else PUBLIC
 
 
 def write_atomically(target: Path, content: bytes, mode: int = PUBLIC) -> None:
-    """Write a file so that whoever looks sees the old content or the new, never a part; raises OSError."""
-    # The node ignores hidden files, so it does not see this one grow.
+    """Write a file atomically: readers see the old contents or the new. Raises OSError."""
+    # The kubelet ignores hidden files, so it does not read the temporary file.
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -322,7 +317,7 @@ def write_atomically(target: Path, content: bytes, mode: int = PUBLIC) -> None:
 
 
 def find_mine(pods: Collection[Pod], written: Pod, target: Path) -> Pod | None:
-    """Find what the node made of a manifest's pod, in exactly this version: its uid tells."""
+    """Return the running pod of exactly this version of a manifest's pod, by its UID."""
     for pod in pods:
         node = pod.spec.node_name
         if pod.metadata.name == f"{written.metadata.name}-{node.lower()}":

@@ -1,4 +1,4 @@
-"""The sources of static pods that the configuration names: a folder or file of manifests, and a URL."""
+"""Start of the configured static pod sources: a manifest file or directory, and a URL."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def start_sources(
     *,
     objects: LocalObjects | None,
 ) -> None:
-    """Start what is configured, each with its name in the mux.
+    """Start the configured sources and register them with the mux.
 
-    `objects`: who takes the configMaps and secrets of the folder; None in a cluster, which has its own.
+    `objects` receives the configMaps and secrets of the manifests; None on a cluster node.
     """
     if config.static_pod_path:
         log.info("Adding static pod path", path=config.static_pod_path)

@@ -1,10 +1,9 @@
-"""Static pods from a URL (`staticPodURL`), asked every `httpCheckFrequency`.
+"""Static pods from a URL (`staticPodURL`), fetched every `httpCheckFrequency`.
 
-The answer is a manifest as a file would hold it, and always the full set. When it cannot be had or
-used (no answer in time, a status other than 200, too large, invalid, empty), the last good set
-stays and the failure is told: at once, when its cause changes, and now and then while it lasts. A
-URL that has never given a usable answer has not reported, so nothing is removed on its account;
-only an empty first answer counts as "no pods", as for the reference.
+The response is a manifest with the full set of pods. If it cannot be fetched or used (timeout, a status other
+than 200, too large, invalid, empty), the last valid set stays and the failure is logged: immediately, when
+its cause changes, and every ten minutes while it lasts. A URL without any usable response so far has not
+reported, so no pods are removed because of it; only an empty first response means "no pods", as upstream.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from pykubelet.podconfig.static_pods import static_pods, without_duplicates
 
 log = get_logger(__name__)
 TIMEOUT = 10.0
-"""Seconds for a whole answer."""
+"""Seconds for a complete response."""
 REMIND_AFTER = 600.0
-"""Seconds after which a failure that lasts is told again."""
+"""Seconds between log messages about a persistent failure."""
 _CHUNK = 64 * 1024
 _LOGIN = re.compile(r"(?<=//)[^/?#]*@")
 _SHORTEST_PERIOD = 0.1
 
 
 class UrlSource:
-    """Asks a URL for pods and emits them, at once and whenever the answer changes.
+    """Static pod source of a URL; emits after the first response and whenever the response changes.
 
-    `headers` are sent along, each perhaps several times; `served` are the kinds of API objects
-    that static pods may refer to on this node; `clock` gives nanoseconds since the epoch.
+    `headers` are sent with each request, a name possibly several times; `served` are the kinds of API objects
+    that static pods may refer to on this node; `clock` returns Unix time in nanoseconds.
     """
 
     name = "http"
@@ -62,7 +61,7 @@ class UrlSource:
         self._emit = emit
         self._served = served
         self._clock = clock
-        # Passwords in a URL belong neither into logs nor into a pod's identity.
+        # Passwords in a URL must neither be logged nor be part of a pod's identity.
         self._origin = _LOGIN.sub("", url)
         self._pods: list[Pod] | None = None
         self._digest = b""
@@ -72,10 +71,10 @@ class UrlSource:
         self._emitted: tuple[list[Pod], list[Problem]] | None = None
 
     async def run(self) -> None:
-        """Ask until cancelled."""
-        log.v(1).info("Watching URL", URL=self._origin)
+        """Fetch periodically until cancelled."""
+        log.v(1).info("Watching URL", url=self._origin)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-        # Like every other program here, it honours the proxy of the environment and keeps no cookies.
+        # Uses the proxy of the environment and keeps no cookies, like all other HTTP clients of the kubelet.
         async with aiohttp.ClientSession(
             timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
@@ -112,7 +111,7 @@ class UrlSource:
         return bytes(data)
 
     async def _take(self, answer: bytes) -> list[Problem]:
-        """Make pods of an answer unless it is the one from last time; gives what is wrong with it."""
+        """Decode a response unless it equals the previous one; return its problems."""
         digest = hashlib.blake2b(answer).digest()
         if digest != self._digest:
             try:
@@ -137,9 +136,9 @@ class UrlSource:
         now = asyncio.get_running_loop().time()
         if problems != self._problems or (problems and now >= self._remind_at):
             for problem in problems:
-                log.error(problem.message, "Failed to read pods from URL", URL=problem.path)
+                log.error(problem.message, "Failed to read pods from URL", url=problem.path)
             if not problems:
-                log.info("Successfully read pods from URL", URL=self._origin)
+                log.info("Successfully read pods from URL", url=self._origin)
             self._problems, self._remind_at = problems, now + REMIND_AFTER
         if self._pods is not None and (self._pods, problems) != self._emitted:
             self._emitted = (self._pods, problems)

@@ -1,8 +1,8 @@
-"""What keeps a pod from being run, found before anything is started for it.
+"""Validation of pods before they are started.
 
-An API server refuses bad pods; a pod from a file or a URL is refused here, by the same rules, as far
-as they concern a node. Above all nothing that becomes part of a path, a command or a name on this
-machine may break out of its place. A pod is checked after it got its defaults.
+The API server validates its own pods; a pod from a file or a URL is validated here, by the same rules as far
+as they concern a node. In particular, no value that becomes part of a path, a command or a name on the host
+may escape from it. Defaults must have been set before.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _HOST_PATH_TYPES = (
 
 
 def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Problem]:
-    """Give everything that is wrong with a pod; the paths are fields such as `spec.containers[0].image`.
+    """Return all problems of a pod; the paths are fields such as `spec.containers[0].image`.
 
-    `served` are the kinds of API objects that this node can give to the pod (`configmaps`,
-    `secrets`, ...: see `references.py`). None means all of them; a static pod, which no API server
-    answers for, is checked with what the node itself can serve, by default nothing.
+    `served` are the kinds of API objects that are available to the pod (`configmaps`, `secrets`, ...: see
+    `references.py`). None means all; a static pod, which has no API server, is validated with what the node
+    itself serves, by default nothing.
     """
     return [
         *_check_metadata(pod),
@@ -76,7 +76,7 @@ def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Prob
 
 
 def is_uid(text: str) -> bool:
-    """Whether a pod may have this uid: it names folders and cgroups."""
+    """Return whether a pod may have this UID, which names directories and cgroups."""
     return _UID.fullmatch(text) is not None
 
 
@@ -185,7 +185,7 @@ def _check_containers(spec: PodSpec) -> Problems:
     yield from unique((f"{path}.name", container.name) for path, container, _ in every)
     for path, container, is_init in every:
         yield from check_container(path, container, spec, is_init=is_init)
-        if is_init:  # Init containers run one after the other and may share a port.
+        if is_init:  # Init containers run sequentially and may share a port.
             yield from host_port_conflicts([(path, container)])
     yield from host_port_conflicts([(path, container) for path, container, is_init in every if not is_init])
 

@@ -1,15 +1,9 @@
-"""The checks of one container: image, ports, environment, mounts, restarts.
+"""Validation of containers, resources and security contexts, and the generic field validators.
 
-The checks of what the agent asks of a running container: probes, hooks, the signal that ends it.
-
-The checks of what containers and pods ask for: names, amounts, requests within limits.
-
-The checks of ids, privileges and namespaces: those that contradict each other, or cannot be.
-
-The bricks that the checks of pods are built of.
-
-Each gives the problems that it finds, none for a good value, so that a check of many fields is a
-list of lines. Messages say what is allowed; the path in front says where.
+The `check_*` functions validate containers (image, ports, environment, mounts, restart rules), probes,
+lifecycle hooks and stop signal, resources (names, quantities, requests within limits), and security contexts
+(IDs, privileges, namespaces, contradictory settings). The generic validators each yield the problems of one
+field, none for a valid value. Messages state what is allowed; the path of a problem names the field.
 """
 
 from __future__ import annotations
@@ -49,35 +43,35 @@ _PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])(?!.*--)[a-z0-9](?:[-a-z0-9]*[a
 
 
 def refused(path: str, message: str, when: object) -> Problems:
-    """Give the problem when there is one."""
+    """Yield a problem if the condition holds."""
     if when:
         yield Problem(path, message)
 
 
 def required(path: str, value: object) -> Problems:
-    """A value must be written."""
+    """Require a value."""
     return refused(path, "must be set", not value)
 
 
 def choice(path: str, value: str, allowed: Collection[str]) -> Problems:
-    """A value must be one of a few words."""
+    """Require one of the allowed values."""
     names = ", ".join(word or '""' for word in allowed)
     return refused(path, f"is {quoted(value)}, but must be one of {names}", value not in allowed)
 
 
 def optional_choice(path: str, value: str | None, allowed: Collection[str]) -> Problems:
-    """A value must be one of a few words, or absent."""
+    """Require one of the allowed values, or None."""
     return choice(path, value, allowed) if value is not None else iter(())
 
 
 def in_range(path: str, value: int | None, low: int, high: int = LARGEST_INT32) -> Problems:
-    """A number must lie between two others, or be absent."""
+    """Require a number from `low` to `high`, or None."""
     message = f"is {value}, but must be from {low} to {high}"
     return refused(path, message, value is not None and not low <= value <= high)
 
 
 def named(path: str, value: str, problem: Callable[[str], str | None]) -> Problems:
-    """A name must have the shape that a function of `api/names.py` asks for."""
+    """Require a name that `problem`, a function of `api/names.py`, accepts."""
     if not value:
         yield Problem(path, "must be set")
     elif sentence := problem(value):
@@ -85,7 +79,7 @@ def named(path: str, value: str, problem: Callable[[str], str | None]) -> Proble
 
 
 def unique(paths_and_values: Iterable[tuple[str, str]]) -> Problems:
-    """No value may appear twice; the later one is the problem."""
+    """Require unique values; the later of two equal ones is the problem."""
     first: dict[str, str] = {}
     for path, value in paths_and_values:
         if value in first:
@@ -94,7 +88,7 @@ def unique(paths_and_values: Iterable[tuple[str, str]]) -> Problems:
 
 
 def exactly_one(path: str, what: str, given: dict[str, Any]) -> Problems:
-    """Of several fields exactly one must be set."""
+    """Require exactly one of several fields to be set."""
     names = [name for name, value in given.items() if value is not None]
     if not names:
         yield Problem(path, f"must have {what}: one of {', '.join(given)}")
@@ -103,18 +97,18 @@ def exactly_one(path: str, what: str, given: dict[str, Any]) -> Problems:
 
 
 def no_steps_back(path: str, value: str) -> Problems:
-    """A path must not climb out of where it is put."""
+    """Require a path without `..`."""
     return refused(path, f"{quoted(value)} must not contain '..'", ".." in value.split("/"))
 
 
 def inside(path: str, value: str) -> Problems:
-    """A path must stay below the folder that it is joined to."""
+    """Require a relative path that stays below its base directory."""
     yield from refused(path, f"{quoted(value)} must be a relative path", value.startswith("/"))
     yield from no_steps_back(path, value)
 
 
 def address(path: str, value: str) -> Problems:
-    """A text must be an IP address."""
+    """Require an IP address."""
     try:
         parse_ip(value)
     except ValueError as err:
@@ -122,26 +116,26 @@ def address(path: str, value: str) -> Problems:
 
 
 def port(path: str, value: int | str) -> Problems:
-    """A port must be a number, or the name of one of the container's ports."""
+    """Require a port number, or a valid port name."""
     return (
         in_range(path, value, 1, 65535) if isinstance(value, int) else named(path, value, port_name_problem)
     )
 
 
 def port_name_problem(name: str) -> str | None:
-    """Say what is wrong with the name of a port."""
+    """Return why a port name is invalid, None if it is valid."""
     if _PORT_NAME.fullmatch(name):
         return None
     return "must be 1 to 15 lower case letters, digits or single '-', with at least one letter, such as http"
 
 
 def variable_problem(name: str) -> str | None:
-    """Say what is wrong with the name of an environment variable."""
+    """Return why the name of an environment variable is invalid, None if it is valid."""
     return None if _VARIABLE.fullmatch(name) else "must be printable ASCII characters without '='"
 
 
 def key_problem(key: str) -> str | None:
-    """Say what is wrong with a key of a configMap or secret, which becomes a file's name."""
+    """Return why a key of a configMap or secret, a file name, is invalid, None if it is valid."""
     if len(key) <= 253 and _KEY.fullmatch(key) and key != "." and not key.startswith(".."):
         return None
     return "must be 1 to 253 letters, digits, '-', '_' or '.', and not begin with '..'"
@@ -152,7 +146,7 @@ _REAL_TIME_SIGNAL = re.compile(r"SIGRTMIN\+(?:[1-9]|1[0-5])|SIGRTMAX-(?:[1-9]|1[
 
 
 def check_probes(path: str, container: Container) -> Problems:
-    """Give everything that is wrong with a container's probes."""
+    """Yield the problems of a container's probes."""
     for field, probe in (
         ("livenessProbe", container.liveness_probe),
         ("readinessProbe", container.readiness_probe),
@@ -163,7 +157,7 @@ def check_probes(path: str, container: Container) -> Problems:
 
 
 def check_hooks(path: str, container: Container, spec: PodSpec) -> Problems:
-    """Give everything that is wrong with a container's hooks and stop signal."""
+    """Yield the problems of a container's lifecycle hooks and stop signal."""
     if (lifecycle := container.lifecycle) is None:
         return
     for field, hook in (("postStart", lifecycle.post_start), ("preStop", lifecycle.pre_stop)):
@@ -232,7 +226,7 @@ _OF_THE_POD = ("cpu", "memory")
 
 
 def check_resources(path: str, resources: ResourceRequirements, spec: PodSpec) -> Problems:
-    """Give everything that is wrong with one container's resources."""
+    """Yield the problems of a container's resources."""
     yield from _check_amounts(path, resources, _STANDARD, extended=True)
     claims = {claim.name for claim in spec.resource_claims}
     for index, claim in enumerate(resources.claims):
@@ -247,7 +241,7 @@ def check_resources(path: str, resources: ResourceRequirements, spec: PodSpec) -
 
 
 def check_pod_resources(spec: PodSpec) -> Problems:
-    """Give everything that is wrong with the resources, claims and overhead of the whole pod."""
+    """Yield the problems of the pod-level resources, claims and overhead."""
     for name, amount in spec.overhead.items():
         yield from _check_amount("spec.overhead", name, amount, _STANDARD, extended=True)
     for index, claim in enumerate(spec.resource_claims):
@@ -347,7 +341,7 @@ _LONGEST_PROFILE = 4095
 
 
 def check_pod_security(spec: PodSpec) -> Problems:
-    """Give everything that is wrong with the security context and namespaces of a pod."""
+    """Yield the problems of a pod's security context and namespaces."""
     path, context = "spec.securityContext", spec.security_context
     for field, value in (
         ("runAsUser", context.run_as_user),
@@ -376,7 +370,7 @@ def check_pod_security(spec: PodSpec) -> Problems:
 
 
 def check_container_security(path: str, context: SecurityContext | None, spec: PodSpec) -> Problems:
-    """Give everything that is wrong with the security context of a container."""
+    """Yield the problems of a container's security context."""
     if context is None:
         return
     yield from in_range(f"{path}.runAsUser", context.run_as_user, 0)
@@ -457,7 +451,7 @@ _MOST_EXIT_CODES = 255
 
 
 def check_container(path: str, container: Container, spec: PodSpec, *, is_init: bool) -> Problems:
-    """Give everything that is wrong with a container of this pod; `path` is where it stands."""
+    """Yield the problems of a container of this pod; `path` is its field path."""
     yield from named(f"{path}.name", container.name, dns_label_problem)
     yield from required(f"{path}.image", container.image)
     padded = container.image != container.image.strip()
@@ -494,7 +488,7 @@ def check_container(path: str, container: Container, spec: PodSpec, *, is_init: 
 
 
 def host_port_conflicts(containers: Iterable[tuple[str, Container]]) -> Problems:
-    """Two containers that run together cannot have the same port of the host."""
+    """Yield host ports that several of the containers use."""
     return unique(
         (f"{path}.ports[{index}].hostPort", f"{published.protocol}/{published.host_ip}/{published.host_port}")
         for path, container in containers

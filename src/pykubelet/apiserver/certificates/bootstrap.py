@@ -1,17 +1,13 @@
-"""A node's first certificate: from bootstrap credentials to a kubeconfig of its own.
+"""TLS bootstrap: the first client certificate of a node, and CertificateSigningRequests in general.
 
-With `--bootstrap-kubeconfig`, a kubeconfig that does not exist, or whose certificate has expired, is
-replaced by one that refers to `kubelet-client-current.pem` in the certificate folder; the certificate
-is requested with the bootstrap credentials. A kubeconfig that is still good is left alone.
+With `--bootstrap-kubeconfig`, a kubeconfig that does not exist or whose certificate has expired is
+replaced by one that refers to `kubelet-client-current.pem` in the certificate directory; the certificate is
+requested with the bootstrap credentials. A valid kubeconfig is not changed.
 
-Everything can be interrupted anywhere. The key is kept in `kubelet-client.key.tmp` while its request
-is pending, and the request's name is derived from it: the next start goes on waiting for the same one.
-
-Asking the cluster for a certificate: a request is made, someone approves it, a signer issues it.
-
-Approval may be a controller's within a second or a person's after lunch, so the request is watched.
-A request can be given a name that is derived from its key (`request_name`): then an agent that was
-stopped while it waited finds its own request again instead of making another.
+Every step can be interrupted. The key is stored in `kubelet-client.key.tmp` while its request is pending, and
+the name of the request is derived from the key (`request_name`): after a restart the kubelet waits for the
+same request instead of creating another. Requests are watched, because the approval may take a controller a
+second or an administrator hours.
 """
 
 from __future__ import annotations
@@ -52,26 +48,26 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 REMIND_SECONDS = 600.0
-"""While nobody decides about a request, a line says so after half a minute and then this often."""
+"""Seconds between log messages about a pending request; the first one comes after half a minute."""
 _FIRST_REMINDER_SECONDS = 30.0
 
 
 class RequestRefused(KubeError):
-    """Nothing will come of this request: it was denied, failed, was deleted, or is another's."""
+    """The request cannot succeed: it was denied, failed, deleted, or differs from the expected one."""
 
 
 class NotIssued(KubeError):
-    """Nobody decided about a request in time."""
+    """The request was neither approved nor denied before the deadline."""
 
 
 def usages(signer: str, rsa: bool) -> list[str]:
-    """Give what a certificate of this signer is used for."""
+    """Return the key usages of a certificate of this signer."""
     purpose = "client auth" if signer == CLIENT_SIGNER else "server auth"
     return ["digital signature", purpose, *(["key encipherment"] if rsa else [])]
 
 
 def request_name(draft: SigningRequest, uses: Sequence[str]) -> str:
-    """Give the name that the reference derives from a request's key, subject and usages."""
+    """Return upstream's request name, a digest of public key, subject and usages."""
     subject, public_key = read_request(draft.request.encode())
     parts = [subject.common_name, *subject.organizations, *uses]
     digest = hashlib.new("sha512_256")
@@ -81,7 +77,7 @@ def request_name(draft: SigningRequest, uses: Sequence[str]) -> str:
 
 
 def outcome(request: CertificateSigningRequest, uid: str) -> bytes | None:
-    """Give the issued certificate; None while there is none yet. Raises RequestRefused."""
+    """Return the issued certificate; None while it is pending. Raises RequestRefused."""
     name = request.metadata.name
     if request.metadata.uid != uid:
         raise RequestRefused(f"certificate request {name} was replaced by another")
@@ -96,10 +92,10 @@ def outcome(request: CertificateSigningRequest, uid: str) -> bytes | None:
 async def request_certificate(
     client: ApiClient, draft: SigningRequest, signer: str, now: datetime, *, seconds: float, name: str = ""
 ) -> bytes:
-    """Have a certificate issued and give it in PEM; raises KubeError, among them RequestRefused.
+    """Request a certificate and return it in PEM. Raises KubeError, including RequestRefused.
 
-    It is waited for at most so many `seconds`: then NotIssued. Without a `name` the server makes one
-    up; with one, a request of that name that is already there is taken when it is the same.
+    Raises NotIssued after `seconds`. Without a `name` the server generates one; with a name, an existing
+    request of that name is used if it is the same.
     """
     uses = usages(signer, draft.rsa)
     wanted = CertificateSigningRequest(
@@ -117,7 +113,7 @@ async def request_certificate(
             raise RequestRefused(
                 f"certificate request {name} exists and its certificate has expired"
             ) from None
-        log.info("Certificate signing request exists already, waiting for it", csr=name)
+        log.info("Certificate signing request already exists, waiting for it", csr=name)
     issued = outcome(made, made.metadata.uid) or await _issued(client, made, seconds)
     log.v(2).info("Certificate signing request is issued", csr=made.metadata.name)
     if not certificates(issued):
@@ -140,7 +136,7 @@ async def _issued(client: ApiClient, request: CertificateSigningRequest, seconds
             if not done.done():
                 done.set_exception(err)
 
-    log.v(2).info("Waiting for a certificate to be issued", csr=name)
+    log.v(2).info("Waiting for certificate to be issued", csr=name)
     reflector = Reflector(client, CERTIFICATE_REQUESTS, follow, field_selector=f"metadata.name={name}")
     async with TaskScope() as scope:
         scope.start(reflector.run(), name=f"certificate request {name}")
@@ -158,14 +154,14 @@ async def _remind(name: str) -> None:
     await asyncio.sleep(_FIRST_REMINDER_SECONDS)
     while True:
         log.info(
-            "Still waiting for a certificate: if nothing approves requests here, do it by hand",
+            "Still waiting for certificate, approve the request manually if no controller does",
             command=f"kubectl certificate approve {name}",
         )
         await asyncio.sleep(REMIND_SECONDS)
 
 
 def _is_same(found: CertificateSigningRequest, wanted: CertificateSigningRequest) -> bool:
-    """Whether a request asks for the same certificate for the same key."""
+    """Return whether both requests are for the same subject, key and signer."""
     try:
         same = read_request(found.spec.request) == read_request(wanted.spec.request)
         return same and found.spec.signer_name == wanted.spec.signer_name
@@ -192,15 +188,15 @@ Clock = Callable[[], datetime]
 
 
 def node_subject(node_name: str) -> Subject:
-    """Whom a node's client certificate is for."""
+    """Return the subject of a node's client certificate."""
     return Subject(f"system:node:{node_name}", ("system:nodes",))
 
 
 def kubeconfig_problem(path: Path, load: Load, now: datetime) -> str | None:
-    """Say why a kubeconfig's certificate cannot be used; None when it can, and a bootstrap is not needed.
+    """Return why the certificate of a kubeconfig is not usable; None if no bootstrap is needed.
 
-    A kubeconfig without a certificate counts as unusable, as with the reference: beside bootstrap
-    credentials it is the bootstrap's to write.
+    A kubeconfig without a certificate is unusable, as upstream: with bootstrap credentials, the bootstrap
+    writes it.
     """
     if not path.exists():
         return "it does not exist"
@@ -228,11 +224,11 @@ async def ensure_client_config(
     *,
     clock: Clock = utc_now,
 ) -> RestConfig:
-    """Give the access to use, after a bootstrap if that is needed, however long it takes.
+    """Return the RestConfig to use, after a bootstrap if necessary, without a time limit.
 
-    Raises KubeconfigError when a file that must be there cannot be used; everything else is tried
-    again, and said. This is for agents that do not renew their certificate; others start at once and
-    get their first one on the way (`rotation_client.py`).
+    Raises KubeconfigError if a required file is not usable; all other failures are logged and retried. This
+    is for kubelets without client certificate rotation; with it, the kubelet starts immediately and obtains
+    its first certificate in the background (`rotation.py`).
     """
     if bootstrap is None:
         return load(kubeconfig)
@@ -240,7 +236,7 @@ async def ensure_client_config(
     if problem is None:
         log.v(2).info("Kubeconfig exists and is valid, skipping bootstrap", path=str(kubeconfig))
         return load(kubeconfig)
-    log.info("Requesting a client certificate with the bootstrap credentials", kubeconfig=problem)
+    log.info("Requesting client certificate with bootstrap credentials", reason=problem)
     store = CertificateStore(cert_dir, CLIENT_PREFIX, clock)
     load(bootstrap)
     pauses = Backoff(first=1.0, limit=16.0)
@@ -263,10 +259,10 @@ async def ensure_client_config(
 async def first_certificate(
     access: RestConfig, store: CertificateStore, cert_dir: Path, node_name: str, *, clock: Clock = utc_now
 ) -> StoredPair:
-    """Request a client certificate in the name of `access` and store it.
+    """Request a client certificate with the credentials of `access` and store it.
 
-    Raises KubeError, MakingError, StoreError or OSError; what was begun is then gone on with by the
-    next call, or begun anew when the request was refused.
+    Raises KubeError, KeyGenerationError, StoreError or OSError; the next call continues with the same
+    request, or starts over with a new key if the request was refused.
     """
     pending = cert_dir / _PENDING_KEY
     try:
@@ -285,17 +281,17 @@ async def first_certificate(
             )
         pair = store.update(certificate, draft.key.encode())
     except (RequestRefused, UnfitPair):
-        # Another key makes another request; this one leads nowhere.
+        # A new key leads to a new request; this one cannot succeed.
         pending.unlink(missing_ok=True)
         raise
     with contextlib.suppress(OSError):
         pending.unlink(missing_ok=True)
-    log.info("Got a client certificate", path=str(store.current_path), expires=pair.life.ends.isoformat())
+    log.info("Obtained client certificate", path=str(store.current_path), expires=pair.life.ends.isoformat())
     return pair
 
 
 def is_good(pair: StoredPair | None, subject: Subject, now: datetime) -> bool:
-    """Whether a stored pair is valid now and for the right name."""
+    """Return whether a stored pair has not expired and has the right subject."""
     return pair is not None and not pair.expired(now) and pair.subject.covers(subject)
 
 
@@ -306,7 +302,7 @@ def write_kubeconfig(path: Path, access: RestConfig, pair: Path) -> None:
         cluster["certificate-authority"] = str(access.ca.absolute())
     elif access.ca:
         cluster["certificate-authority-data"] = base64.b64encode(access.ca).decode()
-    # Beyond the reference, which forgets how the server is reached.
+    # Unlike upstream, which drops these connection settings.
     extra = {
         "insecure-skip-tls-verify": access.insecure,
         "tls-server-name": access.tls_server_name,
@@ -333,7 +329,7 @@ def write_kubeconfig(path: Path, access: RestConfig, pair: Path) -> None:
 
 
 def with_certificate(access: RestConfig, pair: Path) -> RestConfig:
-    """Give the access to the same server with this certificate and nothing else to identify with."""
+    """Return the RestConfig with this certificate as its only credentials."""
     return dataclasses.replace(
         access,
         certificate=pair,
@@ -348,5 +344,5 @@ def with_certificate(access: RestConfig, pair: Path) -> RestConfig:
 
 
 def material(part: bytes | Path) -> bytes:
-    """Give what a kubeconfig holds or refers to; raises OSError."""
+    """Return the bytes that a kubeconfig contains or refers to. Raises OSError."""
     return part.read_bytes() if isinstance(part, Path) else part

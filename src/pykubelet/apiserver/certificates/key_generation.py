@@ -1,7 +1,8 @@
-"""Keys, certificate requests and self-signed certificates, had from a short-lived process.
+"""Generation of keys, certificate requests and self-signed certificates in a short-lived subprocess.
 
-The process (`certificate_worker.py`) gets its order and gives its answer through pipes, so that no key
-touches a disk before its owner stores it. It is bounded in time and ends when nobody waits for it.
+The subprocess (`key_generation_worker.py`) gets its order and returns its result through pipes, so that
+no key is on disk before its owner stores it. Its run time is bounded, and it is killed if the caller is
+cancelled.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import msgspec
 from pykubelet.apiserver.certificates.x509 import Subject
 from pykubelet.linux.processes import OutputTooLarge, run_bounded
 
-# Making a key takes a fifth of a second; a machine that is starting forty pods can be very slow.
+# Generating a key takes 0.2 s, but much longer on a host that is starting forty pods.
 _SECONDS = 60.0
 _MAX_BYTES = 1024 * 1024
 
 
 class KeyGenerationError(Exception):
-    """No key or certificate could be made: one line."""
+    """No key or certificate could be generated: one line."""
 
 
 class SigningRequest(msgspec.Struct, frozen=True):
-    """A key and a request for a certificate for it, both PEM."""
+    """A key and a certificate request for it, both PEM."""
 
     key: str
     request: str
@@ -47,13 +48,13 @@ class SelfSigned(msgspec.Struct, frozen=True):
 
 
 async def draft_request(subject: Subject, key: str = "") -> SigningRequest:
-    """Make a request, for this key if it is one and else for a new one; raises MakingError."""
+    """Return a request for this key, or for a new one if `key` is not valid. Raises KeyGenerationError."""
     order = _Order("request", subject.common_name, subject.organizations, subject.dns, subject.ips, key)
     return msgspec.json.decode(await _run(order), type=SigningRequest)
 
 
 async def self_signed(host: str, *, dns: Sequence[str] = (), ips: Sequence[str] = ()) -> SelfSigned:
-    """Make a serving certificate for a host that nobody vouches for; raises MakingError."""
+    """Return a self-signed serving certificate for a host. Raises KeyGenerationError."""
     order = _Order("self-signed", host, dns=tuple(dns), ips=tuple(ips))
     return msgspec.json.decode(await _run(order), type=SelfSigned)
 
@@ -69,7 +70,7 @@ class _Order:
 
 
 async def _run(order: _Order) -> bytes:
-    # Without -P a module in the folder where the agent was started could take the library's place.
+    # Without -P, a module in the working directory of the kubelet could shadow the library.
     argv = [sys.executable, "-P", "-m", "pykubelet.apiserver.certificates.key_generation_worker"]
     try:
         finished = await run_bounded(

@@ -1,9 +1,9 @@
-"""Making keys, certificate requests and self-signed certificates, in a process of its own.
+"""Subprocess that generates keys, certificate requests and self-signed certificates.
 
-Run as `python -m pykubelet.kube.certificate_worker`: one order in JSON on standard input, one answer in
-JSON on standard output, and the end. The library that knows how costs ten megabytes for good once it
-is imported, and a node needs a new key a few times a year; so only this module imports it, and no
-other module imports this one (`certificate_making.py` runs it).
+Run by `key_generation.py` as `python -m pykubelet.apiserver.certificates.key_generation_worker`: it reads
+one order in JSON from stdin, writes one result in JSON to stdout, and exits. Importing the cryptography
+library costs ten megabytes of memory permanently, and a node needs a new key a few times a year; so in
+the kubelet only this module imports it, and no other module imports this one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 _EARLIER = timedelta(hours=1)
 _LIFE = timedelta(days=365)
 
-# With the stamp behind it, within what a name may have.
+# Together with the timestamp within the length limit of a common name.
 _LONGEST_HOST = 40
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Do what an order says: `request` a certificate for a key, or make a `self-signed` one."""
+    """Execute an order: `request` a certificate for a key, or generate a `self-signed` one."""
     return _request(order) if order["make"] == "request" else _self_signed(order)
 
 
@@ -47,7 +47,7 @@ def _request(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _self_signed(order: dict[str, Any]) -> dict[str, Any]:
-    """Sign with an authority that is forgotten at once, so that the certificate can sign no other."""
+    """Sign with a CA whose key is discarded immediately, so that the certificate can sign no other."""
     now = datetime.now(UTC)
     host, stamp = order["common_name"][:_LONGEST_HOST], int(now.timestamp())
     authority_key = ec.generate_private_key(ec.SECP256R1())
@@ -89,7 +89,7 @@ def _certificate(
 
 def _name(common_name: str, organizations: list[str]) -> x509.Name:
     parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, name) for name in organizations]
-    # Longer names than the standard allows are the API server's to refuse.
+    # The API server rejects names longer than the standard allows.
     own = x509.NameAttribute(NameOID.COMMON_NAME, common_name, _validate=False)
     return x509.Name([*parts, own])
 
@@ -111,7 +111,7 @@ def _read_key(pem: str) -> Key | None:
 
 
 def _key_pem(key: Key) -> str:
-    """Write a key in the form that the reference writes: EC PRIVATE KEY."""
+    """Encode a key in upstream's format: EC PRIVATE KEY."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.TraditionalOpenSSL,
@@ -127,5 +127,5 @@ if __name__ == "__main__":
     try:
         json.dump(answer(json.load(sys.stdin)), sys.stdout)
     except ValueError as err:
-        # A name that no certificate can hold; a line is enough.
+        # A name that a certificate cannot contain; no traceback needed.
         sys.exit(str(err))

@@ -1,15 +1,14 @@
-"""Keeping a certificate valid: a new one is had well before the old one ends.
+"""Certificate rotation: renewal before expiry, and rotation of the client certificate.
 
-When seven to nine tenths of its life are over (by chance, so that a cluster's nodes do not all come at
-once), when it is missing or expired, or when it is no longer for the right names, a new certificate is
-obtained and stored. Until then the old one stays in use. What fails is tried again after growing
-pauses, for as long as it takes.
+`Rotation` obtains and stores a new certificate when 70 to 90 % of its lifetime are over (random, so that
+the nodes of a cluster do not renew simultaneously), when it is missing or expired, or when its names no
+longer match. Until then the old one stays in use. Failures are retried with exponential back-off, without
+limit.
 
-The node's client certificate while the agent renews it itself (`rotateCertificates`).
-
-The agent does not wait for its first certificate: static pods run, and requests to the API server fail
-until the certificate is there. It is then renewed in its own name; once it has expired, or before there
-is one, in the name of the bootstrap credentials, else of whatever the kubeconfig holds by now.
+`ClientCertificateRotation` rotates the node's client certificate (`rotateCertificates`). The kubelet does
+not wait for the first certificate: static pods run, and API requests fail until it is issued. It is renewed
+with its own identity; if it is missing or expired, with the bootstrap credentials, or without those with
+the current contents of the kubeconfig.
 
     rotation = ClientCertificateRotation(kubeconfig, bootstrap, cert_dir, node_name, load_kubeconfig)
     transport = Transport(rotation.prepare())
@@ -58,16 +57,16 @@ from pykubelet.util.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
 EARLIEST, LATEST = 0.7, 0.9
-"""The part of its life after which a certificate is replaced."""
+"""Fractions of its lifetime between which a certificate is replaced."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 16.0
 
-# Wall clocks are set and machines sleep: no wait for a date is longer than this.
+# Clocks are set and hosts are suspended: no wait for a date is longer than this.
 _LOOK_SECONDS = 10.0
 _WISH_SECONDS = 1.0
 
 
 def seconds_left(pair: StoredPair | None, wanted: Subject, now: datetime, fraction: float) -> float:
-    """Give how long until a certificate is to be replaced; 0 when it is time."""
+    """Return the seconds until a certificate is to be replaced; 0 if it is due."""
     if pair is None or not pair.subject.covers(wanted):
         return 0.0
     life = pair.life
@@ -76,11 +75,11 @@ def seconds_left(pair: StoredPair | None, wanted: Subject, now: datetime, fracti
 
 
 class Rotation:
-    """Keeps a stored pair valid.
+    """Rotation of one stored certificate.
 
-    `stored` gives the pair that is there now; `wanted` says for whom it must be, None while that is
-    not known; `obtain` has a certificate for that subject issued and stored, and raises KubeError,
-    MakingError, StoreError or OSError. When what is wanted changes meanwhile, obtaining is cancelled.
+    `stored` returns the pair on disk; `wanted` returns the required subject, None while it is unknown;
+    `obtain` requests and stores a certificate for that subject, and raises KubeError, KeyGenerationError,
+    StoreError or OSError. It is cancelled if the required subject changes.
     """
 
     def __init__(
@@ -111,15 +110,15 @@ class Rotation:
             metrics.show(self._seconds_valid)
 
     def current(self) -> StoredPair | None:
-        """Give the pair in use; None when there is none or it has expired."""
+        """Return the pair in use; None if it is missing or expired."""
         return None if self._pair is None or self._pair.expired(self._clock()) else self._pair
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have the listener called after each change of the pair."""
+        """Add a listener that is called after each change of the pair."""
         self._listeners.append(listener)
 
     async def run(self, *, at_once: bool = False) -> NoReturn:
-        """Renew until cancelled; `at_once` begins with replacing also a certificate that is still good."""
+        """Rotate until cancelled; `at_once` starts with replacing a certificate that is still valid."""
         log.v(2).info("Certificate rotation is enabled", certificate=self._what)
         while True:
             wanted = self._wanted() if at_once else await self._until_due()
@@ -129,7 +128,7 @@ class Rotation:
             if await self._renew(wanted):
                 at_once = False
             if at_once or seconds_left(self._pair, wanted, self._clock(), self._fraction) == 0:
-                # Also after a success of no use, such as a signer that leaves names out.
+                # Also after a useless success, such as a signer that omits names.
                 await asyncio.sleep(self._pauses.next(asyncio.get_running_loop().time()))
 
     async def _until_due(self) -> Subject:
@@ -139,7 +138,7 @@ class Rotation:
             if wanted is not None:
                 left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
                 if left == 0:
-                    # Perhaps somebody else put a newer one there.
+                    # Another process may have stored a newer one.
                     self._take(self._stored())
                     left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
                     if left == 0:
@@ -192,11 +191,11 @@ class Rotation:
 
 
 WAIT_SECONDS = 900.0
-"""A request that nobody decides about is made anew after this time."""
+"""Seconds after which a request without a decision is replaced by a new one."""
 
 
 class ClientCertificateRotation:
-    """Gets and renews the certificate by which the node is known to the API server."""
+    """Rotation of the client certificate of the node."""
 
     def __init__(
         self,
@@ -222,9 +221,9 @@ class ClientCertificateRotation:
         self._at_once = False
 
     def prepare(self) -> RestConfig:
-        """Bring kubeconfig and certificate folder in order and give the access to use from now on.
+        """Repair kubeconfig and certificate directory, and return the RestConfig to use from now on.
 
-        Raises KubeconfigError when a file that must be there cannot be used.
+        Raises KubeconfigError if a required file is not usable.
         """
         try:
             self._store.recover()
@@ -237,7 +236,7 @@ class ClientCertificateRotation:
         return with_certificate(access, self._store.current_path)
 
     async def run(self) -> NoReturn:
-        """Renew the certificate until cancelled."""
+        """Rotate the certificate until cancelled."""
         subject = node_subject(self._node_name)
         rotation = Rotation(
             "client",
@@ -255,13 +254,13 @@ class ClientCertificateRotation:
         if problem is not None:
             access = self._load(bootstrap)
             write_kubeconfig(self._kubeconfig, access, self._store.current_path)
-            log.info("Bootstrapping in the background", kubeconfig=problem)
+            log.info("Bootstrapping in the background", reason=problem)
 
     def _adopt(self, access: RestConfig) -> None:
-        """Begin with the kubeconfig's own certificate when there is none of ours.
+        """Import the kubeconfig's own certificate if the store has no valid one.
 
-        One that is written in the kubeconfig itself may have more rights than a node should: it is
-        replaced at once.
+        A certificate embedded in the kubeconfig may have more permissions than a node should have: it is
+        replaced immediately.
         """
         current = self._store.current()
         if current is not None and not current.expired(self._clock()):
@@ -271,10 +270,10 @@ class ClientCertificateRotation:
         try:
             pair = self._store.update(material(access.certificate), material(access.key))
         except (OSError, StoreError) as err:
-            log.error(err, "Failed to use the kubeconfig's certificate", path=str(self._kubeconfig))
+            log.error(err, "Failed to use kubeconfig's certificate", path=str(self._kubeconfig))
             return
         self._at_once = isinstance(access.certificate, bytes)
-        log.info("Using the kubeconfig's certificate", expires=pair.life.ends.isoformat())
+        log.info("Using kubeconfig's certificate", expires=pair.life.ends.isoformat())
 
     async def _obtain(self, subject: Subject) -> StoredPair:
         current = self._store.current()

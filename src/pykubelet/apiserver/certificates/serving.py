@@ -1,11 +1,11 @@
-"""The certificate by which the agent's own HTTPS server is known, wherever it comes from.
+"""Serving certificate of the kubelet's HTTPS server.
 
-    requested      from the cluster (`serverTLSBootstrap`), for the node's addresses as they are now
-    files          given by an administrator (`tlsCertFile`), who may replace them
-    self-signed    made here once and kept in the certificate folder, when nothing else is configured
+    requested      issued by the cluster (`serverTLSBootstrap`) for the node's current addresses
+    files          configured by an administrator (`tlsCertFile`), who may replace them
+    self-signed    generated once and stored in the certificate directory, if nothing else is configured
 
-Each gives `current()`, the two files to serve with, tells `listen`ers when they have changed, and does
-its work in `run()`. The files are told only when certificate and key fit together.
+Each implements `current()`, the two files to serve with, calls its listeners after a change, and does its
+work in `run()`. A change is announced only if certificate and key match.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ log = get_logger(__name__)
 SERVER_PREFIX = "kubelet-server"
 WAIT_SECONDS = 900.0
 LOOK_SECONDS = 10.0
-"""How often files are looked at."""
+"""Seconds between checks of the files."""
 _RENEW_BEFORE = timedelta(days=1)
 Files = tuple[Path, Path]
 
 
 class ServingCertificate(Protocol):
-    """What the HTTPS server needs to know."""
+    """Source of the certificate for the HTTPS server."""
 
     def current(self) -> Files | None:
-        """Give the files of certificate and key; None while there is nothing valid to serve with."""
+        """Return the paths of certificate and key; None while there is no valid certificate."""
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have the listener called after each change."""
+        """Add a listener that is called after each change."""
 
     async def run(self) -> NoReturn:
-        """Do what is needed to stay valid, until cancelled."""
+        """Keep the certificate valid until cancelled."""
 
 
 def serving_subject(
     node_name: str, addresses: Iterable[NodeAddress], *, dns_only: bool = False
 ) -> Subject | None:
-    """Give the names that a serving certificate needs.
+    """Return the subject of the serving certificate.
 
-    None without an IP address, since API servers ask for the node by address; `dns_only` (the gate
-    AllowDNSOnlyNodeCSR) is content with a name.
+    None without an IP address, since API servers connect to the node by address; with `dns_only` (the feature
+    gate AllowDNSOnlyNodeCSR) a DNS name suffices.
     """
     dns, ips = set(), set()
     for address in addresses:
@@ -85,10 +85,10 @@ def serving_subject(
 
 
 class RequestedCertificate:
-    """A serving certificate that the cluster issues.
+    """A serving certificate issued by the cluster.
 
-    `addresses` gives the node's, which may be none yet; `given` are an administrator's files to serve
-    with until the first certificate was issued.
+    `addresses` returns the node's addresses, possibly empty; `given` are an administrator's files to serve
+    with while there is no valid issued certificate.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RequestedCertificate:
         try:
             self._store.recover()
         except OSError as err:
-            log.error(err, "Failed to recover the serving certificate", path=str(cert_dir))
+            log.error(err, "Failed to recover serving certificate", path=str(cert_dir))
         self._rotation = Rotation(
             "serving",
             self._store.current,
@@ -123,13 +123,13 @@ class RequestedCertificate:
         )
 
     def current(self) -> Files | None:
-        """Give the files; None until a certificate was issued, and after it has expired."""
+        """Return the issued certificate while it is valid, else the administrator's files, or None."""
         if (pair := self._rotation.current()) is not None:
             return pair.certificate, pair.key
         return self._given
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have the listener called after each change."""
+        """Add a listener that is called after each change."""
         self._rotation.listen(listener)
 
     async def run(self) -> NoReturn:
@@ -145,9 +145,9 @@ class RequestedCertificate:
 
 
 class CertificateFiles:
-    """A serving certificate in files that others may replace; raises StoreError when they are unusable.
+    """A serving certificate in files that other processes may replace.
 
-    `prepare` is awaited before each look at them.
+    `prepare` is awaited before each check of the files. Raises StoreError if they are not usable initially.
     """
 
     def __init__(
@@ -160,15 +160,15 @@ class CertificateFiles:
         self._digest = read_pair(certificate, key).digest
 
     def current(self) -> Files:
-        """Give the files."""
+        """Return the files."""
         return self._files
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have the listener called after each change."""
+        """Add a listener that is called after each change."""
         self._listeners.append(listener)
 
     async def run(self) -> NoReturn:
-        """Look for changes until cancelled."""
+        """Check for changes until cancelled."""
         clock = asyncio.get_running_loop().time
         complaints = ErrorLogLimiter(
             log, "Failed to renew the self-signed certificate", path=str(self._files[0])
@@ -192,7 +192,7 @@ class CertificateFiles:
         try:
             digest = read_pair(*self._files).digest
         except StoreError as err:
-            log.error(err, "Failed to use the changed serving certificate, keeping the one before")
+            log.error(err, "Failed to load changed serving certificate, keeping the previous one")
             return
         if digest != self._digest:
             self._digest = digest
@@ -215,18 +215,18 @@ class CertificateFiles:
 async def self_signed_certificate(
     cert_dir: Path, host: str, *, ips: Sequence[str] = (), clock: Clock = utc_now
 ) -> CertificateFiles:
-    """Give the self-signed certificate of the folder, made if need be; raises MakingError, OSError.
+    """Return the self-signed certificate of the directory, generated if necessary.
 
-    What an administrator put there (`kubelet.crt` and `kubelet.key`) is used as it is, one that was
-    made for this host is made anew a day before it ends. While the agent runs, files that cannot be used
-    are left alone: somebody may be about to replace them.
+    An administrator's files there (`kubelet.crt` and `kubelet.key`) are used unchanged; a certificate
+    generated for this host is regenerated a day before it expires. While the kubelet runs, unusable files are
+    left alone: a replacement may be in progress. Raises KeyGenerationError and OSError.
     """
     files = cert_dir / "kubelet.crt", cert_dir / "kubelet.key"
 
     async def make() -> None:
         dns, addresses = _host_names(host, ips)
         made = await self_signed(host, dns=dns, ips=addresses)
-        # In this order: a certificate without its key is made anew at the next start.
+        # In this order: if only the key was written, the pair is regenerated at the next start.
         write_file(files[1], made.key.encode(), 0o600)
         write_file(files[0], made.certificate.encode(), 0o644)
         log.v(4).info("Using self-signed cert", tlsCertFile=str(files[0]), tlsPrivateKeyFile=str(files[1]))
@@ -242,7 +242,7 @@ async def self_signed_certificate(
     try:
         ending = _is_ending(read_pair(*files), host, clock)
     except StoreError as err:
-        log.v(2).info("Making a self-signed certificate", why=str(err))
+        log.v(2).info("Generating self-signed certificate", err=str(err))
         ending = True
     if ending:
         await make()
@@ -250,7 +250,7 @@ async def self_signed_certificate(
 
 
 def _is_ending(pair: StoredPair, host: str, clock: Clock) -> bool:
-    """Whether a certificate is one that was made here, and it ends soon."""
+    """Return whether the certificate was generated by the kubelet and expires within a day."""
     ours = re.fullmatch(re.escape(host[:40]) + r".*@[0-9]+", pair.subject.common_name)
     return ours is not None and pair.expired(clock() + _RENEW_BEFORE)
 

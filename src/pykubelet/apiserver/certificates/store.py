@@ -1,14 +1,13 @@
-"""The node's certificates on disk, laid out as the reference kubelet lays them out.
+"""Certificates of the node on disk, in upstream's layout, and their metrics.
 
     kubelet-client-current.pem -> /var/lib/kubelet/pki/kubelet-client-2026-07-24-08-30-00.pem
 
-Each file holds certificates and key; the link is switched at once, so that whoever reads it finds a
-pair that fits together, whenever the agent or the machine stops. A link that leads to nothing usable
-is led to the newest older pair that is. A node can be handed to the reference kubelet and back.
+Each file contains certificates and key; the symlink is replaced atomically, so that readers always find a
+matching pair, even after a crash of the kubelet or the host. If the symlink leads to nothing usable,
+`recover` points it to the newest pair that has not expired. The upstream kubelet can take over the directory
+and return it.
 
-How long the node's certificates are still valid, and how their renewal goes.
-
-Built on a registry that the caller gives, because two agents can live in one process.
+The metrics use the caller's registry, because several kubelets can run in one process.
 """
 
 from __future__ import annotations
@@ -32,36 +31,36 @@ log = get_logger(__name__)
 
 
 class StoreError(Exception):
-    """A certificate cannot be read or kept: one line."""
+    """A certificate cannot be read or stored: one line."""
 
 
 class UnfitPair(StoreError):
-    """What should be a certificate and its key is something else."""
+    """The data is not a certificate with its matching key."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPair:
-    """A certificate and its key that fit together, and where they are."""
+    """A matching certificate and key, with their paths."""
 
     certificate: Path
     key: Path
     life: Lifetime
     subject: Subject
     digest: str
-    """Tells one certificate from another."""
+    """SHA-256 of the leaf certificate."""
 
     def expired(self, now: datetime) -> bool:
-        """Whether its time is over; one that only seems to begin later tells of a clock that is late."""
+        """Return whether it has expired. A future `begins` is ignored: the local clock may be slow."""
         return now > self.life.ends
 
 
 def utc_now() -> datetime:
-    """The time now; the clock where no other is given."""
+    """Return the current time; the default clock."""
     return datetime.now(UTC)
 
 
 def read_pair(certificate: Path, key: Path) -> StoredPair:
-    """Read a certificate and its key, which may be in one file; raises StoreError."""
+    """Read a certificate and its key, which may be in one file. Raises StoreError."""
     try:
         parts = [path.read_bytes() for path in dict.fromkeys((certificate, key))]
     except OSError as err:
@@ -70,9 +69,9 @@ def read_pair(certificate: Path, key: Path) -> StoredPair:
 
 
 def write_file(path: Path, data: bytes, mode: int, aside: Path | None = None) -> None:
-    """Write a file so that it is there as a whole or not at all; raises OSError.
+    """Write a file atomically and durably. Raises OSError.
 
-    It is written under another name first, `aside`, which may be left over by who was stopped.
+    The data is first written to `aside`, which a crash may leave behind.
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     aside = aside or path.with_name(f".{path.name}.tmp")
@@ -91,7 +90,7 @@ def write_file(path: Path, data: bytes, mode: int, aside: Path | None = None) ->
 
 
 class CertificateStore:
-    """The pairs of one purpose: `CertificateStore(folder, "kubelet-client")`."""
+    """The certificates of one purpose: `CertificateStore(cert_dir, "kubelet-client")`."""
 
     def __init__(self, folder: Path, prefix: str, clock: Callable[[], datetime] = utc_now) -> None:
         self._folder = folder.absolute()
@@ -100,7 +99,7 @@ class CertificateStore:
         self.current_path = self._named("current")
 
     def current(self) -> StoredPair | None:
-        """Give the pair in use, also an expired one; None when there is none that can be used."""
+        """Return the pair in use, even if expired; None if there is no usable pair."""
         try:
             return read_pair(self.current_path, self.current_path)
         except StoreError as err:
@@ -108,11 +107,11 @@ class CertificateStore:
             return None
 
     def recover(self) -> None:
-        """Finish what an agent that was stopped had begun; raises OSError."""
+        """Complete an update that an earlier kubelet process did not finish. Raises OSError."""
         if self.current() is not None:
             return
         if self.current_path.is_symlink() or self.current_path.exists():
-            log.warning("The stored certificate cannot be used", path=str(self.current_path))
+            log.warning("Stored certificate is not usable", path=str(self.current_path))
         older = sorted(self._folder.glob(f"{self._prefix}-[0-9]*.pem"), reverse=True)
         updated = self._named("updated")
         for path in ([updated] if updated.is_symlink() else []) + older:
@@ -122,13 +121,13 @@ class CertificateStore:
                 continue
             if not pair.expired(self._clock()):
                 target = path.resolve()
-                log.info("Recovered a certificate", path=str(target))
+                log.info("Recovered certificate", path=str(target))
                 self._switch(target)
                 return
 
     def update(self, certificate: bytes, key: bytes) -> StoredPair:
-        """Store a new pair and make it the current one; raises StoreError and changes nothing then."""
-        # As local time, which is what the reference does.
+        """Store a new pair and make it the current one. Raises StoreError and then changes nothing."""
+        # Local time, as upstream.
         path = self._named(f"{self._clock().astimezone():%Y-%m-%d-%H-%M-%S}")
         pem = certificate.rstrip() + b"\n" + key.rstrip() + b"\n"
         pair = _examined(pem, self.current_path, self.current_path)
@@ -161,7 +160,7 @@ def _examined(pem: bytes, certificate: Path, key: Path) -> StoredPair:
 
 
 def _sync(folder: Path) -> None:
-    """Make sure that a new name survives a power failure."""
+    """Fsync a directory, so that a new name survives a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -177,7 +176,7 @@ _ERRORS = {
 
 
 class CertificateMetrics:
-    """The metrics of the client's or the server's certificate."""
+    """Metrics of the client or the serving certificate."""
 
     def __init__(self, registry: CollectorRegistry, kind: Literal["client", "server"]) -> None:
         self._left = Gauge(
@@ -198,14 +197,14 @@ class CertificateMetrics:
             )
 
     def show(self, seconds_left: Callable[[], float]) -> None:
-        """Show how long the certificate is still valid."""
+        """Export the remaining validity, in seconds."""
         self._left.set_function(seconds_left)
 
     def failed(self) -> None:
-        """Count an attempt that failed."""
+        """Count a failed attempt."""
         self._errors.inc()
 
     def replaced(self, age_seconds: float) -> None:
-        """Count that a certificate of this age was replaced."""
+        """Observe the age, in seconds, of a replaced certificate."""
         if self._ages is not None:
             self._ages.observe(age_seconds)

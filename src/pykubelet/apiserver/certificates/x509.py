@@ -1,9 +1,8 @@
-"""Reading certificates as far as the agent needs it: the PEM blocks of a file, dates, names and keys.
+"""Minimal X.509 parser: PEM blocks, validity, names and public keys.
 
-The dates are what a person needs to hear when the API server refuses a certificate; the names tell
-whether a certificate is still the one that the node should have. They are read from the certificate's
-own structure, because Python's TLS tells them only of its peers, and a library that knows all of
-X.509 would cost the agent a tenth of its memory.
+The validity explains why an API server rejects a certificate; the names show whether a certificate is
+still the one that the node requires. Python's ssl module exposes them only for peers, and a complete X.509
+library would increase the kubelet's memory by a tenth.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _IP_ADDRESS = 0x87
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """When a certificate is valid."""
+    """Validity period of a certificate."""
 
     begins: datetime
     ends: datetime
 
     def problem(self, now: datetime) -> str | None:
-        """Say that the certificate is not valid at this time; None when it is."""
+        """Describe why the certificate is not valid at this time; None if it is valid."""
         if now > self.ends:
             return f"expired at {self.ends:%Y-%m-%dT%H:%M:%SZ}"
         if now < self.begins:
@@ -52,7 +51,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate is for: names as they are written in it, in a stable order."""
+    """Subject of a certificate, in a stable order; `dns` and `ips` are alternative names."""
 
     common_name: str
     organizations: tuple[str, ...] = ()
@@ -60,7 +59,7 @@ class Subject:
     ips: tuple[str, ...] = ()
 
     def covers(self, wanted: Subject) -> bool:
-        """Whether this is good enough where the other is wanted: more names do no harm."""
+        """Return whether this certificate has all names of `wanted`; additional names are allowed."""
         return self.common_name == wanted.common_name and all(
             set(needed) <= set(had)
             for needed, had in (
@@ -72,12 +71,12 @@ class Subject:
 
 
 def certificates(pem: bytes) -> list[bytes]:
-    """Give the certificates of a PEM file in DER, in their order; other blocks and text are skipped."""
+    """Return the certificates of a PEM file in DER, in order; other blocks and text are skipped."""
     return _blocks(pem, b"CERTIFICATE")
 
 
 def lifetime(der: bytes) -> Lifetime:
-    """Give the lifetime of a certificate; raises ValueError when it is none."""
+    """Return the validity period of a certificate. Raises ValueError if it is malformed."""
     try:
         dates = _Reader(_up_to_dates(der).take(_SEQUENCE))
         return Lifetime(dates.take_time(), dates.take_time())
@@ -86,7 +85,7 @@ def lifetime(der: bytes) -> Lifetime:
 
 
 def subject(der: bytes) -> Subject:
-    """Give the names of a certificate; raises ValueError when it is none."""
+    """Return the subject of a certificate. Raises ValueError if it is malformed."""
     try:
         fields = _up_to_dates(der)
         fields.skip()
@@ -106,9 +105,9 @@ def subject(der: bytes) -> Subject:
 
 
 def read_request(pem: bytes) -> tuple[Subject, bytes]:
-    """Give whom a certificate request is for, and its public key in DER; raises ValueError.
+    """Return the subject and the public key, in DER, of a certificate request. Raises ValueError.
 
-    Alternative names are not read.
+    Alternative names are not parsed.
     """
     found = _blocks(pem, b"CERTIFICATE REQUEST")
     if not found:
@@ -162,7 +161,7 @@ def _read_extensions(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     while not extensions.at_end:
         extension = _Reader(extensions.take(_SEQUENCE))
         kind = extension.take(_OBJECT_ID)
-        # Between them stands whether it is critical, when it is.
+        # An optional critical flag precedes the value.
         while extension.tag != _OCTET_STRING:
             extension.skip()
         yield kind, extension.skip()
@@ -179,7 +178,7 @@ def _read_alternatives(data: bytes, dns: list[str], ips: list[str]) -> None:
 
 
 class _Reader:
-    """Goes through the elements of a DER structure."""
+    """Reader of the elements of a DER structure."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -211,7 +210,7 @@ class _Reader:
         return self.skip()
 
     def whole(self, tag: int) -> bytes:
-        """Take an element with its head."""
+        """Consume and return an element including its header."""
         start = self._position
         self.take(tag)
         return self._data[start : self._position]
@@ -219,7 +218,7 @@ class _Reader:
     def take_time(self) -> datetime:
         tag, text = self.tag, self.skip().decode("ascii", errors="replace")
         if tag == _UTC_TIME:
-            # Two digits of the year: from 1950 to 2049, by the standard.
+            # Two-digit years mean 1950 to 2049 (RFC 5280).
             text = ("19" if text[:2] >= "50" else "20") + text
         elif tag != _GENERALIZED_TIME:
             raise ValueError("this is not a certificate")
