@@ -127,7 +127,7 @@ class AppArmor:
             return _refusal("AppArmor is not enabled on the host")
         for profile in _profiles(pod):
             if profile.type == "Localhost" and not (profile.localhost_profile or "").strip():
-                # Formatted as upstream's %v of the object.
+                # Formatted as upstream formats the object.
                 name = "nil" if profile.localhost_profile is None else f"*{profile.localhost_profile}"
                 written = f"&AppArmorProfile{{Type:Localhost,LocalhostProfile:{name},}}"
                 return _refusal(f'invalid empty AppArmor profile name: "{written}"')

@@ -1,6 +1,6 @@
 """Prober: runs the startup, readiness and liveness probes of all containers on their schedule.
 
-Pod workers call `add_pod`, `remove_pod` and, with each state of the runtime, `observe`. A probe runs while
+The pod syncer calls `add_pod`, `remove_pod` and, with each observed state, `observe`. A probe runs while
 its container runs, after the initial delay and, except for startup probes, after the container has started.
 One task sleeps until the next probe is due and starts a limited number of them at a time, which keeps the
 event loop responsive; each probe is a task of its own, at most one per worker. `results` holds the results

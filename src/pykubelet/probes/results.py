@@ -1,12 +1,12 @@
 """Probe results after thresholds, by container and kind, and the container health derived from them.
 
-`ResultsManager` is the only store: `decide` reads whether a container failed, the pod workers subscribe, and
+`ResultsManager` is the only store: `decide` reads whether a container failed, the engine subscribes, and
 the status is computed from it.
 
 The threshold is a pure state machine, with one state per container and kind. A container begins with startup
 unknown, readiness failed and liveness succeeded. The result changes after `failures` failed or `successes`
-passed probes in a row. After a failed liveness probe, or any startup result, the state is *held*: that
-container is not probed any more, and a new container begins with a new state.
+passed probes in a row. After a failed liveness probe, or any startup result, the state is *held*: that probe
+does not run again for this container, and a new container begins with a new state.
 
 `health` computes `started` and `ready`. A container without a startup probe is started when it runs; one
 without a readiness probe is ready when it is started. Ordinary init containers are ready once they have
