@@ -1,9 +1,10 @@
-"""What a link of the chain is asked, and what it may answer.
+"""Interface of pod admission handlers: their input, their results and their dependencies.
 
-A link is one reason to refuse a pod: one small file, one class with `admit`. It decides from the attempt
-alone (and from what it was made of), at once; it may be asked again about the same pod and must then answer
-as if it had not been asked before. One that has to ask others first (a device's plugin, say) answers
-`DeferredResult`, and is then waited for, with all pods that come meanwhile: most pods must not need that.
+A handler is one reason to reject a pod: a class with `admit`. It decides from the attributes and from its own
+dependencies, without blocking. It may be called repeatedly for the same pod and must then decide as if it had
+not been called before. A handler that has to wait for another process, such as a device plugin, returns a
+`DeferredResult`; unless that is marked `apart`, the pods that arrive in the meantime wait as well, so most
+pods must not need it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.feature_gates import FeatureGates
 
 Amounts = Mapping[str, int]
-"""Amounts of resources: thousandths of cpus, bytes, or pieces."""
+"""Amounts by resource name: millicores of cpu, bytes, or counts."""
 UNEXPECTED = "UnexpectedAdmissionError"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Resources of a number of pods."""
+    """Number of pods and the sum of their resource requests."""
 
     pods: int
     amounts: Amounts
@@ -32,90 +33,89 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAdmitAttributes:
-    """A pod that wants to run here."""
+    """A pod to admit, and the state of the node that the decision depends on."""
 
     pod: Pod
     node: Node
-    """This node: its name, labels, taints, and in its status what it has to give and can do."""
+    """This node: its name, labels and taints, and in its status the allocatable resources and features."""
     others: Sequence[Pod] = ()
-    """The pods that were admitted and have not ended."""
+    """Pods that were admitted and have not terminated."""
     used: Usage | None = None
-    """The resources of `others`; None where they have not been summed up."""
+    """Sum of the requests of `others`; None if it has not been computed."""
     running: bool = False
-    """Whether an earlier agent admitted the pod, and it runs."""
+    """Whether a previous kubelet process admitted the pod, and it runs."""
     devices: Callable[[], Resources] = dict
-    """How many devices there are, and at least those that the pod was given by now."""
+    """Returns the allocatable devices by resource, at least those already allocated to the pod."""
     renew: Callable[[], PodAdmitAttributes] | None = None
-    """Returns the attempt as it is now: what the node has and who is there changes during a long wait."""
+    """Returns up-to-date attributes: the node and the other pods may change during a long wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitRejection:
-    """Why a pod may not run here: a word that people can look up, and a sentence."""
+    """A rejection: a CamelCase reason and a message, which become the pod's status."""
 
     reason: str
     message: str
     stale: bool = False
-    """Whether only the node's labels speak against the pod, which may have changed just now."""
+    """Whether node affinity is the only failure: the cached labels of the node may be outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """The pod may run once these have made room."""
+    """The pod may run after these pods have been preempted."""
 
     victims: Sequence[Pod]
     resource: str
-    """What there is too little of; of several the first."""
+    """First resource that is insufficient."""
 
 
 Answer = AdmitRejection | Preempt | None
-"""What becomes of a pod; None when it may run at once."""
+"""Result for a pod; None to admit it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredResult:
-    """The link cannot answer at once."""
+    """The result of a handler that cannot decide without waiting."""
 
     answer: Callable[[], Awaitable[Answer]]
-    """Waits for the answer; nothing happens for the pod before that is called."""
+    """Waits for the result; no work is done for the pod before this is called."""
     apart: bool = False
-    """Whether others need not wait meanwhile: whatever they are given, the answer will be the same."""
+    """Whether other pods need not wait: resources allocated to them do not change this result."""
     again: bool = False
-    """Whether `answer` only waits, and the link is then asked again."""
+    """Whether `answer` only waits, and the handler has to be called again after it."""
     why: str = ""
-    """What is waited for, where users should know: it may take minutes."""
+    """Condition waited for, shown to users because it may take minutes."""
 
 
 class PodAdmitHandler(Protocol):
-    """One reason to refuse pods."""
+    """An admission handler: one reason to reject pods."""
 
     for_running: bool
-    """Whether it is asked about pods that already run, too: what runs is not stopped because rules changed,
-    but whoever hands something out must know who has it."""
+    """Whether it is also called for running pods: an allocator must know which pods hold its resources."""
 
     def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
-        """Say whether the pod may run; None when nothing speaks against it."""
+        """Return the rejection or the pods to preempt, or None to admit the pod."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmitHandlerDeps:
-    """What the links are made of: facts about this node and its settings."""
+    """Dependencies of the admission handlers: properties and settings of this node."""
 
     requests_of: Callable[[Pod], Amounts]
-    """What a pod is promised as a whole."""
+    """Returns the total resource requests of a pod."""
     class_of: Callable[[Pod], str]
-    """A pod's QoS class."""
+    """Returns the QoS class of a pod."""
     gates: FeatureGates = field(default_factory=FeatureGates)
     allowed_sysctls: Sequence[str] = ()
-    """`allowedUnsafeSysctls`: names, or beginnings of names and `*`."""
+    """`allowedUnsafeSysctls`: names, or prefixes followed by `*`."""
     kernel: str = ""
-    """The kernel's release, such as `6.1.0-13-amd64`."""
+    """Kernel release, such as `6.1.0-13-amd64`."""
     apparmor: bool = False
     """Whether the kernel enforces AppArmor profiles."""
     pressure: PodAdmitHandler | None = None
-    """Refuses pods while the node is short of something (`Evicted`)."""
+    """Rejects pods while the node is under resource pressure (`Evicted`)."""
     allocation: PodAdmitHandler | None = None
-    """Gives cpus, memory and devices to the pod's containers; refuses what cannot be given."""
+    """Allocates CPUs, memory and devices to the containers; rejects pods if that fails."""
     shutdown: PodAdmitHandler | None = None
-    """Refuses pods while the machine is shutting down (`NodeShutdown`)."""
+    """Rejects pods while the node is shutting down (`NodeShutdown`)."""

@@ -1,9 +1,9 @@
-"""The links in their order: the first refusal is the last word, and the reason that people are told.
+"""Chain of the admission handlers in their fixed order; the first rejection decides.
 
-Adding a link is one file and one line here. Others' links come by entry points of the group
-`pykubelet.admission`, whose objects are called with the `AdmitHandlerDeps` and give a `PodAdmitHandler`;
-they are asked after ours, in the order of their names. A link that fails refuses the pod: what was installed
-to keep pods away must not let them in because it is broken.
+A new built-in handler is a class and a line in `make_chain`. Third-party handlers are installed as entry
+points of the group `pykubelet.admission`, whose objects are called with the `AdmitHandlerDeps` and return a
+`PodAdmitHandler`; they are called after the built-in ones, ordered by name. A handler that raises rejects the
+pod: a broken handler must not admit the pods that it was installed to reject.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Maker = Callable[[AdmitHandlerDeps], PodAdmitHandler]
 
 
 class AdmitHandlerChain:
-    """Asks each link in turn."""
+    """A chain of admission handlers, called in order."""
 
     def __init__(self, links: Sequence[PodAdmitHandler]) -> None:
         self.links = tuple(links)
 
     def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
-        """Give the first refusal; else who makes room; None when the pod may run at once.
+        """Return the first rejection, else the pods to preempt; None to admit the pod.
 
-        Nobody has to make room for a pod that a later link refuses. `DeferredResult` when a link has to be
-        waited for, before those behind it are asked.
+        No pod is preempted for a pod that a later handler rejects. Returns `DeferredResult` when a handler
+        has to be waited for before the handlers after it are called.
         """
         found = self._ask(attempt, {})
         if not isinstance(found, _Stop):
@@ -58,14 +58,14 @@ class AdmitHandlerChain:
         )
 
     def _ask(self, attempt: PodAdmitAttributes, known: Mapping[int, Answer]) -> Answer | _Stop:
-        """Ask all links but those whose answers are known, by their places."""
+        """Call all handlers except those whose results are known, by index."""
         room: Preempt | None = None
         for place, link in enumerate(self.links):
             if attempt.running and not link.for_running:
                 continue
             try:
                 answer = known[place] if place in known else link.admit(attempt)
-            except Exception as err:  # others' code, and pods must not come in by a bug of ours
+            except Exception as err:  # third-party code; a bug must not admit the pod
                 return _failed(link, attempt, err)
             match answer:
                 case DeferredResult():
@@ -81,7 +81,7 @@ class AdmitHandlerChain:
         while isinstance(found, _Stop):
             try:
                 answer = await found.later.answer()
-            except Exception as err:  # as when it is asked
+            except Exception as err:  # as in _ask
                 return _failed(self.links[found.place], attempt, err)
             if not found.later.again:
                 known[found.place] = answer
@@ -93,7 +93,7 @@ class AdmitHandlerChain:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A link that has to be waited for."""
+    """A handler that has to be waited for, by its index."""
 
     place: int
     later: DeferredResult
@@ -101,12 +101,12 @@ class _Stop:
 
 def _failed(link: PodAdmitHandler, attempt: PodAdmitAttributes, err: Exception) -> AdmitRejection:
     name, pod = type(link).__name__, attempt.pod
-    log.exception(err, "A link of admission failed", link=name, pod=pod.full_name, podUID=pod.uid)
+    log.exception(err, "Admission handler failed", link=name, pod=pod.full_name, podUID=pod.uid)
     return AdmitRejection(UNEXPECTED, f"{name} failed: {err}")
 
 
 def make_chain(given: AdmitHandlerDeps) -> AdmitHandlerChain:
-    """Give all links, ready to use."""
+    """Build the chain of the built-in and the installed handlers."""
     ours: list[PodAdmitHandler | None] = [
         given.pressure,
         Sysctls(given),
@@ -123,9 +123,10 @@ def make_chain(given: AdmitHandlerDeps) -> AdmitHandlerChain:
 
 
 def others_links(given: AdmitHandlerDeps, found: Iterable[EntryPoint[Maker]]) -> list[PodAdmitHandler]:
-    """Give the links of others, in the order of their names.
+    """Return the installed third-party handlers, ordered by name.
 
-    One that cannot be used keeps all new pods away, and says why: whoever installed it wants it to be asked.
+    A handler that cannot be loaded rejects all new pods with the error: admission must not silently continue
+    without a handler that an administrator has installed.
     """
     links: list[PodAdmitHandler] = []
     for entry in sorted(found, key=lambda entry: entry.name):
@@ -134,19 +135,17 @@ def others_links(given: AdmitHandlerDeps, found: Iterable[EntryPoint[Maker]]) ->
             link = entry.load()(given)
             if missing := [part for part in ("for_running", "admit") if not hasattr(link, part)]:
                 raise TypeError(f"{entry.value} is no link: it has no {' and no '.join(missing)}")
-        except Exception as err:  # anything may go wrong in others' code, and the agent has to go on
-            log.error(
-                err, "A link of admission that is installed cannot be used; no pod is admitted", **where
-            )
+        except Exception as err:  # third-party code; the kubelet must start anyway
+            log.error(err, "Failed to load admission handler, no pod is admitted", **where)
             links.append(_Broken(f"the admission link {entry.name} ({entry.value}) cannot be used: {err}"))
             continue
-        log.info("Using a link of admission that is installed", **where)
+        log.info("Loaded admission handler", **where)
         links.append(link)
     return links
 
 
 class _Broken:
-    """Stands for a link that could not be made."""
+    """Placeholder for a handler that could not be loaded; rejects every pod."""
 
     for_running = False
 

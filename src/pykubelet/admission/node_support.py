@@ -1,22 +1,17 @@
-"""Pods that need more than this node can do.
+"""Admission handlers that reject pods which need a feature that this node does not support.
 
-The scheduler sends such pods elsewhere, by what the node declares; one that was bound by hand, or by a
-scheduler that does not know, is refused here instead of being run as something else. A user namespace on
-the node's network is such a feature.
+The scheduler avoids such nodes by the features that the node declares; a pod that was bound by hand, or by a
+scheduler without that knowledge, is rejected here instead of being run without the feature.
 
-AppArmor: a pod that asks to be confined does not run unconfined.
-
-Profiles of the machine are looked up by the runtime, when the container starts; whether the kernel
-enforces any is known here, and so is a profile without a name.
-
-Pods that want exactly the groups they name, on a node whose runtime always adds those of the image.
-
-Kernel parameters that pods may set: the safe ones, and what the operator allowed beside them.
-
-Safe is what belongs to a pod's own namespaces and touches nobody else. A parameter of a namespace that the
-pod shares with the machine would be the machine's, so it is refused whatever is allowed.
-
-Pods for other operating systems, by their label or by their `os` field.
+- `PodLevelResources`, `DeclaredFeatures`: pod-level resources, and declared features such as a
+  user namespace together with hostNetwork.
+- `AppArmor`: a pod with a profile must not run unconfined. The runtime looks up the node's profiles when the
+  container starts; whether the kernel enforces AppArmor, and whether a profile has a name, is checked here.
+- `SupplementalGroups`: `supplementalGroupsPolicy: Strict`, which not every runtime implements.
+- `Sysctls`: only safe sysctls and `allowedUnsafeSysctls`. A sysctl is safe if it belongs to the pod's own
+  namespaces and does not affect others. One of a namespace that the pod shares with the host would change the
+  host, so it is rejected even if it is allowed.
+- `OperatingSystem`: pods for another operating system, by their label or their `os` field.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ DECLARED_REASON = "PodFeatureUnsupported"
 
 
 class PodLevelResources:
-    """Refuses amounts for a whole pod where the gate is off: nobody would enforce them."""
+    """Rejects pod-level resources while the feature gate is off, because they would not be enforced."""
 
     for_running = False
 
@@ -43,7 +38,7 @@ class PodLevelResources:
         self._enabled = given.gates.enabled("PodLevelResources")
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
-        """Look for amounts that are written for the whole pod."""
+        """Reject a pod with pod-level requests or limits."""
         whole = attempt.pod.spec.resources
         if self._enabled or whole is None or not (_counts(whole.requests) or _counts(whole.limits)):
             return None
@@ -51,7 +46,7 @@ class PodLevelResources:
 
 
 class DeclaredFeatures:
-    """Refuses pods that need a feature which the node does not declare."""
+    """Rejects pods that need a feature which the node does not declare."""
 
     for_running = False
 
@@ -59,7 +54,7 @@ class DeclaredFeatures:
         self._enabled = given.gates.enabled("NodeDeclaredFeatures")
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
-        """Compare what the pod needs with what the node declares."""
+        """Reject a pod that needs a feature missing from the node's `declaredFeatures`."""
         if not self._enabled:
             return None
         missing = needed_features(attempt.pod) - set(attempt.node.status.declared_features)
@@ -69,17 +64,17 @@ class DeclaredFeatures:
 
 
 def lacking(features: Iterable[str]) -> str:
-    """Say that a pod needs features that the node does not have."""
+    """Return the message for features that the pod needs and the node does not have."""
     return f"Pod requires node features that are not available: {', '.join(sorted(features))}"
 
 
 def needed_features(pod: Pod) -> set[str]:
-    """Give the features without which the pod would be something else than what its author wrote."""
+    """Return the features without which the pod would not run as its spec requires."""
     return {name for name, is_needed in _NEEDS.items() if is_needed(pod)}
 
 
 def features_of_update(before: Pod, after: Pod) -> set[str]:
-    """Give the features without which what has changed in a pod that runs would not be done."""
+    """Return the features that are needed to apply an update of a running pod."""
     found = set()
     if before.spec.resources != after.spec.resources:
         found.add("InPlacePodLevelResourcesVerticalScaling")
@@ -107,7 +102,7 @@ _NEEDS: Mapping[str, Callable[[Pod], bool]] = {
 
 
 def _counts(amounts: Resources) -> bool:
-    """Whether any of these may be written for a whole pod."""
+    """Return whether any of these resources is supported at pod level."""
     return any(name in ("cpu", "memory") or name.startswith("hugepages-") for name in amounts)
 
 
@@ -116,7 +111,7 @@ ANNOTATION_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
 
 
 class AppArmor:
-    """Refuses profiles where there is no AppArmor, and profiles of the machine without a name."""
+    """Rejects AppArmor profiles if AppArmor is not enabled, and Localhost profiles without a name."""
 
     for_running = False
 
@@ -124,7 +119,7 @@ class AppArmor:
         self._enabled = given.apparmor
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
-        """Look at the profiles of a pod that has not begun."""
+        """Check the profiles of a pod whose phase is still Pending."""
         pod = attempt.pod
         if pod.status.phase != "Pending" or not _wants_confinement(pod):
             return None
@@ -132,7 +127,7 @@ class AppArmor:
             return _refusal("AppArmor is not enabled on the host")
         for profile in _profiles(pod):
             if profile.type == "Localhost" and not (profile.localhost_profile or "").strip():
-                # Written as the reference prints the object.
+                # Formatted as upstream formats the object.
                 name = "nil" if profile.localhost_profile is None else f"*{profile.localhost_profile}"
                 written = f"&AppArmorProfile{{Type:Localhost,LocalhostProfile:{name},}}"
                 return _refusal(f'invalid empty AppArmor profile name: "{written}"')
@@ -140,7 +135,7 @@ class AppArmor:
 
 
 def apparmor_is_enabled(sys: Path = Path("/sys")) -> bool:
-    """Whether the running kernel enforces AppArmor profiles."""
+    """Return whether the running kernel enforces AppArmor profiles."""
     try:
         return (sys / "kernel/security/apparmor").exists() and (
             sys / "module/apparmor/parameters/enabled"
@@ -162,7 +157,7 @@ def _wants_confinement(pod: Pod) -> bool:
 
 
 def _written(pod: Pod) -> Iterator[Profile]:
-    """All profiles of the spec, in force or not."""
+    """Yield all profiles of the spec, effective or not."""
     spec = pod.spec
     if spec.security_context.app_armor_profile is not None:
         yield spec.security_context.app_armor_profile
@@ -175,7 +170,7 @@ def _written(pod: Pod) -> Iterator[Profile]:
 
 
 def _profiles(pod: Pod) -> Iterator[Profile]:
-    """The profile in force for each container that has one: its own, the annotated, or the pod's."""
+    """Yield the effective profile of each container: its own, the annotated one, or the pod's."""
     spec = pod.spec
     for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
         own = container.security_context.app_armor_profile if container.security_context is not None else None
@@ -186,7 +181,7 @@ def _profiles(pod: Pod) -> Iterator[Profile]:
 
 
 def _annotated(text: str | None) -> Profile | None:
-    """Read the old way to name a profile; static pods may still use it."""
+    """Parse the deprecated AppArmor annotation, which static pods may still use."""
     if text == "runtime/default":
         return Profile(type="RuntimeDefault")
     if text == "unconfined":
@@ -197,12 +192,12 @@ def _annotated(text: str | None) -> Profile | None:
 
 
 class SupplementalGroups:
-    """Refuses `supplementalGroupsPolicy: Strict` where the runtime does not know it."""
+    """Rejects `supplementalGroupsPolicy: Strict` if the runtime does not support it."""
 
     for_running = False
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
-        """Compare the pod's policy with what the node's status says of its runtime."""
+        """Compare the pod's policy with the runtime features in the node's status."""
         features = attempt.node.status.features
         known = features is not None and features.supplemental_groups_policy is True
         if attempt.pod.spec.security_context.supplemental_groups_policy != "Strict" or known:
@@ -228,11 +223,11 @@ _SAFE: dict[str, tuple[int, int]] = {
     "net.ipv4.tcp_rmem": (4, 15),
     "net.ipv4.tcp_wmem": (4, 15),
 }
-"""Each with the first kernel that has one per network namespace."""
+"""Safe sysctls, each with the first kernel version in which it is namespaced per network namespace."""
 
 
 class Sysctls:
-    """Refuses pods with kernel parameters that are not theirs to set."""
+    """Rejects pods with sysctls that they must not set."""
 
     for_running = False
 
@@ -242,7 +237,7 @@ class Sysctls:
         self._beginnings = tuple(one.removesuffix("*") for one in patterns if one.endswith("*"))
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
-        """Refuse the first parameter that is not allowed."""
+        """Reject the pod for its first sysctl that is not allowed."""
         spec = attempt.pod.spec
         problems = (self._problem(wish.name, spec) for wish in spec.security_context.sysctls)
         first = next((problem for problem in problems if problem is not None), None)
@@ -258,7 +253,7 @@ class Sysctls:
 
 
 def safe_sysctls(kernel: str) -> Iterable[str]:
-    """Give what every pod may set on this kernel, by its release; of an unknown one the least."""
+    """Return the sysctls that are safe on this kernel release; the minimal set for an unknown one."""
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     return [name for name, first in _SAFE.items() if version >= first]
@@ -269,12 +264,12 @@ OURS = "linux"
 
 
 class OperatingSystem:
-    """Refuses pods that are not for this operating system, whatever label the node got."""
+    """Rejects pods for another operating system, whatever label the node has."""
 
     for_running = False
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
-        """Look at the pod's own label first, then at its field."""
+        """Check the pod's label, then its `os` field."""
         if attempt.pod.metadata.labels.get(OS_LABEL, OURS) != OURS:
             return AdmitRejection(
                 "PodOSSelectorNodeLabelDoesNotMatch",

@@ -1,23 +1,16 @@
-"""Room and place for the pod, as the scheduler would judge them; for a critical pod, room is made.
+"""Scheduler predicates: resources, node affinity, node name, host ports and taints, and preemption.
 
-A critical pod (static, or of a system priority) is not refused for want of room: others go. If anything
-else speaks against it, only that is told, and nobody has to go.
+They are checked as the scheduler does. Scheduled pods passed them already, but labels and taints may have
+changed since; static pods and pods bound by hand never passed them. Except for `Predicates`, everything is a
+pure function.
 
-Whether what a pod is promised is still there: the same account as the scheduler's. Pure.
-
-Resources that the node does not know are somebody else's matter (the cluster may hand them out as a
-whole), unless it said that it has none of them left.
-
-Whether this is a node that the pod wants, and that wants the pod: labels, name, ports, taints. Pure.
-
-Pods that came by the scheduler passed these already; labels and taints may have changed since, and static
-pods and pods bound by hand never did.
-
-Which pods make room for one that the node must have. Pure.
-
-As few as possible and of as little importance: guaranteed pods only for what all others together cannot
-give, burstable ones only for what best-effort ones cannot. Within a class, time and again the pod that
-gives most of what is still missing; of equal ones the one that is promised less.
+- Resources: requests against allocatable. A resource that the node does not know is ignored, because it may
+  be managed at cluster level, unless the node reports it as allocatable.
+- A critical pod (static, or with a system priority) is not rejected for insufficient resources: other pods
+  are preempted. If another predicate fails, only that one is reported, and no pod is preempted.
+- Victims are as few and as unimportant as possible: Guaranteed pods only for what all others together cannot
+  free, Burstable pods only for what BestEffort pods cannot. Within a QoS class, repeatedly the pod that frees
+  most of what is still missing; of equal ones the one with the smaller requests.
 """
 
 from __future__ import annotations
@@ -47,7 +40,7 @@ _BASIC = ("cpu", "memory", "ephemeral-storage")
 
 @dataclass(frozen=True, slots=True)
 class InsufficientResource:
-    """A resource of which there is too little."""
+    """A resource of which the node does not have enough."""
 
     resource: str
     requested: int
@@ -56,17 +49,17 @@ class InsufficientResource:
 
     @property
     def missing(self) -> int:
-        """How much would have to come free."""
+        """Amount that has to be freed."""
         return self.requested - (self.capacity - self.used)
 
     @property
     def reason(self) -> str:
-        """The word for it: `OutOfcpu`, `OutOfmemory`, `OutOfpods`…"""
+        """Reason: `OutOfcpu`, `OutOfmemory`, `OutOfpods`…"""
         return f"OutOf{self.resource}"
 
     @property
     def message(self) -> str:
-        """The numbers."""
+        """Message with the requested, used and total amounts."""
         return (
             f"Node didn't have enough resource: {self.resource}, requested: {self.requested}, "
             f"used: {self.used}, capacity: {self.capacity}"
@@ -74,7 +67,7 @@ class InsufficientResource:
 
 
 def as_amounts(resources: Resources) -> dict[str, int]:
-    """Give amounts as they are compared and told: thousandths of cpus, and whole units of all else."""
+    """Return amounts as they are compared and reported: millicores of cpu, whole units of all else."""
     return {name: amount.milli if name == "cpu" else int(amount) for name, amount in resources.items()}
 
 
@@ -91,9 +84,9 @@ def usage_of(pods: Iterable[Pod], requests_of: Callable[[Pod], Amounts]) -> Usag
 def shortages(
     pod: Pod, used: Usage, allocatable: Amounts, requests_of: Callable[[Pod], Amounts]
 ) -> list[InsufficientResource]:
-    """Give what there is too little of for the pod beside the others, in the order in which it is told.
+    """Return the insufficient resources for the pod, in the order in which they are reported.
 
-    `used` has what the others have.
+    `used` is the usage of the other pods.
     """
     found = []
     most = allocatable.get("pods", 0)
@@ -110,7 +103,7 @@ def shortages(
 
 
 def _claimed(pod: Pod) -> set[str]:
-    """Give the resources for which the scheduler made a claim: they are not out of the node's own stock."""
+    """Return the extended resources that a DRA claim provides: they do not use the node's allocatable."""
     status = pod.status.extended_resource_claim_status
     return {mapping.resource_name for mapping in status.request_mappings} if status is not None else set()
 
@@ -128,14 +121,14 @@ _INT64 = 2**63
 
 @dataclass(frozen=True, slots=True)
 class PredicateFailure:
-    """Why a pod is at the wrong node."""
+    """A failed predicate: the reason why the pod must not run on this node."""
 
     reason: str
     why: str
 
     @property
     def message(self) -> str:
-        """The sentence for people."""
+        """Message for the pod's status."""
         return f"Predicate {self.reason} failed: {self.why}"
 
 
@@ -148,9 +141,9 @@ TAINTS = PredicateFailure("TaintToleration", "node(s) had taints that the pod di
 def misplacements(
     pod: Pod, node: Node, others: Sequence[Pod], *, comparing: bool = False
 ) -> list[PredicateFailure]:
-    """Give all that is wrong with the pod's place, in the order in which it is told.
+    """Return the failed predicates other than resources, in the order in which they are reported.
 
-    `comparing`: whether tolerations may compare numbers (the gate `TaintTolerationComparisonOperators`).
+    `comparing`: whether tolerations may compare numbers (feature gate `TaintTolerationComparisonOperators`).
     """
     found = []
     if not wants_node(pod, node):
@@ -159,7 +152,7 @@ def misplacements(
         found.append(NODE_NAME)
     if (wanted := list(_host_ports(pod))) and _conflict(wanted, _taken(others)):
         found.append(NODE_PORTS)
-    # Nobody else would run a static pod.
+    # A static pod cannot run on any other node.
     if not is_static_pod(pod) and not all(
         any(tolerates(toleration, taint, comparing=comparing) for toleration in pod.spec.tolerations)
         for taint in node.spec.taints
@@ -170,7 +163,7 @@ def misplacements(
 
 
 def wants_node(pod: Pod, node: Node) -> bool:
-    """Whether the node has the labels that the pod selects, and is one that it must have by affinity."""
+    """Return whether the node matches the pod's node selector and required node affinity."""
     labels = node.metadata.labels
     if not all(labels.get(key) == value for key, value in pod.spec.node_selector.items()):
         return False
@@ -180,7 +173,7 @@ def wants_node(pod: Pod, node: Node) -> bool:
 
 
 def tolerates(toleration: Toleration, taint: Taint, *, comparing: bool = False) -> bool:
-    """Whether a toleration is for this taint."""
+    """Return whether a toleration tolerates this taint."""
     if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
         return False
     match toleration.operator:
@@ -197,7 +190,7 @@ def _fits(term: NodeSelectorTerm, node: Node) -> bool:
     try:
         return term.fits(node.metadata.labels, node.metadata.name)
     except ValueError:
-        # A term that cannot be understood chooses nothing; others still may.
+        # An invalid term matches no node; other terms still may.
         return False
 
 
@@ -214,7 +207,7 @@ def _compares(toleration: Toleration, taint: Taint) -> bool:
 
 
 def _host_ports(pod: Pod) -> Iterator[_Port]:
-    """Ports of the machine that the pod holds for all its life."""
+    """Yield the host ports that the pod uses for its whole lifetime."""
     for container in (*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers):
         for port in container.ports:
             if port.host_port > 0:
@@ -239,11 +232,11 @@ def _conflict(wanted: Iterable[_Port], is_taken: Callable[[_Port], bool]) -> boo
 
 
 class NoPreemptionVictims(Exception):
-    """No set of pods would make enough room; the text says of what."""
+    """No set of pods to preempt would free enough; the text contains the missing resources."""
 
 
 def may_preempt(pod: Pod, victim: Pod) -> bool:
-    """Whether one pod may take the place of another."""
+    """Return whether one pod may preempt another."""
     if is_critical_pod(pod) and not is_critical_pod(victim):
         return True
     mine, theirs = pod.spec.priority, victim.spec.priority
@@ -258,7 +251,7 @@ def choose_victims(
     requests_of: Callable[[Pod], Amounts],
     class_of: Callable[[Pod], str],
 ) -> list[Pod]:
-    """Give the pods whose end frees what is `missing` for the pod; raises NoVictims."""
+    """Return the pods to preempt to free what is `missing` for the pod. Raises NoPreemptionVictims."""
 
     def given(victim: Pod) -> Amounts:
         return {**requests_of(victim), "pods": 1}
@@ -277,7 +270,7 @@ def choose_victims(
 
 
 def _nearest(pods: Sequence[Pod], missing: Amounts, given: Callable[[Pod], Amounts]) -> list[Pod]:
-    """Choose pods until nothing is missing; what all give together is known to be enough."""
+    """Choose pods until nothing is missing; the caller ensures that all of them together suffice."""
     left, chosen = list(pods), []
 
     def rank(pod: Pod) -> tuple[float, int, int]:
@@ -285,7 +278,7 @@ def _nearest(pods: Sequence[Pod], missing: Amounts, given: Callable[[Pod], Amoun
         return _distance(missing, amounts), amounts.get("memory", 0), amounts.get("cpu", 0)
 
     while missing:
-        # Of equal ones the last: pods come in the order of their age.
+        # Of equal ones the last: pods are ordered by age.
         best = min(reversed(left), key=rank)
         left = [pod for pod in left if pod is not best]
         chosen.append(best)
@@ -294,7 +287,7 @@ def _nearest(pods: Sequence[Pod], missing: Amounts, given: Callable[[Pod], Amoun
 
 
 def _distance(missing: Amounts, amounts: Amounts) -> float:
-    """How far a pod is from giving all that is missing; each resource weighs the same."""
+    """Return how far a pod is from freeing all that is missing; each resource has the same weight."""
     return sum(
         (max(0, amount - amounts.get(name, 0)) / amount) ** 2 for name, amount in missing.items() if amount
     )
@@ -309,12 +302,12 @@ def _without(missing: Amounts, pods: Iterable[Pod], given: Callable[[Pod], Amoun
 
 
 def _told(missing: Amounts) -> str:
-    """Write what is missing as the reference does, which leaves a comma at the end."""
+    """Format the missing resources as upstream does, including the trailing comma."""
     return f"[{''.join(f'(res: {name}, q: {amount}), ' for name, amount in missing.items())}]"
 
 
 class Predicates:
-    """Refuses pods that do not fit or do not belong here, or says who makes room."""
+    """Rejects pods that fail a predicate, or returns the pods to preempt."""
 
     for_running = False
 
@@ -323,7 +316,7 @@ class Predicates:
         self._comparing = given.gates.enabled("TaintTolerationComparisonOperators")
 
     def admit(self, attempt: PodAdmitAttributes) -> Answer:
-        """Tell the first of all that speaks against the pod."""
+        """Return the first failed predicate, or the pods to preempt for a critical pod."""
         given, pod, others = self._given, attempt.pod, attempt.others
         allocatable = as_amounts({**attempt.node.status.allocatable, **attempt.devices()})
         used = attempt.used if attempt.used is not None else usage_of(others, given.requests_of)

@@ -1,27 +1,22 @@
-"""Credential providers: programs that know the logins of registries whose passwords change.
+"""Credential providers: exec plugins that return registry credentials for images.
 
-Each program is asked only for images that match its configuration, once at a time for the same
-image, and not again while its last answer is good. A program that fails is as if it knew nothing:
-the pull is tried without it, and the failure is in the log and in the pod's timeline.
+The configuration (`--image-credential-provider-config`, a file or a directory whose files are merged) lists
+the plugins and the images that each is for; the binaries are in `--image-credential-provider-bin-dir`. It is
+validated strictly and completely before the kubelet starts: a typo would otherwise surface weeks later as an
+image that cannot be pulled.
 
-The configuration of credential providers: which program is asked for which images.
+`ImageManager` calls `ProviderPlugins.lookup` for each pull. A plugin runs only for images that match its
+configuration, once at a time for the same image and identity, and not while its cached response is valid; the
+cache is in memory. A plugin that fails is treated as one without credentials: the pull proceeds without it,
+and the failure is in the log and in the pod's timeline.
 
-`--image-credential-provider-config` names a file, or a folder whose files are taken together; the
-programs lie in `--image-credential-provider-bin-dir`. Read strictly and completely before the agent
-starts: a typing error here would otherwise show itself weeks later as an image that cannot be
-pulled.
+A plugin receives a CredentialProviderRequest on standard input and writes its response to standard output. It
+has 60 s and 1 MiB; it is killed with all its child processes when it exceeds either, or when no caller waits
+any more. The response is secret and appears in no message; standard error does.
 
-The service account in whose name a credential provider is asked, where its configuration wants one.
-
-The provider gets a token that is good for the provider's audience only, and those annotations of the
-account that its configuration names. An account without a required annotation does not take part:
-the provider is not asked at all then.
-
-Asking one credential provider once: a request on its standard input, the answer on its output.
-
-The program gets a minute and a bounded answer, and is ended with everything it started when it
-takes longer, says more, or nobody waits any more. What it answers is secret and appears in no
-message; its complaints on standard error do.
+With `tokenAttributes` the request contains a token of the pod's service account, valid for the plugin's
+audience only, and the configured annotations of the account. For an account without a required annotation the
+plugin does not run.
 """
 
 from __future__ import annotations
@@ -68,20 +63,20 @@ log = get_logger(__name__)
 KIND = "CredentialProviderConfig"
 API_VERSIONS = tuple(f"kubelet.config.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
 PROTOCOLS = tuple(f"credentialprovider.kubelet.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
-"""What the agent and a program can speak with each other."""
+"""API versions of the protocol between kubelet and plugin, the preferred one first."""
 _SUFFIXES = (".json", ".yaml", ".yml")
 _CACHE_TYPES = ("ServiceAccount", "Token")
 
 
 class ExecEnvVar(ConfigStruct):
-    """A variable that a program gets beside the agent's own."""
+    """An environment variable of a plugin, in addition to the kubelet's own."""
 
     name: str = ""
     value: str = ""
 
 
 class TokenAttributes(ConfigStruct):
-    """The token of the pod's service account that a provider wants."""
+    """The service account token that a provider requires, and how its responses are cached."""
 
     service_account_token_audience: str = ""
     cache_type: str = ""
@@ -91,7 +86,7 @@ class TokenAttributes(ConfigStruct):
 
 
 class CredentialProvider(ConfigStruct):
-    """One program and the images that it is asked for."""
+    """A plugin and the images that it is for."""
 
     name: str = ""
     match_images: list[str] = []
@@ -109,7 +104,7 @@ class _Document(ConfigStruct):
 
 
 def load_providers(config: Path, bin_dir: Path) -> list[CredentialProvider]:
-    """Read and check the configuration, the programs included; raises ConfigError with all problems."""
+    """Read and validate the configuration and the binaries. Raises ConfigError with all problems."""
     files = _files(config)
     providers: list[CredentialProvider] = []
     problems: list[Problem] = []
@@ -146,7 +141,7 @@ def _files(config: Path) -> list[Path]:
 
 
 def _read(document: dict[str, Any]) -> tuple[list[CredentialProvider], list[Problem]]:
-    """Read one file's document."""
+    """Validate the document of one file."""
     version = document.get("apiVersion")
     problems = []
     if version not in API_VERSIONS:
@@ -227,21 +222,21 @@ def _missing_programs(providers: list[CredentialProvider], bin_dir: Path) -> Ite
 TIMEOUT_SECONDS = 60.0
 MAX_ANSWER_BYTES = 1024 * 1024
 CacheKey = Literal["Image", "Registry", "Global"]
-"""The images that an answer is good for: this one, all of its registry, or all of the provider."""
+"""Scope of a cached response: this image, all images of its registry, or all of the provider."""
 
 
 class ProviderError(Exception):
-    """A credential provider did not give an answer that can be used: one line without secrets."""
+    """A credential provider failed or its response is invalid; the text is one line without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a provider said."""
+    """The response of a provider."""
 
     registries: Registries
     cache_key: CacheKey
     cache_duration: Duration | None
-    """For how long; None when the provider leaves it to the configuration."""
+    """Cache duration; None to use the one of the configuration."""
 
 
 async def ask_provider(
@@ -251,7 +246,7 @@ async def ask_provider(
     token: str = "",
     annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> Answer:
-    """Ask for the credentials of a repository, perhaps in a service account's name; raises ProviderError."""
+    """Run a provider for a repository, optionally with a service account token. Raises ProviderError."""
     request: dict[str, Any] = {
         "kind": "CredentialProviderRequest",
         "apiVersion": provider.api_version,
@@ -284,7 +279,7 @@ def _read_answer(output: bytes, api_version: str) -> Answer:
         response = msgspec.json.decode(output, type=_Response)
         duration = Duration.parse(response.cache_duration) if response.cache_duration is not None else None
     except (msgspec.MsgspecError, ValueError):
-        # The library's own words may quote what it read.
+        # The library's message may quote the content.
         raise ProviderError("its answer is not a valid CredentialProviderResponse") from None
     if response.kind != "CredentialProviderResponse":
         raise ProviderError(f"its answer is a {quoted(response.kind)}, not a CredentialProviderResponse")
@@ -327,18 +322,18 @@ TOKEN_SECONDS = 3600
 
 
 class PodAccounts(Protocol):
-    """The service accounts of pods, as an API server knows them: `pods.cluster_objects.ClusterObjects`."""
+    """Source of pods' service accounts: `objects.cluster_objects.ClusterObjects`."""
 
     async def service_account(self, pod: Pod) -> ServiceAccount:
-        """Give the pod's service account; raises ObjectError."""
+        """Return the pod's service account. Raises ObjectError."""
 
     async def token(self, pod: Pod, *, audience: str, seconds: int, account_uid: str) -> str:
-        """Give a token of that very account, bound to the pod; raises ObjectError."""
+        """Return a token of the account with this UID, bound to the pod. Raises ObjectError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks a provider."""
+    """The service account for which a provider runs."""
 
     namespace: str
     name: str
@@ -347,24 +342,24 @@ class Identity:
     annotations: Mapping[str, str]
 
     def cache_key(self, wanted: TokenAttributes | None) -> str:
-        """Tell apart those who must not share an answer: accounts, or even tokens."""
+        """Return the cache key: identities with different keys must not share a response."""
         parts = [self.namespace, self.name, self.uid, *self._annotations()]
         if wanted is not None and wanted.cache_type == "Token":
             parts.append(self.fingerprint)
         return "\0".join(parts)
 
     def call_key(self) -> str:
-        """Tell apart those for whom a provider must be run separately."""
+        """Return the deduplication key: identities with different keys need separate runs."""
         return "\0".join([self.fingerprint, *self._annotations()])
 
     @property
     def source(self) -> ServiceAccountCoordinates | None:
-        """The service account, None when the provider received no token."""
+        """The service account; None when the provider received no token."""
         return ServiceAccountCoordinates(self.uid, self.namespace, self.name) if self.name else None
 
     @property
     def fingerprint(self) -> str:
-        """What stands for the token where it must not be shown."""
+        """SHA-256 of the token, used where the token must not appear."""
         return hashlib.sha256(self.token.encode()).hexdigest()
 
     def _annotations(self) -> list[str]:
@@ -372,11 +367,11 @@ class Identity:
 
 
 NOBODY = Identity("", "", "", "", {})
-"""Who asks where no account is wanted, or the pod has none and need not."""
+"""Identity without a service account: none is required, or the pod has none and need not have one."""
 
 
 async def identify(pod: Pod, wanted: TokenAttributes | None, accounts: PodAccounts | None) -> Identity | None:
-    """Give the identity to ask with; None when the provider is not to be asked. Raises ProviderError."""
+    """Return the identity to use, or None when the provider must not run. Raises ProviderError."""
     if wanted is None:
         return NOBODY
     name = pod.spec.service_account_name
@@ -410,11 +405,11 @@ async def identify(pod: Pod, wanted: TokenAttributes | None, accounts: PodAccoun
 
 
 class ProviderResult(NamedTuple):
-    """What the providers had for an image."""
+    """Credentials for an image, and the failures of providers."""
 
     credentials: list[Credentials]
     failures: list[str]
-    """One line for each provider that failed."""
+    """One line per failed provider."""
 
 
 class ProviderPlugins:
@@ -431,7 +426,7 @@ class ProviderPlugins:
         self._plugins = [_Plugin(provider, bin_dir, tasks, metrics, accounts) for provider in providers]
 
     async def lookup(self, repository: str, pod: Pod) -> ProviderResult:
-        """Ask every provider that is for this repository, all at the same time."""
+        """Query all providers that match this repository concurrently."""
         asked = [plugin for plugin in self._plugins if plugin.is_for(repository)]
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(_try(plugin, repository, pod)) for plugin in asked]
@@ -446,7 +441,7 @@ class ProviderPlugins:
 
 
 _Tracked = tuple[Registries, CredentialSource | None]
-"""A provider's credentials, and the service account whose token it received."""
+"""Credentials of a provider, and the service account whose token it received."""
 
 
 async def _try(plugin: _Plugin, repository: str, pod: Pod) -> _Tracked | str:
@@ -455,7 +450,7 @@ async def _try(plugin: _Plugin, repository: str, pod: Pod) -> _Tracked | str:
     except (ProviderError, ScopeClosed) as err:
         log.error(
             err,
-            "A credential provider failed; going on without it",
+            "Failed to get credentials from credential provider",
             provider=plugin.name,
             image=repository,
             pod=pod.full_name,
@@ -469,7 +464,7 @@ class _Kept(NamedTuple):
 
 
 class _Plugin:
-    """One provider and what it said before."""
+    """One provider and its cached responses."""
 
     def __init__(
         self,
@@ -490,14 +485,18 @@ class _Plugin:
         self._kept: dict[_Place, _Kept] = {}
 
     def is_for(self, repository: str) -> bool:
-        """Whether this provider is for such an image."""
+        """Return whether this provider is configured for the image."""
         return any(registry_matches(pattern, repository) for pattern in self._provider.match_images)
 
     async def registries(self, repository: str, pod: Pod) -> _Tracked:
-        """Give the provider's answer, a kept one if there is one; raises ProviderError."""
+        """Return the cached or new credentials of the provider. Raises ProviderError."""
         identity = await identify(pod, self._provider.token_attributes, self._accounts)
         if identity is None:
-            log.v(5).info("Not asking a credential provider", provider=self.name, pod=pod.full_name)
+            log.v(5).info(
+                "Skipped credential provider, pod does not match its tokenAttributes",
+                provider=self.name,
+                pod=pod.full_name,
+            )
             return {}, None
         now, owner = _now(), identity.cache_key(self._provider.token_attributes)
         for scope in ("Image", "Registry", "Global"):
@@ -509,7 +508,7 @@ class _Plugin:
         return asked, identity.source
 
     async def _ask(self, repository: str, identity: Identity, owner: str) -> Registries:
-        log.v(5).info("Asking credential provider", provider=self.name, image=repository)
+        log.v(5).info("Running credential provider", provider=self.name, image=repository)
         started = _now()
         failed = True
         try:
@@ -531,7 +530,7 @@ class _Plugin:
         return answer.registries
 
     def _check_no_echo(self, answer: Answer, identity: Identity) -> None:
-        """Refuse a pod's own token as a login where the answer is kept for others; raises ProviderError."""
+        """Raise ProviderError if a response that other pods may reuse contains the pod's own token."""
         wanted = self._provider.token_attributes
         if wanted is None or not identity.token or wanted.cache_type == "Token":
             return
@@ -542,7 +541,7 @@ class _Plugin:
 
 
 _Place = tuple[CacheKey, str, str]
-"""Where an answer is kept: for what, for which of these, and for whom."""
+"""Cache key: scope, image or registry, and identity."""
 
 
 def _place(scope: CacheKey, repository: str, owner: str) -> _Place:

@@ -1,18 +1,15 @@
-"""Where registry credentials come from: pull secrets of a pod, and files of the node.
+"""Registry credentials: a keyring that matches them to images, pull secrets, and files of the node.
 
-Both hold what `docker login` writes, in its present form (`config.json`, with `auths`) or the old
-one (`.dockercfg`, the registries at the top). No message of this module contains anything of what
-it read.
+Pull secrets and node files have the formats that `docker login` writes: `config.json` with `auths`, or the
+older `.dockercfg` with the registries at the top level. Neither messages nor `repr(Credentials)` contain
+their content.
 
-Which credentials fit an image: the most specific first.
+Credentials are stored under a registry pattern with optional port, path and `*` in the labels of the host
+(`*.example.com:5000/team`). Several may match, which allows rotation: a pull tries them in order, the most
+specific first.
 
-Credentials are kept under a registry, perhaps with a port, a path and `*` in the host's parts
-(`*.example.com:5000/team`). Several may fit, which allows for rotation: a pull tries them in order.
-A secret never shows itself: the text of `Credentials` is a mask, wherever it is printed.
-
-A pod's pull secrets, from the names in `imagePullSecrets` to their contents.
-
-One that cannot be had is an event, not an end: the image may be public, or another secret may do.
+A pull secret that cannot be retrieved is an event, not a failure: the image may be public, or another secret
+may suffice. The module keeps no state: secrets and files are read for each pull.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from pykubelet.util.text import quoted
 log = get_logger(__name__)
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s\[\]:%\\^`{|}\x00-\x20\x7f]*)(?::[0-9]*)?", re.ASCII)
 _HUB_KEY = "index.docker.io"
-"""Under which `docker login` keeps the credentials of its own registry."""
+"""Key under which `docker login` stores the credentials of Docker Hub."""
 
 
 class SecretCoordinates(NamedTuple):
@@ -63,12 +60,12 @@ CredentialSource = SecretCoordinates | ServiceAccountCoordinates
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Credentials:
-    """A way to log in to a registry."""
+    """Credentials of a registry; the repr is masked."""
 
     username: str = ""
     password: str = ""
     identity_token: str = ""
-    """What some registries gave at login, in place of user and password."""
+    """Token that some registries issue at login, instead of username and password."""
     email: str = field(default="", compare=False)
     """Part of the credentials' hash only: no registry receives it."""
     source: CredentialSource | None = field(default=None, compare=False)
@@ -78,18 +75,18 @@ class Credentials:
         return "Credentials(<masked>)"
 
     def for_runtime(self) -> pb.AuthConfig:
-        """Give them as the runtime takes them."""
+        """Return them as a CRI AuthConfig."""
         return pb.AuthConfig(
             username=self.username, password=self.password, identity_token=self.identity_token
         )
 
 
 Registries = Mapping[str, Credentials]
-"""Credentials by the registry that they are for, as somebody wrote it."""
+"""Credentials by registry, as written in the source."""
 
 
 class Keyring:
-    """Credentials from one or more sources of equal rank."""
+    """Credentials from one or more sources of equal precedence."""
 
     def __init__(self, *sources: Registries) -> None:
         self._credentials: dict[str, list[Credentials]] = {}
@@ -101,17 +98,15 @@ class Keyring:
         for registry, credentials in registries.items():
             key = registry_key(registry)
             if key is None:
-                log.error(
-                    None, "Ignoring a login for something that is no registry", registry=shown(registry)
-                )
+                log.error(None, "Ignored credentials for invalid registry", registry=shown(registry))
             else:
                 tracked = credentials if source is None else replace(credentials, source=source)
                 self._credentials.setdefault(key, []).append(tracked)
 
     def lookup(self, repository: str) -> list[Credentials]:
-        """Give what fits a repository (`docker.io/library/busybox`), the best first.
+        """Return the credentials that match a repository (`docker.io/library/busybox`), the best first.
 
-        What was kept for Docker's own registry is used for it when nothing fits better.
+        Credentials stored under the legacy key of Docker Hub are the fallback for its repositories.
         """
         keys = sorted(self._credentials, reverse=True)
         found = [
@@ -126,14 +121,14 @@ class Keyring:
 
 
 def shown(registry: str) -> str:
-    """Give what may be shown of a registry's name: people write logins into it."""
+    """Return a registry name for messages, without a `user:password@` that it may contain."""
     return quoted(registry.rpartition("@")[2])
 
 
 def registry_key(registry: str) -> str | None:
-    """Give the host and path that stand for a registry as somebody wrote it; None when it is none.
+    """Return the normalized host and path of a registry; None when it is not a valid registry.
 
-    `https://` is dropped, and so is the version of the registry's API, which old logins contain.
+    The scheme is removed, and so is the registry API version, which old login entries contain.
     """
     place = _split(registry.removeprefix("https://").removeprefix("http://"))
     if place is None:
@@ -143,10 +138,10 @@ def registry_key(registry: str) -> str | None:
 
 
 def registry_matches(pattern: str, repository: str) -> bool:
-    """Whether a pattern such as `*.example.com:5000/team` fits a repository.
+    """Return whether a pattern such as `*.example.com:5000/team` matches a repository.
 
-    Each part of the host is compared for itself, so `*.io` does not fit `a.b.io`. The port must be
-    the same, and the pattern's path must be the beginning of the repository's.
+    The labels of the host are compared one by one, so `*.io` does not match `a.b.io`. The port must be equal,
+    and the pattern's path must be a prefix of the repository's.
     """
     wanted, given = _split(pattern), _split(repository)
     if wanted is None or given is None or not given.path.startswith(wanted.path):
@@ -163,12 +158,12 @@ def registry_matches(pattern: str, repository: str) -> bool:
 
 class _Place(NamedTuple):
     host: str
-    """With its port."""
+    """Host, with its port."""
     path: str
 
 
 def _split(text: str) -> _Place | None:
-    """Take a URL without scheme apart; None when its host or port cannot be one."""
+    """Split a URL without scheme; None when its host or port is invalid."""
     bare = text.partition("#")[0].partition("?")[0]
     authority, slash, rest = bare.partition("/")
     host = authority.rpartition("@")[2]
@@ -194,7 +189,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class BadCredentials(ValueError):
-    """Something that should hold credentials does not; the message says nothing of its content."""
+    """A credentials document is invalid; the message contains nothing of its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +199,13 @@ class PullSecret:
     namespace: str
     name: str
     type: str
-    """`kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; others hold no credentials."""
+    """`kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; other types have no credentials."""
     data: Mapping[str, bytes] = field(repr=False)
     uid: str = ""
 
 
 def secrets_keyring(secrets: Iterable[PullSecret]) -> Keyring:
-    """Gather the credentials of a pod's pull secrets; raises BadCredentials."""
+    """Return a keyring with the credentials of a pod's pull secrets. Raises BadCredentials."""
     keyring = Keyring()
     for secret in secrets:
         content = secret.data.get(_SECRET_KEYS.get(secret.type, ""), b"")
@@ -225,27 +220,27 @@ def secrets_keyring(secrets: Iterable[PullSecret]) -> Keyring:
 
 
 def read_config_json(content: bytes) -> Registries:
-    """Read a `config.json`; raises BadCredentials."""
+    """Parse a `config.json`. Raises BadCredentials."""
     document = _mapping(_json(content), "it")
     auths = next((value for key, value in document.items() if key.lower() == "auths"), None)
     return _registries(auths, "auths")
 
 
 def read_dockercfg(content: bytes) -> Registries:
-    """Read an old `.dockercfg`; raises BadCredentials."""
+    """Parse a legacy `.dockercfg`. Raises BadCredentials."""
     return _registries(_json(content), "it")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCredentials:
-    """The node's own credentials, for every pod: the first readable file of several."""
+    """The node's own credentials, usable by every pod: the first valid file of a search path."""
 
     root_dir: Path
     working_dir: Path
     home: Path | None = None
 
     def files(self) -> list[tuple[Path, Callable[[bytes], Registries]]]:
-        """Give the places to look at, in order, with how to read each."""
+        """Return the search path: files in order, each with its parser."""
         near = [self.root_dir, self.working_dir]
         homes = [self.home] if self.home is not None else []
         new = [*near, *(home / ".docker" for home in homes), Path("/.docker")]
@@ -256,11 +251,11 @@ class NodeCredentials:
         ]
 
     async def load(self) -> Registries:
-        """Read the files in a thread; see `read`."""
+        """Run `read` in a thread."""
         return await asyncio.to_thread(self.read)
 
     def read(self) -> Registries:
-        """Read the files as they are now; a file that cannot be used is passed over with a warning."""
+        """Return the content of the first valid file; an invalid file is skipped with a warning."""
         for path, parse in self.files():
             try:
                 with path.open("rb") as file:
@@ -272,9 +267,9 @@ class NodeCredentials:
                 continue
             except (OSError, BadCredentials) as err:
                 why = err.strerror if isinstance(err, OSError) else str(err)
-                log.warning("Passing over a file with registry logins", path=str(path), reason=why)
+                log.warning("Ignored invalid registry credentials file", path=str(path), err=why)
                 continue
-            log.v(4).info("Using registry logins of the node", path=str(path))
+            log.v(4).info("Using registry credentials of the node", path=str(path))
             return found
         return {}
 
@@ -302,15 +297,15 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def _credentials(entry: dict[str, Any], registry: str) -> Credentials:
-    # Those who wrote these files by hand were never told about upper and lower case.
+    # Keys are case-insensitive: these files are often written by hand.
     given = {key.lower(): value for key, value in entry.items() if value is not None}
     for name in _FIELDS:
         if not isinstance(given.setdefault(name, ""), str):
             raise BadCredentials(f"{name} of {shown(registry)} must be text")
-        # JSON can escape half of a surrogate pair, which no UTF-8 text can contain.
+        # JSON can escape a lone surrogate, which cannot be encoded as UTF-8.
         given[name] = _SURROGATE.sub("\ufffd", given[name])
     if given["identitytoken"]:
-        # Beside a token, user and password are placeholders, and the runtime would prefer them.
+        # With a token, username and password are placeholders, and the runtime would prefer them.
         return Credentials(identity_token=given["identitytoken"], email=given["email"])
     username, password = given["username"], given["password"]
     if given["auth"]:
@@ -319,7 +314,7 @@ def _credentials(entry: dict[str, Any], registry: str) -> Credentials:
 
 
 def _decode(auth: str, registry: str) -> tuple[str, str]:
-    """Return the parts of base64 of `user:password`, with or without padding."""
+    """Decode base64 of `user:password`, with or without padding. Raises BadCredentials."""
     text = auth.replace("\r", "").replace("\n", "")
     if not text.endswith("="):
         text += "=" * (-len(text) % 4)
@@ -333,7 +328,7 @@ def _decode(auth: str, registry: str) -> tuple[str, str]:
 
 
 async def pull_secrets(pod: Pod, objects: PodObjects, journal: PodHistory) -> list[PullSecret]:
-    """Give the pull secrets that can be had, in the pod's order."""
+    """Return the pull secrets that can be retrieved, in the pod's order; record an event for the others."""
     found, failed = [], []
     for reference in pod.spec.image_pull_secrets:
         if not reference.name:

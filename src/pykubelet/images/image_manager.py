@@ -1,9 +1,9 @@
-"""Has an image on the node before a container is created from it, or says why not.
+"""Image manager: ensures that an image is present before a container is created from it.
 
-`ImageManager.ensure` walks the pull policy: look, pull if need be, and after a failure wait longer
-each time (10 s doubling to 5 min, by pod and image). Every step is an event of the pod with the
-words that Kubernetes users know, and a line of its timeline. A deleted pod's task may be cancelled
-at any time; pulls that other pods wait for go on.
+`ImageManager.ensure` applies the pull policy: check, pull if required, and after a failure back off
+exponentially (10 s doubling to 5 min, per pod and image). Each step is an event with upstream's message and
+an entry in the pod's timeline. The caller may be cancelled at any time (its pod was deleted); pulls that
+other pods wait for continue. The back-off is in memory only.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _LONGEST_PAUSE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PresentImage:
-    """An image that is on the node."""
+    """An image that is present on the node."""
 
     id: str
-    """What to create the container from."""
+    """Image reference to create the container from."""
     uid: int | None
-    """The image's own user; None when it has a name only."""
+    """UID of the image's user; None when the image specifies only a name."""
     username: str
 
 
@@ -68,7 +68,7 @@ class _Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _PullRequest:
-    """Somebody's wish for an image."""
+    """A request of a pod for an image."""
 
     pod: Pod
     image: str
@@ -99,20 +99,20 @@ class _Lookup:
         self._found: list[Credentials] | None = None
 
     async def get(self) -> list[Credentials]:
-        """Return the credentials in the order in which to try them; raises BadCredentials."""
+        """Return the credentials in the order in which to try them. Raises BadCredentials."""
         if self._found is None:
             self._found = await self._lookup()
         return self._found
 
 
 class ImageManager:
-    """The images of one node.
+    """The image manager of one node.
 
-    Without a `pull_manager` (feature gate KubeletEnsureSecretPulledImages off) every pod may use every
-    image that is present.
+    Without a `pull_manager` (feature gate KubeletEnsureSecretPulledImages off) every pod may use every image
+    that is present.
 
-    `node_credentials` is asked at every pull (see `NodeCredentials.load`). `clock` gives seconds for
-    the back-off; without one it is the event loop's.
+    `node_credentials` is called for every pull (see `NodeCredentials.load`). `clock` returns seconds for the
+    back-off; the default is the event loop's clock.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ImageManager:
         secrets: Sequence[PullSecret] = (),
         runtime_handler: str = "",
     ) -> PresentImage:
-        """Have a container's image on the node; raises ImageError."""
+        """Ensure that the container's image is present, as its pull policy requires. Raises ImageError."""
         return await self.ensure_image(
             pod,
             container.image,
@@ -169,7 +169,7 @@ class ImageManager:
         *,
         where: str = "",
     ) -> PresentImage:
-        """Have any image on the node, such as a volume's; `where` is the field that events name.
+        """Ensure that an image is present, such as a volume's; `where` is the field that events name.
 
         Raises ImageError.
         """
@@ -197,13 +197,13 @@ class ImageManager:
         return await self._pull(want, credentials, found)
 
     def forget_pod(self, uid: str) -> None:
-        """Drop the back-off of a pod that is gone."""
+        """Forget the back-off of a pod that has been removed."""
         for key in [key for key in self._failures if key.startswith(f"{uid}_")]:
             del self._failures[key]
             self._back_off.forget(key)
 
     def images_removed(self) -> None:
-        """Take no notice any more of what was known to be present: somebody removed images."""
+        """Invalidate the image status cache, because images have been removed."""
         self._presence.forget()
 
     def _parse(self, pod: Pod, image: str, policy: str, where: str) -> ImageName:
@@ -226,7 +226,7 @@ class ImageManager:
             raise ImageError("ImageInspectError", str(err)) from None
 
     async def _must_pull(self, want: _PullRequest, found: pb.Image, credentials: _Lookup) -> bool:
-        """Return whether the pod has to prove its access to an image that is present; raises ImageError."""
+        """Return whether the pod must prove its access to an image that is present. Raises ImageError."""
         if self._pull_manager is None:
             return False
         try:
@@ -250,15 +250,15 @@ class ImageManager:
             raise ImageError("ErrImagePull", str(err)) from None
         self._pulled(want, pulled, _loop_time() - asked)
         if pulled.image is None:
-            # Without it nobody knows which user the image wants; the next attempt finds it present.
+            # The image's user is unknown without its status; the next attempt finds the image present.
             raise self._inspect_failed(want, "the runtime does not know it right after its pull")
         return _present(pulled.ref, pulled.image)
 
     async def _pull_tracked(
         self, want: _PullRequest, credentials: list[Credentials], before: pb.Image | None
     ) -> PullResult:
-        """Pull an image and record with which credentials; raises PullFailed and _IntentError."""
-        # What a digest stands for never changes.
+        """Pull an image and record its credentials. Raises PullFailed and _IntentError."""
+        # The image of a digest never changes.
         fresh = want.policy == "Always" and not want.name.digest
         if self._pull_manager is None:
             return await self._pulls.pull(want.spec, credentials, want.sandbox, fresh=fresh)
@@ -318,7 +318,7 @@ class ImageManager:
         return ImageError(reason, message, retry_after=self._back_off.pause(want.key))
 
     def _pulled(self, want: _PullRequest, pulled: PullResult, waited: float) -> None:
-        # Who joined a pull that was under way has waited less than it took.
+        # A caller that joined a pull in progress has waited for a shorter time than the pull took.
         took = min(pulled.seconds, waited)
         size = pulled.image.size if pulled.image is not None else 0
         self._say(

@@ -1,8 +1,7 @@
-"""What the name of an image says: which registry, which repository, which tag or digest.
+"""Parser of image names: registry, repository, tag and digest.
 
-A pod may name an image as people do (`busybox`, `team/app`); whoever looks for credentials or asks
-the runtime needs the whole of it. The rules are those of every Docker-compatible tool, and so are
-the words for names that cannot be read, because they end up in pod statuses.
+A pod may use a short name (`busybox`, `team/app`); credentials and the runtime need the complete one. The
+rules and the error texts are those of the Docker reference library, because the texts appear in pod statuses.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 
 DEFAULT_TAG = "latest"
 HUB = "docker.io"
-"""The registry of names that have none."""
+"""Registry of names without one."""
 _HUB_OLD_NAME = "index.docker.io"
 _OFFICIAL = "library/"
 _LONGEST_PATH = 255
 _LONGEST_NAME = 4096
-"""No registry has longer ones, and a hostile manifest may have megabytes."""
+"""Characters of the longest accepted name: a hostile manifest may contain megabytes."""
 _LONGEST_SHOWN = 1000
 _HOST_PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _REGISTRY = rf"(?:{_HOST_PART}(?:\.{_HOST_PART})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
@@ -34,32 +33,32 @@ _DIGEST_CHARACTERS = {"sha256": 64, "sha384": 96, "sha512": 128}
 
 
 class InvalidImageName(ValueError):
-    """A text that does not name an image; the message is the one that the pod's status shows."""
+    """An image name is invalid; the message appears in the pod's status."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """The name of an image, taken apart."""
+    """A parsed image name."""
 
     given: str
-    """As the pod has it."""
+    """Name as in the pod spec."""
     repository: str
-    """With its registry and without tag and digest: `docker.io/library/busybox`."""
+    """Repository with registry, without tag and digest: `docker.io/library/busybox`."""
     tag: str
-    """`latest` when neither a tag nor a digest was given; empty beside a digest alone."""
+    """Tag; `latest` when the name has neither tag nor digest, empty when it has only a digest."""
     digest: str
-    """`sha256:…`, or empty."""
+    """Digest (`sha256:…`), or empty."""
 
     @property
     def registry(self) -> str:
-        """The host, with its port if it has one."""
+        """Host of the registry, with its port if there is one."""
         return self.repository.partition("/")[0]
 
     @property
     def for_runtime(self) -> str:
-        """What to ask the runtime for: the given name with a tag, or with its digest.
+        """Name for the runtime: the given name with a tag, or with its digest.
 
-        A short name stays short: which registry it means is the runtime's decision.
+        A short name stays short: the runtime decides which registry it refers to.
         """
         if self.digest or self.given.endswith(f":{self.tag}"):
             return self.given
@@ -72,7 +71,7 @@ class ImageName:
 
 
 def parse_image_name(given: str) -> ImageName:
-    """Take the name of an image apart; raises InvalidImageName."""
+    """Parse an image name. Raises InvalidImageName."""
     try:
         return _parse(given)
     except InvalidImageName as err:
@@ -81,7 +80,7 @@ def parse_image_name(given: str) -> ImageName:
 
 
 def shortened(given: str) -> str:
-    """Give as much of a name as belongs into a message: a bad one may be megabytes."""
+    """Return a name truncated for messages: an invalid one may have megabytes."""
     return given if len(given) <= _LONGEST_SHOWN else f"{given[:_LONGEST_SHOWN]}…"
 
 
@@ -115,7 +114,7 @@ def _parse(given: str) -> ImageName:
 
 
 def _split_registry(name: str) -> tuple[str, str]:
-    """Tell a registry from the first part of a path, which looks the same at first sight."""
+    """Split off the registry; without one the first part belongs to a repository of Docker Hub."""
     first, slash, rest = name.partition("/")
     is_host = first == "localhost" or "." in first or ":" in first or first != first.lower()
     if not slash or not is_host:

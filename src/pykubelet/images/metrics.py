@@ -1,7 +1,6 @@
-"""How long pulls take, how often images were needed, and how credential providers do.
+"""Metrics of image pulls, image requests, credential providers and pull records.
 
-The names and labels are the reference's. Built on a registry that the caller gives, because two
-agents can live in one process.
+Names and labels are upstream's. The registry is a parameter, because two kubelets can run in one process.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LARGEST = "GT100GB"
 
 
 class ImageMetrics:
-    """The images of one agent."""
+    """Image metrics of one kubelet."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._pulls = Histogram(
@@ -63,22 +62,22 @@ class ImageMetrics:
         )
 
     def pulled(self, size_bytes: int, seconds: float) -> None:
-        """Count a pull that succeeded."""
+        """Observe a successful pull: size in bytes, duration in seconds."""
         self._pulls.labels(size_label(size_bytes)).observe(seconds)
 
     def needed(self, policy: str, present: bool | None, pull: bool | None) -> None:
-        """Count that an image was needed: was it present, and had it to be pulled (None: unknown)?"""
+        """Count a request for an image: whether it was present and had to be pulled (None: unknown)."""
         self._requests.labels(policy.lower(), _word(present), _word(pull)).inc()
 
     def plugin_ran(self, name: str, seconds: float, *, failed: bool) -> None:
-        """Count a run of a credential provider."""
+        """Observe a run of a credential provider, with its duration in seconds."""
         self._plugin_duration.labels(name).observe(seconds)
         if failed:
             self._plugin_errors.labels(name).inc()
 
 
 class PullRecordMetrics:
-    """Records of pulled images, and checks of access to them."""
+    """Metrics of pull records, and of checks of access to images."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._intents_on_disk = Gauge(
@@ -125,7 +124,7 @@ class PullRecordMetrics:
 
 
 def size_label(size_bytes: int) -> str:
-    """Give the class of size that an image belongs to; zero stands for a size that is not known."""
+    """Return the size class of an image; size zero stands for an unknown size."""
     if size_bytes == 0:
         return "N/A"
     index = bisect_left(list(_SIZES), size_bytes)

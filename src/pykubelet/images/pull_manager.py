@@ -1,15 +1,15 @@
-"""Access of pods to images that are present: a pod that cannot prove it has to pull the image again.
+"""Access control for present images: a pod that cannot prove its access has to pull the image again.
 
-`PullManager` owns the pull intents and pulled records (`pull_records.py`). `ImagePuller` calls it for every
-image that is present (`must_pull`) and around every pull (`track_pull`). What a restart finds:
+`PullManager` owns the pull intents and pulled records (`pull_records.py`). `ImageManager` calls it for every
+image that is present (`must_pull`) and around every pull (`track_pull`). After a restart:
 
 - an intent without the image: the pull never finished;
 - an intent with the image: the kubelet was killed before it wrote the record. The image gets a record
-  without credentials, so that every pod must prove its own;
+  without credentials, so that every pod must prove its own access;
 - a record: access for the credentials in it.
 
 An intent stays until the outcome of its pull is known. After a cancelled pull, or a lost connection to the
-runtime, the image may still arrive: the intent is settled later with the runtime's state of the image. A
+runtime, the image may still arrive: the intent is resolved later from the image status in the runtime. A
 failure of the disk denies access, never grants it.
 """
 
@@ -45,32 +45,32 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 SETTLE_SECONDS = 10.0
-"""Seconds after which the outcome of a pull is looked up that did not report one."""
+"""Seconds after which the outcome of a pull that did not report one is looked up."""
 RETRY_SECONDS = 60.0
 """Seconds between two such lookups when the runtime fails."""
 MATCH_WRITE_LIMIT = 100
-"""Number of secrets in a record from which on a match adds no further one, however many namespaces match."""
+"""Number of secrets in a record from which on a match does not add another one."""
 CheckResult = Literal["credentialPolicyAllowed", "credentialRecordFound", "mustAuthenticate", "error"]
 T = TypeVar("T")
 GetCredentials = Callable[[], Awaitable[Sequence[Credentials]]]
 Policy = Callable[[ImageName, bool], bool]
-"""Returns whether an image's credentials must be verified; the flag: whether the kubelet pulled the image."""
+"""Returns whether credentials must be verified; the flag: whether the kubelet pulled the image."""
 
 
 class RuntimeImages(Protocol):
-    """The calls of the runtime's image service that settle pull intents."""
+    """The calls of the runtime's image service that resolve pull intents."""
 
     async def list_images(self) -> list[pb.Image]:
         """List all images."""
         ...
 
     async def image_status(self, image: pb.ImageSpec) -> pb.ImageStatusResponse:
-        """Return an image, without `image` when the runtime does not have it."""
+        """Return the status of an image, without `image` when the runtime does not have it."""
         ...
 
 
 def verification_policy(name: str, allowlist: Sequence[str] = ()) -> Policy:
-    """Return the policy of `imagePullCredentialsVerificationPolicy`; raises ValueError."""
+    """Return the policy of `imagePullCredentialsVerificationPolicy`. Raises ValueError."""
     match name:
         case "NeverVerify":
             return lambda image, pulled_by_kubelet: False
@@ -90,23 +90,23 @@ def verification_policy(name: str, allowlist: Sequence[str] = ()) -> Policy:
 
 @dataclass(slots=True)
 class PullAttempt:
-    """One pull of one pod; an attempt without an outcome is one whose outcome is not known."""
+    """One pull of one pod; until an outcome is recorded, it is unknown."""
 
     pulled: tuple[str, ImagePullCredentials] | None = None
     failed: bool = False
 
     def record_success(self, image_ref: str, credentials: Credentials | None) -> None:
-        """Record that the image was pulled with these credentials, None: without any."""
+        """Record that the image was pulled with these credentials (None: anonymously)."""
         self.pulled = image_ref, pull_credentials(credentials)
 
     def record_failure(self) -> None:
-        """Record that the pull has certainly not brought the image."""
+        """Record that the pull has failed for certain, so that the image does not arrive later."""
         self.failed = True
 
 
 @dataclass(slots=True)
 class _Unsettled:
-    """An intent of a pull whose outcome is not known."""
+    """An intent of a pull whose outcome is unknown."""
 
     spec: pb.ImageSpec
     before: str | None
@@ -114,7 +114,7 @@ class _Unsettled:
 
 
 class PullManager:
-    """The access control of one node's images; `start` must be called first."""
+    """Access control of one node's images; `start` must be called first."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class PullManager:
         self._metrics = metrics
         self._now = now
         self._in_flight: Counter[str] = Counter()
-        """Number of pulls in flight by image."""
+        """Number of pulls in flight, by image."""
         self._unsettled: dict[str, _Unsettled] = {}
         self._settler: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the records, and turn the intents of images that are present into records; raises OSError."""
+        """Load the records, and convert intents of images that are present to records. Raises OSError."""
         intents = await self._records.open()
         if not intents:
             return
@@ -158,9 +158,9 @@ class PullManager:
                 await self._settle(image, found.id)
 
     async def must_pull(self, name: ImageName, image_ref: str, credentials: GetCredentials) -> bool:
-        """Return whether a pod must pull an image that is present, to prove that it has access to it.
+        """Return whether a pod must pull an image that is present, to prove its access to it.
 
-        `credentials` is called only when the records depend on them; what it raises is raised.
+        `credentials` is called only when the records depend on them; its exceptions are propagated.
         """
         result: CheckResult = "error"
         try:
@@ -175,9 +175,10 @@ class PullManager:
     async def track_pull(
         self, image: str, spec: pb.ImageSpec, before: str | None
     ) -> AsyncIterator[PullAttempt]:
-        """Record a pull intent, and the attempt's outcome in its place at the end; raises OSError before.
+        """Record a pull intent, and replace it by the attempt's outcome at the end.
 
-        `before` is the reference of the image that was present under this name before the pull.
+        `before` is the reference of the image that was present under this name before the pull. Raises
+        OSError when the intent cannot be written.
         """
         self._in_flight[image] += 1
         attempt, settled = PullAttempt(), False
@@ -202,7 +203,7 @@ class PullManager:
     async def prune_unknown_records(self, image_refs: Collection[str], until: datetime) -> None:
         """Delete the pulled records of images that the runtime no longer has.
 
-        `until` is a time before the images were listed: records that were updated since are kept.
+        `until` is a time before the images were listed: records updated since are kept.
         """
         try:
             await self._records.prune_pulled(image_refs, until)
@@ -255,7 +256,7 @@ class PullManager:
         return True
 
     async def _record(self, image: str, image_ref: str, credentials: ImagePullCredentials | None) -> bool:
-        """Add credentials to an image's record, None: nobody's; return whether that is on disk."""
+        """Add credentials (None: none) to an image's record; return whether the record is on disk."""
         try:
             name = parse_image_name(image).without_tag
             async with self._records.pulled_locks.for_key(image_ref):
@@ -291,11 +292,11 @@ class PullManager:
         try:
             self._settler = self._tasks.start(work, name="image-pull-intents")
         except RuntimeError:
-            # The kubelet stops; the next process finds the intent.
+            # The kubelet is stopping; the next process finds the intent.
             work.close()
 
     async def _settle_all(self) -> None:
-        """Look up the outcomes of unsettled pulls until none is left."""
+        """Look up the outcomes of unsettled pulls until no intent is left."""
         while self._unsettled:
             await asyncio.sleep(SETTLE_SECONDS)
             now = asyncio.get_running_loop().time()
@@ -309,11 +310,11 @@ class PullManager:
                     pull.due = now + RETRY_SECONDS
                     continue
                 found = status.image.id if status.HasField("image") else None
-                # An image that was there before the pull is as accessible as it was.
+                # Access to an image that was present before the pull does not change.
                 await self._settle(image, found if found != pull.before else None)
 
     async def _settle(self, image: str, image_ref: str | None) -> None:
-        """Replace an intent by a record without credentials; without an image, by nothing."""
+        """Replace an intent by a record without credentials; delete it if the image does not exist."""
         if image_ref is not None and not await self._record(image, image_ref, None):
             return
         async with self._records.intent_locks.for_key(image):
@@ -324,7 +325,7 @@ class PullManager:
 
 
 def pull_credentials(credentials: Credentials | None) -> ImagePullCredentials:
-    """Return what a record keeps of the credentials of a pull."""
+    """Return the form in which a record stores the credentials of a pull."""
     match credentials.source if credentials is not None else None:
         case SecretCoordinates():
             assert credentials is not None
@@ -351,7 +352,7 @@ def match_secrets(
 ) -> tuple[bool, ImagePullSecret | None]:
     """Return whether one of a pod's secrets is known, and that secret when the record lacks it.
 
-    A secret is known by its content, whatever its name, or by its coordinates: its content was rotated.
+    A secret is known by the hash of its content, whatever its name, or by its coordinates, after a rotation.
     """
     hashes = {secret.credential_hash for secret in known if secret.credential_hash}
     coordinates = {secret.coordinates for secret in known}
@@ -371,9 +372,10 @@ def merge(
     credentials: ImagePullCredentials | None,
     now: datetime,
 ) -> ImagePulledRecord:
-    """Return a record with credentials added for an image's name, the same object when nothing changes.
+    """Return a record with credentials added for an image name, the same object when nothing changes.
 
-    A record that would grow too large is started again: other credentials are verified once more then.
+    A record that would grow too large is replaced by one with only these credentials: others are verified
+    again.
     """
     if record is None:
         return ImagePulledRecord(image_ref, now, {image: credentials} if credentials is not None else {})
@@ -420,7 +422,7 @@ def _secret(credentials: Credentials) -> ImagePullSecret:
 
 
 def credential_hash(credentials: Credentials) -> str:
-    """Return the hash by which credentials are recognized; it is the upstream kubelet's."""
+    """Return the hash that identifies credentials; it equals the upstream kubelet's."""
     fields = {
         "username": credentials.username,
         "password": credentials.password,

@@ -1,15 +1,16 @@
-"""Pull intents and pulled records: the kubelet's memory of which images it pulled with which credentials.
+"""Pull intents and pulled records: which images the kubelet pulled, and with which credentials.
 
-The records live in `<root-dir>/image_manager/pulling` and `pulled`, one file each, in the encoding of the
-upstream kubelet (`kubelet.config.k8s.io/v1beta1`), so that either kubelet continues with the other's records:
+The records are in `<root-dir>/image_manager/pulling` and `pulled`, one file each, in the encoding of the
+upstream kubelet (`kubelet.config.k8s.io/v1beta1`), so that either kubelet can use the other's records:
 
     pulling/sha256-<hash of image>     ImagePullIntent    written before a pull, deleted after its record
     pulled/sha256-<hash of imageRef>   ImagePulledRecord  credentials by image name without tag and digest
 
 `PullRecordFiles` accesses the directories and blocks; `PullRecords` is a write-through LRU cache above it
-that does the blocking work in threads. Every write is atomic and synced to disk. While a cache holds all that
-is on disk it is authoritative, and a lookup needs neither a thread nor the disk. A cancelled write is
-finished first, so that cache and disk agree. A file that cannot be decoded is an error for its own key only.
+that runs the blocking calls in threads. Every write is atomic and synced to disk. While a cache holds
+everything that is on disk it is authoritative, and a lookup needs neither a thread nor the disk. A cancelled
+write is completed first, so that cache and disk agree. A file that cannot be decoded is an error for its own
+key only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from pykubelet.util.tasks import finish_in_thread
 log = get_logger(__name__)
 API_VERSION = "kubelet.config.k8s.io/v1beta1"
 MAX_RECORD_BYTES = 512 * 1024
-"""Largest file that is read or written."""
+"""Bytes of the largest file that is read or written."""
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _PREFIX = "sha256-"
@@ -47,13 +48,13 @@ V = TypeVar("V")
 
 
 class RecordError(Exception):
-    """A record file exists and cannot be used."""
+    """A record file exists but is invalid."""
 
 
 class ImagePullSecret(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"credential_hash": "credentialHash"}
 ):
-    """Coordinates of a secret and the hash of the credentials that it held for the image."""
+    """Coordinates of a secret and the hash of its credentials for the image."""
 
     uid: str = ""
     namespace: str = ""
@@ -62,7 +63,7 @@ class ImagePullSecret(
 
     @property
     def coordinates(self) -> tuple[str, str, str]:
-        """Namespace, name and uid."""
+        """Namespace, name and UID."""
         return self.namespace, self.name, self.uid
 
 
@@ -75,7 +76,7 @@ class ImagePullServiceAccount(msgspec.Struct, frozen=True, forbid_unknown_fields
 
     @property
     def coordinates(self) -> tuple[str, str, str]:
-        """Namespace, name and uid."""
+        """Namespace, name and UID."""
         return self.namespace, self.name, self.uid
 
 
@@ -91,7 +92,7 @@ class ImagePullCredentials(
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is known to have access."""
+        """Whether no credentials are known to grant access."""
         return not (self.node_pods_accessible or self.kubernetes_secrets or self.kubernetes_service_accounts)
 
 
@@ -158,7 +159,7 @@ class PullRecordFiles:
         self._pulled = root_dir / "image_manager" / "pulled"
 
     def prepare(self) -> None:
-        """Ensure the directories exist, without files of interrupted writes."""
+        """Ensure that the directories exist, and delete the files of interrupted writes."""
         for directory in (self._intents.parent, self._intents, self._pulled):
             directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         for directory in (self._intents, self._pulled):
@@ -166,9 +167,9 @@ class PullRecordFiles:
                 leftover.unlink(missing_ok=True)
 
     def list_intents(self) -> tuple[list[str], list[str]]:
-        """Return the images with a pull intent, and the errors of the files that cannot be used.
+        """Return the images with a pull intent, and the errors of invalid files.
 
-        Files of an older version are written again.
+        Files of an older API version are rewritten.
         """
         intents, errors = _decode_all(self._intents, _IntentFile)
         for path, intent in intents:
@@ -177,7 +178,7 @@ class PullRecordFiles:
         return [intent.image for _, intent in intents], errors
 
     def intent_exists(self, image: str) -> bool:
-        """Return whether an image has a pull intent; raises RecordError."""
+        """Return whether an image has a pull intent. Raises RecordError."""
         intent = _decode(self._intents / _file_name(image), _IntentFile)
         return intent is not None and intent.image == image
 
@@ -186,7 +187,7 @@ class PullRecordFiles:
         _write(self._intents / _file_name(image), encode_intent(image))
 
     def delete_intent(self, image: str) -> None:
-        """Delete a pull intent; one that does not exist is fine."""
+        """Delete a pull intent, if it exists."""
         (self._intents / _file_name(image)).unlink(missing_ok=True)
 
     def count_intents(self) -> int:
@@ -194,9 +195,9 @@ class PullRecordFiles:
         return sum(1 for _ in _record_files(self._intents))
 
     def list_pulled(self) -> tuple[list[ImagePulledRecord], list[str]]:
-        """Return the pulled records, and the errors of the files that cannot be used.
+        """Return the pulled records, and the errors of invalid files.
 
-        Files of an older version are written again.
+        Files of an older API version are rewritten.
         """
         found, errors = _decode_all(self._pulled, _PulledFile)
         records = [_record(pulled) for _, pulled in found]
@@ -206,7 +207,7 @@ class PullRecordFiles:
         return records, errors
 
     def get_pulled(self, image_ref: str) -> ImagePulledRecord | None:
-        """Return an image's pulled record, None when it does not exist; raises RecordError."""
+        """Return an image's pulled record; None when it does not exist. Raises RecordError."""
         pulled = _decode(self._pulled / _file_name(image_ref), _PulledFile)
         return _record(pulled) if pulled is not None and pulled.image_ref == image_ref else None
 
@@ -215,7 +216,7 @@ class PullRecordFiles:
         _write(self._pulled / _file_name(record.image_ref), encode_pulled(record))
 
     def delete_pulled(self, image_ref: str) -> None:
-        """Delete a pulled record; one that does not exist is fine."""
+        """Delete a pulled record, if it exists."""
         (self._pulled / _file_name(image_ref)).unlink(missing_ok=True)
 
     def count_pulled(self) -> int:
@@ -224,7 +225,7 @@ class PullRecordFiles:
 
 
 class PullRecords:
-    """A write-through cache of the records; its methods raise OSError and RecordError.
+    """A write-through cache of the records. The methods raise OSError and RecordError.
 
     Sizes are numbers of records. `open` must be called first.
     """
@@ -256,7 +257,7 @@ class PullRecords:
         return intents
 
     def cached(self, image: str, image_ref: str) -> tuple[ImagePulledRecord | None, bool] | None:
-        """Return an image's pulled record and whether it has an intent; None when the disk must be read."""
+        """Return an image's pulled record and whether it has an intent; None if the disk must be read."""
         record = self._pulled.get(image_ref)
         if record is None and not self._pulled.authoritative:
             return None
@@ -266,7 +267,7 @@ class PullRecords:
         return record, intended
 
     async def intent_exists(self, image: str) -> bool:
-        """Return whether an image has a pull intent; needs the image's intent lock."""
+        """Return whether an image has a pull intent. The caller holds the image's intent lock."""
         if self._intents.get(image) is not None:
             return True
         if self._intents.authoritative:
@@ -277,7 +278,7 @@ class PullRecords:
         return exists
 
     async def write_intent(self, image: str) -> None:
-        """Ensure an image has a pull intent; needs the image's intent lock."""
+        """Ensure that an image has a pull intent. The caller holds the image's intent lock."""
         if self._intents.get(image) is not None:
             return
 
@@ -292,7 +293,7 @@ class PullRecords:
         await _durably(write, cache)
 
     async def delete_intent(self, image: str) -> None:
-        """Delete an image's pull intent; needs the image's intent lock."""
+        """Delete an image's pull intent. The caller holds the image's intent lock."""
 
         def delete() -> int:
             self._files.delete_intent(image)
@@ -305,7 +306,7 @@ class PullRecords:
         await _durably(delete, cache)
 
     async def get_pulled(self, image_ref: str) -> ImagePulledRecord | None:
-        """Return an image's pulled record, None when it does not exist; needs its pulled lock."""
+        """Return an image's pulled record; None if it does not exist. The caller holds its pulled lock."""
         record = self._pulled.get(image_ref)
         if record is not None or self._pulled.authoritative:
             return record
@@ -315,7 +316,7 @@ class PullRecords:
         return record
 
     async def write_pulled(self, record: ImagePulledRecord) -> None:
-        """Write a pulled record; needs its pulled lock."""
+        """Write a pulled record. The caller holds its pulled lock."""
 
         def write() -> int:
             self._files.write_pulled(record)
@@ -328,7 +329,7 @@ class PullRecords:
         await _durably(write, cache)
 
     async def prune_pulled(self, known: Collection[str], until: datetime) -> None:
-        """Delete the pulled records of other images than `known` that were last updated before `until`."""
+        """Delete the pulled records of images not in `known` that were last updated before `until`."""
         keep, oldest = frozenset(known), until.replace(microsecond=0)
         pruned: list[str] = []
 
@@ -361,7 +362,7 @@ class PullRecords:
 
 
 class StripedLocks:
-    """Locks by key, of which there is a fixed number: two keys may share one."""
+    """A fixed number of locks, selected by key; two keys may share one."""
 
     def __init__(self) -> None:
         self._locks = [asyncio.Lock() for _ in range(_LOCK_STRIPES)]
@@ -372,7 +373,7 @@ class StripedLocks:
 
     @asynccontextmanager
     async def all(self) -> AsyncIterator[None]:
-        """Hold every lock while inside."""
+        """Hold all locks within the context."""
         held: list[asyncio.Lock] = []
         try:
             for lock in self._locks:
@@ -385,13 +386,13 @@ class StripedLocks:
 
 
 class _Lru(Generic[V]):
-    """A cache of the most recently used values."""
+    """An LRU cache."""
 
     def __init__(self, size: int) -> None:
         self._size = max(size, 1)
         self._values: OrderedDict[str, V] = OrderedDict()
         self.authoritative = False
-        """Whether a key that is not here does not exist."""
+        """Whether the cache holds all keys, so that a missing key does not exist."""
 
     @property
     def usage_percent(self) -> int:
@@ -414,7 +415,7 @@ class _Lru(Generic[V]):
         self._values.pop(key, None)
 
     def refresh(self, items: Iterable[tuple[str, V]], *, complete: bool) -> None:
-        """Replace the values by a list of all; `complete`: whether nothing is missing from the list."""
+        """Replace the values by a listing; `complete`: whether the listing lacks nothing."""
         listed = list(items)
         authoritative = complete and len(listed) < self._size
         if authoritative or not self._values:
@@ -423,7 +424,7 @@ class _Lru(Generic[V]):
 
 
 async def _durably(work: Callable[[], T], then: Callable[[T], None]) -> None:
-    """Do blocking work in a thread, and apply its result even when the caller is cancelled meanwhile."""
+    """Run blocking work in a thread, and apply its result even when the caller is cancelled."""
     results: list[T] = []
     try:
         await finish_in_thread(lambda: results.append(work()))
@@ -445,7 +446,7 @@ def _record_files(directory: Path) -> Iterator[Path]:
 
 
 def _decode(path: Path, kind: type[T]) -> T | None:
-    """Return a file's content, None when the file does not exist; raises OSError and RecordError."""
+    """Return a file's decoded content; None when it does not exist. Raises OSError and RecordError."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_RECORD_BYTES + 1)
@@ -460,7 +461,7 @@ def _decode(path: Path, kind: type[T]) -> T | None:
 
 
 def _decode_all(directory: Path, kind: type[T]) -> tuple[list[tuple[Path, T]], list[str]]:
-    """Return the files of a directory with their contents, and the errors of those that cannot be used."""
+    """Return the files of a directory with their contents, and the errors of invalid files."""
     found, errors = [], []
     for path in _record_files(directory):
         try:
@@ -487,7 +488,7 @@ def _record(file: _PulledFile) -> ImagePulledRecord:
 
 def _write(path: Path, content: bytes) -> None:
     write_atomically(path, content, _FILE_MODE)
-    # Without this a power failure could undo the rename, and the pulled image would look preloaded.
+    # Without this, a power failure could undo the rename, and the pulled image would look preloaded.
     handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,23 +1,19 @@
-"""Pulling: one pull per image at a time, within the node's limits, with each login that fits.
+"""Image pulls: one pull per image at a time, within the node's limits, with each matching credential.
 
-Pods share a pull when nobody could tell the difference: the same image for the same runtime, the
-same logins (a pod must not profit from another's), the same namespace (a runtime may check
-signatures by namespace). The first one's sandbox stands for all of them.
+Pods share a pull only if it is equivalent for them: the same image and runtime handler, the same credentials
+(a pod must not profit from another's), and the same namespace (a runtime may verify signatures by namespace).
+The sandbox config of the first caller is used.
 
-Which images the runtime has, without asking it forty times for forty pods.
+`ImageStatusCache` holds a positive image status for one second, and concurrent requests share one call. That
+is safe: the image may disappear at any time between the check and the creation of the container anyway; the
+creation then fails, and the next sync, more than a second later, queries the runtime again. A negative status
+is not cached, so that a pull by another client is noticed immediately.
 
-An answer "present" is good for a second, and questions asked at the same time share one answer.
-That is safe: between the answer and the container's creation the image may vanish at any time
-anyway; creation then fails, the pod is tried again more than a second later, and the runtime is
-asked anew. An answer "absent" is never kept, so that a pull by somebody else is seen at once.
+`PullLimits` protects the registry and the node's disk: a maximum of parallel pulls, for which others wait in
+FIFO order, and a rate (`registryPullQPS`, `registryBurst`), above which a pull fails immediately and is
+retried after the back-off.
 
-How many images are pulled at once, and how often.
-
-Two limits protect a registry and the node's disk: a number of pulls under way, for which others
-wait in the order of their arrival, and a rate (`registryPullQPS`, `registryBurst`), beyond which a
-pull fails at once and is left to the back-off.
-
-Why a container waits for its image, as `status.containerStatuses[].state.waiting` tells it.
+All state is in memory.
 """
 
 from __future__ import annotations
@@ -42,10 +38,10 @@ _RESERVED = ("kubernetes.io", "k8s.io")
 
 
 class ImageService(Protocol):
-    """The part of the runtime's image service that is used here."""
+    """The calls of the runtime's image service that pulls need."""
 
     async def image_status(self, image: pb.ImageSpec, *, verbose: bool = False) -> pb.ImageStatusResponse:
-        """Ask for an image."""
+        """Return the status of an image."""
         ...
 
     async def pull_image(
@@ -59,7 +55,7 @@ class ImageService(Protocol):
 
 
 class Selection(NamedTuple):
-    """What decides which image a name stands for: equal selections have equal answers."""
+    """The parts of an image spec that select the image; equal selections refer to the same image."""
 
     image: str
     runtime_handler: str
@@ -67,17 +63,17 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, spec: pb.ImageSpec) -> Selection:
-        """Take it from a request.
+        """Return the selection of an image spec.
 
-        A runtime may choose an image by a pod's annotations, but not by those of Kubernetes itself,
-        which are different for each static pod.
+        A runtime may select an image by a pod's annotations, but not by those of Kubernetes itself, which
+        differ between static pods.
         """
         chosen = frozenset((key, value) for key, value in spec.annotations.items() if not _is_reserved(key))
         return cls(spec.image, spec.runtime_handler, chosen)
 
 
 class ImageStatusCache:
-    """What is known of the runtime's images."""
+    """Cache of the status of images in the runtime."""
 
     def __init__(self, service: ImageService, tasks: TaskScope) -> None:
         self._service = service
@@ -85,9 +81,9 @@ class ImageStatusCache:
         self._known: dict[Selection, tuple[float, pb.Image]] = {}
 
     async def find(self, spec: pb.ImageSpec, *, fresh: bool = False) -> pb.Image | None:
-        """Give the image, or None when the runtime does not have it; raises CriError.
+        """Return the image, or None when the runtime does not have it. Raises CriError.
 
-        `fresh` takes no answer to an earlier question.
+        `fresh` bypasses the cache and does not join a call that has already started.
         """
         selection = Selection.of(spec)
         asked, image = self._known.get(selection, (0.0, None))
@@ -96,7 +92,7 @@ class ImageStatusCache:
         return await self._calls.run(selection, lambda: self._ask(selection, spec), fresh=fresh)
 
     def forget(self) -> None:
-        """Ask for every image anew: some were removed."""
+        """Invalidate the cache, because images have been removed."""
         self._known.clear()
 
     async def _ask(self, selection: Selection, spec: pb.ImageSpec) -> pb.Image | None:
@@ -120,15 +116,15 @@ def _now() -> float:
 
 
 class PullRateExceeded(Exception):
-    """More pulls were asked for than the configured rate allows."""
+    """The configured rate of pulls is exceeded."""
 
     def __str__(self) -> str:
-        # These words are known to people and to tools.
+        # Upstream's text, which users and tools match.
         return "pull QPS exceeded"
 
 
 class TokenBucket:
-    """A rate with a burst: starts full, and gains `rate` tokens a second up to `burst`."""
+    """A token bucket: starts full, and gains `rate` tokens per second up to `burst`."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
@@ -137,7 +133,7 @@ class TokenBucket:
         self._filled = -math.inf
 
     def take(self, now: float) -> bool:
-        """Take a token if there is one; `now` in seconds of any clock that does not go back."""
+        """Take a token if one is available; `now` in seconds of any monotonic clock."""
         self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
         self._filled = now
         if self._tokens < 1:
@@ -147,7 +143,7 @@ class TokenBucket:
 
 
 class PullLimits:
-    """The limits of one node, as its configuration has them."""
+    """Pull limits of one node, from its configuration."""
 
     def __init__(
         self, *, serialize: bool = True, max_parallel: int | None = None, qps: float = 5, burst: int = 10
@@ -159,7 +155,7 @@ class PullLimits:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn and hold it while inside; raises PullRateExceeded when it comes too soon."""
+        """Hold a pull slot within the context, after waiting for one. Raises PullRateExceeded."""
         async with self._turns or nullcontext():
             if self._bucket and not self._bucket.take(asyncio.get_running_loop().time()):
                 raise PullRateExceeded
@@ -178,14 +174,14 @@ ImageReason = Literal[
 
 
 class ImageError(Exception):
-    """The image cannot be had now; the events about it are already recorded."""
+    """The image is not available; the events about it have been recorded."""
 
     def __init__(self, reason: ImageReason, message: str, retry_after: float | None = None) -> None:
         super().__init__(reason, message)
         self.reason: ImageReason = reason
         self.message = message
         self.retry_after = retry_after
-        """Seconds until another attempt can pull, where a back-off is in force."""
+        """Seconds until the next attempt, if a back-off is in effect."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
@@ -195,9 +191,9 @@ _NAMED_FAILURES: dict[ImageReason, str] = {
     "RegistryUnavailable": "the registry is unavailable",
     "SignatureValidationFailed": "the signature validation failed",
 }
-"""What a runtime may begin its complaint with, and how people are told."""
+"""Prefix of a runtime's error message, and the text that replaces it in the status."""
 _UNKNOWN_OUTCOMES = ("Unavailable", "Canceled", "DeadlineExceeded", "Internal", "ResourceExhausted")
-"""Codes with which a call also ends when the runtime did not get to answer it."""
+"""gRPC codes with which a call may also fail without a response of the runtime."""
 
 
 class PullFailed(Exception):
@@ -206,25 +202,25 @@ class PullFailed(Exception):
     def __init__(self, message: str, *, outcome_known: bool = True) -> None:
         super().__init__(message)
         self.outcome_known = outcome_known
-        """Whether the runtime itself reported the failure: otherwise the image may still arrive."""
+        """Whether the runtime itself reported the failure; otherwise the image may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What a pull brought."""
+    """Result of a successful pull."""
 
     ref: str
-    """The runtime's reference to the image."""
+    """The runtime's reference of the image."""
     image: pb.Image | None
-    """What the runtime says of it; None when it did not answer."""
+    """Image status after the pull; None when the runtime did not return one."""
     seconds: float
-    """How long it took, without waiting for a turn."""
+    """Duration in seconds, without the wait for a slot."""
     login: int | None
-    """Index of the credentials that were accepted, None when the pull was made without any."""
+    """Index of the credentials that were accepted; None for an anonymous pull."""
 
     @property
     def image_ref(self) -> str:
-        """The reference under which the runtime reports the image as present."""
+        """Reference under which the runtime reports the image as present."""
         return self.image.id if self.image is not None else self.ref
 
 
@@ -235,7 +231,7 @@ class _Key(NamedTuple):
 
 
 class Pulls:
-    """The pulls of one node."""
+    """Deduplicated and limited pulls of one node."""
 
     def __init__(
         self, service: ImageService, presence: ImageStatusCache, limits: PullLimits, tasks: TaskScope
@@ -253,9 +249,9 @@ class Pulls:
         *,
         fresh: bool,
     ) -> PullResult:
-        """Pull an image, or wait for the same pull that is under way; raises PullFailed.
+        """Pull an image, or join the same pull in progress. Raises PullFailed.
 
-        `fresh` means that what a tag stands for now counts, so a pull that has begun is not joined.
+        With `fresh`, a pull that has already started is not joined, because a tag may have moved since.
         """
         namespace = sandbox.metadata.namespace if sandbox is not None else ""
         key = _Key(Selection.of(spec), namespace, tuple(credentials))
@@ -277,12 +273,12 @@ class Pulls:
     async def _try_each(
         self, spec: pb.ImageSpec, credentials: Sequence[Credentials], sandbox: pb.PodSandboxConfig | None
     ) -> tuple[str, int | None]:
-        """Return the reference of the pulled image and the index of the credentials; raises PullFailed."""
+        """Return the reference of the pulled image and the index of its credentials. Raises PullFailed."""
         logins: list[tuple[int | None, pb.AuthConfig | None]] = [
             (index, login.for_runtime()) for index, login in enumerate(credentials)
         ]
         if not logins:
-            log.v(3).info("Pulling image without logging in", image=spec.image)
+            log.v(3).info("Pulling image without credentials", image=spec.image)
         failures: list[CriError] = []
         for index, auth in logins or [(None, None)]:
             try:
@@ -298,23 +294,23 @@ class Pulls:
         try:
             return await self._presence.find(spec, fresh=True)
         except CriError as err:
-            log.error(err, "Could not inspect an image that was just pulled", image=spec.image)
+            log.error(err, "Failed to inspect pulled image", image=spec.image)
             return None
 
 
 def failure_text(err: CriError) -> str:
-    """Give a failure as events show it; the code `Unknown` says nothing and is left out."""
+    """Return the text of a failure for events; the code `Unknown` is omitted as meaningless."""
     return err.message if err.code == "Unknown" or isinstance(err, BadResponse) else err.rpc_text
 
 
 def joined(failures: Sequence[str]) -> str:
-    """Give several failures as one, each different one once."""
+    """Join the distinct failures to one text."""
     different = list(dict.fromkeys(failures))
     return different[0] if len(different) == 1 else f"[{', '.join(different)}]"
 
 
 def explain(image: str, failure: str) -> tuple[ImageReason, str]:
-    """Give the reason and the message of a container that waits because of a failed pull."""
+    """Return the waiting reason and message of a container whose image pull failed."""
     for reason, words in _NAMED_FAILURES.items():
         if failure.startswith(reason):
             return reason, f"image pull failed for {image} because {words}{failure.removeprefix(reason)}"

@@ -1,6 +1,6 @@
-"""The request for a container.
+"""Builders of the CRI configs of sandboxes and containers.
 
-The request for a pod's sandbox.
+Pure functions of the pod and its options: equal input yields an equal config.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pykubelet.kuberuntime.security import check_run_as_non_root, container_secu
 
 @growth_is_a_problem()
 def make_container_config(pod: Pod, container: Container, facts: RunContainerOptions) -> cri.ContainerConfig:
-    """Make the request; the same pod, container and facts always give the same one.
+    """Return the config of a container; equal input yields an equal config.
 
-    `container` is an ordinary, init or ephemeral one of the pod. Raises ConfigProblem.
+    `container` is an ordinary, init or ephemeral container of the pod. Raises ContainerConfigError.
     """
     check_run_as_non_root(pod, container, facts)
     env = container_env(pod, container, facts)
@@ -68,7 +68,7 @@ def make_container_config(pod: Pod, container: Container, facts: RunContainerOpt
 
 
 def _stop_signal(container: Container, facts: RunContainerOptions) -> str:
-    """Give the signal's name in the protocol; one that it does not know leaves the image's."""
+    """Return the CRI name of the stop signal; RUNTIME_DEFAULT, the image's, for a signal unknown to CRI."""
     wish = container.lifecycle.stop_signal if container.lifecycle is not None else None
     if wish is None or not facts.node.gates.enabled("ContainerStopSignals"):
         return "RUNTIME_DEFAULT"
@@ -80,9 +80,9 @@ _PROTOCOLS = {"UDP": cri.UDP, "SCTP": cri.SCTP}
 
 
 def make_sandbox_config(pod: Pod, facts: RunSandboxOptions) -> cri.PodSandboxConfig:
-    """Make the request; the same pod and facts always give the same one.
+    """Return the config of a pod's sandbox; equal input yields an equal config.
 
-    What of the pod's DNS wishes was left out, `pod_dns` tells. Raises ConfigProblem.
+    `pod_dns` returns warnings for DNS settings that were omitted. Raises ContainerConfigError.
     """
     meta, node = pod.metadata, facts.node
     try:
@@ -111,7 +111,7 @@ def make_sandbox_config(pod: Pod, facts: RunSandboxOptions) -> cri.PodSandboxCon
 
 
 def port_mappings(container: Container) -> Iterator[cri.PortMapping]:
-    """Give a container's ports, each once."""
+    """Yield a container's port mappings without duplicates."""
     seen: set[str | tuple[str, str, int, int]] = set()
     for port in container.ports:
         key = port.name or _identity(port)
@@ -133,5 +133,5 @@ def _hostname(pod: Pod, facts: RunSandboxOptions) -> str:
 
 
 def _identity(port: ContainerPort) -> tuple[str, str, int, int]:
-    """Tell ports without a name apart; the same port may be published once per address."""
+    """Return the key of an unnamed port; the same port may be published once per host IP."""
     return port.protocol, port.host_ip, port.container_port, port.host_port

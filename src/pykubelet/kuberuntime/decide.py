@@ -1,21 +1,16 @@
-"""The decision: from a pod and what the runtime has of it to what shall be done.
+"""Computation of pod actions: what to kill, create, start, resize or restart for a pod.
 
-`decide` is the heart of the agent and does nothing itself. Its answer names the sandbox to make,
-the containers to kill with the reason, and those to start: init containers one after the other,
-sidecars (init containers that stay) beside them, ephemeral ones at any time, ordinary ones once
-initialization is over. Calling it again with the new facts leads step by step to a pod that needs
-nothing more; whoever applies it may be interrupted at any point.
+`decide` is pure. Its result names the sandbox to create, the containers to kill with the reason, and those to
+start: init containers one after the other, sidecars (init containers that keep running) in parallel to them,
+ephemeral containers at any time, and ordinary containers once initialization is complete. Calling it
+repeatedly with the new state converges to a pod that needs no action; applying the actions may be interrupted
+at any point.
 
-Whether a container that is not running should run again: the restart policies, purely.
-
-What goes, and in which order, when all containers of a pod begin anew in the sandbox that they have.
-
-One container's end may restart all (`RestartAllContainers`). Then every trace of the pod's init and
-ordinary containers is removed, so that the pod is initialized again as on its first day; the sandbox,
-its addresses and the volumes stay, and so do ephemeral containers, which somebody looks through.
-
-The containers whose end is the reason go last. An agent that dies in between thus still finds why it
-all began, and its successor goes on, without having to be told.
+The restart rules of a container may restart all containers of its pod (`RestartAllContainers`). Then all
+instances of the pod's init and ordinary containers are removed, so that the pod is initialized again; the
+sandbox, its IP addresses and the volumes stay, and so do ephemeral containers, because they are debugging
+sessions. The containers whose exit is the cause are removed last: a kubelet that is killed in between still
+finds the cause, and the next process continues.
 """
 
 from __future__ import annotations
@@ -31,16 +26,16 @@ from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
 
 RESTART_ALL = "RestartAllContainers"
-"""The action of a rule by which one container's end restarts all of them in place."""
+"""Rule action that restarts all containers of the pod in place."""
 
 
 def restarts_after_failure(pod: Pod, container: Container) -> bool:
-    """Whether a failure of a container that is still there (a probe) leads to a restart."""
+    """Return whether a container with a failed probe is restarted."""
     return (container.restart_policy or pod.spec.restart_policy) != "Never"
 
 
 def should_restart(pod: Pod, container: Container, last: ObservedContainer | None) -> bool:
-    """Whether the container shall be started, given its newest incarnation."""
+    """Return whether to start the container, given its newest instance."""
     if pod.metadata.deletion_timestamp is not None:
         return False
     if last is None or last.phase in ("created", "unknown"):
@@ -49,7 +44,7 @@ def should_restart(pod: Pod, container: Container, last: ObservedContainer | Non
 
 
 def restarts_after_exit(pod: Pod, container: Container, exit_code: int) -> bool:
-    """Whether the policies want a container that ended this way to run again."""
+    """Return whether the restart policy restarts a container that exited with this code."""
     if container.restart_policy_rules:
         rule = _rule_for(container, exit_code)
         if rule is not None and rule.action in ("Restart", RESTART_ALL):
@@ -59,20 +54,20 @@ def restarts_after_exit(pod: Pod, container: Container, exit_code: int) -> bool:
 
 
 def always_restarts(pod: Pod) -> bool:
-    """Return whether every ordinary container runs again however it ended."""
+    """Return whether every ordinary container is restarted regardless of its exit code."""
     return all(
         (container.restart_policy or pod.spec.restart_policy) == "Always" for container in pod.spec.containers
     )
 
 
 def restarts_all(container: Container, exit_code: int) -> bool:
-    """Whether all containers of the pod shall begin anew after this one ended this way."""
+    """Return whether all containers of the pod are restarted after this one exited with this code."""
     rule = _rule_for(container, exit_code)
     return rule is not None and rule.action == RESTART_ALL
 
 
 def may_restart_all(spec: PodSpec) -> bool:
-    """Whether any container's end could restart all of them."""
+    """Return whether the exit of any container can restart all of them."""
     return any(
         rule.action == RESTART_ALL
         for containers in (spec.init_containers, spec.containers)
@@ -82,7 +77,7 @@ def may_restart_all(spec: PodSpec) -> bool:
 
 
 def _rule_for(container: Container, exit_code: int) -> RestartRule | None:
-    """Give the rule that decides: the first one that fits, whatever the ones after it say."""
+    """Return the first restart rule that matches; later ones are ignored."""
     return next((rule for rule in container.restart_policy_rules if _fits(rule, exit_code)), None)
 
 
@@ -92,11 +87,11 @@ def _fits(rule: RestartRule, exit_code: int) -> bool:
 
 
 Waves = Sequence[Sequence[ObservedContainer]]
-"""Containers to stop and remove, one wave after the other; those of a wave do not wait for each other."""
+"""Containers to stop and remove, wave by wave; those of a wave are handled concurrently."""
 
 
 def reset_waves(pod: Pod, observed: ObservedPod) -> Waves:
-    """Give all of the pod's containers in the order in which they go; the last wave are the reasons."""
+    """Return the pod's containers in removal order; the last wave are the containers that are the cause."""
     init, ordinary = pod.spec.init_containers, pod.spec.containers
     reasons = [c for spec in (*ordinary, *init) for c in _traces(observed, spec) if _is_reason(spec, c)]
     spared = {container.id for container in reasons}
@@ -104,13 +99,13 @@ def reset_waves(pod: Pod, observed: ObservedPod) -> Waves:
     def others(spec: Container) -> list[ObservedContainer]:
         return [container for container in _traces(observed, spec) if container.id not in spared]
 
-    # Sidecars serve the ordinary containers and those after them, as at the pod's end.
+    # Sidecars serve the ordinary containers and the later init containers, as in pod termination.
     waves = [[c for spec in ordinary for c in others(spec)], *(others(spec) for spec in reversed(init))]
     return [wave for wave in (*waves, reasons) if wave]
 
 
 def reasons_of(pod: Pod, observed: ObservedPod) -> list[ObservedContainer]:
-    """Give the containers whose end, as the newest of their name, asks for all to begin anew."""
+    """Return the newest instances of containers whose exit restarts all containers."""
     found = []
     for spec in (*pod.spec.init_containers, *pod.spec.containers):
         if spec.restart_policy_rules:
@@ -121,7 +116,7 @@ def reasons_of(pod: Pod, observed: ObservedPod) -> list[ObservedContainer]:
 
 
 def is_reset(pod: Pod, observed: ObservedPod) -> bool:
-    """Whether there is no trace of any init or ordinary container: nothing has begun, or nothing is left."""
+    """Return whether no instance of any init or ordinary container exists."""
     return not any(
         observed.latest(container.name) for container in (*pod.spec.init_containers, *pod.spec.containers)
     )
@@ -139,14 +134,14 @@ KillReason = Literal["", "Unknown", "StartupProbe", "LivenessProbe", "Requested"
 
 
 class ProbeResults(msgspec.Struct, frozen=True):
-    """What the probes say, by container id: True healthy, False failed, absent not known yet."""
+    """Probe results by container ID: True succeeded, False failed, absent unknown."""
 
     liveness: Mapping[str, bool] = {}
     startup: Mapping[str, bool] = {}
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """A container to stop, and why."""
+    """A container to stop, with the event message and the reason."""
 
     container: ObservedContainer
     message: str
@@ -154,42 +149,42 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Resize(msgspec.Struct):
-    """What is done to a pod that shall have other resources, without a restart."""
+    """Resources to change without a restart."""
 
     containers: dict[str, ContainerResize] = {}
-    """By id."""
+    """Resizes by container ID."""
     pod: bool = False
-    """Whether the pod's own cgroup is to be looked at whatever its containers need."""
+    """Whether the pod's cgroup must be checked even if no container changes."""
     whole: bool = False
-    """Whether what is written for the whole pod has changed."""
+    """Whether the pod-level resources have changed."""
 
     def __bool__(self) -> bool:
         return bool(self.containers) or self.pod or self.whole
 
 
 class Actions(msgspec.Struct, kw_only=True):
-    """What shall be done, in the order of the fields."""
+    """Actions for a pod, in the order of the fields."""
 
     reset: Waves = ()
-    """Stop and remove all of these, and nothing else: the next decision begins anew in the same sandbox."""
+    """Containers to stop and remove, exclusively; the next decision starts over in the same sandbox."""
     kill_pod: bool = False
-    """Stop every container and sandbox first."""
+    """Whether to stop all containers and sandboxes first."""
     kill: list[Kill] = []
     resize: Resize = msgspec.field(default_factory=Resize)
     create_sandbox: bool = False
     attempt: int = 0
-    """The attempt number of the sandbox to create."""
+    """Attempt number of the sandbox to create."""
     sandbox_id: str = ""
-    """The sandbox there is: to use, or (with `create_sandbox`) the one that is replaced."""
+    """Existing sandbox: to use, or (with `create_sandbox`) to replace."""
     start_ephemeral: list[str] = []
     start_init: list[str] = []
     start: list[str] = []
     why: str = ""
-    """The sandbox's story in a few words, for the timeline."""
+    """Reason for a new sandbox, for the timeline."""
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether there are no actions."""
         return not (
             self.reset
             or self.kill_pod
@@ -211,11 +206,10 @@ def decide(
     *,
     restart_all: bool = False,
 ) -> Actions:
-    """Say what brings the pod nearer to its desired state.
+    """Return the actions that move the pod towards its desired state.
 
-    `restart_requested` holds ids of containers that a person wants restarted in place, `resizes` says
-    which running ones do not have the resources that they shall have, `restart_all` that all containers
-    shall begin anew.
+    `restart_requested` holds the IDs of containers to restart in place on a user's request, `resizes` the
+    running containers whose resources differ from the allocated ones; `restart_all`: restart all containers.
     """
     if restart_all:
         return Actions(reset=reset_waves(pod, observed))
@@ -239,12 +233,12 @@ def decide(
 
 
 def sandbox_is_stale(pod: Pod, observed: ObservedPod) -> bool:
-    """Whether the pod has no sandbox, or one that must be replaced."""
+    """Return whether the pod has no sandbox, or one that must be replaced."""
     return _sandbox(pod, observed).create_sandbox
 
 
 def _sandbox(pod: Pod, observed: ObservedPod) -> Actions:
-    """Decide on the sandbox alone; a new one means that everything is killed first."""
+    """Compute the actions for the sandbox only; a new one requires that everything is killed first."""
 
     def replace(why: str, old: str) -> Actions:
         return Actions(
@@ -266,7 +260,7 @@ def _sandbox(pod: Pod, observed: ObservedPod) -> Actions:
 
 
 def _start_over(pod: Pod, observed: ObservedPod, actions: Actions) -> None:
-    """Fill in what follows a new sandbox; a pod that is done gets none."""
+    """Add the containers to start in a new sandbox; a completed pod gets no sandbox."""
     if pod.spec.restart_policy == "Never" and actions.attempt != 0 and not is_reset(pod, observed):
         actions.create_sandbox = False
         return
@@ -294,16 +288,16 @@ def _initialize(
     resizes: ResizePlan,
     actions: Actions,
 ) -> bool:
-    """Decide on the init containers; True when ordinary containers may run.
+    """Compute the actions for init containers; return whether ordinary containers may run.
 
-    Walks from the last init container to the first: the runtime may have lost the earlier ones,
-    so the newest trace decides how far initialization got.
+    Iterates from the last init container to the first: the runtime may have lost the earlier ones, so the
+    newest existing instance determines the progress of initialization.
     """
     init = pod.spec.init_containers
     if not init:
         return True
-    # Ordinary containers in being prove initialization, whatever is left of the init containers. Exited ones
-    # do not: they may be of an earlier sandbox.
+    # Existing ordinary containers prove initialization, whatever is left of the init containers. Exited ones
+    # do not: they may belong to an earlier sandbox.
     latest = (observed.latest(container.name) for container in pod.spec.containers)
     done = any(last is not None and last.phase in ("created", "running") for last in latest)
     passed = done
@@ -349,7 +343,7 @@ def _keep_sidecar(
     actions: Actions,
     start: list[int],
 ) -> bool:
-    """Decide on a sidecar that exists; True when the next init container need not wait for it."""
+    """Compute the actions for an existing sidecar; return whether the next init container may start."""
 
     def restart(message: str, reason: KillReason) -> None:
         actions.kill.append(Kill(last, message, reason))
@@ -381,11 +375,11 @@ def _keep_sidecar(
 def _advance_init(
     index: int, pod: Pod, container: Container, last: ObservedContainer, actions: Actions, start: list[int]
 ) -> bool | None:
-    """Decide on an init container that exists: True done, False not yet, None the pod has failed."""
+    """Compute the actions for an existing init container: True done, False not yet, None pod failed."""
     if last.phase == "running":
         return False
     if last.phase == "created":
-        # Creating and starting is one step here; one that is only created was refused by the runtime.
+        # Create and start are one step: a container that is only created failed to start.
         start.append(index)
         return False
     if last.phase == "exited" and last.exit_code == 0:
@@ -413,7 +407,7 @@ def _run(
     resizes: ResizePlan,
     actions: Actions,
 ) -> None:
-    """Decide on the ordinary containers; a pod of which nothing runs and nothing shall is killed."""
+    """Compute the actions for ordinary containers; kill the pod if no container runs or will start."""
     keep = 0
     for container in pod.spec.containers:
         last = observed.latest(container.name)
@@ -444,7 +438,7 @@ def _run(
 def _fault_of(
     container: Container, last: ObservedContainer, verdicts: ProbeResults, requested: frozenset[str]
 ) -> Kill | None:
-    """Why a running container must go, or None."""
+    """Return the reason to kill a running container, or None."""
     if last.hash != container_hash(container):
         return Kill(last, f"Container {container.name} definition changed")
     if last.id in requested:
@@ -457,7 +451,7 @@ def _fault_of(
 
 
 def _resize(resizes: ResizePlan, last: ObservedContainer, actions: Actions) -> bool:
-    """Have a container that is kept resized, if it needs that; True when it has to be restarted for it."""
+    """Add the resize of a running container, if any; return whether it requires a restart."""
     resize = resizes.containers.get(last.name)
     if resize is None:
         return False

@@ -1,7 +1,7 @@
-"""A pod's resolv.conf: from its policy, its own wishes, the cluster's DNS and the host's settings.
+"""DNS config of pods: from the DNS policy, `dnsConfig`, the cluster DNS and the host's resolv.conf.
 
-Resolvers ignore or choke on what exceeds their limits (three servers, 32 search domains, 2048
-characters), so what does is left out and said in a warning, which becomes an event.
+Resolvers ignore or fail on entries above their limits (three nameservers, 32 search domains, 2048
+characters), so these are omitted, with a warning that becomes an event.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DNSWarning:
 
 @dataclass(frozen=True, slots=True)
 class PodDNS:
-    """What a pod resolves names with, and what had to be left out."""
+    """DNS config of a pod, with warnings about omitted entries."""
 
     servers: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()
@@ -42,14 +42,14 @@ class PodDNS:
     warnings: tuple[DNSWarning, ...] = ()
 
     def to_message(self) -> cri.DNSConfig:
-        """Give it as the runtime wants it."""
+        """Return it as a CRI DNSConfig."""
         return cri.DNSConfig(servers=self.servers, searches=self.searches, options=self.options)
 
 
 def pod_dns(pod: Pod, node: RuntimeNodeOptions, resolv_conf: str | None) -> PodDNS:
-    """Decide a pod's DNS; `resolv_conf` is the host's file, None when there shall be none.
+    """Return a pod's DNS config; `resolv_conf` is the content of the host's file, None without one.
 
-    Raises ConfigProblem when that file cannot be understood.
+    Raises ContainerConfigError for a malformed file.
     """
     base = PodDNS() if resolv_conf is None else parse_resolv_conf(resolv_conf)
     warnings: list[DNSWarning] = []
@@ -75,9 +75,9 @@ def pod_dns(pod: Pod, node: RuntimeNodeOptions, resolv_conf: str | None) -> PodD
 
 
 def parse_resolv_conf(text: str) -> PodDNS:
-    """Read a resolv.conf: servers add up, the last search line counts, options by name.
+    """Parse a resolv.conf: nameservers accumulate, the last search line counts, options by name.
 
-    Raises ConfigProblem for a `nameserver` line without one.
+    Raises ContainerConfigError for a `nameserver` line without an address.
     """
     servers: list[str] = []
     searches: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def parse_resolv_conf(text: str) -> PodDNS:
                 raise ContainerConfigError("the host's resolv.conf has a nameserver line without an address")
             servers.append(values[0])
         elif keyword == "search":
-            # The same domain with and without a dot at its end counts once; the root is no domain.
+            # Without the trailing dot, so that duplicates are recognized; the root domain is skipped.
             searches = tuple(value.removesuffix(".") for value in values if value != ".")
         elif keyword == "options":
             options |= {value.partition(":")[0]: value for value in values}
@@ -109,7 +109,7 @@ def check_resolv_conf(path: Path, cluster_domain: str) -> str:
 def resolv_conf_problem(text: str, path: str, cluster_domain: str) -> str:
     """Return which limit the search line of the host's resolv.conf exceeds, "" for none.
 
-    Raises ConfigProblem for a malformed file.
+    Raises ContainerConfigError for a malformed file.
     """
     searches = parse_resolv_conf(text).searches
     most = MAX_SEARCHES - (3 if cluster_domain else 0)
@@ -146,7 +146,7 @@ def _missing_cluster_dns(pod: Pod) -> DNSWarning:
 
 
 def _local_only(host_ips: Sequence[str]) -> PodDNS:
-    """Give what keeps pods off the host's DNS: a server on their own loopback."""
+    """Return a config that does not use the host's DNS: a nameserver on the pod's loopback."""
     servers = tuple("::1" if parse_ip(address).version == 6 else "127.0.0.1" for address in host_ips)
     return PodDNS(servers or ("127.0.0.1",), (".",))
 

@@ -1,29 +1,24 @@
-"""A container's environment: from all its sources, in the order in which they were written.
+"""Environment variables of containers, and the configMaps, secrets and files that they come from.
 
-Later sources win: what device plugins give, then `envFrom`, then `env`; the variables of services
-fill what is left. A variable may refer to those above it and to services as `$(NAME)`. Whatever
-cannot be resolved stops the container before it exists, with a sentence that says what is missing.
+`container_env` is pure. Later sources override earlier ones: device plugins, `envFrom`, then `env`; service
+variables fill in what is left. A variable may refer to earlier ones and to services as `$(NAME)`. A value
+that cannot be resolved fails the container before it is created.
 
-Gathers what a container's variables come from: configMaps, secrets and files in the pod's volumes.
+Container configs are built without I/O (`config.py`), so `gather_env_sources` first fetches everything
+concurrently. A source that cannot be fetched is an error only when it is used: a variable that does not need
+it, or whose reference is optional, is not affected.
 
-A request for a container is made without asking anyone (`container_config.py`), so what it needs is
-had before, all at the same time. What cannot be had is a problem only when it is looked up: a
-variable that does not need it, or an optional one, goes on.
-
-Parser of environment files in volumes (`fileKeyRef`): a strict subset of the shell's assignments.
+Environment files in volumes (`fileKeyRef`) have a strict subset of the shell's assignment syntax:
 
     NAME='value'   # a comment
 
-A value is enclosed in single quotes, is taken literally and may span lines. `NAME= 'x'` assigns the empty
-string, as in a shell. Anything else is an error, so that no file means one thing here and another in a shell.
+A value is enclosed in single quotes, is literal and may span lines. `NAME= 'x'` assigns the empty string, as
+in a shell. Anything else is an error, so that a file does not have another meaning here than in a shell.
 
-Containers write these files. The parser reads each byte once, line by line, retains only the requested
-values and blocks its thread for less than a second for the largest file; it never runs on the event loop.
-
-Reads a text that a container has put into a volume: of any file, and of nothing outside of it.
-
-Whoever writes there is not to be trusted: the name may be a link to the host's files, a pipe that
-never says anything, or a file as large as the disk.
+Containers write these files, so they are untrusted: the path may be a symbolic link to a file of the host, a
+pipe that blocks, or a file as large as the disk. `read_inside` accepts only regular files inside the volume,
+up to LARGEST bytes. The parser reads each byte once, line by line, retains only the requested values and
+blocks its thread for less than a second for the largest file; it never runs on the event loop.
 """
 
 from __future__ import annotations
@@ -68,9 +63,9 @@ _Data = Mapping[str, str] | Mapping[str, bytes]
 
 @growth_is_a_problem()
 def container_env(pod: Pod, container: Container, facts: RunContainerOptions) -> dict[str, str]:
-    """Give a container's variables; raises ConfigProblem.
+    """Return a container's environment variables. Raises ContainerConfigError.
 
-    Bytes that are no text (of secrets) are in the values as `surrogateescape` writes them.
+    Bytes of secrets that are not UTF-8 are in the values as `surrogateescape` encodes them.
     """
     if facts.service_env is None and not is_static_pod(pod):
         raise ServicesNotSynced("services have not yet been read at least once, cannot construct envvars")
@@ -88,7 +83,7 @@ def container_env(pod: Pod, container: Container, facts: RunContainerOptions) ->
             value = sources.value(variable.value_from, container)
         if value is not None:
             own[variable.name] = value
-            # At each step, because a few lines that refer to a long value could fill the memory.
+            # Checked for each variable: a few references to a long value could exhaust the memory.
             size = checked_size(size + len(value))
     env = {**facts.grants.env, **own}
     env |= {name: value for name, value in services.items() if name not in env}
@@ -96,7 +91,7 @@ def container_env(pod: Pod, container: Container, facts: RunContainerOptions) ->
 
 
 class _Sources:
-    """Where values come from, each configMap and secret asked for once."""
+    """Sources of values; each configMap and secret is looked up once."""
 
     def __init__(self, pod: Pod, facts: RunContainerOptions) -> None:
         self._pod = pod
@@ -107,7 +102,7 @@ class _Sources:
         }
 
     def all_of(self, source: EnvFromSource) -> dict[str, str]:
-        """Give all values of a configMap or secret."""
+        """Return all values of the configMap or secret of an `envFrom` source."""
         if source.config_map_ref is not None:
             return self._bulk("ConfigMap", source.config_map_ref)
         if source.secret_ref is not None:
@@ -115,7 +110,7 @@ class _Sources:
         return {}
 
     def value(self, source: EnvVarSource, container: Container) -> str | None:
-        """Give a variable's value; None when it is optional and there is none."""
+        """Return a variable's value; None when the reference is optional and its target does not exist."""
         if source.field_ref is not None or source.resource_field_ref is not None:
             return self._own_value(source, container)
         if source.config_map_key_ref is not None:
@@ -130,7 +125,7 @@ class _Sources:
         node = self._facts.node
         try:
             if source.field_ref is not None:
-                # In the host's network, the host's addresses are the pod's; the runtime tells none.
+                # With hostNetwork the pod has the host's IPs; the runtime reports none.
                 ips = by_family(self._facts.pod_ips, next(iter(node.host_ips), ""))
                 own = node.host_ips if self._pod.spec.host_network else ips
                 return field_value(source.field_ref, self._pod, pod_ips=own, host_ips=node.host_ips)
@@ -143,7 +138,7 @@ class _Sources:
 
     def _bulk(self, kind: _Kind, ref: NamedRef) -> dict[str, str]:
         data = self._data(kind, ref.name, ref.optional)
-        # Sorted, because the order of keys in an API object means nothing and may change.
+        # Sorted, because the order of keys in an API object is not significant and may change.
         return {key: _text(data[key]) for key in sorted(data)}
 
     def _one_of(self, kind: _Kind, ref: KeySelector) -> str | None:
@@ -179,7 +174,7 @@ class _Sources:
 
 
 def _text(value: str | bytes) -> str:
-    """Keep bytes that are no text as they are, through to the runtime."""
+    """Decode bytes so that invalid UTF-8 reaches the runtime unchanged."""
     return value if isinstance(value, str) else value.decode(errors="surrogateescape")
 
 
@@ -279,13 +274,14 @@ def _invalid(line: int, remedy: str) -> ValueError:
 
 
 LARGEST = 1 << 20
-"""Bytes: more than all variables of a process may take."""
+"""Bytes of the largest file: more than the environment of a process may take."""
 
 
 def read_inside(volume: Path, path: str) -> bytes:
-    """Return the content of a file of a volume.
+    """Return the content of a file in a volume. Blocks.
 
-    Raises OSError, and ValueError when it is no file or too large; neither tells of the host. Blocks.
+    Raises OSError, and ValueError unless it is a regular file of at most LARGEST bytes; neither reveals paths
+    of the host.
     """
     if path.startswith("/") or ".." in path.split("/"):
         raise ValueError("the path must be relative and without '..'")
@@ -304,26 +300,26 @@ def read_inside(volume: Path, path: str) -> bytes:
 
 V = TypeVar("V")
 MAX_FILES_BYTES = 16 << 20
-"""Bytes of all environment files of a container: as much as all its variables may have together."""
+"""Maximum bytes of all environment files of a container: the limit of all its variables together."""
 _PARSING = threading.Lock()
-"""Held while a file is parsed: the event loop waits milliseconds for each thread that runs Python code."""
+"""Held while a file is parsed: each thread that runs Python code delays the event loop by milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSources:
-    """What was gathered: contents by name, or why there are none."""
+    """Fetched sources by name: their content, or the error."""
 
     config_maps: Mapping[str, Mapping[str, str] | ObjectError] = field(default_factory=dict)
     secrets: Mapping[str, Mapping[str, bytes] | ObjectError] = field(default_factory=dict)
     files: Mapping[tuple[str, str], EnvFile | OSError | ValueError] = field(default_factory=dict)
-    """Parsed environment files, by the volume's name and the path in it."""
+    """Parsed environment files, by volume name and path in it."""
 
     def config_map(self, name: str) -> Mapping[str, str]:
-        """Look up a configMap; raises ConfigProblem, MissingSource when there is none."""
+        """Return a configMap. Raises ContainerConfigError, MissingSource when it does not exist."""
         return _given(self.config_maps[name])
 
     def secret(self, name: str) -> Mapping[str, bytes]:
-        """Look up a secret; raises ConfigProblem, MissingSource when there is none."""
+        """Return a secret. Raises ContainerConfigError, MissingSource when it does not exist."""
         return _given(self.secrets[name])
 
     def file_value(self, volume: str, path: str, key: str) -> str:
@@ -337,7 +333,7 @@ class EnvSources:
 async def gather_env_sources(
     objects: PodObjects, pod: Pod, container: Container, volumes: Mapping[str, MountedVolume]
 ) -> EnvSources:
-    """Have all that a container's `env` and `envFrom` refer to; failures are kept for whoever looks."""
+    """Fetch all sources of a container's `env` and `envFrom`; failures are raised when they are used."""
 
     async def config_map(name: str) -> Mapping[str, str]:
         return (await objects.config_map(pod, name)).data
@@ -379,7 +375,7 @@ def _secrets(container: Container) -> Iterator[str]:
 
 
 def _file_keys(container: Container, volumes: Mapping[str, MountedVolume]) -> dict[tuple[str, str], set[str]]:
-    """Return the variables that a container takes from each file, by the volume's name and the path in it."""
+    """Return the variables that a container reads from each file, by volume name and path in it."""
     found: dict[tuple[str, str], set[str]] = {}
     for variable in container.env:
         if variable.value_from is not None and variable.value_from.file_key_ref is not None:
@@ -392,7 +388,7 @@ def _file_keys(container: Container, volumes: Mapping[str, MountedVolume]) -> di
 async def _parsed_files(
     wanted: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
 ) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
-    # A thread of its own, because a volume's file server may never respond.
+    # In its own thread, because a volume's file server may never respond.
     return await in_own_thread(lambda: _parse_files(wanted, volumes), name="env files") if wanted else {}
 
 

@@ -1,8 +1,8 @@
-"""What can be wrong with a pod when its requests to the runtime are made.
+"""Errors of the sandbox and container configs of a pod.
 
-Whoever asks decides what a problem becomes: for a container it is the waiting reason
-`CreateContainerConfigError` with the problem's text as the message, for a sandbox the event
-`FailedCreatePodSandBox`. The texts are read by users, and by tools that know the reference's words.
+The caller maps them: for a container to the waiting reason `CreateContainerConfigError` with the text as
+message, for a sandbox to the event `FailedCreatePodSandBox`. Users read the texts, and tools match
+upstream's.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pykubelet.api.downward_api import ExpansionTooLongError
 
 
 class ContainerConfigError(Exception):
-    """The pod asks for something that cannot be put into a request."""
+    """The pod spec cannot be converted to a CRI config."""
 
 
 class InvalidHostname(ContainerConfigError):
-    """The pod's host name, subdomain or full name cannot be used."""
+    """The pod's hostname, subdomain or FQDN is invalid."""
 
 
 class MissingSource(ContainerConfigError):
-    """A configMap or secret does not exist; forgiven where the reference to it is optional."""
+    """A configMap or secret does not exist; ignored if the reference to it is optional."""
 
 
 class ServicesNotSynced(ContainerConfigError):
-    """The services of the cluster have not been listed yet; that is a matter of moments."""
+    """The services of the cluster have not been listed yet; retried after SERVICES_SECONDS."""
 
 
 class RootNotAllowed(ContainerConfigError):
-    """The container must not run as root and would, or may."""
+    """The container has runAsNonRoot, and its user is root or cannot be verified."""
 
 
 @contextmanager
 def growth_is_a_problem() -> Iterator[None]:
-    """Raise ConfigProblem when the block, or the function that is decorated, lets a text grow too long."""
+    """Convert ExpansionTooLongError to ContainerConfigError; a context manager and decorator."""
     try:
         yield
     except ExpansionTooLongError as err:

@@ -1,16 +1,14 @@
-"""Removing dead containers and sandboxes that nobody will ask about any more.
+"""Garbage collection of dead containers, dead sandboxes and their logs.
 
-A dead container is kept for its logs and its exit code, but only so many of them: by default the
-newest of each container of a pod that still exists. Which ones go is decided by `plan_gc`, a pure
-function of what the runtime has; the `GarbageCollector` does it one by one, and what fails is tried
-again the next time. Nothing that runs is ever removed, and nothing that no agent made.
+Dead containers are kept for their logs and exit codes, by default the newest of each container of an existing
+pod. `plan_gc` decides what to remove, a pure function of the state of the runtime; `GarbageCollector` removes
+it one by one, and failures are retried with the next collection. Running containers are never removed, nor is
+anything that has no pod labels.
 
-Logs that outlived their containers and pods.
-
-Folders below /var/log/pods are named after their pod, so those of pods that are gone can be told
-from the others; links in /var/log/containers are followed to see whether their log still exists.
-Only what has such a name, and leads to such a folder, is touched: both places are shared with other
-programs, and perhaps with another agent.
+Directories below /var/log/pods are named after their pod, so those of deleted pods are recognized by name;
+links in /var/log/containers are removed when the log that they point to does not exist. Only entries with
+such a name, and links into the pod log directory, are touched: both directories are shared with other
+processes, possibly with another kubelet.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ log = get_logger(__name__)
 
 
 def plan_log_folders(names: Iterable[str], is_deleted: Callable[[str], bool]) -> list[str]:
-    """Decide which folders go, by their names: those of deleted pods, and none that is no pod's."""
+    """Return the log directories of deleted pods; names that are not a pod's are ignored."""
     return sorted(
         name
         for name in names
@@ -47,7 +45,7 @@ def plan_log_folders(names: Iterable[str], is_deleted: Callable[[str], bool]) ->
 
 
 class LogCollector:
-    """Deletes logs of what is gone."""
+    """Deletes logs of removed containers and deleted pods."""
 
     def __init__(self, cri: RuntimeConnection, pod_logs: Path, legacy_logs: Path | None) -> None:
         self._cri = cri
@@ -55,7 +53,7 @@ class LogCollector:
         self._legacy_logs = legacy_logs
 
     def drop_container_logs(self, log_path: str) -> None:
-        """Delete a container's log and what was rotated away from it. Raises OSError. Blocks."""
+        """Delete a container's log and its rotated files. Raises OSError. Blocks."""
         path = Path(os.path.normpath(log_path))
         if not log_path or self._pod_logs not in path.parents:
             return
@@ -66,7 +64,7 @@ class LogCollector:
                 remove_tree(file)
 
     async def drop_folders(self, is_deleted: Callable[[str], bool]) -> None:
-        """Delete the folders of deleted pods; what fails is logged and left for the next time."""
+        """Delete the log directories of deleted pods; failures are logged and retried the next time."""
         try:
             entries = [
                 entry.name for entry in os.scandir(self._pod_logs) if entry.is_dir(follow_symlinks=False)
@@ -81,9 +79,9 @@ class LogCollector:
                 log.error(err, "Failed to remove pod logs directory", path=name)
 
     async def drop_dangling_links(self) -> None:
-        """Delete links whose log is gone, if their container is gone or has ended.
+        """Delete links whose log does not exist, if their container does not exist or has exited.
 
-        While a log is rotated it does not exist for a moment.
+        During a rotation, the log of a running container does not exist for a short time.
         """
         if self._legacy_logs is None:
             return
@@ -101,44 +99,43 @@ class LogCollector:
         except NotFound:
             return True
         except CriError as err:
-            log.error(err, "Cannot tell whether a container has ended", containerID=container_id)
+            log.error(err, "Failed to get container status", containerID=container_id)
             return False
         return status.state == pb.CONTAINER_EXITED
 
 
 Tells = Callable[[str], bool]
-"""Says something of a pod, given by its uid."""
+"""A predicate of a pod, by its UID."""
 _NO_TIME = Duration(0)
 _UNKNOWN_GRACE_SECONDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcPolicy:
-    """How many dead containers are kept; negative numbers are no limit."""
+    """Numbers of dead containers to keep; a negative number is unlimited."""
 
     min_age: Duration = _NO_TIME
-    """Younger ones are always kept (`--minimum-container-ttl-duration`)."""
+    """Age below which containers are always kept (`--minimum-container-ttl-duration`)."""
     max_per_container: int = 1
-    """Of each container of a pod (`--maximum-dead-containers-per-container`)."""
+    """Per container of a pod (`--maximum-dead-containers-per-container`)."""
     max_containers: int = -1
-    """On the whole node (`--maximum-dead-containers`)."""
+    """On the node (`--maximum-dead-containers`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """What goes, in this order."""
+    """Containers and sandboxes to remove, in this order."""
 
     containers: tuple[ObservedContainer, ...] = ()
     sandboxes: tuple[str, ...] = ()
-    """Ids; each has no containers left when those above are gone."""
+    """IDs of sandboxes without containers after the removal of those above."""
 
 
 def plan_gc(pods: Mapping[str, ObservedPod], policy: GcPolicy, *, now: int, is_gone: Tells) -> GcPlan:
-    """Decide what to remove at `now` (nanoseconds since the epoch).
+    """Return what to remove at `now` (nanoseconds since the epoch).
 
-    Of a pod that `is_gone` everything that is dead and old enough goes. Of the others the newest
-    stay, and also one that was made but not started, if nothing newer is there: someone may be
-    about to start it.
+    Of a pod that `is_gone`, everything dead and old enough is removed. Of the others the newest containers
+    are kept, and also the newest one in state created, because it may be about to start.
     """
     doomed: list[ObservedContainer] = []
     kept: list[list[ObservedContainer]] = []
@@ -152,7 +149,7 @@ def plan_gc(pods: Mapping[str, ObservedPod], policy: GcPolicy, *, now: int, is_g
     if policy.max_per_container >= 0:
         doomed += _shorten(kept, policy.max_per_container)
     if 0 <= policy.max_containers < sum(map(len, kept)):
-        # Every container keeps its fair part first: one that crashes often must not crowd out others.
+        # Each container keeps an equal number first: one that crashes often must not displace others.
         doomed += _shorten(kept, max(1, policy.max_containers // len(kept)))
         rest = sorted((one for dead in kept for one in dead), key=_age)
         doomed += rest[: max(0, len(rest) - policy.max_containers)]
@@ -160,7 +157,7 @@ def plan_gc(pods: Mapping[str, ObservedPod], policy: GcPolicy, *, now: int, is_g
 
 
 class GarbageCollector:
-    """Removes what is dead, with its logs."""
+    """Removes dead containers and sandboxes, with their logs."""
 
     def __init__(
         self,
@@ -170,7 +167,7 @@ class GarbageCollector:
         policy: GcPolicy | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Take the runtime, the folder of pods' logs, that of links to them, and what to keep."""
+        """Initialize with the pod log directory, the directory of links to logs, and the policy."""
         self._cri = cri
         self._observer = Observer(cri)
         self._logs = LogCollector(cri, Path(pod_logs_dir), legacy_logs)
@@ -186,13 +183,12 @@ class GarbageCollector:
         all_sources_ready: bool,
         evict_all: bool = False,
     ) -> None:
-        """Remove everything that may go now; raises CriError when the runtime does not even list.
+        """Remove everything that the policy allows. Raises CriError when the runtime cannot be listed.
 
-        `is_deleted` says of a pod that it is neither wanted nor on its way out. It is asked after the
-        runtime was, so it must tell of the present: a pod that has just come must not be taken for
-        a deleted one. With `evict_all` (the disk is full) the dead containers of pods that
-        `is_removable`, because they have ended for good, go as well. As long as a source has not
-        reported, no pod counts as deleted.
+        `is_deleted` returns whether a pod is neither desired nor terminating. It is called after the runtime
+        was listed and must use the current state: a pod that has just been added must not count as deleted.
+        With `evict_all` (disk pressure), dead containers of pods that `is_removable`, because they have
+        terminated, are removed as well. Until all sources are ready, no pod counts as deleted.
         """
 
         def is_gone(uid: str) -> bool:
@@ -200,7 +196,7 @@ class GarbageCollector:
 
         pods = await self._observer.all_pods()
         plan = plan_gc(pods, self._policy, now=self._clock(), is_gone=is_gone)
-        # Removing a sandbox would take a container with it that could not be removed by itself.
+        # Removing a sandbox would also remove its container whose own removal failed.
         held = {container.sandbox_id for container in plan.containers if not await self._try(container)}
         for sandbox_id in plan.sandboxes:
             if sandbox_id not in held:
@@ -210,13 +206,13 @@ class GarbageCollector:
         await self._logs.drop_dangling_links()
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container that has ended, and its logs; raises CriError and OSError.
+        """Remove an exited container and its logs. Raises CriError and OSError.
 
-        The logs go first: without the container nobody would know whose they were.
+        The logs are removed first, because their path is known only from the container's status.
         """
         try:
             status = (await self._cri.runtime.container_status(container_id)).status
-            # In a thread: a pod with a hostPath of the logs may have made any number of files there.
+            # In a thread: a pod with a hostPath to the logs may have created any number of files.
             await finish_in_thread(lambda: self._logs.drop_container_logs(status.log_path))
             info = parse_container(status.labels, status.annotations)
             if self._legacy_logs is not None and info.ours:
@@ -230,7 +226,7 @@ class GarbageCollector:
         log.v(4).info("Removing container", containerID=container.id, containerName=container.name)
         try:
             if container.phase == "unknown":
-                # It might run.
+                # It may be running.
                 await self._cri.runtime.stop_container(container.id, _UNKNOWN_GRACE_SECONDS)
             await self.remove_container(container.id)
         except (CriError, OSError) as err:
@@ -241,7 +237,7 @@ class GarbageCollector:
     async def _remove_sandbox(self, sandbox_id: str) -> None:
         log.v(4).info("Removing sandbox", sandboxID=sandbox_id)
         try:
-            # Usually stopped long ago; if not, its network would stay behind.
+            # Usually stopped already; otherwise its network would leak.
             await self._cri.runtime.stop_pod_sandbox(sandbox_id)
             await self._cri.runtime.remove_pod_sandbox(sandbox_id)
         except NotFound:
@@ -255,7 +251,7 @@ def _age(container: ObservedContainer) -> tuple[int, int]:
 
 
 def _dead_by_name(pod: ObservedPod, before: int, *, every: bool) -> list[list[ObservedContainer]]:
-    """Give the containers that may go, newest first, for each name."""
+    """Return the removable containers, newest first, by name."""
     found: dict[str, list[ObservedContainer]] = {}
     newest: dict[str, ObservedContainer] = {}
     for container in sorted(pod.containers, key=_age, reverse=True):
@@ -269,7 +265,7 @@ def _dead_by_name(pod: ObservedPod, before: int, *, every: bool) -> list[list[Ob
 
 
 def _shorten(lists: Iterable[list[ObservedContainer]], length: int) -> list[ObservedContainer]:
-    """Cut what is beyond a length off each list; gives what was cut, oldest first."""
+    """Truncate each list to a length; return what was cut, oldest first."""
     cut: list[ObservedContainer] = []
     for dead in lists:
         cut += reversed(dead[length:])
@@ -281,7 +277,7 @@ def _dead_sandboxes(pods: Mapping[str, ObservedPod], doomed: set[str], is_gone: 
     for uid, pod in pods.items():
         used = {container.sandbox_id for container in pod.containers if container.id not in doomed}
         ordered = sorted(pod.sandboxes, key=lambda sandbox: (sandbox.created_at, sandbox.attempt))
-        # The newest sandbox of a pod that exists tells how its next one is to be made.
+        # The newest sandbox of an existing pod determines the attempt number of the next one.
         for sandbox in ordered if is_gone(uid) else ordered[:-1]:
             if not sandbox.ready and sandbox.id not in used:
                 yield sandbox.id

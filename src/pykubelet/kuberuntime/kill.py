@@ -2,21 +2,16 @@
 
 A container gets its preStop hook within its grace period, then StopContainer with the rest of it, at least
 two seconds. Sidecars stop last, in reverse order: each waits until all ordinary containers and the sidecars
-after it have ended, at most for the grace period. A pod whose spec is not known (an orphan) is stopped
-according to the labels of its containers.
+after it have exited, at most for the grace period. For a pod whose spec is unknown (an orphan), the spec is
+restored from the labels and annotations of its containers, also those of a previous process or of the
+upstream kubelet.
 
-The `ContainerKiller` owns one task per container that is being stopped. A caller that is cancelled leaves
-the task running; a later request for the same container joins it and may shorten its grace period. So
-neither the hook nor the stop signal is sent twice, and a hook is not interrupted: it may run until its
-container has ended. A new kubelet process knows nothing of the tasks of the previous one and begins with the
-hook again.
+`ContainerKiller` owns one task per container that is being stopped. A caller that is cancelled leaves the
+task running; a later request for the same container joins it and may shorten its grace period. So neither the
+hook nor the stop signal is sent twice, and a hook is not interrupted: it may run until its container has
+exited. The tasks are not persistent: a new kubelet process starts with the hook again.
 
-Pods that only the runtime still knows: enough of their spec to stop them well.
-
-Everything comes from the labels and annotations that their containers were made with, so it works
-for pods of an earlier agent, of the reference kubelet, or of a manifest that is long gone.
-
-Lifecycle hooks: what a container wants done after its start and before its end.
+`HookRunner` runs the lifecycle hooks, postStart and preStop.
 """
 
 from __future__ import annotations
@@ -45,7 +40,7 @@ log = get_logger(__name__)
 
 
 def restored_pod(observed: ObservedPod) -> Pod:
-    """Make a pod of what the runtime remembers of it."""
+    """Return a minimal pod for termination, restored from the labels and annotations of its containers."""
     spec = PodSpec()
     meta = ObjectMeta(
         name=observed.name,
@@ -67,21 +62,21 @@ def restored_pod(observed: ObservedPod) -> Pod:
 
 
 OUTPUT_BYTES = 1024
-"""How much of a hook's output its failure shows; a container can print 16 MiB."""
+"""Bytes of a hook's output in its error; a container can print 16 MiB."""
 
 
 class HookError(Exception):
-    """A hook failed; the text is for the log and the status, never for an event."""
+    """A hook failed; the text is for log and status, never for an event."""
 
 
 HTTPGet = Callable[[HTTPGetAction, Container, str], Awaitable[str | None]]
-"""Makes a hook's request to a pod's address and gives the reason of a failure, or None."""
+"""Sends the HTTP request of a hook to a pod IP and returns the reason of a failure, or None."""
 PodIP = Callable[[str], str]
-"""Gives a pod's address by its uid; empty when it has none."""
+"""Returns a pod's IP address by its UID; empty when it has none."""
 
 
 class HookRunner:
-    """Runs hooks; the caller bounds the time."""
+    """Runs lifecycle hooks; the caller bounds the time."""
 
     def __init__(
         self, cri: RuntimeConnection, http_get: HTTPGet, pod_ip: PodIP, metrics: StartMetrics | None = None
@@ -92,7 +87,7 @@ class HookRunner:
         self._pod_ip = pod_ip
 
     async def run(self, pod: Pod, container: Container, container_id: str, hook: LifecycleHandler) -> None:
-        """Do what the hook says; raises HookError when it did not succeed."""
+        """Run a hook. Raises HookError when it does not succeed."""
         if hook.exec is not None:
             await self._exec(pod, container, container_id, hook.exec.command)
         elif hook.http_get is not None:
@@ -143,19 +138,19 @@ def _shown(output: bytes) -> str:
 
 
 MINIMUM_GRACE = 2
-"""Seconds that every container gets to end by itself."""
+"""Minimum grace period in seconds."""
 HOOK_EXIT_SECONDS = 1.0
 """Seconds for which an unfinished preStop hook may report its failure after its container has ended."""
 _SLACK_SECONDS = 0.001
-"""An expired part of a grace period that is shorter counts as zero."""
+"""Seconds: an expired part of a grace period that is shorter counts as zero."""
 
 
 class KillError(Exception):
-    """Some container or sandbox could not be stopped; it will be tried again. People look for its words."""
+    """A container or sandbox could not be stopped; it is retried. Users search for the text."""
 
 
 def grace_of(pod: Pod, container: Container | None, reason: KillReason = "") -> int:
-    """Seconds that a container may take to end."""
+    """Return the grace period of a container in seconds."""
     if pod.metadata.deletion_grace_period_seconds is not None:
         return pod.metadata.deletion_grace_period_seconds
     probe = None
@@ -170,7 +165,7 @@ def grace_of(pod: Pod, container: Container | None, reason: KillReason = "") -> 
 
 
 def goes_after(pod: Pod, running: Sequence[str]) -> dict[str, list[str]]:
-    """For each running sidecar, the running containers that must end before it."""
+    """Return, for each running sidecar, the running containers that must exit before it."""
     ordinary = [c.name for c in pod.spec.containers if c.name in running]
     order: dict[str, list[str]] = {}
     later: str | None = None
@@ -194,13 +189,13 @@ class _Stop:
         self.deadline = loop.time() + grace
         """End of the grace period, in loop time."""
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Done when StopContainer has returned; carries its CriError."""
+        """Done when StopContainer has returned; holds its CriError."""
         self.shortened: asyncio.Future[None] = loop.create_future()
-        """Done when the deadline has changed; replaced by a new one then."""
+        """Done when the deadline has changed; then replaced by a new future."""
 
     @property
     def remaining(self) -> int:
-        """Rest of the grace period in whole seconds, of which the current one counts in full."""
+        """Rest of the grace period in seconds, rounded up."""
         left = self.deadline - asyncio.get_running_loop().time()
         return max(MINIMUM_GRACE, math.ceil(left - _SLACK_SECONDS))
 
@@ -240,7 +235,7 @@ class ContainerKiller:
     async def pod(self, pod: Pod | None, observed: ObservedPod, grace: int | None = None) -> None:
         """Stop all running containers of a pod, then its sandboxes.
 
-        Raises KillError after having tried everything.
+        Raises KillError after all of them have been tried.
         """
         owner = pod or restored_pod(observed)
         alive = [c for c in observed.containers if c.phase in ("running", "unknown")]
@@ -276,7 +271,7 @@ class ContainerKiller:
         reason: KillReason = "",
         grace: int | None = None,
     ) -> None:
-        """Stop one container within its grace period, or join the stop that is in progress.
+        """Stop one container within its grace period, or join its stop in progress.
 
         Raises CriError when StopContainer fails.
         """
@@ -291,7 +286,7 @@ class ContainerKiller:
         grace: int | None = None,
         after: Sequence[asyncio.Future[None]] = (),
     ) -> _Stop:
-        """Start to stop a container, or shorten the grace period of the stop in progress."""
+        """Start the stop of a container, or shorten the grace period of its stop in progress."""
         spec = _spec_of(pod, target.name)
         allowed = grace_of(pod, spec, reason) if grace is None else grace
         if (stop := self._stops.get(target.id)) is not None:
@@ -353,7 +348,7 @@ class ContainerKiller:
             stop.ended.set_result(None)
         else:
             stop.ended.set_exception(failure)
-            stop.ended.exception()  # retrieved, so that the loop does not log it
+            stop.ended.exception()  # retrieved, so that the event loop does not log it
 
     async def _stop_container(self, stop: _Stop, pod: Pod, target: ObservedContainer) -> None:
         """Call StopContainer; call it again with less time when the grace period is shortened.
@@ -380,13 +375,13 @@ class ContainerKiller:
                     call.result()
                     return
             except NotFound:
-                log.v(3).info("Container was gone already", containerID=target.id)
+                log.v(3).info("Container not found, it was already removed", containerID=target.id)
                 return
             finally:
                 call.cancel()
 
     async def _pre_stop(self, pod: Pod, spec: Container, container_id: str) -> None:
-        """Run the preStop hook; its failure is an event."""
+        """Run the preStop hook; record an event if it fails."""
         assert spec.lifecycle is not None
         assert spec.lifecycle.pre_stop is not None
         try:
@@ -402,9 +397,9 @@ class ContainerKiller:
 
 
 async def _finish(hook: asyncio.Task[None], spec: Container) -> None:
-    """Wait shortly for the hook of a container that has ended: without the container it fails.
+    """Wait up to HOOK_EXIT_SECONDS for the hook of an exited container: it fails without the container.
 
-    A sleep is not waited for: nothing ends it early.
+    A sleep hook is not waited for, because it does not end early.
     """
     assert spec.lifecycle is not None
     assert spec.lifecycle.pre_stop is not None
@@ -417,6 +412,6 @@ def _spec_of(pod: Pod, name: str) -> Container | None:
 
 
 def containers_by_name(pod: Pod) -> Mapping[str, Container]:
-    """All containers of a pod, of every kind."""
+    """Return all containers of a pod, of every type, by name."""
     spec = pod.spec
     return {c.name: c for c in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers)}

@@ -1,19 +1,13 @@
-"""What sandboxes and containers carry so that they can be recognised later, by any agent.
+"""Labels and annotations of sandboxes and containers, by which the kubelet recognizes them after a restart.
 
-The runtime is the only memory that survives a restart of the agent: whose a container is, which
-spec made it, how often it was started and how it wants to be stopped all live in its labels and
-annotations. Written as the reference writes them; read with patience, because what is read may have
-been made by an older agent, by another program, or by nobody's good intent.
+The runtime is the only state that survives: the owner of a container, the spec that created it, its restart
+count and how to stop it are in its labels and annotations. They are written as upstream writes them, and
+parsed leniently, because they may come from an older kubelet, from another client or from an attacker.
 
-The hash by which a running container is known to match its spec.
-
-It is the reference's own, bit for bit: a node can be handed over between the two agents without a
-single restart. Only what cannot change without a new container counts, the name and the image.
-
-JSON as Go writes it, byte for byte.
-
-Values that other agents compare or hash (annotations, the container hash) must not differ in a
-space or an escape.
+The container hash is upstream's, bit for bit, so that a node can be switched between the two kubelets without
+a restart of any container. It covers only the name and the image, which cannot change without a new
+container. Values that other kubelets compare or hash must not differ in a space or an escape, so `to_go_json`
+writes JSON as Go does, byte for byte.
 """
 
 from __future__ import annotations
@@ -28,19 +22,19 @@ from pykubelet.api.meta import from_json
 from pykubelet.api.pod import Container, ContainerPort, HTTPGetAction, LifecycleHandler, Pod
 from pykubelet.util.text import fnv1a_32
 
-# Go keeps JSON safe to paste into HTML and JavaScript.
+# Go escapes JSON for embedding in HTML and JavaScript.
 _ESCAPED = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
 def to_go_json(value: Any) -> str:
-    """Write a JSON-ready value; the keys keep their order."""
+    """Return the JSON of a value as Go's encoder writes it; keys keep their order."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPED)
 
 
 def container_hash(container: Container) -> str:
-    """Give the hash as it is written into annotations: hexadecimal, no leading zeros."""
+    """Return the hash as written into the annotation: hexadecimal, no leading zeros."""
     document = to_go_json({"image": container.image, "name": container.name})
-    # What the reference feeds the hash is a dump of the bytes, not the bytes themselves.
+    # Upstream hashes a dump of the bytes, not the bytes themselves.
     dump = f"([]uint8)[{' '.join(map(str, document.encode(errors='replace')))}]"
     return f"{fnv1a_32(dump.encode()):x}"
 
@@ -64,66 +58,66 @@ _NUMBER_FORM = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxInfo:
-    """Whose a sandbox is."""
+    """Owner and labels of a sandbox."""
 
     pod_name: str
     pod_namespace: str
     pod_uid: str
     labels: dict[str, str] = field(default_factory=dict)
-    """The pod's own labels."""
+    """Labels of the pod."""
     annotations: dict[str, str] = field(default_factory=dict)
 
     @property
     def ours(self) -> bool:
-        """Whether an agent made it for a pod."""
+        """Whether a kubelet created it for a pod."""
         return all((self.pod_name, self.pod_namespace, self.pod_uid))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerInfo:
-    """Whose a container is, and what its spec said when it was made."""
+    """Owner of a container, and the parts of its spec that are stored in annotations."""
 
     pod_name: str
     pod_namespace: str
     pod_uid: str
     name: str
     hash: str = ""
-    """Empty when absent or unreadable."""
+    """Container hash; empty when absent or invalid."""
     restart_count: int = 0
     termination_message_path: str = ""
     termination_message_policy: str = ""
     deletion_grace: int | None = None
-    """Seconds that whoever deleted the pod gave it."""
+    """`deletionGracePeriodSeconds` of the pod."""
     pod_grace: int | None = None
-    """Seconds that the pod's spec gave it."""
+    """`terminationGracePeriodSeconds` of the pod, in seconds."""
     pre_stop: LifecycleHandler | None = None
     ports: tuple[ContainerPort, ...] = ()
 
     @property
     def ours(self) -> bool:
-        """Whether an agent made it for a pod."""
+        """Whether a kubelet created it for a pod."""
         return all((self.pod_name, self.pod_namespace, self.pod_uid, self.name))
 
 
 def sandbox_labels(pod: Pod) -> dict[str, str]:
-    """Give the labels of a pod's sandbox: the pod's own and its identity."""
+    """Return the labels of a pod's sandbox: the pod's own and its identity."""
     return pod.metadata.labels | _identity(pod)
 
 
 def sandbox_annotations(pod: Pod) -> dict[str, str]:
-    """Give the annotations of a pod's sandbox."""
+    """Return the annotations of a pod's sandbox."""
     return dict(pod.metadata.annotations)
 
 
 def container_labels(pod: Pod, container: Container) -> dict[str, str]:
-    """Give the labels of a container."""
+    """Return the labels of a container."""
     return _identity(pod) | {CONTAINER_NAME: container.name}
 
 
 def container_annotations(
     pod: Pod, container: Container, restart_count: int, granted: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Give the annotations of a container; `granted` are a device plugin's, which ours override."""
+    """Return the annotations of a container; they override `granted`, those of device plugins."""
     annotations = dict(granted or {})
     annotations |= {
         HASH: container_hash(container),
@@ -143,7 +137,7 @@ def container_annotations(
 
 
 def parse_sandbox(labels: Mapping[str, str], annotations: Mapping[str, str]) -> SandboxInfo:
-    """Say whose a sandbox is; see `ours` for one that is no pod's."""
+    """Parse the labels of a sandbox; `ours` is False if it does not belong to a pod."""
     own = {key: value for key, value in labels.items() if key not in (POD_NAME, POD_NAMESPACE, POD_UID)}
     return SandboxInfo(
         pod_name=labels.get(POD_NAME, ""),
@@ -155,9 +149,9 @@ def parse_sandbox(labels: Mapping[str, str], annotations: Mapping[str, str]) -> 
 
 
 def parse_container(labels: Mapping[str, str], annotations: Mapping[str, str]) -> ContainerInfo:
-    """Say whose a container is and how it was made; see `ours` for one that is no pod's.
+    """Parse the labels and annotations of a container; `ours` is False if it does not belong to a pod.
 
-    What is missing or broken takes the default of its field.
+    Missing or invalid values take the default of their field.
     """
     hash_form = _HASH_FORM.fullmatch(annotations.get(HASH, ""))
     return ContainerInfo(

@@ -1,7 +1,7 @@
-"""Requests and limits in the kernel's terms: shares, quotas, bytes, scores.
+"""Conversion of requests and limits to CRI's Linux resources: shares, quotas, bytes, OOM scores.
 
-The runtime writes these into the cgroups of a container. The pod's own cgroup, above them, is the
-`resources` room's; the numbers of both come from the same conversions.
+The runtime writes them into the cgroups of a container. The pod's cgroup is managed by the `cm` package with
+the same conversions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNLIMITED = -1
 def container_resources(
     pod: Pod, container: Container, facts: RunContainerOptions
 ) -> cri.LinuxContainerResources:
-    """Give the resources of one container."""
+    """Return the Linux resources of one container."""
     node = facts.node
     own = container.resources
     message = _cpu_and_memory(
@@ -54,7 +54,7 @@ def container_resources(
 
 
 def sandbox_resources(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxContainerResources:
-    """Give the sum of what the containers have, for runtimes that put pods into virtual machines."""
+    """Return the sum of the containers' resources, for runtimes that run pods in virtual machines."""
     node = facts.node
     limits = pod_limits(pod, overhead=False, pod_level=node.pod_level)
     return _cpu_and_memory(
@@ -67,7 +67,7 @@ def sandbox_resources(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxContainerR
 
 
 def overhead_resources(pod: Pod, node: RuntimeNodeOptions) -> cri.LinuxContainerResources:
-    """Give what the runtime itself may use for the pod; empty when its class says nothing."""
+    """Return the pod overhead of the RuntimeClass; empty when it has none."""
     overhead = pod.spec.overhead
     if not overhead:
         return cri.LinuxContainerResources()
@@ -76,14 +76,14 @@ def overhead_resources(pod: Pod, node: RuntimeNodeOptions) -> cri.LinuxContainer
 
 
 def can_swap(pod: Pod, container: Container, node: RuntimeNodeOptions) -> bool:
-    """Whether a container may use swap here."""
+    """Return whether a container may use swap on this node."""
     return node.cgroup_v2 and node.swap_controller and _may_swap(pod, container, node)
 
 
 def huge_page_size(resource: str) -> str | None:
-    """Give the page size of a resource as the kernel writes it: `hugepages-2Mi` is `2MB`.
+    """Return the page size of a resource as the kernel writes it: `hugepages-2Mi` is `2MB`.
 
-    None when the resource is no size of huge pages.
+    None when the resource is not a huge page size.
     """
     size = page_size(resource)
     return kernel_size(size) if size is not None else None
@@ -97,7 +97,7 @@ def _cpu_and_memory(
     *,
     unlimited_cpu: bool = False,
 ) -> cri.LinuxContainerResources:
-    # A limit alone is also a request.
+    # Without a request, the limit is the request.
     promised = cpu_limit if cpu_request is None else cpu_request
     message = cri.LinuxContainerResources(
         cpu_shares=shares_of(promised.milli), memory_limit_in_bytes=int(memory_limit)
@@ -119,7 +119,7 @@ def _limit(name: str, pod: Pod, container: Container, node: RuntimeNodeOptions) 
 
 
 def _huge_pages(pod: Pod, container: Container, node: RuntimeNodeOptions) -> list[cri.HugepageLimit]:
-    """Give a limit for every size the machine has: what is not asked for is not to be used."""
+    """Return a limit for every page size of the host; 0 for sizes without a limit in the spec."""
     limits: dict[str, int] = {}
     if node.pod_level and pod.spec.resources is not None and has_pod_level_resources(pod):
         limits |= _page_limits(pod.spec.resources.limits)
@@ -141,12 +141,12 @@ def _bound_swap(
         allowed = _swap_share(container, node) if _may_swap(pod, container, node) else 0
         message.unified["memory.swap.max"] = str(allowed)
     else:
-        # On v1 the number is memory and swap together, so this leaves no swap.
+        # On cgroup v1 the limit is the sum of memory and swap, so this allows no swap.
         message.memory_swap_limit_in_bytes = message.memory_limit_in_bytes
 
 
 def _may_swap(pod: Pod, container: Container, node: RuntimeNodeOptions) -> bool:
-    """Whether a container gets swap: only burstable ones that asked for memory with room to grow."""
+    """Return whether a container gets swap: in a Burstable pod, if memory request and limit differ."""
     if node.swap_behavior != "LimitedSwap" or not node.gates.enabled("NodeSwap") or is_critical_pod(pod):
         return False
     request = container.resources.requests.get("memory", _NOTHING)
@@ -155,16 +155,16 @@ def _may_swap(pod: Pod, container: Container, node: RuntimeNodeOptions) -> bool:
 
 
 def _swap_share(container: Container, node: RuntimeNodeOptions) -> int:
-    """Give the part of the machine's swap that the container's request is of its memory."""
+    """Return the container's swap in bytes: proportional to its memory request."""
     request = int(container.resources.requests.get("memory", _NOTHING))
     if request > node.memory_capacity:
         return 0
-    # In floating point like the reference, so that both give the same byte.
+    # In floating point as upstream, so that both yield the same number of bytes.
     return int(request / max(node.memory_capacity, 1) * node.swap_capacity)
 
 
 def _memory_qos(pod: Pod, container: Container, node: RuntimeNodeOptions) -> Mapping[str, str]:
-    """Protect what was promised from reclaim, and slow a container down before its limit kills it."""
+    """Return memory.min, memory.low and memory.high, which protect requests and throttle before OOM."""
     request = int(container.resources.requests.get("memory", _NOTHING))
     limit = int(container.resources.limits.get("memory", _NOTHING))
     if request and node.memory_reservation_policy == "TieredReservation":

@@ -1,6 +1,6 @@
-"""How often pods and containers were started, and how that and their hooks went: the reference's metrics.
+"""Metrics of starts of pods and containers, and of lifecycle hooks; names and labels are upstream's.
 
-Every attempt counts as started; those that fail count as errors, too, by the reason that users see.
+Every attempt counts as started; failed ones also count as errors, by the reason in the container status.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ContainerType = Literal["container", "init_container", "ephemeral_container"]
 
 
 class StartMetrics:
-    """The starts of one agent; without a registry nobody sees the numbers."""
+    """Start metrics of one kubelet; without a registry they are not exported."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._pods = Counter("kubelet_started_pods_total", "Sandboxes that were to start.", registry=registry)
@@ -59,7 +59,7 @@ class StartMetrics:
 
     @contextmanager
     def sandbox(self, pod: Pod) -> Iterator[None]:
-        """Count the start of a pod's sandbox; it failed when the block raises."""
+        """Count the start of a pod's sandbox; it has failed when the context raises."""
         namespaced = pod.spec.host_users is False
         self._pods.inc()
         if namespaced:
@@ -67,7 +67,7 @@ class StartMetrics:
         try:
             yield
         except Exception:
-            # A start that is cancelled is none that failed.
+            # A cancelled start is not a failure.
             self._pod_errors.inc()
             if namespaced:
                 self._user_namespace_errors.inc()
@@ -78,20 +78,20 @@ class StartMetrics:
         self._containers.labels(container_type(pod, container.name)).inc()
 
     def container_failed(self, pod: Pod, container: Container, reason: str) -> None:
-        """Count a start that failed."""
+        """Count a failed start of a container, by reason."""
         self._container_errors.labels(container_type(pod, container.name), reason).inc()
 
     def fell_back(self) -> None:
-        """Count a hook's request that was answered without TLS."""
+        """Count a hook's request that succeeded over HTTP after HTTPS had failed."""
         self._fallbacks.inc()
 
     def sleep_cut_short(self) -> None:
-        """Count a hook's sleep that did not last as long as it should."""
+        """Count a sleep hook that was terminated early."""
         self._sleeps_cut.inc()
 
 
 def container_type(pod: Pod, name: str) -> ContainerType:
-    """Give what kind of container of a pod this is, as metrics call it."""
+    """Return the type of a container for metrics."""
     if any(container.name == name for container in pod.spec.containers):
         return "container"
     if any(container.name == name for container in pod.spec.init_containers):

@@ -1,21 +1,16 @@
-"""What of the host a container sees: volumes, its hosts file, its termination log, devices.
+"""Mounts and devices of containers, /etc/hosts, and hostnames.
 
-The volumes are mounted on the host already; here it is only decided how each appears in the
-container. Sub-paths are another matter: they are chosen by the pod's author inside of a volume that
-others may write to, so someone must open them safely before (`sub_path` says which path), and hands
-the result in with the facts.
+Volumes are already mounted on the host; `container_mounts` only decides how each appears in the container.
+Sub-paths are different: the pod's author chooses them inside a volume that others may write to, so the caller
+must open them safely before (`sub_path` returns the path) and passes the result in the options.
 
-The /etc/hosts that every container of a pod sees.
+The first line of /etc/hosts marks it as managed, for other tools and for the next kubelet process; it is
+followed by the local names, the pod's own IP addresses and the `hostAliases`. A pod with hostNetwork gets a
+copy of the host's file instead.
 
-The first line tells other tools (and the next agent) that the file is managed; below it come the
-usual local names, the pod's own addresses and the author's aliases. A pod on the host's network
-gets a copy of the host's file instead.
-
-A pod's host name: what it calls itself, and what the kernel is told.
-
-The name is the pod's, or what the spec says instead; with a subdomain the pod also has a full name
-in the cluster's domain. A name that is too long for the kernel is cut, because pod names may be
-longer than host names; a full name that is too long is refused, because a cut one would be wrong.
+A pod's hostname is its name, or that of the spec; with a subdomain the pod also has an FQDN in the cluster
+domain. A name that is too long for the kernel is truncated, because pod names may be longer than hostnames;
+an FQDN that is too long is rejected, because a truncated one would be wrong.
 """
 
 from __future__ import annotations
@@ -36,9 +31,9 @@ LONGEST_FULL_NAME = 64
 
 
 def pod_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> tuple[str, str]:
-    """Give a pod's host name and its domain ("" when it has none).
+    """Return a pod's hostname and its domain ("" when it has none).
 
-    `override` is the gate `HostnameOverride`. Raises InvalidHostname.
+    `override` is the feature gate `HostnameOverride`. Raises InvalidHostname.
     """
     spec = pod.spec
     if override and spec.hostname_override is not None:
@@ -58,7 +53,7 @@ def pod_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> tup
 
 
 def kernel_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> str:
-    """Give the name that the pod's kernel namespace gets: the full one if the spec says so.
+    """Return the hostname of the pod's UTS namespace: the FQDN with `setHostnameAsFQDN`.
 
     Raises InvalidHostname.
     """
@@ -96,16 +91,16 @@ _LOCAL = (
 
 
 def wants_hosts_file(pod: Pod, pod_ips: Sequence[str]) -> bool:
-    """Whether there is something to say: not before the pod has an address."""
+    """Return whether the pod needs a hosts file: not before it has an IP address."""
     return bool(pod_ips) or pod.spec.host_network
 
 
 def hosts_file(
     pod: Pod, pod_ips: Sequence[str], cluster_domain: str, node_hosts: str, *, override: bool = True
 ) -> str:
-    """Give the file's text; `node_hosts` is the host's own file, for pods on its network.
+    """Return the content of the hosts file; `node_hosts` is the host's file, for pods with hostNetwork.
 
-    `override` is the gate `HostnameOverride`. Raises InvalidHostname.
+    `override` is the feature gate `HostnameOverride`. Raises InvalidHostname.
     """
     aliases = _alias_lines(pod.spec.host_aliases)
     if pod.spec.host_network:
@@ -132,7 +127,7 @@ _PROPAGATION = {
 def container_mounts(
     pod: Pod, container: Container, env: Mapping[str, str], facts: RunContainerOptions
 ) -> list[cri.Mount]:
-    """Give a container's mounts, in the order of its spec; raises ConfigProblem."""
+    """Return a container's mounts, in the order of its spec. Raises ContainerConfigError."""
     mounts = [
         cri.Mount(host_path=grant.host_path, container_path=grant.container_path, readonly=grant.read_only)
         for grant in facts.grants.mounts
@@ -152,7 +147,7 @@ def container_mounts(
 
 
 def container_devices(container: Container, facts: RunContainerOptions) -> list[cri.Device]:
-    """Give a container's devices: those it was granted and its block volumes; raises ConfigProblem."""
+    """Return a container's devices: allocated ones and block volumes. Raises ContainerConfigError."""
     devices = [
         cri.Device(host_path=d.host_path, container_path=d.container_path, permissions=d.permissions)
         for d in facts.grants.devices
@@ -174,9 +169,9 @@ def container_devices(container: Container, facts: RunContainerOptions) -> list[
 
 
 def sub_path(mount: VolumeMount, env: Mapping[str, str]) -> str:
-    """Give the path inside of the volume that a mount shows, "" for the whole volume.
+    """Return the path inside the volume that is mounted, "" for the whole volume.
 
-    Raises ConfigProblem when a variable in it has no value or it leads out of the volume.
+    Raises ContainerConfigError when a variable in it has no value or it leads out of the volume.
     """
     path = _expanded(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path
     if path.startswith("/"):
@@ -237,7 +232,7 @@ def _own_file(host_path: str, container_path: str, facts: RunContainerOptions) -
 
 
 def _map_ids(mounts: list[cri.Mount], mappings: IdMappings) -> None:
-    """Let the files of each mount belong to the pod's users instead of the host's."""
+    """Add the pod's ID mappings to each mount."""
     for mount in mounts:
         mount.uidMappings.extend(id_messages(mappings.uids))
         mount.gidMappings.extend(id_messages(mappings.gids))

@@ -1,19 +1,14 @@
-"""Looking at the runtime: from CRI's answers to the facts in `observed.py`.
+"""Observed state of pods in the runtime, read through CRI, and termination messages.
 
-A list call is cheap, a status call per container is not; a container that has ended never changes
-again, so its facts are kept and asked for only once.
+The `Observed…` types are immutable, newest first, and shared: `decide`, the status and the garbage collector
+use the same snapshot. A list call is cheap, a status call per container is not; an exited container does not
+change any more, so its state is cached and queried only once. The cache is in memory.
 
-What the runtime has of a pod, as facts that decisions are made from.
-
-Plain values, newest first, taken from CRI once and then shared: the decision, the status and the
-garbage collectors all read the same picture.
-
-The termination message of a container: the end of its message file, or the end of its log.
-
-The container writes the file, so its content and its type are hostile: it is read only if it is a regular
-file, without following symbolic links, and never more than the limit. The log belongs to the runtime; some
-runtimes make it a symbolic link, so links are followed there. Everything here blocks on the disk: call
-`termination_message` in a thread.
+The termination message is the end of the container's message file, or of its log. The container writes the
+file, so its content and type are untrusted: it is read only if it is a regular file, without following
+symbolic links, and never more than the limit. The log belongs to the runtime; some runtimes make it a
+symbolic link, so links are followed there. `termination_message` and `log_tail` block on the disk: call them
+in a thread.
 """
 
 from __future__ import annotations
@@ -47,12 +42,12 @@ ContainerPhase = Literal["created", "running", "exited", "unknown"]
 
 
 class ObservedSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod's sandbox: its network and namespaces."""
+    """A pod sandbox: its network and namespaces."""
 
     id: str
     ready: bool
     created_at: int
-    """Nanoseconds since the epoch, as all times here."""
+    """Creation time in nanoseconds since the epoch, as all times here."""
     attempt: int = 0
     ips: tuple[str, ...] = ()
     host_network: bool = False
@@ -60,7 +55,7 @@ class ObservedSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActualResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runtime says that a container has: thousandths of cpus and bytes, 0 where it says nothing."""
+    """Resources of a container as reported by the runtime: millicores and bytes, 0 for unknown."""
 
     cpu_request: int = 0
     cpu_limit: int = 0
@@ -68,7 +63,7 @@ class ActualResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservedContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """One container that exists or existed; `attempt` counts its restarts."""
+    """One instance of a container, in any phase; `attempt` counts its restarts."""
 
     id: str
     name: str
@@ -83,21 +78,21 @@ class ObservedContainer(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     image: str = ""
     image_id: str = ""
-    """The runtime's own reference of the image (`image_ref`)."""
+    """The runtime's reference of the image (`image_ref`)."""
     hash: str = ""
-    """`io.kubernetes.container.hash`: differs when the spec that made it differs."""
+    """`io.kubernetes.container.hash`: differs when the spec has changed since."""
     restart_count: int = 0
     annotations: dict[str, str] = {}
     labels: dict[str, str] = {}
     log_path: str = ""
     user: tuple[int, int, tuple[int, ...]] | None = None
-    """uid, gid and supplemental groups of the first process, where the runtime tells."""
+    """UID, GID and supplemental groups of the first process, if the runtime reports them."""
     resources: ActualResources | None = None
-    """What it is set to, where the runtime tells."""
+    """Actual resources, if the runtime reports them."""
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the runtime has of one pod."""
+    """State of one pod in the runtime."""
 
     uid: str
     name: str = ""
@@ -109,15 +104,15 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def full_name(self) -> str:
-        """`namespace/name`; empty when the runtime does not tell."""
+        """`namespace/name`; empty when unknown."""
         return f"{self.namespace}/{self.name}" if self.name else ""
 
     def latest(self, name: str) -> ObservedContainer | None:
-        """The newest container of this name."""
+        """Return the newest container with this name."""
         return next((container for container in self.containers if container.name == name), None)
 
     def phase_of(self, id: str) -> ContainerPhase | None:
-        """What a container, or a sandbox, by its id is up to; None when it is not known."""
+        """Return the phase of a container or sandbox by its ID; None when it is unknown."""
         for sandbox in self.sandboxes:
             if sandbox.id == id:
                 return "running" if sandbox.ready else "exited"
@@ -125,31 +120,31 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def running(self) -> tuple[ObservedContainer, ...]:
-        """The containers that run now."""
+        """Running containers."""
         return tuple(container for container in self.containers if container.phase == "running")
 
     @property
     def is_alive(self) -> bool:
-        """Whether anything of the pod runs, be it only its sandbox."""
+        """Whether a container runs or a sandbox is ready."""
         return any(sandbox.ready for sandbox in self.sandboxes) or bool(self.running)
 
     @property
     def ips(self) -> tuple[str, ...]:
-        """Addresses of the newest sandbox, if it is ready."""
+        """IP addresses of the newest sandbox, if it is ready."""
         return self.sandboxes[0].ips if self.sandboxes and self.sandboxes[0].ready else ()
 
 
 MESSAGE_BYTES = 4096
-"""Upper bound of a termination message; of a longer one the last bytes are kept."""
+"""Maximum bytes of a termination message; of a longer one the last bytes are kept."""
 LOG_BYTES, LOG_LINES = 2048, 80
 _LINE_BYTES = 16 * 1024
 """Bytes at which runtimes split the lines of a log by default."""
 
 
 def termination_message(status: pb.ContainerStatus) -> str:
-    """Return the message of an exited container, behind the runtime's own message if there is one."""
+    """Return the message of an exited container, preceded by the runtime's own message, if any."""
     path = status.annotations.get(TERMINATION_MESSAGE_PATH, "")
-    # The mount is made at the absolute path, the annotation carries the path as it is in the spec.
+    # The mount is at the absolute path; the annotation has the path of the spec.
     absolute = path if path.startswith("/") else f"/{path}"
     host_path = next(
         (mount.host_path for mount in status.mounts if path and mount.container_path == absolute), ""
@@ -176,13 +171,13 @@ def _read_message(path: str) -> str:
 def log_tail(path: Path, lines: int, limit: int) -> str:
     """Return the last lines of a container log in CRI format, without the time stamps."""
     try:
-        # A line's prefix has about forty bytes: reading this much covers the limit of text.
+        # A line's prefix has about forty bytes: this is enough for `limit` bytes of text.
         content, cut = read_tail(path, limit + lines * 64 + _LINE_BYTES, follow_symlink=True)
     except OSError as err:
         return f"Error on reading termination message from logs: {path}: {err.strerror}"
     # Not splitlines(), which also ends lines at a carriage return.
     raw = BytesIO(content).readlines()
-    # The first line lacks its start; of a long one, what is left has more text than is needed.
+    # The first line lacks its start; of a long one, the rest has more text than is needed.
     begun = raw.pop(0) if cut and raw else b""
     text = b"".join(_text_of(line) for line in raw[-lines:])
     if len(raw) < lines and len(text) < limit:
@@ -212,7 +207,7 @@ _START_ERROR = "StartError"
 
 
 class Observer:
-    """Reads pods from the runtime."""
+    """Reads the state of pods from the runtime."""
 
     def __init__(self, cri: RuntimeConnection) -> None:
         self._cri = cri
@@ -220,7 +215,7 @@ class Observer:
         self._sandboxes: dict[str, ObservedSandbox] = {}
 
     async def pod(self, uid: str) -> ObservedPod:
-        """All that the runtime has of one pod, in full detail."""
+        """Return the state of one pod, in full detail."""
         mine = {POD_UID: uid}
         sandboxes, containers = await asyncio.gather(
             self._cri.runtime.list_pod_sandbox(pb.PodSandboxFilter(label_selector=mine)),
@@ -242,18 +237,18 @@ class Observer:
         )
 
     async def new_sandbox(self, sandbox_id: str) -> ObservedSandbox:
-        """Look at a sandbox that was just made; the next look at its pod need not ask again."""
+        """Return and cache the state of a new sandbox."""
         found = observed_sandbox((await self._cri.runtime.pod_sandbox_status(sandbox_id)).status)
         self._sandboxes[sandbox_id] = found
         return found
 
     def handler_of(self, sandbox_id: str) -> str:
-        """Give the handler of a sandbox that was looked at; empty for the runtime's default."""
+        """Return the runtime handler of an observed sandbox; empty for the default one."""
         known = self._sandboxes.get(sandbox_id)
         return known.runtime_handler if known is not None else ""
 
     async def all_pods(self) -> dict[str, ObservedPod]:
-        """Every pod that the runtime knows, as lists tell: states and identities, no details."""
+        """Return every pod in the runtime as listed: states and identities, no details."""
         sandboxes, containers = await asyncio.gather(
             self._cri.runtime.list_pod_sandbox(), self._cri.runtime.list_containers()
         )
@@ -309,7 +304,7 @@ class Observer:
             return None
         message = status.message
         if _phase(status) == "exited":
-            # The container wrote the file: reading it must not block the loop.
+            # The container controls the file: reading it must not block the event loop.
             message = await asyncio.to_thread(termination_message, status)
         found = observed_container(status, listed.pod_sandbox_id, message)
         if found.phase == "exited":
@@ -318,12 +313,12 @@ class Observer:
 
 
 def _newest_first(found: Iterable[Seen]) -> tuple[Seen, ...]:
-    """Sort by attempt, which only grows; by time alone, a clock that was set back would raise the dead."""
+    """Sort by attempt, then time; time alone would be wrong after a clock was set back."""
     return tuple(sorted(found, key=lambda one: (one.attempt, one.created_at), reverse=True))
 
 
 def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
-    """Give a sandbox's facts from its status."""
+    """Convert the status of a sandbox."""
     network = status.network
     ips = (network.ip, *(extra.ip for extra in network.additional_ips)) if network.ip else ()
     return ObservedSandbox(
@@ -340,7 +335,7 @@ def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
 def observed_container(
     status: pb.ContainerStatus, sandbox_id: str = "", message: str = ""
 ) -> ObservedContainer:
-    """Return a container's facts from its status; `message` is the one that goes into its state."""
+    """Convert the status of a container; `message` is the message of its state."""
     user = status.user.linux if status.HasField("user") and status.user.HasField("linux") else None
     return ObservedContainer(
         id=status.id,
@@ -367,11 +362,11 @@ def observed_container(
 
 
 def _phase(status: pb.ContainerStatus) -> ContainerPhase:
-    """Say what a container is up to.
+    """Return the phase of a container.
 
-    One that never ran counts as not started yet, unless its start really failed: whoever asked for
-    it was killed or lost patience, or the runtime was killed on the way. A pod that is not restarted
-    would otherwise have failed for nothing.
+    One that never ran counts as created, unless its start really failed: the caller of the start was killed
+    or timed out, or the runtime was killed in between. Otherwise a pod that is not restarted would fail
+    without a cause of its own.
     """
     never_ran = status.state == pb.CONTAINER_EXITED and not status.started_at
     if never_ran and (status.reason != _START_ERROR or _is_abandoned_start(status.message)):
@@ -437,5 +432,5 @@ def _listed_container(listed: pb.Container) -> ObservedContainer:
 
 
 def running_ids(pods: Iterable[ObservedPod]) -> set[str]:
-    """Ids of all running containers."""
+    """Return the IDs of all running containers."""
     return {container.id for pod in pods for container in pod.running}

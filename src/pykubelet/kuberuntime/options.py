@@ -1,19 +1,12 @@
-"""All that a request to the runtime depends on besides the pod.
+"""Inputs of sandbox and container configs other than the pod: node, volumes, devices, CPUs and lookups.
 
-The makers of requests (`sandbox_config.py`, `container_config.py`) look at nothing but the pod and
-these facts, so any request can be made again in a test, and a recording of another agent's requests
-can be compared with ours. `RuntimeNodeOptions` is gathered once; the other two are gathered per request.
+The builders (`config.py`) use only the pod and these options, so any config can be reproduced in a test, and
+compared with a recording of the upstream kubelet's. `RuntimeNodeOptions` is gathered once per process;
+`RunSandboxOptions` and `RunContainerOptions` per request.
 
-Gathers what every request to the runtime depends on: the machine, and the agent's settings.
-
-What mounted volumes mean for containers beyond their mounts: devices, images, groups of processes.
-
-What runtimes can do that CRI does not let one ask for: known by their names and versions.
-
-Which CPUs and whose memory a container may use, as the makers of requests are told it.
-
-Who gives them is above this room; here is only what is asked when a container is made. On most nodes the
-answer is always the same: all of them.
+It also contains capabilities of runtimes that CRI does not report, known by name and version, and the
+interface `CpusetAssigner`, which the resource allocator of `podsync` implements with the CPU and memory
+managers. Without these managers, containers are unrestricted.
 """
 
 from __future__ import annotations
@@ -41,87 +34,87 @@ from pykubelet.podconfig.defaults import default_pull_policy
 from pykubelet.volumes.plugin import MountedVolume as MountedVolume
 
 ConfigMapLookup = Callable[[str], Mapping[str, str]]
-"""Gives the data of a configMap of the pod's namespace; raises MissingSource when there is none."""
+"""Returns the data of a configMap of the pod's namespace. Raises MissingSource if it does not exist."""
 SecretLookup = Callable[[str], Mapping[str, bytes]]
-"""Gives the data of a secret of the pod's namespace; raises MissingSource when there is none."""
+"""Returns the data of a secret of the pod's namespace. Raises MissingSource if it does not exist."""
 EnvFileReader = Callable[[str, str, str], str]
 """Returns a variable of an environment file, by volume, path and key. Raises OSError and ValueError."""
 
 
 def no_config_maps(name: str) -> Mapping[str, str]:
-    """Look up configMaps where there is no API server."""
+    """Raise ContainerConfigError: there is no API server."""
     raise ContainerConfigError(f"couldn't get configMap {name}: this node has no API server to ask")
 
 
 def no_secrets(name: str) -> Mapping[str, bytes]:
-    """Look up secrets where there is no API server."""
+    """Raise ContainerConfigError: there is no API server."""
     raise ContainerConfigError(f"couldn't get secret {name}: this node has no API server to ask")
 
 
 def no_env_files(volume: str, path: str, key: str) -> str:
-    """Read environment files where volumes hold none."""
+    """Raise FileNotFoundError: there are no environment files."""
     raise FileNotFoundError(f"{path} in volume {volume}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeNodeOptions:
-    """The machine and the agent's settings; the same for every pod."""
+    """Properties of the host and settings of the kubelet; the same for every pod."""
 
     cluster_dns: tuple[str, ...] = ()
     cluster_domain: str = ""
     host_ips: Sequence[str] = ()
-    """The node's addresses, the preferred family first; they may change."""
+    """IP addresses of the node, the preferred family first; they may change."""
     pod_logs_dir: str = "/var/log/pods"
     seccomp_root: str = "/var/lib/kubelet/seccomp"
-    """Where `Localhost` profiles are."""
+    """Directory of `Localhost` seccomp profiles."""
     seccomp_default: bool = False
-    """Whether containers that name no profile get the runtime's."""
+    """Whether containers without a profile get the runtime's default one."""
     masked_paths: tuple[str, ...] = ()
-    """Paths to hide besides the usual: the cpus' `thermal_throttle` folders, where they exist."""
+    """Masked paths in addition to the default ones: existing `thermal_throttle` directories of CPUs."""
     selinux: bool = False
     recursive_handlers: frozenset[str] = frozenset()
-    """The runtime's handlers that can make mounts read-only all the way down; the default one is ""."""
+    """Runtime handlers that support recursive read-only mounts; the default one is ""."""
     cgroup_v2: bool = False
     cpu_quota: bool = True
-    """Whether cpu limits are enforced (`cpuCFSQuota`)."""
+    """Whether CPU limits are enforced (`cpuCFSQuota`)."""
     cpu_period: int = DEFAULT_PERIOD
-    """Microseconds (`cpuCFSQuotaPeriod`); heeded where the gate `CustomCPUCFSQuotaPeriod` is on."""
+    """Microseconds (`cpuCFSQuotaPeriod`); used with the feature gate `CustomCPUCFSQuotaPeriod`."""
     memory_capacity: int = 0
     """Bytes."""
     swap_capacity: int = 0
     """Bytes."""
     swap_controller: bool = False
-    """Whether the kernel can bound swap per cgroup."""
+    """Whether the kernel can limit swap per cgroup."""
     swap_behavior: str = ""
     """`memorySwap.swapBehavior`: "", `NoSwap` or `LimitedSwap`."""
     single_process_oom_kill: bool = True
-    """Whether the OOM killer takes one process instead of the container's all (cgroup v2)."""
+    """Whether the OOM killer kills one process instead of all of the container (cgroup v2)."""
     memory_throttling_factor: float = 0.9
     memory_reservation_policy: str = "None"
     """`None` or `TieredReservation`."""
     page_size: int = 4096
     huge_page_sizes: tuple[str, ...] = ()
-    """As the kernel's cgroup files write them: `2MB`, `1GB`."""
+    """Huge page sizes as in the names of cgroup files: `2MB`, `1GB`."""
     allocatable: Resources = field(default_factory=dict)
-    """What pods may ask for together, as the node's status tells it."""
+    """Allocatable resources, as in the node's status."""
     unreserved_memory: int = 0
-    """Bytes that pods may use together: eviction begins below that, the kernel steps in above."""
+    """Bytes that all pods together may use: eviction starts below, the cgroup limit applies above."""
     gates: FeatureGates = field(default_factory=FeatureGates)
 
     @property
     def quota_period(self) -> int:
-        """Microseconds over which quotas are measured."""
+        """Effective CFS quota period in microseconds."""
         return self.cpu_period if self.gates.enabled("CustomCPUCFSQuotaPeriod") else DEFAULT_PERIOD
 
     @property
     def pod_level(self) -> bool:
-        """Whether resources of the whole pod count."""
+        """Whether pod-level resources are enabled."""
         return self.gates.enabled("PodLevelResources")
 
 
 @dataclass(frozen=True, slots=True)
 class IdRange:
-    """`length` ids beginning with `container_id` in the pod are those beginning with `host_id` outside."""
+    """Mapping of `length` IDs, from `container_id` in the pod to `host_id` on the host."""
 
     container_id: int
     host_id: int
@@ -130,7 +123,7 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True)
 class IdMappings:
-    """A pod's user namespace."""
+    """ID mappings of a pod's user namespace."""
 
     uids: tuple[IdRange, ...]
     gids: tuple[IdRange, ...]
@@ -138,62 +131,62 @@ class IdMappings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSandboxOptions:
-    """What the request for one sandbox depends on."""
+    """Options of one sandbox config."""
 
     node: RuntimeNodeOptions
     attempt: int = 0
     cgroup_parent: str = ""
-    """The pod's cgroup as the runtime's cgroup driver writes it."""
+    """Cgroup of the pod in the syntax of the runtime's cgroup driver."""
     resolv_conf: str | None = None
-    """The text of the host's resolv.conf; None when the setting `resolvConf` is empty."""
+    """Content of the host's resolv.conf; None when `resolvConf` is empty."""
     id_mappings: IdMappings | None = None
-    """Given for pods with `hostUsers: false` where the runtime can do it."""
+    """ID mappings for pods with `hostUsers: false`, if the runtime supports them."""
     extra_groups: tuple[int, ...] = ()
-    """Groups that the pod's volumes ask for."""
+    """Supplemental groups required by the pod's volumes."""
     exclusive_cpus: bool = False
-    """Whether a container of the pod has cpus of its own: its quota would only hurt."""
+    """Whether a container of the pod has exclusive CPUs, which need no quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContainerOptions:
-    """What the request for one container depends on."""
+    """Options of one container config."""
 
     node: RuntimeNodeOptions
     attempt: int = 0
-    """How often the container was started before."""
+    """Number of previous starts of the container."""
     image_id: str = ""
-    """The runtime's reference of the image that is there."""
+    """The runtime's reference of the present image."""
     image_uid: int | None = 0
-    """The image's own user by number; None when it is known by `image_username` only."""
+    """UID of the image's user; None when only `image_username` is known."""
     image_username: str = ""
     pod_ips: tuple[str, ...] = ()
-    """The sandbox's addresses, the preferred family first."""
+    """IP addresses of the sandbox, the preferred family first."""
     id_mappings: IdMappings | None = None
-    """The same as its sandbox has."""
+    """ID mappings of its sandbox."""
     extra_groups: tuple[int, ...] = ()
     target_id: str = ""
-    """The container whose processes an ephemeral container shall see."""
+    """ID of the container whose PID namespace an ephemeral container joins."""
     exclusive_cpus: bool = False
-    """Whether this container has cpus of its own."""
+    """Whether this container has exclusive CPUs."""
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
     grants: DeviceRunOptions = NOTHING
 
     hosts_file: str = ""
-    """The pod's /etc/hosts on the host."""
+    """Host path of the pod's /etc/hosts."""
     termination_log: str = ""
-    """The file on the host, made for this attempt, that the termination message is written to."""
+    """Host path of the termination message file of this attempt."""
     volumes: Mapping[str, MountedVolume] = field(default_factory=dict)
     block_volumes: Mapping[str, DeviceNode] = field(default_factory=dict)
-    """By the volume's name; the container's path is taken from its `volumeDevices`."""
+    """Devices by volume name; the path in the container is in `volumeDevices`."""
     image_volumes: Mapping[str, cri.ImageSpec] = field(default_factory=dict)
     sub_paths: Mapping[int, str] = field(default_factory=dict)
-    """Safe paths on the host of the mounts that have a sub-path, by the mount's index."""
+    """Verified host paths of the mounts with a sub-path, by index of the mount."""
     recursive_read_only: bool = False
-    """Whether the runtime's handler can make mounts read-only all the way down."""
+    """Whether the runtime handler supports recursive read-only mounts."""
 
     service_env: Mapping[str, str] | None = field(default_factory=dict)
-    """Variables of the services that the pod sees; None when they are not known yet."""
+    """Environment variables of the services visible to the pod; None when they are not synced yet."""
     config_map: ConfigMapLookup = no_config_maps
     secret: SecretLookup = no_secrets
     env_file: EnvFileReader = no_env_files
@@ -209,10 +202,10 @@ def gather_node_facts(
     ignore_eviction: bool = False,
     selinux_fs: Path = FS,
 ) -> RuntimeNodeOptions:
-    """Read the machine once; none of this changes while the agent runs, but `host_ips` may.
+    """Read the properties of the host; they are constant for the process, except `host_ips`.
 
-    `ignore_eviction` is `--experimental-allocatable-ignore-eviction`; `selinux_fs` is where the kernel
-    tells of SELinux.
+    `ignore_eviction` is `--experimental-allocatable-ignore-eviction`; `selinux_fs` is the mount point of
+    selinuxfs.
     """
     memory = parse_meminfo(Path("/proc/meminfo").read_text())
     capacity = machine_amounts(config, root_dir)
@@ -246,13 +239,13 @@ def gather_node_facts(
 
 
 def recursive_handlers(runtime: pb.StatusResponse) -> frozenset[str]:
-    """Give the runtime's handlers that can make mounts read-only all the way down."""
+    """Return the runtime handlers that support recursive read-only mounts."""
     handlers = runtime.runtime_handlers
     return frozenset(handler.name for handler in handlers if handler.features.recursive_read_only_mounts)
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Read /proc/meminfo: bytes by name."""
+    """Parse /proc/meminfo to bytes by name."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -263,7 +256,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def block_volumes(volumes: Mapping[str, MountedVolume]) -> dict[str, DeviceNode]:
-    """Give the volumes that are block devices, by name; one that is read-only may only be read."""
+    """Return the block volumes by name; read-only ones get the permission to read only."""
     return {
         name: DeviceNode(volume.device, "", "r" if volume.read_only else "mrw")
         for name, volume in volumes.items()
@@ -272,7 +265,7 @@ def block_volumes(volumes: Mapping[str, MountedVolume]) -> dict[str, DeviceNode]
 
 
 def extra_groups(pod: Pod, volumes: Iterable[MountedVolume]) -> tuple[int, ...]:
-    """Give the groups that volumes ask for and that the pod's processes do not have anyway."""
+    """Return the groups required by volumes that are not in the pod's `supplementalGroups`."""
     asked = {volume.group for volume in volumes if volume.group is not None}
     return tuple(sorted(asked - set(pod.spec.security_context.supplemental_groups)))
 
@@ -280,7 +273,7 @@ def extra_groups(pod: Pod, volumes: Iterable[MountedVolume]) -> tuple[int, ...]:
 def wanted_images(
     pod: Pod, container: Container, volumes: Mapping[str, MountedVolume]
 ) -> dict[str, tuple[str, str]]:
-    """Give the images that a container mounts as volumes, by the volumes' names, each with a pull policy."""
+    """Return image and pull policy of the image volumes that a container mounts, by volume name."""
     names = {mount.name for mount in container.volume_mounts}
     policies = {
         volume.name: volume.image.pull_policy for volume in pod.spec.volumes if volume.image is not None
@@ -298,12 +291,12 @@ _KNOWS_CDI = {"containerd": (1, 7)}
 
 
 def can_mount_images(name: str, version: str) -> bool:
-    """Whether a runtime mounts an image as a volume; one that is not known is taken to."""
+    """Return whether a runtime can mount image volumes; True for an unknown runtime."""
     return _is_new_enough(name, version, _MOUNTS_IMAGES)
 
 
 def knows_cdi(name: str, version: str) -> bool:
-    """Whether a runtime knows devices by their CDI names; one that is not known is taken to."""
+    """Return whether a runtime supports CDI device names; True for an unknown runtime."""
     return _is_new_enough(name, version, _KNOWS_CDI)
 
 
@@ -317,45 +310,45 @@ def _is_new_enough(name: str, version: str, table: Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class CpusetAssignment:
-    """A container's part of the machine."""
+    """CPUs and NUMA nodes assigned to a container."""
 
     cpus: str = ""
-    """The CPUs to run on (`0-3,5`); empty: wherever the kernel puts it."""
+    """CPU list (`0-3,5`); empty: unrestricted."""
     memory_nodes: str = ""
-    """The NUMA nodes to take memory from; empty: any."""
+    """NUMA nodes for memory; empty: unrestricted."""
     exclusive: bool = False
-    """Whether nobody else runs on these CPUs."""
+    """Whether the CPUs are exclusive to the container."""
 
 
 class CpusetAssigner(Protocol):
-    """Who knows the shares; all answers are at hand."""
+    """Source of cpuset assignments; no method blocks."""
 
     def has_exclusive(self, uid: str) -> bool:
-        """Whether a container of this pod has CPUs of its own."""
+        """Return whether a container of this pod has exclusive CPUs."""
         ...
 
     def of(self, pod: Pod, container: Container) -> CpusetAssignment:
-        """Give the share of a container that is about to be made."""
+        """Return the assignment of a container that is about to be created."""
         ...
 
     def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
-        """Take note that the runtime has made a container that runs on these CPUs."""
+        """Record that the runtime has created a container with these CPUs."""
         ...
 
 
 class UnrestrictedAssigner:
-    """The shares where nothing is given out: everybody may use everything."""
+    """Assigner without a CPU or memory manager: all containers are unrestricted."""
 
     def has_exclusive(self, uid: str) -> bool:
-        """Nobody has."""
+        """Return False."""
         return False
 
     def of(self, pod: Pod, container: Container) -> CpusetAssignment:
-        """Give all there is."""
+        """Return the unrestricted assignment."""
         return ALL
 
     def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
-        """Nobody has to know."""
+        """Ignore the container."""
 
 
 ALL = CpusetAssignment()

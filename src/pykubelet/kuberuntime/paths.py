@@ -1,11 +1,12 @@
-"""A pod's folder below the agent's root: volumes, plugins, termination logs, /etc/hosts.
+"""Pod directories below the kubelet's root directory, and paths of container logs.
 
-The layout and the modes are the reference's, so that a node can be handed over between agents. A
-folder is only ever deleted when nothing is mounted below it: a volume's content is not ours.
+    <root>/pods/<uid>/volumes, plugins              mode 0750
+    <root>/pods/<uid>/containers/<name>/<random>    termination log of one start, mode 0666
+    <root>/pods/<uid>/etc-hosts                     mode 0644
 
-Names and places that other tools find containers by: logs and links to logs.
-
-Log shippers take pod and container from these paths, so they are the reference's to the letter.
+Layout, modes and log paths are upstream's: a node can be switched between kubelets, and log shippers parse
+pod and container from the paths. A pod directory is deleted only when nothing is mounted below it, because
+the content of a volume does not belong to the kubelet.
 """
 
 from __future__ import annotations
@@ -21,46 +22,46 @@ from pathlib import Path
 from pykubelet.linux.mounts import plan_unmounts, read_mounts, remove_tree
 
 TERMINATION_LOGS = 5
-"""How many starts of a container are remembered; the runtime keeps fewer dead containers than that."""
+"""Number of termination logs kept per container, more than the runtime keeps dead containers."""
 
 
 class PodDirs:
-    """The folders of all pods below one root."""
+    """Directories of all pods below one root directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.pods = self.root / "pods"
 
     def pod(self, uid: str) -> Path:
-        """One pod's folder; refuses a uid that is no plain name."""
+        """Return a pod's directory. Raises ValueError for an invalid UID."""
         if not uid or "/" in uid or uid in (".", ".."):
             raise ValueError(f"{uid!r} is not a pod uid")
         return self.pods / uid
 
     def volumes(self, uid: str) -> Path:
-        """Where the pod's volumes are mounted."""
+        """Return the directory of the pod's volumes."""
         return self.pod(uid) / "volumes"
 
     def hosts_file(self, uid: str) -> Path:
-        """The pod's /etc/hosts."""
+        """Return the path of the pod's /etc/hosts."""
         return self.pod(uid) / "etc-hosts"
 
     def make(self, uid: str) -> None:
-        """Make the folders that every pod has."""
+        """Ensure that the directories of a pod exist."""
         for path in (self.root, self.pods, self.pod(uid), self.volumes(uid), self.pod(uid) / "plugins"):
             _make(path)
 
     def write_hosts(self, uid: str, content: str) -> Path:
-        """Write the pod's /etc/hosts in place: running containers have it mounted. Raises OSError.
+        """Write the pod's /etc/hosts in place, because running containers have it mounted. Raises OSError.
 
         Containers can write to the file. At most one byte more than the expected content is read, whatever
-        size the file has or gets, and anything but a regular file is replaced.
+        its size, and anything but a regular file is replaced.
         """
         path = self.hosts_file(uid)
         data = content.encode()
         opened = _open_regular(path)
         try:
-            # On a full disk, writing the same content again would leave containers with an empty file.
+            # On a full disk, rewriting the same content would leave containers with an empty file.
             if os.pread(opened, len(data) + 1, 0) != data:
                 os.ftruncate(opened, 0)
                 left, offset = memoryview(data), 0
@@ -73,7 +74,7 @@ class PodDirs:
         return path
 
     def new_termination_log(self, uid: str, container: str) -> Path:
-        """Make the file that one start of a container leaves its last words in; anybody may write it."""
+        """Create the termination log of one start of a container; it is world-writable."""
         folder = self.pod(uid) / "containers"
         _make(folder)
         folder /= container
@@ -85,21 +86,21 @@ class PodDirs:
         return path
 
     def uids(self) -> set[str]:
-        """Pods that have a folder."""
+        """Return the UIDs of pods that have a directory."""
         try:
             return set(os.listdir(self.pods))  # noqa: PTH208 - a Path per pod every two seconds costs more
         except (FileNotFoundError, NotADirectoryError):
             return set()
 
     def remove(self, uid: str) -> None:
-        """Delete a pod's folder; raises OSError when something is mounted below it."""
+        """Delete a pod's directory. Raises OSError when something is mounted below it."""
         path = self.pod(uid)
         if not path.exists():
             return
         try:
             remove_tree(path)
         except OSError as err:
-            # The mount table knows real paths only.
+            # The mount table contains resolved paths only.
             real = path.parent.resolve() / path.name
             if mounted := plan_unmounts(read_mounts(real), real):
                 raise OSError(f"{path} is kept: {mounted[0]} is still mounted") from err
@@ -107,7 +108,7 @@ class PodDirs:
 
 
 def _open_regular(path: Path) -> int:
-    """Open a regular file for reading and writing, in place of whatever else has its name. Raises OSError."""
+    """Open a regular file for reading and writing, replacing any other file type. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         opened = os.open(path, flags, 0o644)
@@ -124,11 +125,11 @@ def _open_regular(path: Path) -> int:
 def _make(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        path.chmod(0o750)  # the umask cuts mkdir's mode
+        path.chmod(0o750)  # mkdir applies the umask to its mode
 
 
 def _drop_oldest(folder: Path, keep: int) -> None:
-    """Keep a crashing container from filling the disk with its last words."""
+    """Delete the oldest files, so that a crashing container does not fill the disk."""
     newest_first = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in newest_first[keep:]:
         path.unlink(missing_ok=True)
@@ -142,36 +143,36 @@ _LINK = re.compile(r".*-([^-]{6,})\.log", re.DOTALL)
 
 
 def pod_log_dir(logs_dir: str, namespace: str, name: str, uid: str) -> str:
-    """Where a pod's logs live: `/var/log/pods/default_web_4f…`."""
+    """Return the directory of a pod's logs: `/var/log/pods/default_web_4f…`."""
     return f"{logs_dir.rstrip('/')}/{namespace}_{name}_{uid}"
 
 
 def container_log_path(container: str, attempt: int) -> str:
-    """A container's log file, relative to its pod's folder: `main/0.log`."""
+    """Return the path of a container's log, relative to the pod's log directory: `main/0.log`."""
     return f"{container}/{attempt}{_SUFFIX}"
 
 
 def legacy_log_link(pod: str, namespace: str, container: str, container_id: str) -> str:
-    """The file name of the link in /var/log/containers that points to a container's log."""
+    """Return the file name of the link in /var/log/containers to a container's log."""
     stem = f"{pod}_{namespace}_{container}-{container_id}"
     return stem[: _LONGEST_FILE_NAME - len(_SUFFIX)] + _SUFFIX
 
 
 def pod_uid_of_log_dir(name: str) -> str:
-    """The pod whose logs a folder holds, by its name; older agents named it just after the uid."""
+    """Return the pod UID of a log directory by its name; older kubelets used the UID alone."""
     return name.rpartition("_")[2]
 
 
 def container_id_of_link(name: str) -> str | None:
-    """The (perhaps cut) id of the container that a link was made for; None for a foreign file."""
+    """Return the container ID of a link, possibly truncated; None for an unrelated file."""
     match = _LINK.fullmatch(name)
     return match[1] if match else None
 
 
 def attempts_in_logs(file_names: Iterable[str]) -> int:
-    """How often a container ran, by the names of its log files.
+    """Return the number of starts of a container, by the names of its log files.
 
-    A runtime that lost its memory (a reboot) would begin again at 0 and write over old logs.
+    A runtime that lost its state (a reboot) would begin at 0 and overwrite old logs.
     """
     found = (_ROTATED.fullmatch(name) for name in file_names)
     return max((int(match[1]) + 1 for match in found if match), default=0)

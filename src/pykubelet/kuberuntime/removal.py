@@ -1,8 +1,8 @@
-"""Removing containers that have ended, also those that the runtime has lost its grip on.
+"""Removal of exited containers, including those whose containerd task is orphaned.
 
-An agent that is killed cuts its calls off. containerd then cleans up after a start for about two
-seconds, in which the container can not be removed; and at times it fails to, and is left with a
-process that CRI does not show and that keeps the container from ever being removed.
+The calls of a kubelet that is killed are cancelled. containerd then cleans up after a cancelled start for
+about two seconds, during which the container cannot be removed. Sometimes the cleanup fails and leaves a task
+that CRI does not show and that prevents the removal of the container.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _STARTING = "starting state"
 
 
 class ContainerRemover:
-    """Removes exited containers of pods that go on, with the links to their logs."""
+    """Removes exited containers of pods that continue to run, with the links to their logs."""
 
     def __init__(self, cri: RuntimeConnection, legacy_logs: Path | None) -> None:
-        """Take the runtime and the directory of links to container logs, None without such links."""
+        """Initialize with the directory of links to container logs, None without such links."""
         self._cri = cri
         self._legacy_logs = legacy_logs
 
@@ -38,7 +38,7 @@ class ContainerRemover:
         """
         if self._legacy_logs is not None:
             meta = pod.metadata
-            # Before the container: a kubelet that is killed in between finds the container, not the link.
+            # Before the container: a kubelet killed in between still finds the container and retries.
             name = legacy_log_link(meta.name, meta.namespace, container.name, container.id)
             try:
                 (self._legacy_logs / name).unlink(missing_ok=True)
@@ -48,21 +48,19 @@ class ContainerRemover:
 
 
 async def remove_container(cri: RuntimeConnection, container_id: str) -> None:
-    """Remove a container that does not run and may be gone already; raises CriError."""
+    """Remove a container that does not run, if it exists. Raises CriError."""
     try:
         await _remove(cri, container_id)
     except CriError as err:
         if _LOST_TASK not in err.message:
             raise
-        log.warning(
-            "The runtime has lost a container's process: ending it", containerID=container_id, err=err
-        )
+        log.warning("Deleting orphaned containerd task of container", containerID=container_id, err=err)
         await delete_task(cri.runtime_channel, container_id)
         await _remove(cri, container_id)
 
 
 def is_starting(err: CriError) -> bool:
-    """Whether a container could not be removed because an earlier agent's start of it is not over."""
+    """Return whether the removal failed because a start by a previous kubelet is still in progress."""
     return _STARTING in err.message
 
 

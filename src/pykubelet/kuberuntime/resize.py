@@ -1,14 +1,14 @@
-"""Giving running containers other resources: the pod's cgroup and the containers, in the right order.
+"""In-place resize of running pods: the pod's cgroup, its sandbox and its containers, in the required order.
 
-What may not be taken away is found out first: memory that is in use. Then memory, then cpu; each container
-is noted as set the moment the runtime has taken it, so that whoever is interrupted here, or fails, goes on
-later where it stopped. A failure leaves a pod that has a part of what it shall have, never more than it may.
+Before anything is changed, memory limits are compared with the usage: memory in use is not taken away. Memory
+is set before CPU. Each container is recorded as actuated as soon as the runtime has accepted it, so that a
+resize that is interrupted or fails continues there. A failure leaves the pod with a part of the change, never
+with more than its allocation.
 
-Telling the runtime what a pod shall have as a whole, before its cgroup is set to it.
-
-A runtime that puts pods into virtual machines has to make room there, and may refuse; most others do not
-know the call and need not. What the runtime was told and then could not be set is taken back, so that it
-does not count on resources that the pod never got.
+The sandbox is updated (UpdatePodSandboxResources) before the pod's cgroup: a runtime that runs pods in
+virtual machines has to resize the VM, and may reject it; most others do not implement the call. If the cgroup
+then cannot be set, the sandbox is reverted, so that the runtime does not count on resources that the pod does
+not have.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _NOTHING = Quantity.of(0)
 
 
 class SandboxUpdateRejected(Exception):
-    """The runtime does not want the pod to have this; the text says why."""
+    """The runtime rejected the resources of the sandbox; the text is the cause."""
 
 
 class SandboxUpdates:
-    """Tells the runtime about one pod's sandbox; without a sandbox it tells nobody."""
+    """Updates the resources of one pod's sandbox; does nothing without a sandbox."""
 
     def __init__(self, cri: RuntimeConnection, node: RuntimeNodeOptions, pod: Pod, sandbox_id: str) -> None:
         self._cri = cri
@@ -58,7 +58,10 @@ class SandboxUpdates:
         self._sandbox_id = sandbox_id
 
     async def tell(self, limits: PodLimits, period: int) -> None:
-        """Say what the pod's cgroup will be set to next, `period` in microseconds; raises SandboxRefusal."""
+        """Send the next limits of the pod's cgroup to the runtime, `period` in microseconds.
+
+        Raises SandboxUpdateRejected.
+        """
         if not self._sandbox_id:
             return
         try:
@@ -70,22 +73,22 @@ class SandboxUpdates:
         except Unimplemented:
             return
         except CriError as err:
-            if "not implemented" not in err.rpc_text:  # as containerd 2.2 says it
+            if "not implemented" not in err.rpc_text:  # containerd 2.2's text
                 raise SandboxUpdateRejected(
                     f'updatePodSandboxResources failed for sandboxID "{self._sandbox_id}": {err.rpc_text}'
                 ) from err
 
     async def take_back(self, limits: PodLimits, period: int) -> None:
-        """Say what the pod's cgroup is set to after all; a failure is only told."""
+        """Revert the sandbox to the current limits of the pod's cgroup; a failure is only logged."""
         try:
             await self.tell(limits, period)
         except SandboxUpdateRejected as err:
             pod = self._pod
-            log.error(err, "Runtime was not told that a resize failed", pod=pod.full_name, podUID=pod.uid)
+            log.error(err, "Failed to revert sandbox resources", pod=pod.full_name, podUID=pod.uid)
 
 
 def without_overhead(pod: Pod, limits: PodLimits, period: int) -> pb.LinuxContainerResources:
-    """Give what the containers have together: the pod's limits without what the runtime itself may use."""
+    """Return the pod's limits without the pod overhead."""
     cpu, memory = pod.spec.overhead.get("cpu", _NOTHING).milli, int(pod.spec.overhead.get("memory", _NOTHING))
     quota, shares = limits.quota, limits.shares
     if cpu:
@@ -100,23 +103,23 @@ def without_overhead(pod: Pod, limits: PodLimits, period: int) -> pb.LinuxContai
 
 
 class ResizeError(Exception):
-    """A pod could not be resized now; the text says why."""
+    """A pod could not be resized; the text is the cause."""
 
 
 class ActuatedRecorder(Protocol):
-    """Who keeps what containers were set to."""
+    """Recorder of actuated resources."""
 
     def resized(self, pod: Pod, container: Container, resources: ResourceRequirements) -> None:
-        """Take note that the runtime has set a container to this."""
+        """Record the resources that the runtime has set for a container."""
         ...
 
     def resized_whole(self, pod: Pod, resource: Resource) -> None:
-        """Take note that the pod as a whole has what it was promised of a resource."""
+        """Record that the pod-level allocation of a resource is actuated."""
         ...
 
 
 class Resizer:
-    """Resizes pods."""
+    """Resizes running pods."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class Resizer:
         actuated: ActuatedRecorder,
         is_exclusive: Callable[[Pod, Container], bool] = lambda pod, container: False,
     ) -> None:
-        """Take the runtime, the node, where pods' cgroups are, and who has cpus of its own."""
+        """Initialize with the node, the lookup of pod cgroups, and which containers have exclusive CPUs."""
         self._cri = cri
         self._node = node
         self._group_of = group_of
@@ -134,9 +137,9 @@ class Resizer:
         self._is_exclusive = is_exclusive
 
     async def apply(self, pod: Pod, sandbox_id: str, resize: Resize) -> None:
-        """Have a pod's containers set to what the pod says; raises ResizeError.
+        """Set the resources of a pod's containers and cgroup to those of its spec. Raises ResizeError.
 
-        `sandbox_id` is empty while there is none: then only the pod's cgroup is set.
+        `sandbox_id` is empty without a sandbox: then only the pod's cgroup is set.
         """
         group = self._group_of(pod)
         try:
@@ -144,7 +147,7 @@ class Resizer:
         except FileNotFoundError as err:
             if resize.containers:
                 raise ResizeError(_unreadable(pod, err)) from err
-            group = now = None  # it will be made anew, as it shall be
+            group = now = None  # it will be recreated with the desired limits
         except OSError as err:
             raise ResizeError(_unreadable(pod, err)) from err
         await self._check(pod, sandbox_id, resize, group, now)
@@ -157,7 +160,7 @@ class Resizer:
     async def _check(
         self, pod: Pod, sandbox_id: str, resize: Resize, group: PodCgroup | None, now: PodLimits | None
     ) -> None:
-        """Raise ResizeError when memory that is in use would be taken away."""
+        """Raise ResizeError when a limit would be below the memory usage."""
         updates = in_order([*resize.containers.values()], "memory")
         if not (updates or resize.pod or resize.whole):
             return
@@ -182,7 +185,7 @@ class Resizer:
         }
 
     async def _round(self, pod: Pod, resize: Resize, resource: Resource, whole: _Whole | None) -> None:
-        """Resize a pod in one resource."""
+        """Resize one resource of a pod."""
         updates = in_order([*resize.containers.values()], resource)
         ids = {one.name: id for id, one in resize.containers.items()}
         changes = any(one.change(resource) for one in resize.containers.values())
@@ -217,7 +220,7 @@ class Resizer:
 
 
 class _Whole:
-    """A pod's own cgroup on its way from what it is set to now to what it shall be."""
+    """The pod's cgroup during a resize, with its current and desired limits."""
 
     def __init__(self, group: PodCgroup, sandbox: SandboxUpdates, now: PodLimits) -> None:
         self._group = group
@@ -226,11 +229,11 @@ class _Whole:
         self._wanted = group.wanted(now)
 
     def steps(self, resource: Resource) -> tuple[list[Part], list[Part]]:
-        """Say what to set before the containers, and what after them."""
+        """Return the limits to set before the containers, and those to set after them."""
         return pod_steps(self._now, self._wanted, resource)
 
     async def set(self, parts: Sequence[Part], resource: Resource) -> None:
-        """Set some of it; raises OSError, and ResizeError when the runtime does not want it."""
+        """Set some limits. Raises OSError, and ResizeError when the runtime rejects them."""
         for part in parts:
             new = self._now._replace(**{part: getattr(self._wanted, part)})
             try:

@@ -1,14 +1,9 @@
-"""Who a container's processes are and what they may do.
+"""Security contexts of sandboxes and containers: users, groups, capabilities, profiles and namespaces.
 
-A container's own security context counts before its pod's. What neither says is left to the image
-(the user) or to the runtime (capabilities), except that sensitive parts of /proc and /sys are
-always hidden or read-only unless the container asks for all of /proc.
-
-Which seccomp and AppArmor profiles confine a container.
-
-Which of the kernel's namespaces a pod shares with the host, and its containers with each other.
-
-A sandbox and its containers must be told the same, so both ask here.
+A container's security context overrides its pod's. What neither specifies is left to the image (the user) or
+the runtime (capabilities), except that sensitive paths of /proc and /sys are masked or read-only unless
+`procMount` is Unmasked. A sandbox and its containers must have the same namespace options, so both use
+`pod_namespaces`.
 """
 
 from __future__ import annotations
@@ -24,16 +19,16 @@ from pykubelet.kuberuntime.errors import ContainerConfigError, RootNotAllowed
 from pykubelet.kuberuntime.options import IdMappings, IdRange, RunContainerOptions, RunSandboxOptions
 
 APPARMOR_ANNOTATION_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
-"""The old way to name a profile; static pods may still do it."""
+"""Prefix of the deprecated AppArmor annotations, which static pods may still use."""
 _RUNTIME_DEFAULT = cri.SecurityProfile.RuntimeDefault
 _UNCONFINED = cri.SecurityProfile.Unconfined
 _LOCALHOST = cri.SecurityProfile.Localhost
 
 
 def seccomp_profile(pod: Pod, container: Container, root: str, default: bool) -> cri.SecurityProfile:
-    """Give the container's profile, or else the pod's, or else the runtime's if that is the `default`.
+    """Return the seccomp profile: the container's, the pod's, or with `default` the runtime's.
 
-    Profiles of the host are files below `root`. Raises ConfigProblem for one without a name.
+    `Localhost` profiles are files below `root`. Raises ContainerConfigError for one without a name.
     """
     own = container.security_context.seccomp_profile if container.security_context else None
     profile = own or pod.spec.security_context.seccomp_profile
@@ -54,9 +49,9 @@ def seccomp_profile(pod: Pod, container: Container, root: str, default: bool) ->
 
 
 def apparmor_profile(pod: Pod, container: Container) -> tuple[cri.SecurityProfile | None, str]:
-    """Give the profile as a message and in the words of older runtimes; (None, "") for the runtime's choice.
+    """Return the AppArmor profile as a message and in the deprecated syntax; (None, "") without one.
 
-    Raises ConfigProblem for a profile of the host without a name, or of an unknown type.
+    Raises ContainerConfigError for a `Localhost` profile without a name, or an unknown type.
     """
     own = container.security_context.app_armor_profile if container.security_context else None
     profile = own or _annotated(pod, container) or pod.spec.security_context.app_armor_profile
@@ -95,7 +90,7 @@ def _annotated(pod: Pod, container: Container) -> Profile | None:
 
 
 def pod_namespaces(pod: Pod, mappings: IdMappings | None) -> cri.NamespaceOption:
-    """Give a pod's namespaces; raises ConfigProblem for a user namespace that cannot be had."""
+    """Return a pod's namespace options. Raises ContainerConfigError if user namespaces are not supported."""
     spec = pod.spec
     own_pid = cri.POD if spec.share_process_namespace else cri.CONTAINER
     return cri.NamespaceOption(
@@ -107,7 +102,7 @@ def pod_namespaces(pod: Pod, mappings: IdMappings | None) -> cri.NamespaceOption
 
 
 def id_messages(ranges: Iterable[IdRange]) -> list[cri.IDMapping]:
-    """Give ranges of ids as the runtime wants them."""
+    """Return ID ranges as CRI messages."""
     return [
         cri.IDMapping(host_id=ids.host_id, container_id=ids.container_id, length=ids.length) for ids in ranges
     ]
@@ -144,7 +139,7 @@ LARGEST_UID = 2**31 - 1
 def container_security(
     pod: Pod, container: Container, facts: RunContainerOptions
 ) -> cri.LinuxContainerSecurityContext:
-    """Give a container's security context; raises ConfigProblem."""
+    """Return a container's security context. Raises ContainerConfigError."""
     wish = effective_security(pod, container)
     whole = pod.spec.security_context
     user, username = wish.run_as_user, ""
@@ -156,7 +151,7 @@ def container_security(
         run_as_group=_optional(wish.run_as_group),
         privileged=bool(wish.privileged),
         readonly_rootfs=bool(wish.read_only_root_filesystem),
-        # Only a plain "no" counts: unset means that programs may gain privileges.
+        # Only an explicit false counts: unset allows privilege escalation.
         no_new_privs=wish.allow_privilege_escalation is False,
         namespace_options=pod_namespaces(pod, facts.id_mappings),
         supplemental_groups=_groups(whole.fs_group, whole.supplemental_groups, facts.extra_groups),
@@ -179,10 +174,10 @@ def container_security(
 
 
 def sandbox_security(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxSandboxSecurityContext:
-    """Give a sandbox's security context; raises ConfigProblem.
+    """Return a sandbox's security context. Raises ContainerConfigError.
 
-    The sandbox itself runs only the runtime's own program, so its seccomp profile is always the
-    runtime's, and pods may name stricter ones without keeping their sandbox from starting.
+    The sandbox runs only the runtime's pause process, so its seccomp profile is always the runtime's, and a
+    pod's stricter profile cannot prevent its sandbox from starting.
     """
     whole = pod.spec.security_context
     return cri.LinuxSandboxSecurityContext(
@@ -198,7 +193,7 @@ def sandbox_security(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxSandboxSecu
 
 
 def effective_security(pod: Pod, container: Container) -> SecurityContext:
-    """Give what holds for a container: its own wishes, and its pod's where it has none."""
+    """Return the effective security context of a container, with the pod's values as defaults."""
     own = container.security_context or SecurityContext()
     whole = pod.spec.security_context
     inherited = {
@@ -210,7 +205,7 @@ def effective_security(pod: Pod, container: Container) -> SecurityContext:
 
 
 def has_privileged_container(pod: Pod) -> bool:
-    """Whether any container of the pod is privileged."""
+    """Return whether any container of the pod is privileged."""
     spec = pod.spec
     return any(
         container.security_context is not None and container.security_context.privileged
@@ -221,9 +216,9 @@ def has_privileged_container(pod: Pod) -> bool:
 def verify_run_as_non_root(
     pod: Pod, container: Container, image_uid: int | None, image_username: str
 ) -> str | None:
-    """Say why a container breaks its `runAsNonRoot`; None when it does not.
+    """Return the reason why a container violates `runAsNonRoot`, or None.
 
-    An image's user counts only if it is a number: what a name stands for is known too late.
+    The image's user must be numeric: a name cannot be resolved before the container exists.
     """
     wish = effective_security(pod, container)
     if not wish.run_as_non_root:
@@ -250,7 +245,7 @@ def verify_run_as_non_root(
 
 
 def check_run_as_non_root(pod: Pod, container: Container, facts: RunContainerOptions) -> None:
-    """Raise RootNotAllowed when the container breaks its `runAsNonRoot`."""
+    """Raise RootNotAllowed when the container violates `runAsNonRoot`."""
     if problem := verify_run_as_non_root(pod, container, facts.image_uid, facts.image_username):
         raise RootNotAllowed(problem)
 

@@ -1,7 +1,8 @@
-"""Starting things: a pod's sandbox, and one container from image to postStart hook.
+"""Start of pod sandboxes and containers, from the image to the postStart hook.
 
-Each failure becomes a `StartError` with the reason that Kubernetes users know; the events are
-recorded here, where the words are known.
+The pod syncer's executor calls `ContainerStarter`. Each failure becomes a `StartError` with upstream's
+waiting reason; the events are recorded here. No state is kept: after a restart of the kubelet, a container
+that was created and never started is removed, and its attempt number is used again.
 """
 
 from __future__ import annotations
@@ -59,41 +60,41 @@ from pykubelet.volumes.plugin import MountedVolume
 
 log = get_logger(__name__)
 STARTING_SECONDS = 0.5
-"""When to look again whether a start of an earlier agent is over."""
+"""Seconds until the retry while a start by a previous kubelet is still in progress."""
 SERVICES_SECONDS = 1.0
-"""When to try again while the cluster's services are not known."""
+"""Seconds until the retry while the cluster's services are not synced."""
 
 
 class StartError(Exception):
-    """A container could not be started: `reason` is what its status says it waits for."""
+    """A container could not be started; `reason` is the waiting reason of its status."""
 
     def __init__(self, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
-        """Seconds until it makes sense to try again, where that is known."""
+        """Seconds until the retry, if known."""
 
 
 SubPaths = Callable[
     [Pod, Container, Mapping[str, MountedVolume], Mapping[int, str]], Awaitable[dict[int, str]]
 ]
-"""Has parts of volumes ready for a container, by the mount's index; raises VolumeError."""
+"""Prepares sub-paths of volumes for a container, by index of the mount. Raises VolumeError."""
 GrantsOf = Callable[[Pod, Container], Awaitable[DeviceRunOptions]]
-"""Gives what a container that is about to start gets with its devices; raises AllocationError."""
+"""Returns the device options of a container that is about to start. Raises AllocationError."""
 
 
 class OnCreated(Protocol):
-    """Hears of every sandbox and container the moment it exists."""
+    """Callback for every sandbox and container as soon as it exists."""
 
     def __call__(self, uid: str, *ids: str) -> None:
-        """Take note."""
+        """Record the new IDs of a pod."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PodStartContext:
-    """What a pod's containers share, gathered before the first of them starts."""
+    """Options shared by a pod's containers, gathered before the first of them starts."""
 
     cgroup_parent: str
     volumes: dict[str, MountedVolume]
@@ -144,7 +145,7 @@ class ContainerStarter:
         self._node_event = node_event
 
     def sandbox_config(self, pod: Pod, attempt: int, setting: PodStartContext) -> pb.PodSandboxConfig:
-        """Make the pod's sandbox request; raises ConfigProblem."""
+        """Return the config of the pod's sandbox. Raises ContainerConfigError."""
         facts = RunSandboxOptions(
             node=self._node,
             attempt=attempt,
@@ -159,9 +160,9 @@ class ContainerStarter:
     async def sandbox(
         self, pod: Pod, config: pb.PodSandboxConfig, handler: str = ""
     ) -> tuple[str, tuple[str, ...]]:
-        """Run the sandbox; gives its id and addresses. Raises CriError after the event."""
+        """Run the sandbox and return its ID and IP addresses. Raises CriError after recording an event."""
         for warning in pod_dns(pod, self._node, self._read_resolv_conf()).warnings:
-            # A node without a cluster has no cluster DNS: its own pods need not hear of it.
+            # A standalone node has no cluster DNS: static pods get no event for that.
             if not (warning.reason == "MissingClusterDNS" and is_static_pod(pod)):
                 self._journal.event(pod, "Warning", warning.reason, warning.message)
                 if warning.node_message:
@@ -183,7 +184,7 @@ class ContainerStarter:
             raise
 
     async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
-        """Have the container's image; raises StartError after the event."""
+        """Ensure that the container's image is present. Raises StartError after recording an event."""
         secrets = await pull_secrets(pod, self._objects, self._journal)
         try:
             return await self._images.ensure(pod, container, sandbox, secrets)
@@ -192,7 +193,7 @@ class ContainerStarter:
             raise StartError(err.reason, err.message, err.retry_after) from err
 
     async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
-        """Have a container's devices made ready for its start; raises StartError after the event."""
+        """Prepare a container's devices for its start. Raises StartError after recording an event."""
         if self._grants is None:
             return NOTHING
         try:
@@ -213,7 +214,7 @@ class ContainerStarter:
         observed: ObservedPod,
         grants: DeviceRunOptions = NOTHING,
     ) -> str:
-        """Create and start one container; gives its id. Raises StartError."""
+        """Create and start one container and return its ID. Raises StartError."""
         attempt = await self._attempt(pod, container, observed.latest(container.name))
         handlers = self._node.recursive_handlers
         recursive = bool(handlers) and self._observer.handler_of(sandbox_id) in handlers
@@ -319,7 +320,7 @@ class ContainerStarter:
     async def _image_volumes(
         self, pod: Pod, container: Container, setting: PodStartContext, sandbox: pb.PodSandboxConfig
     ) -> dict[str, pb.ImageSpec]:
-        """Have the images of a container's volumes, by the volumes' names; raises StartError."""
+        """Ensure that a container's image volumes are present; return them by volume. Raises StartError."""
         images = wanted_images(pod, container, setting.volumes)
         if not images:
             return {}
@@ -338,7 +339,7 @@ class ContainerStarter:
         return found
 
     async def post_start(self, pod: Pod, container: Container, container_id: str) -> None:
-        """Run a container's postStart hook, if it has one; a failure kills it and raises StartError."""
+        """Run a container's postStart hook, if any; kill the container and raise StartError if it fails."""
         if container.lifecycle is None or container.lifecycle.post_start is None:
             return
         try:
@@ -356,9 +357,9 @@ class ContainerStarter:
             raise StartError("PostStartHookError", str(err)) from err
 
     def remove_logs(self, pod: Pod) -> None:
-        """Remove a pod's logs and all links to them; of an orphan only its uid need be known. Blocks.
+        """Remove a pod's logs and all links to them; of an orphan only its UID must be known. Blocks.
 
-        What fails is logged and left for the garbage collection of logs.
+        Failures are logged and left for the garbage collection of logs.
         """
         name, namespace = pod.metadata.name, pod.metadata.namespace
         if not name or not namespace:
@@ -374,20 +375,20 @@ class ContainerStarter:
                     link.unlink(missing_ok=True)
 
     async def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
-        """Give the number of this start; raises StartError while an earlier one is not over."""
+        """Return the attempt number of this start. Raises StartError while an earlier one is in progress."""
         if last is None:
             folder = self._log_dir(pod) / container.name
             return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
         if last.phase != "created" and not await self._never_ran(last):
             return last.restart_count + 1
-        # Made and never started: the agent was killed in between. It gives its number back.
+        # Created and never started: the kubelet was killed in between. Its attempt number is reused.
         try:
             await remove_container(self._cri, last.id)
         except CriError as err:
             wait = STARTING_SECONDS if is_starting(err) else None
             raise StartError("CreateContainerError", err.rpc_text, wait) from err
-        # Its empty log would count as a run, if the agent were killed again before the next start. Not
-        # before it is gone: a start that was not over might still succeed, and write there.
+        # Its empty log would count as a start if the kubelet were killed again before the next one. Not
+        # before its removal: a start in progress may still succeed, and write to the log.
         trace = self._log_dir(pod) / container_log_path(container.name, last.attempt)
         with contextlib.suppress(OSError):
             if not trace.stat().st_size:
@@ -395,9 +396,9 @@ class ContainerStarter:
         return last.restart_count
 
     async def _never_ran(self, last: ObservedContainer) -> bool:
-        """Whether one that was killed because nobody knew what it did turns out to have done nothing.
+        """Return whether a container that was killed in state unknown has never run.
 
-        A runtime that was killed together with the agent in the middle of a start may not know that before.
+        A runtime that was killed together with the kubelet during a start may not know that earlier.
         """
         if last.phase != "unknown":
             return False
@@ -444,7 +445,7 @@ def _remove_log_dir(path: Path) -> None:
 
 
 def _target(container: Container, observed: ObservedPod) -> str:
-    """The running container that an ephemeral one wants to see; raises ConfigProblem when it does not run."""
+    """Return the target container ID of an ephemeral container. Raises ContainerConfigError without one."""
     if not container.target_container_name:
         return ""
     target = observed.latest(container.target_container_name)

@@ -1,8 +1,9 @@
-"""Which ids of the machine stand for a pod's own when it has a user namespace (`hostUsers: false`).
+"""ID ranges of pods with a user namespace (`hostUsers: false`).
 
-Each pod gets a block of its own, so that root in one pod is nobody in another and outside. A pod's
-block is written to its folder before it is used, in the reference's form, because it must be the
-same for the pod's whole life, whoever runs the agent; the blocks in use are read from there.
+Each pod gets its own range, so that root in one pod is an unprivileged user on the host and in other pods. A
+pod's range is written to its directory before it is used, in upstream's format, because it must stay the same
+for the pod's lifetime, across restarts and switches of the kubelet; the ranges in use are read from these
+files.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class _File(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class UserNamespaceRange:
-    """The ids that pods may be given: from `first`, `count` of them, in blocks of `block`."""
+    """IDs available to pods: `count` of them from `first`, in blocks of `block`."""
 
     first: int
     count: int
     block: int
 
     def problem(self, max_pods: int) -> str | None:
-        """Why this space can not be used, or None."""
+        """Return the reason why this range is invalid, or None."""
         if self.first % self.block or self.count % self.block:
             return f"the ids of user {USER} must begin at and be a multiple of {self.block}"
         if self.first < self.block:
@@ -58,9 +59,9 @@ class UserNamespaceRange:
 
 
 def read_id_space(block: int) -> UserNamespaceRange:
-    """Find the ids for pods: those given to the user `kubelet`, else all but the machine's first.
+    """Return the IDs for pods: the subordinate IDs of user `kubelet`, or all but the first block.
 
-    Raises ConfigProblem when that user exists and its ids can not be found out.
+    Raises ContainerConfigError when that user exists and its IDs cannot be determined.
     """
     everything = UserNamespaceRange(block, _ALL_IDS - block, block)
     program = shutil.which("getsubids")
@@ -86,7 +87,7 @@ def read_id_space(block: int) -> UserNamespaceRange:
 
 
 def parse_getsubids(text: str, block: int) -> UserNamespaceRange:
-    """Read the one line that getsubids prints: `0: kubelet 65536 7208960`."""
+    """Parse the output of getsubids, which must be one line: `0: kubelet 65536 7208960`."""
     lines = text.strip().splitlines()
     fields = lines[0].split() if len(lines) == 1 else []
     if len(fields) != 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
@@ -97,7 +98,7 @@ def parse_getsubids(text: str, block: int) -> UserNamespaceRange:
 
 
 class UserNamespaces:
-    """Hands out blocks of ids; the pods' folders are its memory."""
+    """Allocator of ID blocks; its state is in the pods' directories."""
 
     def __init__(self, dirs: PodDirs, space: UserNamespaceRange, *, supported: bool) -> None:
         self._dirs = dirs
@@ -105,10 +106,10 @@ class UserNamespaces:
         self._supported = supported
 
     def of(self, pod: Pod) -> IdMappings | None:
-        """The pod's mappings, made at the first call; None for pods without a user namespace.
+        """Return the pod's mappings, allocated with the first call; None for pods without a user namespace.
 
-        None also where the runtime has none: the maker of requests refuses such a pod. Raises
-        ConfigProblem when the ids are used up or a pod's file is damaged.
+        Also None if the runtime does not support user namespaces: `pod_namespaces` rejects such a pod. Raises
+        ContainerConfigError when no block is free or a pod's file is invalid.
         """
         if pod.spec.host_users is not False or not self._supported:
             return None

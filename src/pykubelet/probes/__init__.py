@@ -1,5 +1,11 @@
-"""Health of containers: startup, readiness and liveness probes.
+"""Container probes: startup, readiness and liveness.
 
-`Prober` is the room's door. Read `kinds.py` for the words, `timing.py` and `threshold.py` for the
-rules, `prober.py` for how they come together.
+`Prober` is the entry point.
+
+- `prober.py`: probe workers, their schedule, and the `Prober`.
+- `runner.py`: one probe of any type with its retries, and exec probes.
+- `network_probes.py`: HTTP and TCP probes, and the HTTP client of lifecycle hooks; `grpc_probe.py`: gRPC
+  probes.
+- `results.py`: results manager, thresholds, and the `started` and `ready` fields of the status.
+- `types.py`: types and helpers of all modules; `metrics.py`: metrics.
 """

@@ -1,8 +1,7 @@
-"""The gRPC probe: the standard health service (`grpc.health.v1.Health/Check`), without TLS.
+"""gRPC probe: a call of the standard health service (`grpc.health.v1.Health/Check`), without TLS.
 
-Request and answer are one field each, so they are written and read by hand: a generated module
-would be larger than both. A new connection each time, since whether one can be made is half of
-the question.
+Request and response have one field each, so they are encoded by hand: a generated module would be larger.
+Each probe opens a new connection, because the probe also tests whether the server accepts one.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _NAMES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _ANSWER_LIMIT = 4096
 _HEADER_LIMIT = 4096
 _MOST_HEADER_BLOCKS = 4
-"""Header blocks of a connection: headers, trailers and informational ones. Pods may send hostile ones."""
+"""Header blocks per connection (headers, trailers, informational); a pod may send hostile ones."""
 
 
 async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: str) -> ProbeResult:
-    """Ask the health service; anything but SERVING is a failure. Raises BadTarget."""
+    """Call the health service; any status but SERVING is a failure. Raises BadTarget."""
     host, port = resolve_host("", target), resolve_port(action.port, target.container)
     address = join_host_port(host, port)
     loop = asyncio.get_running_loop()
@@ -61,15 +60,15 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
 
 
 def encode_request(service: str) -> bytes:
-    """Write a HealthCheckRequest: the service's name is field 1."""
+    """Encode a HealthCheckRequest: the service name is field 1."""
     name = service.encode()
     return b"\x0a" + _varint(len(name)) + name if name else b""
 
 
 def decode_status(message: bytes) -> int:
-    """Read a HealthCheckResponse's status, field 1; absent means 0. Unknown fields are skipped.
+    """Decode the status of a HealthCheckResponse, field 1; absent means 0. Unknown fields are skipped.
 
-    Raises ValueError when the bytes are no message.
+    Raises ValueError for bytes that are not a valid message.
     """
     status = at = 0
     while at < len(message):
@@ -113,7 +112,7 @@ def _describe(status: Status, timeout: float) -> str:
 
 
 def _spell(name: str) -> str:
-    # `NOT_FOUND` is `NotFound` in every other kubelet's events.
+    # Upstream's events contain `NotFound` for `NOT_FOUND`.
     return "Canceled" if name == "CANCELLED" else name.title().replace("_", "")
 
 

@@ -1,7 +1,7 @@
-"""How often containers are asked, with what result, and how long it takes: the reference's metrics.
+"""Metrics of probes: counts by result, and durations; names and labels are upstream's.
 
-A probe's series appear with its first outcome and go when the probe goes, or a node that saw many
-pods would carry them all for ever.
+The series of a probe appear with its first result and are removed with the probe; otherwise a node would keep
+the series of all pods that it ever ran.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pykubelet.util.metrics import SECONDS
 
 
 class Labels(NamedTuple):
-    """Which probe a series belongs to."""
+    """Labels of one probe's series."""
 
     kind: Kind
     container: str
@@ -25,7 +25,7 @@ class Labels(NamedTuple):
 
 
 class ProbeMetrics:
-    """The probes of one agent."""
+    """Probe metrics of one kubelet."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._total = Counter(
@@ -43,7 +43,7 @@ class ProbeMetrics:
         )
 
     def observe(self, labels: Labels, *, passed: bool, seconds: float) -> None:
-        """Count one outcome."""
+        """Count one result; the duration in seconds is observed for a passed probe only."""
         kind = labels.kind.title()
         result = "successful" if passed else "failed"
         self._total.labels(kind, result, labels.container, labels.pod, labels.namespace, labels.uid).inc()
@@ -51,7 +51,7 @@ class ProbeMetrics:
             self._duration.labels(kind, labels.container, labels.pod, labels.namespace).observe(seconds)
 
     def forget(self, labels: Labels) -> None:
-        """Drop the series of a probe that is over."""
+        """Remove the series of a probe that has been stopped."""
         kind = labels.kind.title()
         for result in ("successful", "failed"):
             self._total.remove(kind, result, labels.container, labels.pod, labels.namespace, labels.uid)

@@ -1,20 +1,13 @@
-"""The HTTP probe: a GET whose status is from 200 to 399. And the GET of a container's hook.
+"""HTTP and TCP probes, and the HTTP GET of lifecycle hooks.
 
-Redirects are followed within the host, at most ten times; one that leads elsewhere is not followed,
-counts as healthy and is a warning for people. An answer's body never reaches an event of a failure:
-it may hold secrets.
+An HTTP probe succeeds with a status from 200 to 399. Redirects are followed within the host, at most ten
+times; a redirect to another host is not followed, and the probe succeeds with a warning event. A response
+body never appears in the event of a failure: it may contain secrets.
 
-One GET over a connection of its own: no pool, no cookies, no proxy, no trust in certificates.
-
-What a probe (or a container's HTTP hook) wants of an HTTP client, and no more; a connection that is
-kept would hide that no new one can be made.
-
-The request of a probe: one GET, with its author's headers where they may stand.
-
-The TCP probe: does somebody accept a connection?
-
-The failures are worded as every other kubelet words them, because alerts and people search for
-`connection refused` and `i/o timeout`.
+Each GET uses its own connection, without pool, cookies or proxy, and without verification of certificates; a
+reused connection would hide that the server accepts no new one. A TCP probe succeeds when the connection is
+accepted. The failure texts are upstream's, because alerts and users match `connection refused` and `i/o
+timeout`.
 """
 
 from __future__ import annotations
@@ -47,9 +40,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def write_request(target: str, host: str, headers: Iterable[tuple[str, str]], agent: str) -> bytes:
-    """Write a GET. `headers` may override host, user agent and accept; the last two with nothing.
+    """Encode a GET; `headers` may override Host, User-Agent and Accept, the latter two also with "".
 
-    Raises WireError for a header that would break out of its line.
+    Raises HttpProtocolError for an invalid header name, or a control character in a value.
     """
     own = {"Host": host, "User-Agent": agent, "Accept": "*/*", "Connection": "close"}
     lines: list[tuple[str, str]] = []
@@ -61,14 +54,14 @@ def write_request(target: str, host: str, headers: Iterable[tuple[str, str]], ag
             raise HttpProtocolError(f'net/http: invalid header field value for "{name}"')
         proper = "-".join(word.capitalize() for word in name.split("-"))
         if proper in ("Content-Length", "Transfer-Encoding", "Trailer"):
-            continue  # there is no body that they could speak of
+            continue  # the request has no body
         if proper in ("Host", "User-Agent") and (proper in seen or (proper == "Host" and not value)):
             continue
         seen.add(proper)
         if value or proper not in ("User-Agent", "Accept"):
             lines.append((proper, value))
     lines += [(name, value) for name, value in own.items() if name not in seen]
-    lines.sort(key=lambda line: line[0] != "Host")  # where servers look for it
+    lines.sort(key=lambda line: line[0] != "Host")  # Host first, as servers expect
     text = "".join(f"{name}: {value.strip()}\r\n" for name, value in lines)
     return f"GET {target} HTTP/1.1\r\n{text}\r\n".encode()
 
@@ -82,13 +75,13 @@ _QUERY_SAFE = _PATH_SAFE + "?"
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Where to send a GET."""
+    """The URL of a GET."""
 
     scheme: str
     host: str
     port: int
     target: str
-    """Path and query, ready to be sent."""
+    """Escaped path and query."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.address}{self.target}"
@@ -101,22 +94,22 @@ class Url:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     location: str
     body: bytes
-    """At most 10 KiB of it."""
+    """Body, at most its first 10 KiB."""
     broken: str = ""
-    """Why the body could not be read to its end, if it could not."""
+    """Reason why the body could not be read to its end; empty if it could."""
 
 
 class DialError(Exception):
-    """No connection could be made; the cause is an OSError."""
+    """No connection could be established; the cause is an OSError."""
 
 
 def unverified_tls() -> ssl.SSLContext:
-    """Make TLS settings that accept every server: pods have self-signed, expired and weak certificates."""
+    """Return a TLS context without verification: pods have self-signed, expired and weak certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -126,7 +119,7 @@ def unverified_tls() -> ssl.SSLContext:
 
 
 def parse_url(text: str) -> Url:
-    """Read a URL. Raises ValueError when it is not one of HTTP."""
+    """Parse a URL. Raises ValueError unless it is a valid HTTP or HTTPS URL."""
     parts = urlsplit(text)
     if parts.scheme not in _DEFAULT_PORTS:
         raise ValueError(f'unsupported protocol scheme "{parts.scheme}"')
@@ -137,9 +130,9 @@ def parse_url(text: str) -> Url:
 
 
 def request_target(path: str) -> str:
-    """Make of an author's path what may stand in a request; a query is kept, all else is escaped.
+    """Return the request target for the path in a spec; a query is kept, all else is escaped.
 
-    A path that is no proper one is escaped as a whole rather than refused.
+    An invalid path is escaped entirely rather than rejected.
     """
     if _IMPROPER.search(path):
         return _target(quote(path, safe="/"), "")
@@ -153,11 +146,12 @@ def request_target(path: str) -> str:
 async def get(
     url: Url, headers: Sequence[tuple[str, str]], *, agent: str, tls: ssl.SSLContext, deadline: float | None
 ) -> Answer:
-    """Send a GET and read the answer; `tls` is used for https.
+    """Send a GET and return the response; `tls` is used for https.
 
-    Raises DialError when no connection can be made by the deadline (in the loop's time, None: never),
-    TimeoutError when it passes before the answer's head is there, OSError when the connection
-    breaks, WireError when the answer is not HTTP and ValueError when the request cannot be sent.
+    `deadline` is in loop time, None for no deadline. Raises DialError when no connection can be established
+    in time, TimeoutError when the deadline passes before the response headers have arrived, OSError when the
+    connection breaks, HttpProtocolError when the response is not HTTP, and ValueError when the request is
+    invalid.
     """
     if url.scheme not in _DEFAULT_PORTS:
         raise ValueError(f'unsupported protocol scheme "{url.scheme}"')
@@ -198,7 +192,7 @@ async def get(
 
 
 class _Exchange(asyncio.Protocol):
-    """Writes the request, feeds the reader, and is over with the answer or the connection."""
+    """The protocol of one request; `over` is done with the end of the response or the connection."""
 
     def __init__(self, request: bytes, over: asyncio.Future[None]) -> None:
         self.reader = ResponseReader(OUTPUT_LIMIT)
@@ -231,7 +225,7 @@ class _Exchange(asyncio.Protocol):
             self._end(None)
 
     def _end(self, failure: OSError | HttpProtocolError | None) -> None:
-        # Kept beside the future: one that nobody waits for any more would complain.
+        # Not set on the future: asyncio logs an exception of a future that no task awaits.
         self.failure = failure
         self.over.set_result(None)
 
@@ -244,20 +238,20 @@ def _target(path: str, query: str) -> str:
 
 
 async def tcp_check(action: TCPSocketAction, target: Target, timeout: float) -> ProbeResult:
-    """Connect and hang up. Raises BadTarget."""
+    """Open a TCP connection and close it. Raises BadTarget."""
     host, port = resolve_host(action.host, target), resolve_port(action.port, target.container)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout):
             transport, _ = await loop.create_connection(asyncio.Protocol, host, port)
-    except (OSError, ValueError) as err:  # ValueError: a host that can be no name
+    except (OSError, ValueError) as err:  # ValueError: an invalid host name
         return ProbeResult("failure", dial_failure(err, host, port))
     transport.close()
     return ProbeResult("success")
 
 
 def dial_failure(err: OSError | ValueError, host: str, port: int) -> str:
-    """Word why a connection could not be made."""
+    """Return upstream's text for a connection that could not be established."""
     address = join_host_port(host, port)
     if isinstance(err, socket.gaierror):
         return f"dial tcp: lookup {host}: {_lower(err.strerror or 'no such host')}"
@@ -280,23 +274,23 @@ Headers = Sequence[tuple[str, str]]
 
 
 class HttpGetError(Exception):
-    """A GET gave no answer; the text names the address and the reason."""
+    """A GET failed without a response; the text contains the URL and the reason."""
 
     def __init__(self, url: Url, reason: str, *, plain: bool = False) -> None:
         super().__init__(f'Get "{url}": {reason}')
         self.plain = plain
-        """Whether TLS was asked for and the server speaks plain HTTP."""
+        """Whether the URL was https and the server uses plain HTTP."""
 
 
 def user_agent(purpose: str) -> str:
-    """How this agent calls itself: `kube-probe/1.36`."""
+    """Return the User-Agent: `kube-probe/1.36`."""
     return f"kube-{purpose}/{KUBERNETES_VERSION.removeprefix('v').rpartition('.')[0]}"
 
 
 async def http_check(
     action: HTTPGetAction, target: Target, timeout: float, tls: ssl.SSLContext
 ) -> ProbeResult:
-    """Ask; `timeout` covers everything, redirects too. Raises BadTarget."""
+    """Run an HTTP probe; `timeout` covers all redirects. Raises BadTarget."""
     url = url_of(action, target)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
@@ -311,11 +305,11 @@ async def lifecycle_get(
     address: str,
     fell_back: Callable[[], None] = lambda: None,
 ) -> str | None:
-    """Make the request of a container's hook to its pod; any answer will do. The caller bounds the time.
+    """Send the GET of a lifecycle hook; any response is a success. The caller bounds the time.
 
-    Gives why there was none. A server that speaks plain HTTP where TLS was asked for is asked again
-    without, and without credentials, as authors have come to rely on; `fell_back` is called when that
-    worked.
+    Returns the reason of a failure, or None. If the URL is https and the server uses plain HTTP, the request
+    is retried over HTTP without the Authorization header, as upstream does for compatibility; `fell_back` is
+    called when that succeeded.
     """
     tls = unverified_tls()
     headers = _headers(action)
@@ -335,7 +329,7 @@ async def lifecycle_get(
 
 
 def url_of(action: HTTPGetAction, target: Target) -> Url:
-    """Give the address of an HTTP action in a container. Raises BadTarget."""
+    """Return the URL of an HTTP action of a container. Raises BadTarget."""
     port = resolve_port(action.port, target.container)
     host = resolve_host(action.host, target)
     return Url(action.scheme.lower() or "http", host, port, request_target(action.path))
@@ -344,7 +338,7 @@ def url_of(action: HTTPGetAction, target: Target) -> Url:
 async def follow(
     url: Url, headers: Headers, purpose: str, tls: ssl.SSLContext, deadline: float | None
 ) -> Answer:
-    """GET, and go where the answer leads within the same host. Raises GetFailed."""
+    """Send a GET and follow redirects within the same host. Raises HttpGetError."""
     agent, host = user_agent(purpose), url.host
     for _ in range(_MOST_REDIRECTS):
         try:
@@ -356,14 +350,14 @@ async def follow(
         if onward is None or onward.host != host:
             return answer
         if (onward.scheme, onward.address) != (url.scheme, url.address):
-            # A host header that the author gave is for the first server, not for where it sends us.
+            # A Host header of the spec is meant for the first server, not for the redirect's.
             headers = [(name, value) for name, value in headers if name.lower() != "host"]
         url = onward
     raise HttpGetError(url, f"stopped after {_MOST_REDIRECTS} redirects")
 
 
 def judge(answer: Answer) -> ProbeResult:
-    """Say what an answer means to a probe."""
+    """Return the probe result of a response."""
     if answer.broken:
         return ProbeResult("failure", answer.broken, errored=True)
     if not 200 <= answer.status < 400:
@@ -379,7 +373,7 @@ def _headers(action: HTTPGetAction) -> Headers:
 
 
 def _onward(answer: Answer, url: Url) -> Url | None:
-    """Where a redirect leads, or None if it is none."""
+    """Return the target of a redirect, or None if the response is not a redirect."""
     if answer.status not in _REDIRECTS or not answer.location:
         return None
     return parse_url(urljoin(str(url), answer.location))

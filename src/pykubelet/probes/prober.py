@@ -1,38 +1,30 @@
-"""Asks every container its probes' questions, for as long as they make sense.
+"""Prober: runs the startup, readiness and liveness probes of all containers on their schedule.
 
-Facts are pushed in: which pods there are (`add_pod`, `remove_pod`), and what the runtime shows of
-them (`observe`). From them follows what may be asked: a container that runs, whose initial delay is
-over, and which has started (startup itself aside). One task sleeps until the next probe is due and
-begins a few at a time, so the loop stays free for others; each look is a task of its own, at most
-one per probe. What comes out is in `results`.
+The pod syncer calls `add_pod`, `remove_pod` and, with each observed state, `observe`. A probe runs while
+its container runs, after the initial delay and, except for startup probes, after the container has started.
+One task sleeps until the next probe is due and starts a limited number of them at a time, which keeps the
+event loop responsive; each probe is a task of its own, at most one per worker. `results` holds the results
+after thresholds.
 
-Who is due, in order: a heap, so that a thousand probes cost one sleeping task.
+The schedule is a heap. Measured against one sleeping task per probe (5000 probes, one per second each,
+uvloop): 166 instead of 2000 bytes per probe and 13 instead of 16 µs per run; and only a common schedule can
+bound how many start concurrently. Operations cost O(log n). Moving or removing an entry leaves a stale one
+behind that is skipped later; stale entries are removed when they outnumber the live ones by more than a few.
 
-Measured against one sleeping task per probe (5000 probes, one a second each, uvloop): 166 instead
-of 2000 bytes per probe and 13 instead of 16 µs per turn; and only something that sees all probes
-can bound how many begin at once.
+Timing, in seconds of the event loop's clock:
 
-Taking out and putting in cost O(log n). Moving or dropping an entry leaves a stale one behind that
-is skipped later; they never outnumber the live ones by more than a few.
+- A container that is not ready, or not known to have started, is probed immediately after the initial delay
+  and, until it passes, again after 0.5, 1.5, 3.5 ... seconds, up to one period. In that first period a
+  failure neither counts nor is reported: these *eager* probes only make a pod ready as early as possible, and
+  the container still has its full `failureThreshold` x `periodSeconds`.
+- The first liveness probe of a new container is in the second half of the first period: a container that has
+  just been started must not fail before it can listen.
+- Containers that are older than this kubelet process are probed at some point of the first period, so that a
+  restart of the kubelet does not cause a burst of probes.
+- After that, a probe runs once per period, at a fixed offset. The offset is a hash of pod, container and
+  kind: the probes of pods that started together are spread, and the same probe behaves the same each time.
 
-When to ask next: at once where somebody waits for it, spread where nobody does.
-
-- A container that is not ready, or not known to have started, is asked at once after the initial
-  delay and, until it passes, again after 0.5, 1.5, 3.5 ... seconds, up to one period. In that first
-  period a failure neither counts nor is reported: these *eager* looks only make a pod ready as early
-  as it is, and the time that its author gave it (`failureThreshold` x `periodSeconds`) stays whole.
-- The liveness of a new container is first asked in the second half of the first period: what has
-  only just been started must not be judged before it could listen.
-- Containers that were there before the agent are asked somewhere in the first period: an agent that
-  restarts does not storm the node.
-- After that, once per period, at the same point of it.
-
-Where in its period a probe falls is a hash of what it is: the probes of many pods that started
-together drift apart, and the same probe behaves the same each time.
-
-All times are the loop's, in seconds.
-
-One probe of one container: which question, of whom, how it stands and when it is asked next.
+All state is in memory; after a restart it begins with the pod's status (see `results.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +66,7 @@ _FEW = 64
 
 
 class Schedule(Generic[T]):
-    """Items and the moments at which they are due; an item is in it at most once."""
+    """A priority queue of items by due time; each item is in it at most once."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
@@ -88,25 +80,25 @@ class Schedule(Generic[T]):
         return item in self._live
 
     def put(self, item: T, due: float) -> None:
-        """Make an item due at a moment, instead of any earlier one."""
+        """Schedule an item, replacing its earlier due time."""
         self._numbers += 1
         self._live[item] = self._numbers
         heapq.heappush(self._heap, (due, self._numbers, item))
         self._sweep()
 
     def drop(self, item: T) -> None:
-        """Forget an item, if it is known."""
+        """Remove an item, if it is scheduled."""
         self._live.pop(item, None)
         self._sweep()
 
     def next_due(self) -> float | None:
-        """When the next item is due, or None if there is none."""
+        """Return the earliest due time, or None if the schedule is empty."""
         while self._heap and self._is_stale(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take(self, now: float, at_most: int) -> list[T]:
-        """Take out items that are due by now, the longest overdue first."""
+        """Remove and return items that are due, the longest overdue first."""
         taken: list[T] = []
         while len(taken) < at_most:
             due = self.next_due()
@@ -127,31 +119,31 @@ class Schedule(Generic[T]):
 
 
 FIRST_GAP = 0.5
-"""Between the first two eager looks; it doubles."""
+"""Seconds between the first two eager probes; the gap doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTick:
-    """One moment at which to ask."""
+    """One scheduled run of a probe."""
 
     due: float
     opened: float
-    """When the first one could have been."""
+    """Earliest time of the first run."""
     eager: bool = False
 
 
 def phase_of(uid: str, container_name: str, kind: Kind) -> float:
-    """Where in its period a probe falls: from 0 up to 1, evenly spread."""
+    """Return the offset of a probe in its period: from 0 up to 1, evenly distributed."""
     return zlib.crc32(f"{uid}/{container_name}/{kind}".encode()) / 2**32
 
 
 def first_beat(
     terms: ProbeParameters, opened: float, phase: float, *, waited_for: bool, ran_before: bool
 ) -> ProbeTick:
-    """When to ask for the first time.
+    """Return the first run of a probe.
 
-    `opened` is the earliest moment, now or later: the initial delay has passed and, for all but
-    startup itself, the container has started. `ran_before`: the container is older than the agent.
+    `opened` is the earliest time, now or later: the initial delay has passed and, except for startup probes,
+    the container has started. `ran_before`: the container is older than this kubelet process.
     """
     if waited_for:
         return ProbeTick(opened, opened, eager=True)
@@ -159,7 +151,7 @@ def first_beat(
 
 
 def next_beat(beat: ProbeTick, terms: ProbeParameters, passed: bool, now: float, phase: float) -> ProbeTick:
-    """When to ask after an outcome; never in the past, so that nothing piles up behind a slow one."""
+    """Return the run after a result; never in the past, so that runs do not pile up behind a slow one."""
     if not beat.eager:
         return ProbeTick(max(beat.due + terms.period, now), beat.opened)
     if passed:
@@ -175,7 +167,7 @@ def _later_half(phase: float, terms: ProbeParameters) -> float:
 
 @dataclass(slots=True, eq=False)
 class ProbeWorker:
-    """A probe and its progress with the container that runs now."""
+    """One probe of a container, with its state for the container that runs now."""
 
     kind: Kind
     probe: Probe
@@ -184,14 +176,14 @@ class ProbeWorker:
     labels: Labels
     state: ProbeState
     beat: ProbeTick | None = None
-    """When it is due; None while there is nothing to ask."""
+    """Next run; None while the probe is not scheduled."""
     task: asyncio.Task[None] | None = None
-    """The look that is under way."""
+    """Task of the run in progress."""
 
 
 @dataclass(slots=True, eq=False)
 class ProbedContainer:
-    """A container with its probes, as the runtime last showed it."""
+    """A container with its probes, as last observed in the runtime."""
 
     pod: Pod
     container: Container
@@ -200,13 +192,13 @@ class ProbedContainer:
     running: bool = False
     ip: str = ""
     began: float = 0.0
-    """When it was started, in the loop's time."""
+    """Start time of the container, in loop time."""
     older: bool = False
-    """Whether it ran before the agent did."""
+    """Whether the container is older than this kubelet process."""
 
 
 def watched(pod: Pod, container: Container, *, terminating: bool) -> ProbedContainer | None:
-    """Make the probes of a container, None if it has none; readiness only when it is on its way out."""
+    """Return a container with its probes, None without any; of a terminating pod only readiness."""
     watches: dict[Kind, ProbeWorker] = {}
     for kind in KINDS:
         probe = probe_of(container, kind)
@@ -218,16 +210,15 @@ def watched(pod: Pod, container: Container, *, terminating: bool) -> ProbedConta
 
 
 GRACE_SECONDS = 10.0
-"""By how much a container must be older than the agent to count as older: one that was only just
-started when the agent was is as good as new."""
+"""Seconds by which a container must be older than the kubelet process: a just started one counts as new."""
 SLACK_SECONDS = 0.001
-"""How early a look may begin: event loops wake up to a tick before the moment they were asked for."""
+"""Seconds by which a run may be early: event loops wake up to a clock tick before the due time."""
 STARTS_AT_ONCE = 16
-"""How many looks begin before others get their turn of the loop."""
+"""Number of runs that are started before the event loop runs other tasks."""
 
 
 class Prober:
-    """The probes of all pods. All methods but `run` return at once and are called in the loop."""
+    """The probes of all pods. No method but `run` blocks or waits; all are called on the event loop."""
 
     def __init__(
         self,
@@ -239,7 +230,7 @@ class Prober:
         clock: Callable[[], int] = time.time_ns,
         exec_slots: int | None = None,
     ) -> None:
-        """`host_ip` is for pods in the host's network; `clock` gives nanoseconds since the epoch."""
+        """Initialize with `host_ip` for pods with hostNetwork, and `clock` in nanoseconds since the epoch."""
         self.results = ResultsManager()
         self._report = report
         self._metrics = ProbeMetrics(registry)
@@ -251,10 +242,10 @@ class Prober:
         self._schedule: Schedule[tuple[ProbedContainer, ProbeWorker]] = Schedule()
         self._wake = asyncio.Event()
 
-    # Which pods
+    # Pods
 
     def add_pod(self, pod: Pod) -> None:
-        """Begin to probe a pod's containers; adding twice is fine, probes cannot change."""
+        """Start probing a pod's containers; idempotent, because probes are immutable."""
         if pod.uid in self._pods:
             return
         terminating = pod.metadata.deletion_timestamp is not None
@@ -267,20 +258,20 @@ class Prober:
             self._pods[pod.uid] = containers
 
     def remove_pod(self, uid: str) -> None:
-        """Stop all probes of a pod and forget what is known of it; removing twice is fine."""
+        """Stop all probes of a pod and forget their results; idempotent."""
         for entry in self._pods.pop(uid, {}).values():
             self._drop(entry, *KINDS)
             entry.running = False
             self.results.forget(entry.container_id)
 
     def stop_liveness_and_startup(self, uid: str) -> None:
-        """Ask a terminating pod for its readiness only; what had started stays started."""
+        """Stop all but the readiness probes of a terminating pod; started containers stay started."""
         for entry in self._pods.get(uid, {}).values():
             self._drop(entry, "liveness", "startup")
             self.results.forget(entry.container_id, "liveness")
 
     def cleanup(self, desired: Collection[str]) -> None:
-        """Remove all pods that are not desired any more, given by uid."""
+        """Remove all pods whose UID is not in `desired`."""
         for uid in [uid for uid in self._pods if uid not in desired]:
             self.remove_pod(uid)
 
@@ -291,10 +282,10 @@ class Prober:
                 self._pause(entry, watch)
                 self._metrics.forget(watch.labels)
 
-    # What is known of them
+    # Observed state
 
     def observe(self, pod: Pod, seen: RuntimePod) -> None:
-        """Take what the runtime shows of a pod: new containers are asked, ended ones no longer."""
+        """Handle the observed state of a pod: start probes of new containers, stop those of exited ones."""
         ip = self._host_ip() if pod.spec.host_network else next(iter(seen.ips), "")
         for name, entry in self._pods.get(pod.uid, {}).items():
             found = seen.latest(name)
@@ -307,7 +298,7 @@ class Prober:
                     self._pause(entry, watch)
 
     def update_status(self, pod: Pod, seen: RuntimePod) -> dict[str, Health]:
-        """Give, by container name, what the pod's status says of `started` and `ready`."""
+        """Return `started` and `ready` for the pod's status, by container name."""
         entries = self._pods.get(pod.uid, {})
 
         def is_older(name: str, found: RuntimeContainer) -> bool:
@@ -342,7 +333,7 @@ class Prober:
             self._pause(entry, watch)
             watch.state = state
 
-    # Ages, not dates, are compared: a clock that jumps makes no container older than the agent.
+    # Ages are compared, not times: a clock step must not make a container older than the kubelet process.
 
     def _age(self, found: RuntimeContainer) -> float:
         return max(self._clock() - found.started_at, 0) / 1e9
@@ -350,10 +341,10 @@ class Prober:
     def _own_age(self) -> float:
         return asyncio.get_running_loop().time() - self._began
 
-    # When to ask
+    # Scheduling
 
     def _open(self, entry: ProbedContainer) -> None:
-        """Schedule what may be asked and is not scheduled yet."""
+        """Schedule the probes that may run and are not scheduled yet."""
         now = asyncio.get_running_loop().time()
         startup = self.results.verdict("startup", entry.container_id)
         started = entry.container.startup_probe is None or startup == "success"
@@ -383,10 +374,10 @@ class Prober:
             watch.task.cancel()
             watch.task = None
 
-    # Asking
+    # Running
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Run the probes until cancelled."""
         loop = asyncio.get_running_loop()
         async with TaskScope() as looks:
             while True:
@@ -410,10 +401,15 @@ class Prober:
         try:
             target = Target(entry.container, entry.container_id, entry.ip)
             outcome = await self._checker.check(watch.probe, target)
-        except Exception as err:  # the boundary of a task: one probe's bug must not end all others
-            log.exception(err, "Probe broke", pod=entry.pod.full_name, containerName=entry.container.name)
+        except Exception as err:  # task boundary: a bug in one probe must not stop all others
+            log.exception(
+                err,
+                "Unexpected error in probe",
+                pod=entry.pod.full_name,
+                containerName=entry.container.name,
+            )
             outcome = ProbeResult("unknown", f"{type(err).__name__}: {err}", errored=True)
-        if beat is not None and beat is watch.beat:  # else nobody wants to know any more
+        if beat is not None and beat is watch.beat:  # otherwise the probe was stopped or rescheduled
             watch.task = None
             self._take(entry, watch, beat, outcome, loop.time() - began)
 
@@ -425,7 +421,7 @@ class Prober:
         outcome: ProbeResult,
         seconds: float,
     ) -> None:
-        """Draw the conclusions of an outcome; who listens to them comes last and may change everything."""
+        """Handle a result; listeners are notified last, because they may change the schedule."""
         counts = outcome.passed or not beat.eager
         verdict = None
         if not outcome.errored:

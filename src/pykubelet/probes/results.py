@@ -1,24 +1,21 @@
-"""What is held to be true of each container now, and who wants to hear when it changes.
+"""Probe results after thresholds, by container and kind, and the container health derived from them.
 
-The one place where verdicts live: the decision asks here whether a container failed, the sync loop
-subscribes, the status is made from it.
+`ResultsManager` is the only store: `decide` reads whether a container failed, the engine subscribes, and
+the status is computed from it.
 
-From single outcomes to a verdict: so many in a row, then it counts.
+The threshold is a pure state machine, with one state per container and kind. A container begins with startup
+unknown, readiness failed and liveness succeeded. The result changes after `failures` failed or `successes`
+passed probes in a row. After a failed liveness probe, or any startup result, the state is *held*: that probe
+does not run again for this container, and a new container begins with a new state.
 
-A pure state machine, one state per container and kind. A container begins as started: unknown,
-ready: no, alive: yes. A verdict changes after `failures` failed or `successes` passed outcomes in
-a row. Whoever failed liveness, or has been told its startup either way, is *held*: there is
-nothing more to ask of that container, a new one begins anew.
+`health` computes `started` and `ready`. A container without a startup probe is started when it runs; one
+without a readiness probe is ready when it is started. Ordinary init containers are ready once they have
+succeeded.
 
-Whether a container counts as started and ready: from its state, its probes, and its past.
-
-A container without a startup probe is started when it runs; one without a readiness probe is ready
-when it is started. Ordinary init containers are ready once they have succeeded.
-
-An agent that restarts finds containers running that it never asked. What its predecessor knew is in
-the pod's status, from the API server or wherever statuses are kept: the same container stays as it
-was until its own probes say otherwise, so readiness does not flap. Where the pod has no status at
-all, a container older than the agent is presumed started and ready for as long as that is not known.
+After a restart of the kubelet, the previous results are in the pod's status, from the API server or from the
+local status store: the same container keeps them until its own probes return another result, so that
+readiness does not flap. If the pod has no status at all, a container that is older than this kubelet process
+is presumed started and ready until a probe has a result.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from pykubelet.probes.types import KINDS, Health, Kind, ProbeParameters, Runtime
 
 @dataclass(frozen=True, slots=True)
 class ProbeUpdate:
-    """A verdict that changed."""
+    """A changed result."""
 
     pod_uid: str
     container_name: str
@@ -47,33 +44,33 @@ Listener = Callable[[ProbeUpdate], None]
 
 
 class ResultsManager:
-    """Verdicts by container id and kind."""
+    """Probe results by container ID and kind."""
 
     def __init__(self) -> None:
         self._verdicts: dict[tuple[str, Kind], Verdict] = {}
         self._listeners: list[Listener] = []
 
     def verdict(self, kind: Kind, container_id: str) -> Verdict | None:
-        """What holds for a container, or None where nobody asks."""
+        """Return the current result of a container, or None if it is not probed."""
         return self._verdicts.get((container_id, kind))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` at every change, in the loop; it must not wait. Returns how to stop that."""
+        """Call `listener` on the event loop for every change; it must not block. Returns an unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def begin(self, kind: Kind, container_id: str, verdict: Verdict) -> None:
-        """Set what holds before a container is asked; nobody is told, nothing has happened yet."""
+        """Set the initial result of a container without notifying listeners."""
         self._verdicts[container_id, kind] = verdict
 
     def publish(self, update: ProbeUpdate) -> None:
-        """Set a new verdict and tell everyone."""
+        """Set a new result and notify all listeners."""
         self._verdicts[update.container_id, update.kind] = update.verdict
         for listener in tuple(self._listeners):
             listener(update)
 
     def forget(self, container_id: str, *kinds: Kind) -> None:
-        """Drop what is known of a container, of all kinds unless some are named."""
+        """Remove the results of a container, of all kinds unless some are named."""
         for kind in kinds or KINDS:
             self._verdicts.pop((container_id, kind), None)
 
@@ -83,17 +80,17 @@ _BEGINNING: dict[Kind, Verdict] = {"startup": "unknown", "readiness": "failure",
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
-    """Where one probe of one container stands."""
+    """Threshold state of one probe of one container."""
 
     verdict: Verdict
     last_passed: bool = True
     run: int = 0
-    """How many outcomes in a row were like the last one."""
+    """Number of consecutive probes with the same result as the last one."""
     held: bool = False
 
 
 def begin(kind: Kind, verdict: Verdict | None = None) -> ProbeState:
-    """The state of a container that was never asked; `verdict` is what an earlier agent knew."""
+    """Return the state of a container that was never probed; `verdict` is the previous process's result."""
     if verdict is None:
         verdict = _BEGINNING[kind]
     return ProbeState(verdict, held=_is_final(kind, verdict))
@@ -102,7 +99,7 @@ def begin(kind: Kind, verdict: Verdict | None = None) -> ProbeState:
 def step(
     state: ProbeState, passed: bool, kind: Kind, terms: ProbeParameters
 ) -> tuple[ProbeState, Verdict | None]:
-    """Take one outcome into account; the second value is the new verdict, if it changed."""
+    """Apply one probe; the second value is the new result, if it changed."""
     run = state.run + 1 if passed == state.last_passed else 1
     if run < (terms.successes if passed else terms.failures):
         return ProbeState(state.verdict, passed, run, state.held), None
@@ -122,16 +119,16 @@ def _is_final(kind: Kind, verdict: Verdict) -> bool:
 
 
 VerdictOf = Callable[[Kind, str], Verdict | None]
-"""What holds for a container's id, None where nobody asked yet."""
+"""Returns the current result by kind and container ID; None if there is none yet."""
 IsOlder = Callable[[str, RuntimeContainer], bool]
-"""Whether a container (its name and what is seen of it) is older than the agent."""
+"""Returns whether a container, by its name and observed state, is older than this kubelet process."""
 
 
 def health(pod: Pod, seen: RuntimePod, verdict: VerdictOf, is_older: IsOlder) -> dict[str, Health]:
-    """Give every container's health by name.
+    """Return the health of every container by name.
 
-    A container that the runtime no longer has is neither started nor ready, also an init container
-    that has succeeded and was cleaned up: for that one, its earlier status still holds.
+    A container that the runtime no longer has is neither started nor ready. That includes an init container
+    that has succeeded and was garbage collected: its earlier status still holds.
     """
 
     def judge(container: Container) -> Health:
@@ -154,7 +151,7 @@ def health(pod: Pod, seen: RuntimePod, verdict: VerdictOf, is_older: IsOlder) ->
 
 
 def beginning(pod: Pod, kind: Kind, name: str, container_id: str, older: bool) -> ProbeState:
-    """Give the state in which a container begins that this agent never asked."""
+    """Return the initial state of a container that this kubelet process has not probed."""
     known = _remembered(pod, name, container_id)
     if known is None:
         return begin(kind, "unknown" if older and kind == "readiness" else None)
@@ -171,7 +168,7 @@ def _judge_running(
 
     if container.startup_probe is not None:
         startup = holds("startup")
-        # By now the status may be one that this agent wrote from its own presumption.
+        # The status may already be one that this process wrote from its own presumption.
         known = _remembered(pod, container.name, found.id)
         presumed = older and (known is None or known.started)
         if startup == "failure" or (startup == "unknown" and not presumed):
@@ -180,7 +177,7 @@ def _judge_running(
 
 
 def _remembered(pod: Pod, name: str, container_id: str) -> Health | None:
-    """What an earlier agent said of this very container; None if it said nothing of the whole pod."""
+    """Return the health of this container in the pod's status; None if the pod has no statuses."""
     statuses = [*pod.status.container_statuses, *pod.status.init_container_statuses]
     if not statuses:
         return None

@@ -1,13 +1,12 @@
-"""One look at a container, by whichever of the four means its probe names.
+"""Execution of one probe with the handler that it specifies, with retries; and exec probes.
 
-A look that says nothing about the container (the runtime did not answer, a port has no such name)
-is tried three times. Time and memory are bounded by the probe's timeout and 10 KiB of output.
+A result that is no evidence about the container (the runtime does not respond, a port name is unknown) is
+retried, up to three attempts. Time and memory are bounded by the probe's timeout and 10 KiB of output.
 
-The exec probe: a command in the container; exit code 0 is health.
-
-A command costs a hundred times what a connection costs (the runtime makes a process), mostly in its
-first moments. So at most a few begin at once, and a probe that just sits there gives its slot back
-after half a second: a pod whose commands hang cannot keep all others from being asked.
+An exec probe costs a hundred times as much as a connection, because the runtime creates a process, mostly in
+its first milliseconds. So the number of commands that start concurrently is limited, and a command that is
+still running after half a second releases its slot: a pod with hanging commands cannot block the probes of
+others.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from pykubelet.probes.types import OUTPUT_LIMIT, BadTarget, ProbeResult, Target,
 from pykubelet.transport.errors import CommandTimedOut, CriError
 
 ExecSync = Callable[[str, list[str], int], Awaitable[tuple[int, bytes]]]
-"""Runs a command: container id, command, timeout in seconds; gives exit code and output.
+"""Runs a command: container ID, command, timeout in seconds; returns exit code and output.
 
 Raises CommandTimedOut when it took too long, CriError when it could not be run.
 """
 BUSY_SECONDS = 0.5
-"""For how long a command that runs counts as beginning."""
+"""Seconds for which a running command holds its slot."""
 
 
 def default_slots() -> int:
-    """How many commands may begin at once on this machine."""
+    """Return the number of commands that may start concurrently on this host."""
     return max(8, 4 * (os.cpu_count() or 1))
 
 
 class ExecSlots:
-    """Bounds how many commands begin at once; who waits is served in order."""
+    """A FIFO limiter of the commands that start concurrently."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it until the block ends or the command is no longer beginning."""
+        """Hold a slot until the context ends, at most for BUSY_SECONDS; wait for one first."""
         await self._free.acquire()
         released = False
 
@@ -67,7 +66,7 @@ class ExecSlots:
 async def exec_check(
     action: ExecAction, target: Target, timeout: int, exec_sync: ExecSync, slots: ExecSlots
 ) -> ProbeResult:
-    """Run the command; its own time starts when it has a slot. A time-out is a failure. Raises BadTarget."""
+    """Run an exec probe; the timeout starts with its slot and is a failure. Raises BadTarget."""
     command = expand(action.command, target.container.env)
     async with slots.slot():
         try:
@@ -81,10 +80,10 @@ async def exec_check(
 
 
 def expand(command: Sequence[str], env: Sequence[EnvVar]) -> list[str]:
-    """Replace `$(NAME)` by variables that the spec spells out; `$$` is a plain dollar.
+    """Expand `$(NAME)` with the literal variables of the spec; `$$` is an escaped dollar.
 
-    Names that are not known stay as they are. Values from elsewhere (`valueFrom`) are empty here.
-    Raises BadTarget for a command that grows beyond reason.
+    Unknown names are left unchanged. Variables with `valueFrom` are empty here. Raises BadTarget for a
+    command that grows too long.
     """
     try:
         return expand_all(command, {variable.name: variable.value for variable in env})
@@ -96,7 +95,7 @@ ATTEMPTS = 3
 
 
 class Checker:
-    """Looks at containers; holds what all looks share."""
+    """Runs probes of every type; owns what they share."""
 
     def __init__(self, exec_sync: ExecSync, slots: ExecSlots) -> None:
         self._exec_sync = exec_sync
@@ -104,7 +103,7 @@ class Checker:
         self._tls = unverified_tls()
 
     async def check(self, probe: Probe, target: Target) -> ProbeResult:
-        """Look, again if the look itself goes wrong."""
+        """Run a probe, and retry it while it has an error instead of a result."""
         outcome = ProbeResult("unknown", errored=True)
         for _ in range(ATTEMPTS):
             try:

@@ -1,12 +1,11 @@
-"""The three questions that are asked of a container, and the words for their answers.
+"""Types of probes, their parameters, targets and results.
 
-- *startup*: is it up at all? Until it is, the other two are not asked.
-- *readiness*: may it get traffic? Asked as long as the container runs.
-- *liveness*: is it beyond help? A container that fails is killed and, by its policy, started again.
+- *startup*: whether the container has started. The other two do not run before.
+- *readiness*: whether the container may receive traffic. Runs as long as the container runs.
+- *liveness*: whether the container still works. A container that fails is killed and, by its restart policy,
+  started again.
 
-Ordinary containers and sidecars (init containers that restart always) are asked, no others.
-
-What one look at a container gives, and whom to look at.
+Ordinary containers and sidecars (init containers with restartPolicy Always) are probed, no others.
 """
 
 from __future__ import annotations
@@ -21,55 +20,55 @@ from pykubelet.api.pod import Container, Pod, Probe, is_sidecar
 Kind = Literal["startup", "readiness", "liveness"]
 KINDS: tuple[Kind, ...] = ("startup", "readiness", "liveness")
 Verdict = Literal["success", "failure", "unknown"]
-"""What is held to be true of a container after thresholds, as opposed to a single outcome."""
+"""Result of a container after thresholds, as opposed to the result of a single probe."""
 Report = Callable[[Pod, str, Literal["Unhealthy", "ProbeWarning"], str], None]
-"""Takes an event for people: pod, container name, reason, message."""
+"""Records an event: pod, container name, reason, message."""
 
 
 class Health(NamedTuple):
-    """What probes say of a container, as its status shows it."""
+    """Health of a container, as in its status."""
 
     started: bool
     ready: bool
 
 
 class RuntimeContainer(Protocol):
-    """What must be known of a container in the runtime; times are nanoseconds since the epoch."""
+    """A container in the runtime, as far as probes need it; times are nanoseconds since the epoch."""
 
     @property
     def id(self) -> str:
-        """The runtime's id, without its scheme."""
+        """Container ID, without the scheme."""
 
     @property
     def phase(self) -> str:
-        """`running` and `exited` are the ones that matter here."""
+        """Phase; probes distinguish `running`, `exited` and all others."""
 
     @property
     def started_at(self) -> int:
-        """When it was started."""
+        """Start time."""
 
     @property
     def exit_code(self) -> int:
-        """How it ended, if it did."""
+        """Exit code, if it has exited."""
 
 
 class RuntimePod(Protocol):
-    """What must be known of a pod in the runtime; `runtime.observed.ObservedPod` is one.
+    """A pod in the runtime, as far as probes need it; implemented by `kuberuntime.observe.ObservedPod`.
 
-    A protocol, because that room lies above this one.
+    A protocol, because `kuberuntime` is in a higher import layer.
     """
 
     @property
     def ips(self) -> tuple[str, ...]:
-        """The pod's own addresses, none when it uses the host's network."""
+        """IP addresses of the pod, empty with hostNetwork."""
 
     def latest(self, name: str) -> RuntimeContainer | None:
-        """The newest container of this name."""
+        """Return the newest container with this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeParameters:
-    """A probe's numbers (seconds and counts), with the API's defaults where the author gave none."""
+    """Parameters of a probe (seconds and counts), with the API defaults."""
 
     delay: int
     period: int
@@ -79,7 +78,7 @@ class ProbeParameters:
 
 
 def terms_of(probe: Probe) -> ProbeParameters:
-    """Give a probe's numbers."""
+    """Return the parameters of a probe."""
     return ProbeParameters(
         delay=probe.initial_delay_seconds,
         period=probe.period_seconds or 10,
@@ -90,7 +89,7 @@ def terms_of(probe: Probe) -> ProbeParameters:
 
 
 def probe_of(container: Container, kind: Kind) -> Probe | None:
-    """Give the probe of a kind, if the container has one."""
+    """Return the container's probe of a kind, or None."""
     match kind:
         case "startup":
             return container.startup_probe
@@ -101,18 +100,18 @@ def probe_of(container: Container, kind: Kind) -> Probe | None:
 
 
 def probed_containers(pod: Pod) -> Iterator[Container]:
-    """Give the containers that may be asked."""
+    """Yield the containers of a pod that may have probes."""
     yield from pod.spec.containers
     yield from (container for container in pod.spec.init_containers if is_sidecar(container))
 
 
 OUTPUT_LIMIT = 10 * 1024
-"""How much of an answer is kept, in bytes; it ends up in events and logs."""
+"""Maximum bytes of a probe's output, which goes into events and logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One answer. An *errored* one says nothing about the container and is asked again."""
+    """Result of one probe. An *errored* one is no evidence about the container and is retried."""
 
     result: Literal["success", "warning", "failure", "unknown"]
     output: str = ""
@@ -120,28 +119,28 @@ class ProbeResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the container did well; a warning is for people only."""
+        """Whether the probe succeeded; a warning counts as success."""
         return self.result in ("success", "warning")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The container that is asked, and where its pod can be reached."""
+    """The container to probe, and the IP address of its pod."""
 
     container: Container
     container_id: str
     ip: str
-    """The pod's address, or the host's for a pod in its network."""
+    """IP address of the pod, or of the host with hostNetwork."""
 
 
 class BadTarget(Exception):
-    """The probe cannot be sent: no such port, no address. The text is one line."""
+    """The probe cannot run: unknown port or no IP address. The text is one line."""
 
 
 def resolve_host(host: str, target: Target) -> str:
-    """Give the address to connect to: the author's, or the pod's.
+    """Return the host to connect to: that of the spec, or the pod's IP address.
 
-    Raises BadTarget while the pod has none.
+    Raises BadTarget while the pod has no IP address.
     """
     if host or target.ip:
         return host or target.ip
@@ -149,9 +148,9 @@ def resolve_host(host: str, target: Target) -> str:
 
 
 def resolve_port(port: IntOrString, container: Container) -> int:
-    """Give a port's number; names are those of the container's ports.
+    """Return a port number, resolving a name among the container's ports.
 
-    Raises BadTarget when there is no such port.
+    Raises BadTarget for an unknown or invalid port.
     """
     number = port
     if isinstance(port, str):
@@ -167,5 +166,5 @@ def resolve_port(port: IntOrString, container: Container) -> int:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Write an address as URLs and messages do: IPv6 in brackets."""
+    """Format an address as in URLs: IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
