@@ -1,10 +1,10 @@
-"""pykubelet: a complete Kubernetes node agent in Python.
+"""pykubelet: a Kubernetes kubelet in Python.
 
-Start reading at `kubelet.py`, which builds every part in the order it starts;
-`docs/architecture.md` draws the rooms and a pod's walk through them.
+`agent/kubelet.py` is the composition root: it builds every component in start-up order.
+`docs/architecture.md` describes the packages and the path of a pod through them.
 """
 
 __version__ = "0.1.0"
 
 KUBERNETES_VERSION = "v1.36.0"
-"""The release whose behaviour this agent reproduces."""
+"""The Kubernetes release whose kubelet behaviour is reproduced."""

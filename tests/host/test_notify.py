@@ -51,7 +51,7 @@ def test_a_broken_socket_is_logged_and_not_fatal(
         ready()
     finally:
         logger.removeHandler(caplog.handler)
-    assert caplog.records[0].message == "Could not notify systemd"
+    assert caplog.records[0].message == "Failed to notify systemd"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Requests for certificates, by which a node gets its identity: only what the agent writes and reads."""
+"""CertificateSigningRequest of certificates.k8s.io: the fields that the kubelet reads and writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SERVING_SIGNER = "kubernetes.io/kubelet-serving"
 
 
 class CertificateSigningRequestSpec(ObjectStruct):
-    """What is asked for; `request` is PEM."""
+    """The requested certificate; `request` is PEM."""
 
     request: bytes = b""
     signer_name: str = ""
@@ -20,7 +20,7 @@ class CertificateSigningRequestSpec(ObjectStruct):
 
 
 class CertificateSigningRequestCondition(ObjectStruct):
-    """One judgement about a request: Approved, Denied or Failed."""
+    """A condition of a CSR: Approved, Denied or Failed."""
 
     type: str = ""
     status: str = ""
@@ -29,14 +29,14 @@ class CertificateSigningRequestCondition(ObjectStruct):
 
 
 class CertificateSigningRequestStatus(ObjectStruct):
-    """What became of a request; `certificate` is PEM."""
+    """Conditions of a CSR, and the issued certificate as PEM."""
 
     conditions: list[CertificateSigningRequestCondition] = []
     certificate: bytes = b""
 
 
 class CertificateSigningRequest(ObjectStruct):
-    """A request for a certificate."""
+    """A certificate signing request."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: CertificateSigningRequestSpec = field(default_factory=CertificateSigningRequestSpec)

@@ -1,10 +1,8 @@
-"""The objects of the API that pods lean on: only what the agent reads.
+"""API objects that pods depend on, and events: the fields that the kubelet uses.
 
-Secrets and configMaps with their contents, services for the environment of containers, service
-accounts for pull secrets and tokens, runtime classes for handler and overhead, bundles of root
-certificates.
-
-Events of the API: something that happened to an object, counted when it happens again.
+Secrets and ConfigMaps with their data, Services for environment variables, ServiceAccounts for pull secrets
+and tokens, RuntimeClasses for handler and overhead, ClusterTrustBundles, TokenRequests, and Events, which are
+written with all fields.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from pykubelet.api.meta import ObjectMeta, ObjectStruct, PartialObjectMeta, Reso
 
 
 class Secret(ObjectStruct):
-    """A secret, decoded; it shows neither keys nor values when printed."""
+    """A secret with decoded data; its repr shows neither keys nor values."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     type: str = ""
@@ -29,7 +27,7 @@ class Secret(ObjectStruct):
 
 
 class ConfigMap(ObjectStruct):
-    """A configMap: texts, and contents that are no text."""
+    """A ConfigMap with text and binary data."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     data: dict[str, str] = {}
@@ -46,27 +44,27 @@ class ServicePort(ObjectStruct, gc=False):
 
 
 class ServiceSpec(ObjectStruct):
-    """Where a service is reached inside the cluster."""
+    """Cluster IP and ports of a service."""
 
     cluster_ip: str = ""
     ports: tuple[ServicePort, ...] = ()
 
 
 class Service(ObjectStruct):
-    """A service; a node knows all of the cluster, so nothing is kept that no variable needs."""
+    """A service; a node caches all services of the cluster, so only the fields of variables are kept."""
 
     metadata: PartialObjectMeta = field(default_factory=PartialObjectMeta)
     spec: ServiceSpec = field(default_factory=ServiceSpec)
 
 
 class LocalObjectReference(ObjectStruct):
-    """An object of the same namespace, by name."""
+    """Reference by name to an object in the same namespace."""
 
     name: str = ""
 
 
 class ServiceAccount(ObjectStruct):
-    """A pod's identity towards the API server."""
+    """A service account: a pod's identity towards the API server."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     secrets: list[LocalObjectReference] = []
@@ -75,13 +73,13 @@ class ServiceAccount(ObjectStruct):
 
 
 class Overhead(ObjectStruct):
-    """What a runtime itself needs for each pod."""
+    """Resources that a runtime needs per pod, in addition to its containers."""
 
     pod_fixed: Resources = {}
 
 
 class RuntimeClass(ObjectStruct):
-    """A way to run pods: the runtime's handler."""
+    """A runtime class with the name of its CRI handler."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     handler: str = ""
@@ -89,7 +87,7 @@ class RuntimeClass(ObjectStruct):
 
 
 class BoundObjectReference(ObjectStruct):
-    """The object with whose end a token ends."""
+    """The object that a token is bound to: the token is invalid once the object is deleted."""
 
     kind: str = ""
     api_version: str = ""
@@ -105,14 +103,14 @@ class ClusterTrustBundleSpec(ObjectStruct):
 
 
 class ClusterTrustBundle(ObjectStruct):
-    """Root certificates for all of the cluster."""
+    """Cluster-wide root certificates."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: ClusterTrustBundleSpec = field(default_factory=ClusterTrustBundleSpec)
 
 
 class TokenRequestSpec(ObjectStruct, omit_defaults=False):
-    """The token that is wanted; no audiences mean those of the API server."""
+    """The requested token; without audiences it is for the API server."""
 
     audiences: list[str] = []
     expiration_seconds: int | None = None
@@ -120,7 +118,7 @@ class TokenRequestSpec(ObjectStruct, omit_defaults=False):
 
 
 class TokenRequestStatus(ObjectStruct):
-    """The token that was given; it is not shown when printed."""
+    """The issued token; its repr masks it."""
 
     token: str = ""
     expiration_timestamp: datetime | None = None
@@ -130,7 +128,7 @@ class TokenRequestStatus(ObjectStruct):
 
 
 class TokenRequest(ObjectStruct):
-    """A request for a service account's token, and its answer."""
+    """A request for a service account token, and its result."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: TokenRequestSpec = field(default_factory=TokenRequestSpec)
@@ -138,7 +136,7 @@ class TokenRequest(ObjectStruct):
 
 
 class ObjectReference(ObjectStruct):
-    """The object that an event is about; `field_path` is a part of it, `spec.containers{main}`."""
+    """The object that an event is about; `field_path` is a part of it, such as `spec.containers{main}`."""
 
     kind: str = ""
     namespace: str = ""
@@ -150,14 +148,14 @@ class ObjectReference(ObjectStruct):
 
 
 class EventSource(ObjectStruct):
-    """Who says it."""
+    """The component and host that report an event."""
 
     component: str = ""
     host: str = ""
 
 
 class Event(ObjectStruct, omit_defaults=False):
-    """An event; the API server wants to see the empty fields too."""
+    """An event; the API server requires empty fields to be present."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     involved_object: ObjectReference = field(default_factory=ObjectReference)

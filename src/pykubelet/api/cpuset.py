@@ -1,17 +1,17 @@
-"""Sets of CPUs as the kernel and Kubernetes write them: `0-3,5`."""
+"""CPU sets in the list format of the kernel and Kubernetes: `0-3,5`."""
 
 from collections.abc import Iterable, Iterator
 
 from pykubelet.util.text import quoted
 
 MOST_CPUS = 65536
-"""Far beyond any kernel's limit; a larger number in a list is a mistake, not a machine."""
+"""Upper bound of CPU numbers, far above any kernel's limit; a larger number is a mistake."""
 
 
 def parse(text: str) -> frozenset[int]:
-    """Read a list of CPUs and ranges of them; an empty text is the empty set.
+    """Parse a list of CPUs and ranges; an empty text is the empty set.
 
-    Raises ValueError with one line that says what is wrong and shows an example.
+    Raises ValueError with one line that states the problem and shows an example.
     """
     cpus: set[int] = set()
     for part in text.split(",") if text else ():
@@ -25,7 +25,7 @@ def parse(text: str) -> frozenset[int]:
 
 
 def format(cpus: Iterable[int]) -> str:
-    """Write a set of CPUs in its shortest form, in ascending order."""
+    """Format a set of CPUs as the shortest list, in ascending order."""
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in _ranges(sorted(cpus)))
 
 

@@ -1,13 +1,12 @@
-"""A pod's own fields and resources as text: what the downward API gives to containers.
+"""Values of the downward API, and expansion of `$(VAR)` references.
 
-Environment variables and downward volumes show the same values, so both take them from here.
-Problems are ValueErrors whose text is for the pod's author.
+Environment variables and downward API volumes have the same values, so both get them from here. Errors are
+ValueErrors whose text is shown to the pod's author.
 
-`$(VAR)` in commands, arguments, variables, sub-paths and probes.
-
-`$(NAME)` becomes the variable's value, `$$` a single `$` (so `$$(NAME)` is the text `$(NAME)`), and
-a name that is not known stays as it was written. Nothing else is special, and no input is an error
-but one that grows beyond reason: values that double each other could otherwise fill the machine.
+Commands, arguments, variables, subPathExpr and probes are expanded: `$(NAME)` becomes the variable's value,
+`$$` a single `$` (so that `$$(NAME)` is the text `$(NAME)`), and a reference to an unknown name stays
+unchanged. Any input is valid, but the result is bounded: values that refer to each other could otherwise grow
+exponentially.
 """
 
 from __future__ import annotations
@@ -43,11 +42,14 @@ def field_value(
     pod_ips: Sequence[str] = (),
     host_ips: Sequence[str] = (),
 ) -> str:
-    """Give the text of a field; addresses come from the node, the one to prefer first."""
+    """Return the text of a pod field; addresses come from the node, the preferred one first.
+
+    Raises ValueError.
+    """
     if selector.api_version not in ("", "v1"):
         raise ValueError(f"unsupported pod version: {selector.api_version}")
     path = selector.field_path
-    # From the first bracket to the last, in linear time; a regular expression would try all of them.
+    # From the first bracket to the last, in linear time; a regular expression would backtrack.
     begin, end = path.find("['", 1), len(path) - len("']")
     if begin > 0 and begin + len("['") <= end and path.endswith("']"):
         return _member(pod, path[:begin], path[begin + len("['") : end], path)
@@ -88,10 +90,10 @@ def resource_value(
     *,
     pod_level: bool = True,
 ) -> str:
-    """Give an amount in units of the divisor, rounded up.
+    """Return a resource amount in units of the divisor, rounded up.
 
-    A limit that is not set is the pod's, and if that is not set what the node has to give; not so
-    for an init container that the selector names. That name comes before the container that asks.
+    A missing limit defaults to the pod-level one, then to the node's allocatable; not for an init container
+    that the selector names. The selector's container name has precedence over `container`. Raises ValueError.
     """
     defaulted = True
     if selector.container_name:
@@ -115,12 +117,12 @@ def resource_value(
 
 
 def format_map(values: Mapping[str, str]) -> str:
-    """Write labels or annotations one per line, sorted, as `key="value"`."""
+    """Format labels or annotations, one per line, sorted, as `key="value"`."""
     return "\n".join(f"{key}={quote(values[key])}" for key in sorted(values))
 
 
 def quote(text: str) -> str:
-    """Put a text in double quotes, with what is not printable escaped as Go does it."""
+    """Quote a text with double quotes, escaping unprintable characters as Go does."""
     return f'"{"".join(map(_escaped, text))}"'
 
 
@@ -164,22 +166,22 @@ def _default_limit(name: str, pod: Pod, allocatable: Resources, pod_level: bool)
 
 
 LONGEST = 1 << 20
-"""Characters that an expansion may grow by. The kernel takes 128 KiB per string."""
+"""Characters that one expansion may grow by. The kernel accepts 128 KiB per string."""
 LARGEST = 16 << 20
-"""Characters of all arguments, or all variables, of a container: no runtime takes a larger request."""
+"""Characters of all arguments, or all variables, of a container: no runtime accepts a larger request."""
 
 
 class ExpansionTooLongError(ValueError):
-    """A text grew beyond what any process can be given."""
+    """Raised when an expansion exceeds what a process can be passed."""
 
 
 _ESCAPE_OR_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 
 def expand(text: str, *variables: Mapping[str, str]) -> str:
-    """Replace references; the first mapping that knows a name wins.
+    """Replace references; the first mapping with the name has precedence.
 
-    Raises TooLong when the result is absurd.
+    Raises ExpansionTooLongError.
     """
 
     def value(name: str) -> str:
@@ -189,7 +191,7 @@ def expand(text: str, *variables: Mapping[str, str]) -> str:
 
 
 def expand_all(texts: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """Replace references in a command; raises TooLong as `expand` does."""
+    """Replace references in a command. Raises ExpansionTooLongError, also for the total size."""
     expanded: list[str] = []
     size = 0
     for text in texts:
@@ -199,7 +201,7 @@ def expand_all(texts: Iterable[str], variables: Mapping[str, str]) -> list[str]:
 
 
 def checked_size(size: int) -> int:
-    """Give the size back unless it is too large for a request; raises TooLong."""
+    """Return the size unchanged. Raises ExpansionTooLongError if it is too large for a request."""
     if size > LARGEST:
         raise ExpansionTooLongError(
             f"the arguments or variables have more than {LARGEST} characters together"
@@ -208,9 +210,9 @@ def checked_size(size: int) -> int:
 
 
 def expand_with(text: str, value: Callable[[str], str]) -> str:
-    """Replace references by what a function says; raises TooLong as `expand` does."""
-    # Behind the last ")" no reference can end: only escapes are left there. Searching it for one
-    # from every "$(" would take quadratic time.
+    """Replace references by the result of a function. Raises ExpansionTooLongError."""
+    # No reference can end after the last ")": only escapes are left there. Searching for ")" from every
+    # "$(" would take quadratic time.
     end = text.rfind(")") + 1
     growth = 0
 

@@ -1,7 +1,6 @@
-"""Lengths of time, written and read the way Kubernetes writes them (`1m30s`, `100ms`).
+"""Durations in Go's format (`1m30s`, `100ms`).
 
-Whole nanoseconds underneath, as on the other side of the wire, so that any value that was
-read is written back exactly.
+Stored as whole nanoseconds, as in Go, so that any parsed value is formatted back exactly.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _MOST = 2**63 - 1
 
 
 class Duration(int):
-    """A span of time in nanoseconds; `.seconds` is what asyncio wants."""
+    """A duration in nanoseconds; `.seconds` is for asyncio."""
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read `1h2m3.5s`-style text; what is finer than a nanosecond is dropped.
+        """Parse text such as `1h2m3.5s`; fractions of a nanosecond are dropped.
 
-        Raises ValueError with one line that says what is wrong and shows an example.
+        Raises ValueError with one line that states the problem and shows an example.
         """
         negative = text.startswith("-")
         rest = text[1:] if negative or text.startswith("+") else text
@@ -46,19 +45,19 @@ class Duration(int):
         if not rest or position != len(rest):
             why = "has no unit" if re.fullmatch(r"[0-9.]+", rest, re.ASCII) else "is not a duration"
             raise ValueError(f"{quoted(text)} {why}: write a number and a unit, such as 10s, 1m30s or 100ms")
-        # One more than the most below zero, as in any two's complement number.
+        # The minimum is -2^63, one more than the maximum in magnitude.
         if nanos > _MOST + negative:
             raise ValueError(f"{quoted(text)} is too long: the longest duration is about 292 years")
         return cls(-nanos if negative else nanos)
 
     @classmethod
     def of(cls, seconds: float) -> Duration:
-        """Make one from a number of seconds."""
+        """Return the duration of a number of seconds."""
         return cls(round(seconds * 1_000_000_000))
 
     @property
     def seconds(self) -> float:
-        """The length in seconds."""
+        """The duration in seconds."""
         return int(self) / 1_000_000_000
 
     def __str__(self) -> str:

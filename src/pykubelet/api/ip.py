@@ -1,7 +1,7 @@
-"""IP addresses and networks, read as leniently as Kubernetes reads them.
+"""IP addresses and networks, parsed as leniently as Kubernetes does.
 
-Old configurations write IPv4 addresses with leading zeros (`010.0.0.1`), which Kubernetes still
-reads as decimal while Python refuses; addresses with a zone (`fe80::1%eth0`) are refused by both.
+Old configurations contain IPv4 addresses with leading zeros (`010.0.0.1`), which Kubernetes still parses as
+decimal and Python rejects; addresses with a zone (`fe80::1%eth0`) are not valid in Kubernetes.
 """
 
 import ipaddress
@@ -16,7 +16,7 @@ _LEADING_ZEROS = re.compile(r"(?<![0-9A-Fa-f:])0+(?=[0-9])", re.ASCII)
 
 
 def parse_ip(text: str) -> IPAddress:
-    """Read an address; raises ValueError with one line that shows examples."""
+    """Parse an address. Raises ValueError with one line that shows examples."""
     try:
         if "%" not in text:
             return ipaddress.ip_address(_without_leading_zeros(text))
@@ -26,7 +26,7 @@ def parse_ip(text: str) -> IPAddress:
 
 
 def parse_cidr(text: str) -> IPNetwork:
-    """Read a network with its length; bits of the host part may be set, as in `10.0.0.1/24`."""
+    """Parse a network with its prefix length; host bits may be set (`10.0.0.1/24`). Raises ValueError."""
     try:
         address, slash, length = text.partition("/")
         if slash and "%" not in text and re.fullmatch(r"[0-9]{1,3}", length, re.ASCII):
@@ -37,9 +37,9 @@ def parse_cidr(text: str) -> IPNetwork:
 
 
 def by_family(ips: Sequence[str], like: str = "") -> list[str]:
-    """Choose and order a pod's addresses: one of the family of `like`, then one of the other.
+    """Return at most one pod IP per family, first the one of the family of `like`.
 
-    `like` is the node's own address; without one, IPv4 comes first.
+    `like` is the node's own address; without one, IPv4 comes first. A single address is returned unchanged.
     """
     if len(ips) < 2:
         return list(ips)

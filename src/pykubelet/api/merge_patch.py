@@ -1,8 +1,8 @@
-"""Strategic merge patches: what to send so that an object becomes another one.
+"""Strategic merge patches between two versions of an object.
 
-Only differences are in a patch, so that what others wrote meanwhile stays. Maps are merged; a list is
-replaced as a whole unless the API gives it a merge key (conditions by `type`): then its items are
-merged one by one, those that are gone are named, and the order is sent along.
+A patch contains only differences, so that concurrent changes by other clients to other fields are kept. Maps
+are merged; a list is replaced unless the API defines a merge key for it (conditions by `type`): then its
+items are merged one by one, deleted ones are listed, and the order is sent along.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REPLACE = ""
-"""As a merge key: the API merges this list, but nobody should; the patch says to replace it."""
+"""Merge key for a list that the API would merge, but that the patch must replace."""
 Document = Mapping[str, Any]
 MergeKeys = Mapping[str, str]
 
 
 def merge_patch(old: Document, new: Document, merge_keys: MergeKeys) -> dict[str, Any]:
-    """Give the patch that makes `new` of `old`; empty when they do not differ.
+    """Return the patch from `old` to `new`; empty if they are equal.
 
-    Documents are of plain JSON values without nulls, which in a patch mean removal. `merge_keys` has
-    the paths of merged lists: `{"status.conditions": "type"}`.
+    Documents consist of plain JSON values without nulls, which mean removal in a patch. `merge_keys` has the
+    paths of merged lists: `{"status.conditions": "type"}`.
     """
     return _of_map(old, new, merge_keys, "")
 

@@ -1,14 +1,10 @@
-"""What every Kubernetes object has, and how objects are read and written.
+"""Object metadata, JSON field names, and decoding and encoding of API objects.
 
-Objects are structs of the fields in use; unknown fields are skipped on reading, as every client of
-an evolving API must. Quantities are parsed on the way in, so that a bad one is an error with its
-path at the door and not a surprise deep inside.
+Objects are structs of the fields in use; unknown fields are ignored, as every client of an evolving API must.
+Quantities are parsed when an object is decoded, so that an invalid one is an error with its path.
 
-How Python's field names become Kubernetes' JSON names.
-
-Structs in this code base are written in snake_case; on the wire Kubernetes uses
-camelCase with its own habit of writing acronyms in capitals (`clusterDNS`, `podIPs`).
-One rule here, instead of a rename per field, keeps the structs readable.
+Struct fields are in snake_case, JSON names in Kubernetes' camelCase with acronyms in capitals (`clusterDNS`,
+`podIPs`). One rule (`wire_name`) replaces a rename per field.
 """
 
 from __future__ import annotations
@@ -54,9 +50,9 @@ _WORDS = {
 
 
 def wire_name(field: str) -> str:
-    """Give the JSON name of a struct field: `cluster_dns` is `clusterDNS`.
+    """Return the JSON name of a struct field: `clusterDNS` for `cluster_dns`.
 
-    A trailing underscore, which keeps a field off Python's keywords, is dropped.
+    A trailing underscore, which avoids Python's keywords, is dropped.
     """
     first, *rest = field.rstrip("_").split("_")
     return first + "".join(_WORDS.get(word, word[:1].upper() + word[1:]) for word in rest)
@@ -68,11 +64,11 @@ IntOrString = int | str
 
 
 class ObjectStruct(msgspec.Struct, kw_only=True, rename=wire_name, omit_defaults=True):
-    """Common shape of the structs of the API."""
+    """Base of the API structs."""
 
 
 class OwnerReference(ObjectStruct):
-    """Who made an object."""
+    """An owner of an object."""
 
     api_version: str = ""
     kind: str = ""
@@ -83,7 +79,7 @@ class OwnerReference(ObjectStruct):
 
 
 class ObjectMeta(ObjectStruct):
-    """Identity, labels and life of an object."""
+    """Metadata of an object."""
 
     name: str = ""
     generate_name: str = ""
@@ -101,7 +97,7 @@ class ObjectMeta(ObjectStruct):
 
 
 class PartialObjectMeta(ObjectStruct, gc=False):
-    """Which object, and in which version: all that a copy of many small objects needs of their metadata."""
+    """Identity and version of an object, the only metadata that caches of many small objects need."""
 
     name: str = ""
     namespace: str = ""
@@ -110,7 +106,7 @@ class PartialObjectMeta(ObjectStruct, gc=False):
 
 
 def now() -> datetime:
-    """The time as the API writes it: UTC, whole seconds."""
+    """Return the current time as the API writes it: UTC, whole seconds."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
@@ -131,19 +127,19 @@ _planning = threading.Lock()
 
 @functools.cache
 def plan_reading(kind: Any) -> None:
-    """Have msgspec's plan of a kind of objects complete.
+    """Ensure that msgspec's type information of a struct is complete.
 
-    It is made at the first use, and a thread that meets a plan which another is still making crashes
-    the process (seen with msgspec 0.22), so they are made one at a time.
+    msgspec builds it at the first use, and a thread that uses it while another is still building it crashes
+    the process (seen with msgspec 0.22), so it is built under a lock.
     """
     with _planning:
         msgspec.json.Decoder(kind)
 
 
 def from_document(kind: type[T], document: Any) -> T:
-    """Make an object of a decoded JSON or YAML document.
+    """Convert a decoded JSON or YAML document to an object.
 
-    Raises ValueError with the path of the first field that does not fit.
+    Raises ValueError with the path of the first invalid field.
     """
     plan_reading(cast(Any, kind))
     try:
@@ -153,7 +149,7 @@ def from_document(kind: type[T], document: Any) -> T:
 
 
 def from_json(kind: type[T], data: bytes) -> T:
-    """Make an object of JSON text; raises ValueError as `from_document` does."""
+    """Decode an object from JSON. Raises ValueError as `from_document` does."""
     plan_reading(cast(Any, kind))
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_read_hook)
@@ -162,12 +158,12 @@ def from_json(kind: type[T], data: bytes) -> T:
 
 
 def to_document(value: Any) -> Any:
-    """Give an object as plain JSON-ready values, without fields that are unset."""
+    """Convert an object to plain JSON values, without unset fields."""
     return msgspec.to_builtins(value, enc_hook=_write_hook)
 
 
 def to_json(value: Any) -> bytes:
-    """Give an object as JSON text; what is no text in it (a file's name may be anything) becomes U+FFFD."""
+    """Encode an object as JSON; characters that are not valid Unicode (as in file names) become U+FFFD."""
     try:
         return msgspec.json.encode(value, enc_hook=_write_hook)
     except UnicodeEncodeError:

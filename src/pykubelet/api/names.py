@@ -1,9 +1,7 @@
-"""The shapes of names in Kubernetes: DNS names, label keys and values, image names.
+"""Validation of names (DNS, label keys and values, images), and namespaced sysctls.
 
-Each `…_problem` function gives None for a good name and otherwise the sentence that says what is
-allowed, for the caller to put behind the place where the name was found.
-
-Kernel parameters that belong to a namespace, and so to one pod instead of the whole machine.
+Each `…_problem` function returns None for a valid name, otherwise a sentence that states what is allowed,
+which the caller appends to the path of the field.
 """
 
 import re
@@ -21,7 +19,7 @@ _LONGEST_REPOSITORY = 255
 
 
 def dns_label_problem(name: str) -> str | None:
-    """Say what is wrong with a DNS label, such as a namespace or a container name."""
+    """Return the problem with a DNS label, such as a namespace or a container name, or None."""
     if len(name) <= 63 and _DNS_LABEL.fullmatch(name):
         return None
     return (
@@ -31,7 +29,7 @@ def dns_label_problem(name: str) -> str | None:
 
 
 def dns_subdomain_problem(name: str) -> str | None:
-    """Say what is wrong with a DNS name of one or more labels, such as a node or pod name."""
+    """Return the problem with a DNS subdomain, such as a node or pod name, or None."""
     if len(name) <= 253 and _DNS_SUBDOMAIN.fullmatch(name):
         return None
     return (
@@ -41,7 +39,7 @@ def dns_subdomain_problem(name: str) -> str | None:
 
 
 def qualified_name_problem(name: str) -> str | None:
-    """Say what is wrong with the key of a label, an annotation or a taint, or a resource name."""
+    """Return the problem with the key of a label, an annotation or a taint, or a resource name, or None."""
     prefix, slash, rest = name.rpartition("/")
     if slash and dns_subdomain_problem(prefix):
         return "must have a DNS name before the '/', such as example.com/my-key"
@@ -54,13 +52,13 @@ def qualified_name_problem(name: str) -> str | None:
 
 
 def is_extended_resource(name: str) -> bool:
-    """Whether a resource is of somebody's own making, such as `example.com/dongle`."""
+    """Return whether a resource is an extended resource, such as `example.com/dongle`."""
     own = "/" not in name or "kubernetes.io/" in name or name.startswith("requests.")
     return not own and qualified_name_problem(f"requests.{name}") is None
 
 
 def label_value_problem(value: str) -> str | None:
-    """Say what is wrong with the value of a label or a taint; it may be empty."""
+    """Return the problem with the value of a label or a taint, or None; it may be empty."""
     if not value or (len(value) <= 63 and _QUALIFIED.fullmatch(value)):
         return None
     return (
@@ -70,7 +68,7 @@ def label_value_problem(value: str) -> str | None:
 
 
 def image_repository_problem(name: str) -> str | None:
-    """Say what is wrong with the name of an image without tag and digest."""
+    """Return the problem with an image name without tag and digest, or None."""
     if len(name) <= _LONGEST_REPOSITORY and _REPOSITORY.fullmatch(name):
         return None
     return "must be the name of an image without tag and digest, such as registry.example.com/team/app"
@@ -86,7 +84,7 @@ _NET = ("net.",)
 
 
 def normal_name(name: str) -> str:
-    """Give a parameter's name with dots as separators, however it was written (`net/ipv4/x`)."""
+    """Return a sysctl name with dots as separators, for either spelling (`net/ipv4/x`)."""
     separator = re.search(r"[./]", name)
     if separator is None or separator[0] == ".":
         return name
@@ -94,7 +92,7 @@ def normal_name(name: str) -> str:
 
 
 def namespace_of(name: str) -> str | None:
-    """Give the namespace of a parameter, or of a pattern that ends with `*`: `IPC`, `Net` or None."""
+    """Return the namespace of a sysctl, or of a pattern that ends with `*`: `IPC`, `Net` or None."""
     stem = normal_name(name).removesuffix("*")
     if stem.startswith(_IPC) and (stem == "kernel.sem" or not stem.startswith("kernel.sem")):
         return "IPC"
@@ -102,7 +100,7 @@ def namespace_of(name: str) -> str | None:
 
 
 def sysctl_pattern_problem(pattern: str) -> str | None:
-    """Say what is wrong with a pattern of parameters that pods may set."""
+    """Return the problem with a pattern of sysctls that pods may set, or None."""
     if len(pattern) > _LONGEST or not _PATTERN.fullmatch(pattern):
         return "must be the name of a kernel parameter, or the beginning of one and '*', such as kernel.msg*"
     if namespace_of(pattern) is None:

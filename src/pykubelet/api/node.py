@@ -1,11 +1,8 @@
-"""The node as the API server keeps it: what the cluster wants of it, and what the agent reports.
+"""Node and Lease objects.
 
-Complete in its status, which the agent writes; of the spec only what the agent reads or sets.
-
-Leases, by which a node shows that it is alive.
-
-The struct is complete, because a lease is renewed by replacing it. Its times have microseconds,
-always six digits of them: the API server refuses any other number.
+The node status, which the kubelet writes, is complete; of the spec only the fields that the kubelet reads or
+sets. The lease is complete, because it is renewed by replacing it; its times have exactly six digits of
+microseconds, since the API server rejects any other number.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from pykubelet.api.meta import ObjectMeta, ObjectStruct, Resources
 
 
 class Taint(ObjectStruct):
-    """What keeps pods away from a node."""
+    """A taint of a node."""
 
     key: str = ""
     value: str = ""
@@ -27,7 +24,7 @@ class Taint(ObjectStruct):
 
 
 class NodeSpec(ObjectStruct):
-    """What others decided about the node."""
+    """Spec of a node: decisions of other components."""
 
     pod_cidr: str = ""
     pod_cidrs: list[str] = []
@@ -37,7 +34,7 @@ class NodeSpec(ObjectStruct):
 
 
 class NodeCondition(ObjectStruct):
-    """One judgement about the node, such as Ready."""
+    """A condition of a node, such as Ready."""
 
     type: str = ""
     status: str = ""
@@ -48,20 +45,20 @@ class NodeCondition(ObjectStruct):
 
 
 class NodeAddress(ObjectStruct):
-    """A way to reach the node: InternalIP, ExternalIP, Hostname…"""
+    """An address of a node: InternalIP, ExternalIP, Hostname, …."""
 
     type: str = ""
     address: str = ""
 
 
 class DaemonEndpoint(ObjectStruct):
-    """A port; the field's capital letter is Kubernetes' own."""
+    """A port; the API writes the field name with a capital letter."""
 
     port: int = field(name="Port", default=0)
 
 
 class NodeDaemonEndpoints(ObjectStruct):
-    """Where the agent listens."""
+    """The port of the kubelet's server."""
 
     kubelet_endpoint: DaemonEndpoint = field(default_factory=DaemonEndpoint)
 
@@ -73,7 +70,7 @@ class NodeSwapStatus(ObjectStruct):
 
 
 class NodeSystemInfo(ObjectStruct, omit_defaults=False):
-    """What the machine is; every text is written, also an empty one."""
+    """Host and version information; empty strings are written as well."""
 
     machine_id: str = ""
     system_uuid: str = ""
@@ -89,41 +86,41 @@ class NodeSystemInfo(ObjectStruct, omit_defaults=False):
 
 
 class ContainerImage(ObjectStruct):
-    """An image that the node has; its size in bytes. One without names has null there."""
+    """An image on the node, with its size in bytes; `names` is null for an image without names."""
 
     names: list[str] | None = None
     size_bytes: int = 0
 
 
 class AttachedVolume(ObjectStruct):
-    """A volume that the attach controller attached."""
+    """A volume that the attach/detach controller attached."""
 
     name: str = ""
     device_path: str = ""
 
 
 class NodeRuntimeHandlerFeatures(ObjectStruct):
-    """What one runtime handler can do."""
+    """Features of a runtime handler."""
 
     recursive_read_only_mounts: bool | None = None
     user_namespaces: bool | None = None
 
 
 class NodeRuntimeHandler(ObjectStruct, omit_defaults=False):
-    """A runtime handler; the default one has an empty name, which is written too."""
+    """A runtime handler; the default handler has an empty name, which is written as well."""
 
     name: str = ""
     features: NodeRuntimeHandlerFeatures | UnsetType = UNSET
 
 
 class NodeFeatures(ObjectStruct):
-    """What the runtime can do whatever the handler."""
+    """Features of the runtime, independent of the handler."""
 
     supplemental_groups_policy: bool | None = None
 
 
 class NodeStatus(ObjectStruct):
-    """What the agent reports."""
+    """Status of a node, as the kubelet reports it."""
 
     capacity: Resources = {}
     allocatable: Resources = {}
@@ -141,7 +138,7 @@ class NodeStatus(ObjectStruct):
 
 
 class Node(ObjectStruct):
-    """A node of the cluster."""
+    """A node."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: NodeSpec = field(default_factory=NodeSpec)
@@ -149,7 +146,7 @@ class Node(ObjectStruct):
 
 
 class LeaseSpec(ObjectStruct):
-    """Who holds the lease, since when and for how long; times as `micro_time` writes them."""
+    """Holder and times of a lease; the times are formatted by `micro_time`."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -161,12 +158,12 @@ class LeaseSpec(ObjectStruct):
 
 
 class Lease(ObjectStruct):
-    """A lease."""
+    """A lease: the heartbeat of a node."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: LeaseSpec = field(default_factory=LeaseSpec)
 
 
 def micro_time(moment: datetime) -> str:
-    """Write a time with its microseconds: `2026-07-24T08:30:00.000000Z`."""
+    """Format a time with microseconds: `2026-07-24T08:30:00.000000Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

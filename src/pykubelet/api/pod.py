@@ -1,8 +1,8 @@
-"""The pod as its author wrote it: metadata and spec.
+"""Pod metadata and spec.
 
-Only what the node agent reads is here; what the scheduler and the API server keep for themselves is
-skipped. The defaults are Go's zero values; Kubernetes' own defaults are filled in by whoever
-accepts a pod that did not pass through an API server (`pods/defaults.py`).
+Only the fields that the kubelet reads; those of the scheduler and the API server are ignored. The defaults
+are Go's zero values; `podconfig/defaults.py` sets Kubernetes' defaults for pods that did not pass through an
+API server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pykubelet.api.volume import Volume
 
 
 class ContainerPort(ObjectStruct):
-    """A port that a container listens on, perhaps published on the host."""
+    """A port of a container, optionally published on the host."""
 
     name: str = ""
     container_port: int = 0
@@ -30,7 +30,7 @@ class ContainerPort(ObjectStruct):
 
 
 class KeySelector(ObjectStruct):
-    """A key of a configMap or secret."""
+    """A key of a ConfigMap or secret."""
 
     key: str
     name: str = ""
@@ -47,7 +47,7 @@ class FileKeySelector(ObjectStruct):
 
 
 class EnvVarSource(ObjectStruct):
-    """Where a variable's value comes from."""
+    """Source of a variable's value."""
 
     field_ref: ObjectFieldSelector | None = None
     resource_field_ref: ResourceFieldSelector | None = None
@@ -57,7 +57,7 @@ class EnvVarSource(ObjectStruct):
 
 
 class EnvVar(ObjectStruct):
-    """One environment variable."""
+    """An environment variable."""
 
     name: str
     value: str = ""
@@ -65,14 +65,14 @@ class EnvVar(ObjectStruct):
 
 
 class NamedRef(ObjectStruct):
-    """A configMap or secret by name."""
+    """Reference to a ConfigMap or secret by name."""
 
     name: str = ""
     optional: bool | None = None
 
 
 class EnvFromSource(ObjectStruct):
-    """All keys of a configMap or secret as variables."""
+    """All keys of a ConfigMap or secret as variables."""
 
     prefix: str = ""
     config_map_ref: NamedRef | None = None
@@ -86,7 +86,7 @@ class ExecAction(ObjectStruct):
 
 
 class HTTPHeader(ObjectStruct):
-    """A header of a probe's or hook's request."""
+    """A header of a probe or hook request."""
 
     name: str
     value: str = ""
@@ -117,13 +117,13 @@ class GRPCAction(ObjectStruct):
 
 
 class SleepAction(ObjectStruct):
-    """A pause."""
+    """A sleep."""
 
     seconds: int
 
 
 class LifecycleHandler(ObjectStruct):
-    """What a hook does; exactly one of these."""
+    """Action of a lifecycle hook; exactly one field is set."""
 
     exec: ExecAction | None = None
     http_get: HTTPGetAction | None = None
@@ -132,7 +132,7 @@ class LifecycleHandler(ObjectStruct):
 
 
 class Lifecycle(ObjectStruct):
-    """Hooks after a container's start and before its end."""
+    """Lifecycle hooks, after the start and before the stop of a container, and the stop signal."""
 
     post_start: LifecycleHandler | None = None
     pre_stop: LifecycleHandler | None = None
@@ -140,7 +140,7 @@ class Lifecycle(ObjectStruct):
 
 
 class Probe(ObjectStruct):
-    """A periodic question; zeros mean the defaults: period 10 s, timeout 1 s, thresholds 3 and 1."""
+    """A probe; zero means the default: period 10 s, timeout 1 s, failure threshold 3, success threshold 1."""
 
     exec: ExecAction | None = None
     http_get: HTTPGetAction | None = None
@@ -155,14 +155,14 @@ class Probe(ObjectStruct):
 
 
 class ResourceClaim(ObjectStruct):
-    """A claim of the pod that a container uses."""
+    """A resource claim of the pod that a container uses."""
 
     name: str
     request: str = ""
 
 
 class ResourceRequirements(ObjectStruct):
-    """What a container may use at most and is promised at least."""
+    """Resource limits, requests and claims."""
 
     limits: Resources = {}
     requests: Resources = {}
@@ -170,14 +170,14 @@ class ResourceRequirements(ObjectStruct):
 
 
 class ResizePolicy(ObjectStruct):
-    """Whether a container has to be restarted when a resource of it changes."""
+    """Whether a resize of a resource restarts the container."""
 
     resource_name: str = ""
     restart_policy: str = ""
 
 
 class VolumeMount(ObjectStruct):
-    """A volume's place in a container."""
+    """Mount of a volume in a container."""
 
     name: str
     mount_path: str
@@ -189,7 +189,7 @@ class VolumeMount(ObjectStruct):
 
 
 class VolumeDevice(ObjectStruct):
-    """A block volume's device in a container."""
+    """Device of a block volume in a container."""
 
     name: str
     device_path: str
@@ -235,14 +235,14 @@ class SecurityContext(ObjectStruct):
 
 
 class Sysctl(ObjectStruct):
-    """A kernel parameter of the pod's namespaces."""
+    """A sysctl of the pod's namespaces."""
 
     name: str
     value: str
 
 
 class PodSecurityContext(ObjectStruct):
-    """Privileges and ids that all containers share."""
+    """Privileges and ids that all containers of a pod share."""
 
     se_linux_options: SELinuxOptions | None = None
     se_linux_change_policy: str | None = None
@@ -259,14 +259,14 @@ class PodSecurityContext(ObjectStruct):
 
 
 class ExitCodes(ObjectStruct):
-    """Exit codes that a restart rule speaks of."""
+    """Exit codes that a restart rule matches."""
 
     operator: Literal["In", "NotIn"]
     values: list[int] = []
 
 
 class RestartRule(ObjectStruct):
-    """What to do when a container ends in a given way."""
+    """Action for a container that exits with certain exit codes."""
 
     action: str
     exit_codes: ExitCodes | None = None
@@ -307,12 +307,12 @@ class Container(ObjectStruct):
 
 
 def is_sidecar(container: Container) -> bool:
-    """Whether an init container runs beside the pod's life instead of before it."""
+    """Return whether an init container is a sidecar: it keeps running alongside the containers."""
     return container.restart_policy == "Always"
 
 
 class HostAlias(ObjectStruct):
-    """Lines of /etc/hosts."""
+    """An entry of /etc/hosts."""
 
     ip: str
     hostnames: list[str] = []
@@ -334,13 +334,13 @@ class PodDNSConfig(ObjectStruct):
 
 
 class ReadinessGate(ObjectStruct):
-    """A condition that others set and that the pod's readiness needs."""
+    """A condition, set by another component, that is required for the pod to be ready."""
 
     condition_type: str
 
 
 class Toleration(ObjectStruct):
-    """A taint that the pod bears."""
+    """A toleration of a taint."""
 
     key: str = ""
     operator: str = ""
@@ -350,25 +350,25 @@ class Toleration(ObjectStruct):
 
 
 class NodeAffinity(ObjectStruct):
-    """Nodes that the pod must be on; what it would merely like is the scheduler's."""
+    """Required node affinity; preferences only concern the scheduler."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
 
 
 class Affinity(ObjectStruct):
-    """Where the pod belongs; beside which pods is the scheduler's."""
+    """Affinity of a pod; affinity to other pods only concerns the scheduler."""
 
     node_affinity: NodeAffinity | None = None
 
 
 class PodOS(ObjectStruct):
-    """The operating system that the pod is for."""
+    """The operating system of the pod's containers."""
 
     name: str = ""
 
 
 class PodResourceClaim(ObjectStruct):
-    """A claim for devices that the pod's containers name."""
+    """A claim for devices that the pod's containers refer to."""
 
     name: str
     resource_claim_name: str | None = None
@@ -376,7 +376,7 @@ class PodResourceClaim(ObjectStruct):
 
 
 class PodSpec(ObjectStruct):
-    """What the author wants."""
+    """Spec of a pod."""
 
     containers: list[Container] = []
     init_containers: list[Container] = []
@@ -390,7 +390,7 @@ class PodSpec(ObjectStruct):
     node_selector: dict[str, str] = {}
     service_account_name: str = ""
     service_account: str = ""
-    """The old name of `service_account_name`."""
+    """Deprecated alias of `service_account_name`."""
     automount_service_account_token: bool | None = None
     node_name: str = ""
     host_network: bool = False
@@ -421,7 +421,7 @@ class PodSpec(ObjectStruct):
 
 
 class Pod(ObjectStruct):
-    """A pod: identity, wish, and what became of it."""
+    """A pod: metadata, spec and status."""
 
     kind: str = "Pod"
     api_version: str = "v1"
@@ -431,17 +431,17 @@ class Pod(ObjectStruct):
 
     @property
     def full_name(self) -> str:
-        """`namespace/name`, for logs and people."""
+        """`namespace/name`, for messages."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def uid(self) -> str:
-        """The pod's identity over its whole life."""
+        """UID of the pod, unique over time."""
         return self.metadata.uid
 
 
 class PodList(ObjectStruct):
-    """Several pods."""
+    """A list of pods."""
 
     kind: str = "PodList"
     api_version: str = "v1"

@@ -1,4 +1,4 @@
-"""The pod as the node found it: phase, conditions, containers' states."""
+"""Pod status: phase, conditions, container states."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pykubelet.api.meta import ObjectStruct, Resources, wire_name
 
 
 class ContainerStateWaiting(ObjectStruct):
-    """Not running yet, and why."""
+    """State of a container that does not run yet, with the reason."""
 
     reason: str = ""
     message: str = ""
 
 
 class ContainerStateRunning(ObjectStruct):
-    """Running since."""
+    """State of a running container."""
 
     started_at: datetime | None = None
 
 
 class ContainerStateTerminated(msgspec.Struct, kw_only=True, rename=wire_name):
-    """How it ended; the exit code is always said, even when zero."""
+    """State of a container that has exited; the exit code is written even if it is zero."""
 
     exit_code: int
     signal: int | msgspec.UnsetType = msgspec.UNSET
@@ -36,7 +36,7 @@ class ContainerStateTerminated(msgspec.Struct, kw_only=True, rename=wire_name):
 
 
 class ContainerState(ObjectStruct):
-    """At most one of the three."""
+    """State of a container; at most one field is set."""
 
     waiting: ContainerStateWaiting | None = None
     running: ContainerStateRunning | None = None
@@ -44,14 +44,14 @@ class ContainerState(ObjectStruct):
 
 
 class StatusResources(ObjectStruct):
-    """Resources that a running container really has."""
+    """Actual resources of a running container."""
 
     limits: Resources = {}
     requests: Resources = {}
 
 
 class VolumeMountStatus(ObjectStruct):
-    """How a volume was mounted."""
+    """Status of a volume mount."""
 
     name: str
     mount_path: str
@@ -60,7 +60,7 @@ class VolumeMountStatus(ObjectStruct):
 
 
 class LinuxUser(msgspec.Struct, kw_only=True, rename=wire_name):
-    """Ids of a container's first process."""
+    """User and group ids of a container's first process."""
 
     uid: int
     gid: int
@@ -68,13 +68,13 @@ class LinuxUser(msgspec.Struct, kw_only=True, rename=wire_name):
 
 
 class ContainerUser(ObjectStruct):
-    """Who a container's first process is."""
+    """User of a container's first process."""
 
     linux: LinuxUser | None = None
 
 
 class ResourceHealth(msgspec.Struct, kw_only=True, rename=wire_name):
-    """How one device is: `Healthy`, `Unhealthy` or `Unknown`."""
+    """Health of one device: `Healthy`, `Unhealthy` or `Unknown`."""
 
     resource_id: str
     health: str = "Healthy"
@@ -82,14 +82,14 @@ class ResourceHealth(msgspec.Struct, kw_only=True, rename=wire_name):
 
 
 class ResourceStatus(msgspec.Struct, kw_only=True, rename=wire_name):
-    """How a container's devices of one resource are; claims are named `claim:NAME/REQUEST`."""
+    """Health of a container's devices of one resource; claims are named `claim:NAME/REQUEST`."""
 
     name: str
     resources: list[ResourceHealth] = []
 
 
 class ContainerStatus(msgspec.Struct, kw_only=True, rename=wire_name):
-    """One container's state; the first fields are always written, as clients expect."""
+    """Status of one container; the fields up to `image_id` are always written, as clients expect."""
 
     name: str
     state: ContainerState = field(default_factory=ContainerState)
@@ -109,7 +109,7 @@ class ContainerStatus(msgspec.Struct, kw_only=True, rename=wire_name):
 
 
 class PodCondition(msgspec.Struct, kw_only=True, rename=wire_name):
-    """One of the pod's conditions."""
+    """A condition of a pod."""
 
     type: str
     status: str
@@ -121,20 +121,20 @@ class PodCondition(msgspec.Struct, kw_only=True, rename=wire_name):
 
 
 class AddressStatus(ObjectStruct):
-    """An address of the pod or its host."""
+    """An IP address of the pod or its host."""
 
     ip: str = ""
 
 
 class PodResourceClaimStatus(ObjectStruct):
-    """The claim that was made for one of the pod's claims; without a name none was needed."""
+    """The ResourceClaim of one of the pod's claims; without a name none was needed."""
 
     name: str = ""
     resource_claim_name: str | None = None
 
 
 class ExtendedRequestMapping(ObjectStruct):
-    """Which request of the claim stands for a container's extended resource."""
+    """The request of the claim for a container's extended resource."""
 
     container_name: str = ""
     resource_name: str = ""
@@ -142,14 +142,14 @@ class ExtendedRequestMapping(ObjectStruct):
 
 
 class ExtendedResourceClaimStatus(ObjectStruct):
-    """The claim that the scheduler made for the pod's extended resources."""
+    """The claim that the scheduler created for the pod's extended resources."""
 
     request_mappings: list[ExtendedRequestMapping] = []
     resource_claim_name: str = ""
 
 
 class PodStatus(ObjectStruct):
-    """What became of the pod."""
+    """Status of a pod."""
 
     observed_generation: int = 0
     phase: str = ""

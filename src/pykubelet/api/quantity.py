@@ -1,8 +1,8 @@
-"""Amounts of resources: `100m` of cpu, `64Mi` of memory.
+"""Resource quantities: `100m` of CPU, `64Mi` of memory.
 
-A quantity keeps its exact amount, in billionths, and the notation it was written in, because the
-notation decides how it is written back (`1024Mi` becomes `1Gi`, but `1000M` becomes `1G`).
-Two quantities are equal when their amounts are, however they were written.
+A quantity has its exact amount in billionths and the notation it was written in, because the notation decides
+how it is formatted (`1024Mi` becomes `1Gi`, but `1000M` becomes `1G`). Two quantities are equal if their
+amounts are, regardless of the notation.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _FORM = re.compile(
 )
 _LONGEST_TEXT = 200
 
-# Past these powers of ten any number of that length is capped, or rounded up to one billionth.
+# Beyond these powers of ten any number of that length is capped, or rounded up to one billionth.
 _WIDEST_EXPONENT = 2 * _LONGEST_TEXT
 
 
 @total_ordering
 class Quantity:
-    """An exact amount: `int()` gives whole units, `.milli` thousandths, `str()` the canonical text.
+    """An exact amount: `int()` is whole units, `.milli` thousandths, `str()` the canonical text.
 
-    Not a dataclass on purpose: msgspec would read and write it as an object with two fields.
+    Not a dataclass on purpose: msgspec would decode and encode it as an object with two fields.
     """
 
     __slots__ = ("nanos", "notation")
@@ -57,11 +57,11 @@ class Quantity:
 
     @classmethod
     def parse(cls, text: str) -> Quantity:
-        """Read a quantity.
+        """Parse a quantity.
 
-        Amounts finer than one billionth are rounded away from zero and amounts beyond 2^63-1
-        become that, as everywhere in Kubernetes. Raises ValueError with one line that says what
-        is wrong and shows an example.
+        Amounts finer than one billionth are rounded away from zero, and amounts beyond 2^63-1 are capped, as
+        everywhere in Kubernetes. Raises ValueError with one line that states the problem and shows an
+        example.
         """
         form = _FORM.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
         if form is None:
@@ -86,7 +86,7 @@ class Quantity:
 
     @classmethod
     def of(cls, units: int, notation: Notation = "decimal") -> Quantity:
-        """Make one from whole units, such as bytes."""
+        """Return the quantity of whole units, such as bytes."""
         return cls(units * _NANO, notation)
 
     def __int__(self) -> int:
@@ -94,12 +94,12 @@ class Quantity:
 
     @property
     def milli(self) -> int:
-        """The amount in thousandths, rounded away from zero: cpu in millicores."""
+        """The amount in thousandths, rounded away from zero: CPU in millicores."""
         return _divide_up(self.nanos, 10**6)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the amount is whole units, so that `int()` loses nothing."""
+        """Whether the amount is whole units, so that `int()` is exact."""
         return self.nanos % _NANO == 0
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ def _divide_up(number: int, by: int) -> int:
 
 
 def _without_factor(number: int, factor: int) -> tuple[int, int]:
-    """Divide by the factor as often as nothing is lost, and say how often that was."""
+    """Divide by the factor while the remainder is zero; return the quotient and the number of divisions."""
     times = 0
     while number % factor == 0:
         number, times = number // factor, times + 1

@@ -1,4 +1,4 @@
-"""Objects of resource.k8s.io: claims for devices, and the devices that drivers offer on a node."""
+"""Objects of resource.k8s.io: ResourceClaims, and ResourceSlices of the drivers on a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pykubelet.api.meta import ObjectMeta, ObjectStruct, PartialObjectMeta
 
 
 class DeviceResult(ObjectStruct):
-    """A device that a claim was given; `request` may name a part of a request, as `gpu/small`."""
+    """A device allocated to a claim; `request` may name a subrequest, such as `gpu/small`."""
 
     request: str = ""
     driver: str = ""
@@ -19,19 +19,19 @@ class DeviceResult(ObjectStruct):
 
 
 class DeviceResults(ObjectStruct):
-    """All devices that a claim was given."""
+    """All devices allocated to a claim."""
 
     results: list[DeviceResult] = []
 
 
 class Allocation(ObjectStruct):
-    """What the scheduler gave to a claim."""
+    """The scheduler's allocation for a claim."""
 
     devices: DeviceResults = field(default_factory=DeviceResults)
 
 
 class Consumer(ObjectStruct):
-    """Somebody who may use a claim now."""
+    """A consumer that a claim is reserved for."""
 
     resource: str = ""
     name: str = ""
@@ -39,20 +39,20 @@ class Consumer(ObjectStruct):
 
 
 class ResourceClaimStatus(ObjectStruct):
-    """How far a claim is."""
+    """Allocation and reservations of a claim."""
 
     allocation: Allocation | None = None
     reserved_for: list[Consumer] = []
 
 
 class ResourceClaim(ObjectStruct):
-    """Somebody's wish for devices, and what came of it."""
+    """A request for devices, and its allocation."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     status: ResourceClaimStatus = field(default_factory=ResourceClaimStatus)
 
 
 class ResourceSlice(ObjectStruct):
-    """Devices that a driver offers; the node only ever deletes these."""
+    """Devices that a driver publishes; the kubelet only deletes them."""
 
     metadata: PartialObjectMeta = field(default_factory=PartialObjectMeta)

@@ -1,7 +1,4 @@
-"""TokenReview: asking the API server whose a bearer token is.
-
-SubjectAccessReview: asking the API server whether somebody may do something.
-"""
+"""TokenReview and SubjectAccessReview: authentication and authorization by the API server."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pykubelet.api.meta import ObjectMeta, ObjectStruct
 
 
 class UserInfo(ObjectStruct):
-    """Who somebody is, as the API server says."""
+    """The authenticated user."""
 
     username: str = ""
     uid: str = ""
@@ -20,14 +17,14 @@ class UserInfo(ObjectStruct):
 
 
 class TokenReviewSpec(ObjectStruct):
-    """The token in question."""
+    """The token to authenticate."""
 
     token: str = ""
     audiences: list[str] = []
 
 
 class TokenReviewStatus(ObjectStruct):
-    """The answer; `error` is why the token could not be checked."""
+    """Result of a token review; `error` is the reason why the token could not be checked."""
 
     authenticated: bool = False
     user: UserInfo = field(default_factory=UserInfo)
@@ -36,7 +33,7 @@ class TokenReviewStatus(ObjectStruct):
 
 
 class TokenReview(ObjectStruct):
-    """A question about a token, and its answer."""
+    """Authentication of a bearer token."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: TokenReviewSpec = field(default_factory=TokenReviewSpec)
@@ -44,7 +41,7 @@ class TokenReview(ObjectStruct):
 
 
 class ResourceAttributes(ObjectStruct):
-    """What somebody wants to do, to which resource."""
+    """Verb and resource of a request."""
 
     namespace: str = ""
     verb: str = ""
@@ -56,7 +53,7 @@ class ResourceAttributes(ObjectStruct):
 
 
 class SubjectAccessReviewSpec(ObjectStruct):
-    """Who wants to do what."""
+    """User and attributes of the request to authorize."""
 
     resource_attributes: ResourceAttributes | None = None
     user: str = ""
@@ -66,7 +63,7 @@ class SubjectAccessReviewSpec(ObjectStruct):
 
 
 class SubjectAccessReviewStatus(ObjectStruct):
-    """The answer; neither allowed nor denied means that nobody allows it."""
+    """Result of an access review; neither allowed nor denied means that no authorizer allows it."""
 
     allowed: bool = False
     denied: bool = False
@@ -75,7 +72,7 @@ class SubjectAccessReviewStatus(ObjectStruct):
 
 
 class SubjectAccessReview(ObjectStruct):
-    """A question about a permission, and its answer."""
+    """Authorization of a request."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: SubjectAccessReviewSpec = field(default_factory=SubjectAccessReviewSpec)

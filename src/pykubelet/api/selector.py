@@ -1,10 +1,7 @@
-"""Choosing objects by their labels, as `matchLabels` and `matchExpressions` say it.
+"""Label selectors (`matchLabels`, `matchExpressions`) and node selectors (`nodeSelectorTerms`).
 
-An empty selector chooses everything; "no selector" (None) is for the asker to decide.
-
-Choosing nodes by their labels and their names, as `nodeSelectorTerms` say it.
-
-One of the terms must fit, and of a term all parts; a term without parts fits no node.
+An empty label selector matches everything; a missing selector (None) is up to the caller. A node selector
+matches if one of its terms does, and a term if all its requirements do; an empty term matches no node.
 """
 
 from __future__ import annotations
@@ -15,14 +12,14 @@ from pykubelet.api.meta import ObjectStruct
 
 
 class LabelRequirement(ObjectStruct):
-    """What one label must be: `In`, `NotIn`, `Exists` or `DoesNotExist`."""
+    """Requirement on one label: `In`, `NotIn`, `Exists` or `DoesNotExist`."""
 
     key: str = ""
     operator: str = ""
     values: list[str] = []
 
     def fits(self, labels: Mapping[str, str]) -> bool:
-        """Whether these labels are as required; raises ValueError for an operator that nobody knows."""
+        """Return whether the labels meet the requirement. Raises ValueError for an unknown operator."""
         match self.operator:
             case "In":
                 return self.key in labels and labels[self.key] in self.values
@@ -36,13 +33,13 @@ class LabelRequirement(ObjectStruct):
 
 
 class LabelSelector(ObjectStruct):
-    """All of these must fit."""
+    """A label selector; all its requirements must match."""
 
     match_labels: dict[str, str] = {}
     match_expressions: list[LabelRequirement] = []
 
     def fits(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with these labels is chosen; raises ValueError for a selector that is none."""
+        """Return whether the labels match. Raises ValueError for an unknown operator."""
         same = all(labels.get(key) == value for key, value in self.match_labels.items())
         return same and all(requirement.fits(labels) for requirement in self.match_expressions)
 
@@ -51,10 +48,10 @@ _NAME = "metadata.name"
 
 
 class NodeRequirement(LabelRequirement):
-    """What one label of a node must be: as labels are chosen, or `Gt` or `Lt` a whole number."""
+    """Requirement on one label of a node: as `LabelRequirement`, or `Gt` or `Lt` with an integer."""
 
     def fits(self, labels: Mapping[str, str]) -> bool:
-        """Whether these labels are as required; raises ValueError for an operator that nobody knows."""
+        """Return whether the labels meet the requirement. Raises ValueError for an unknown operator."""
         if self.operator not in ("Gt", "Lt"):
             return super().fits(labels)
         try:
@@ -65,13 +62,13 @@ class NodeRequirement(LabelRequirement):
 
 
 class NodeSelectorTerm(ObjectStruct):
-    """All of these must fit."""
+    """A term of a node selector; all its requirements must match."""
 
     match_expressions: list[NodeRequirement] = []
     match_fields: list[NodeRequirement] = []
 
     def fits(self, labels: Mapping[str, str], name: str) -> bool:
-        """Whether a node is chosen; raises ValueError as its requirements do."""
+        """Return whether a node matches. Raises ValueError for an unknown operator."""
         if not self.match_expressions and not self.match_fields:
             return False
         expressions = all(part.fits(labels) for part in self.match_expressions)
@@ -79,10 +76,10 @@ class NodeSelectorTerm(ObjectStruct):
 
 
 class NodeSelector(ObjectStruct):
-    """One of these must fit."""
+    """A node selector; one of its terms must match."""
 
     node_selector_terms: list[NodeSelectorTerm] = []
 
     def fits(self, labels: Mapping[str, str], name: str) -> bool:
-        """Whether a node is chosen; raises ValueError as its terms do."""
+        """Return whether a node matches. Raises ValueError for an unknown operator."""
         return any(term.fits(labels, name) for term in self.node_selector_terms)

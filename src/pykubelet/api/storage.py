@@ -1,9 +1,7 @@
-"""Objects of storage.k8s.io: drivers, what a node has of them, and volumes attached to nodes.
+"""CSIDriver, CSINode and VolumeAttachment of storage.k8s.io, PersistentVolume and PersistentVolumeClaim.
 
-Persistent volumes and the claims on them: the fields that a node looks at.
-
-A volume's source is one of several kinds, as a pod's own volume is; kinds that no node mounts any more
-are only named, so that they can be refused by their names.
+Only the fields that a node reads. The source of a persistent volume is one of several types, as in a pod's
+volume; types without an in-tree plugin are kept as written, to be translated to CSI or rejected by name.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from pykubelet.api.volume import (
 
 
 class CSIDriverTokenRequest(ObjectStruct):
-    """A token of the pod's service account that a driver wants to have."""
+    """A token of the pod's service account that a driver requires."""
 
     audience: str = ""
     expiration_seconds: int | None = None
 
 
 class CsiDriverSpec(ObjectStruct):
-    """How a driver wants to be used; the API server fills in what was not said."""
+    """Capabilities and requirements of a driver; the API server sets the defaults."""
 
     attach_required: bool | None = None
     pod_info_on_mount: bool | None = None
@@ -49,20 +47,20 @@ class CsiDriverSpec(ObjectStruct):
 
 
 class CsiDriver(ObjectStruct):
-    """A driver, as the cluster knows it."""
+    """A CSIDriver object."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: CsiDriverSpec = field(default_factory=CsiDriverSpec)
 
 
 class VolumeNodeResources(ObjectStruct):
-    """How many volumes of a driver a node can have."""
+    """Maximum number of volumes of a driver on a node."""
 
     count: int | None = None
 
 
 class CsiNodeDriver(ObjectStruct):
-    """A driver on a node."""
+    """A CSI driver on a node."""
 
     name: str = ""
     node_id: str = ""
@@ -71,27 +69,27 @@ class CsiNodeDriver(ObjectStruct):
 
 
 class CsiNodeSpec(ObjectStruct, omit_defaults=False):
-    """The drivers on a node; the list is written even when it is empty."""
+    """The CSI drivers on a node; the list is written even if it is empty."""
 
     drivers: list[CsiNodeDriver] = []
 
 
 class CsiNode(ObjectStruct):
-    """What a node has of drivers; it has the node's name."""
+    """A CSINode object; it has the node's name."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: CsiNodeSpec = field(default_factory=CsiNodeSpec)
 
 
 class VolumeAttachmentError(ObjectStruct):
-    """Why a volume could not be attached."""
+    """Error of an attach operation."""
 
     message: str = ""
     error_code: int | None = None
 
 
 class AttachmentStatus(ObjectStruct):
-    """How far an attachment is."""
+    """Status of an attachment."""
 
     attached: bool = False
     attachment_metadata: dict[str, str] = {}
@@ -99,7 +97,7 @@ class AttachmentStatus(ObjectStruct):
 
 
 class VolumeAttachment(ObjectStruct):
-    """A volume on its way to a node, or there."""
+    """The attachment of a volume to a node."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     status: AttachmentStatus = field(default_factory=AttachmentStatus)
@@ -112,11 +110,11 @@ READ_ONLY_MANY = "ReadOnlyMany"
 READ_WRITE_ONCE = "ReadWriteOnce"
 READ_WRITE_ONCE_POD = "ReadWriteOncePod"
 MOUNT_OPTIONS = "volume.beta.kubernetes.io/mount-options"
-"""The annotation that a volume's mount options were given by before they had a field."""
+"""Annotation with a volume's mount options, from before they had a field."""
 GROUP = "pv.beta.kubernetes.io/gid"
-"""The annotation with the group that the pods' processes need to use a volume."""
+"""Annotation with the supplemental group that pods need to use a volume."""
 PROTECTION = "kubernetes.io/pvc-protection"
-"""The finalizer that keeps a claim while pods use it."""
+"""Finalizer that keeps a claim while pods use it."""
 AsWritten = dict[str, Any]
 
 
@@ -129,13 +127,13 @@ class ClaimReference(ObjectStruct):
 
 
 class VolumeNodeAffinity(ObjectStruct):
-    """The nodes from which a volume can be reached."""
+    """The nodes from which a volume is accessible."""
 
     required: NodeSelector | None = None
 
 
 class VolumeSpec(ObjectStruct):
-    """What a persistent volume is: exactly one source, and how it may be used."""
+    """Spec of a persistent volume: exactly one source, and its properties."""
 
     access_modes: list[str] = []
     capacity: Resources = {}
@@ -169,23 +167,23 @@ class VolumeSpec(ObjectStruct):
 
     @property
     def sources(self) -> tuple[tuple[str, Any], ...]:
-        """The kinds that are set, as the API writes them, each with its struct; a good volume has one."""
+        """JSON name and value of each source that is set; a valid volume has one."""
         return tuple((wire, found) for name, wire in _KINDS if (found := getattr(self, name)) is not None)
 
     @property
     def is_block(self) -> bool:
-        """Whether the volume is to be had as a device."""
+        """Whether the volume is a raw block device."""
         return self.volume_mode == BLOCK
 
 
 class VolumeStatus(ObjectStruct):
-    """How far a volume is."""
+    """Phase of a persistent volume."""
 
     phase: str = ""
 
 
 class PersistentVolume(ObjectStruct):
-    """Storage of the cluster, for whoever claims it."""
+    """A persistent volume."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: VolumeSpec = field(default_factory=VolumeSpec)
@@ -193,7 +191,7 @@ class PersistentVolume(ObjectStruct):
 
 
 class PersistentVolumeClaim(ObjectStruct):
-    """A namespace's claim on storage."""
+    """A persistent volume claim."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: ClaimSpec = field(default_factory=ClaimSpec)

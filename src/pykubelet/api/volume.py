@@ -1,16 +1,13 @@
-"""Volumes as a pod names them.
+"""Volumes of a pod spec, and volume sources that persistent volumes share.
 
-The kinds that the agent mounts are typed; the others are kept as they were written, so that a pod that
-uses one can be checked, shown, and refused with the kind's name.
+Types that the kubelet mounts are typed; others are kept as written, so that they can be translated to CSI, or
+the pod can be validated, shown, and rejected with the type's name.
 
-Volumes whose files the agent writes itself: configMap, secret, downwardAPI and projected.
+The files of configMap, secret, downwardAPI and projected volumes are written by the kubelet. Their default
+mode is 0644; the API server sets it explicitly, a manifest need not.
 
-A mode that is not given here is 0644; the API server writes it out, a manifest need not.
-
-The sources of volumes that lie outside of the pod and of the API's objects.
-
-One struct serves a pod's own volume and a persistent one where they differ only in how a secret is
-named: a pod names those of its own namespace, a persistent volume any.
+Pod volumes and persistent volumes share a struct where they only differ in the secret reference: a pod refers
+to secrets of its own namespace, a persistent volume to those of any.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ DEFAULT_TOKEN_SECONDS = 3600
 
 
 class ObjectFieldSelector(ObjectStruct):
-    """A field of the pod itself."""
+    """A field of the pod."""
 
     field_path: str
     api_version: str = ""
@@ -43,7 +40,7 @@ class ResourceFieldSelector(ObjectStruct):
 
 
 class KeyToPath(ObjectStruct):
-    """One key of a configMap or secret, and the file that it becomes."""
+    """Mapping of a key of a ConfigMap or secret to a file."""
 
     key: str
     path: str
@@ -51,7 +48,7 @@ class KeyToPath(ObjectStruct):
 
 
 class DownwardFile(ObjectStruct):
-    """A file that says something about the pod: exactly one of a field and a resource."""
+    """A file of a downward API volume: exactly one of a field and a resource."""
 
     path: str
     field_ref: ObjectFieldSelector | None = None
@@ -60,7 +57,7 @@ class DownwardFile(ObjectStruct):
 
 
 class ConfigMapVolume(ObjectStruct):
-    """The files of a configMap: all its keys, or the given ones."""
+    """A ConfigMap as files: all its keys, or the listed ones."""
 
     name: str = ""
     items: list[KeyToPath] = []
@@ -69,7 +66,7 @@ class ConfigMapVolume(ObjectStruct):
 
 
 class SecretVolume(ObjectStruct):
-    """The files of a secret: all its keys, or the given ones."""
+    """A secret as files: all its keys, or the listed ones."""
 
     secret_name: str = ""
     items: list[KeyToPath] = []
@@ -78,14 +75,14 @@ class SecretVolume(ObjectStruct):
 
 
 class DownwardVolume(ObjectStruct):
-    """Files about the pod itself."""
+    """A downward API volume."""
 
     items: list[DownwardFile] = []
     default_mode: int | None = None
 
 
 class ProjectedKeys(ObjectStruct):
-    """A configMap or secret among the sources of a projected volume."""
+    """A ConfigMap or secret as source of a projected volume."""
 
     name: str = ""
     items: list[KeyToPath] = []
@@ -93,13 +90,13 @@ class ProjectedKeys(ObjectStruct):
 
 
 class ProjectedFields(ObjectStruct):
-    """Files about the pod among the sources of a projected volume."""
+    """Downward API files as source of a projected volume."""
 
     items: list[DownwardFile] = []
 
 
 class ProjectedToken(ObjectStruct):
-    """A token of the pod's service account; no audience means the API server."""
+    """A token of the pod's service account; without an audience it is for the API server."""
 
     path: str = ""
     audience: str = ""
@@ -107,7 +104,7 @@ class ProjectedToken(ObjectStruct):
 
 
 class ProjectedTrustBundle(ObjectStruct):
-    """Root certificates: one bundle by name, or all of a signer that the selector chooses."""
+    """Root certificates: one bundle by name, or those of a signer that match the selector."""
 
     path: str = ""
     name: str | None = None
@@ -117,7 +114,7 @@ class ProjectedTrustBundle(ObjectStruct):
 
 
 class Projection(ObjectStruct):
-    """One source of a projected volume; exactly one of these."""
+    """A source of a projected volume; exactly one field is set."""
 
     config_map: ProjectedKeys | None = None
     secret: ProjectedKeys | None = None
@@ -128,12 +125,12 @@ class Projection(ObjectStruct):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that are set, as the API writes them."""
+        """JSON names of the sources that are set."""
         return tuple(wire for name, wire in _PROJECTED_KINDS if getattr(self, name) is not None)
 
 
 class ProjectedVolume(ObjectStruct):
-    """The files of several sources in one volume; later sources win."""
+    """Files of several sources in one volume; later sources have precedence."""
 
     sources: list[Projection] = []
     default_mode: int | None = None
@@ -143,28 +140,28 @@ _PROJECTED_KINDS = tuple(zip(Projection.__struct_fields__, Projection.__struct_e
 
 
 class SecretReference(ObjectStruct):
-    """A secret; no namespace means the pod's own."""
+    """Reference to a secret; without a namespace it is the pod's."""
 
     name: str = ""
     namespace: str = ""
 
 
 class HostPath(ObjectStruct):
-    """A path of the machine."""
+    """A path on the host."""
 
     path: str
     type: str | None = None
 
 
 class LocalDisk(ObjectStruct):
-    """A directory, or a block device, of one node; only persistent volumes may be such."""
+    """A directory or block device of one node; only for persistent volumes."""
 
     path: str = ""
     fs_type: str | None = None
 
 
 class Nfs(ObjectStruct):
-    """A directory of an NFS server."""
+    """A directory exported by an NFS server."""
 
     server: str = ""
     path: str = ""
@@ -172,7 +169,7 @@ class Nfs(ObjectStruct):
 
 
 class Iscsi(ObjectStruct):
-    """A disk of an iSCSI target."""
+    """A LUN of an iSCSI target."""
 
     target_portal: str = ""
     iqn: str = ""
@@ -188,7 +185,7 @@ class Iscsi(ObjectStruct):
 
 
 class FibreChannel(ObjectStruct):
-    """A disk of a fibre channel: by target and lun, or by its world-wide id."""
+    """A Fibre Channel disk: by target WWNs and LUN, or by WWID."""
 
     target_wwns: list[str] = field(name="targetWWNs", default_factory=list)
     lun: int | None = None
@@ -198,7 +195,7 @@ class FibreChannel(ObjectStruct):
 
 
 class Flex(ObjectStruct):
-    """A volume that a program of the node's administrator makes."""
+    """A volume of a FlexVolume driver, an executable that the node's administrator installed."""
 
     driver: str = ""
     fs_type: str = ""
@@ -208,7 +205,7 @@ class Flex(ObjectStruct):
 
 
 class GitRepo(ObjectStruct):
-    """A clone of a repository."""
+    """A clone of a git repository."""
 
     repository: str = ""
     revision: str = ""
@@ -216,7 +213,7 @@ class GitRepo(ObjectStruct):
 
 
 class CsiInline(ObjectStruct):
-    """A volume that a driver makes for one pod."""
+    """A CSI ephemeral inline volume."""
 
     driver: str = ""
     read_only: bool | None = None
@@ -226,7 +223,7 @@ class CsiInline(ObjectStruct):
 
 
 class CsiPersistent(ObjectStruct):
-    """A volume that a driver knows by its handle."""
+    """A CSI volume with its handle."""
 
     driver: str = ""
     volume_handle: str = ""
@@ -240,21 +237,21 @@ class CsiPersistent(ObjectStruct):
 
 
 class ImageVolume(ObjectStruct):
-    """The files of an image."""
+    """An OCI image as volume."""
 
     reference: str = ""
     pull_policy: str = ""
 
 
 class ClaimVolume(ObjectStruct):
-    """Whatever volume a claim of the pod's namespace is bound to."""
+    """The volume that a claim in the pod's namespace is bound to."""
 
     claim_name: str = ""
     read_only: bool = False
 
 
 class ClaimSpec(ObjectStruct):
-    """What a claim asks for, and the volume that it got."""
+    """Requirements of a claim, and its bound volume."""
 
     access_modes: list[str] = []
     volume_name: str = ""
@@ -263,20 +260,20 @@ class ClaimSpec(ObjectStruct):
 
 
 class ClaimTemplate(ObjectStruct):
-    """The claim that is made for a generic ephemeral volume."""
+    """The claim that is created for a generic ephemeral volume."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: ClaimSpec = field(default_factory=ClaimSpec)
 
 
 class EphemeralVolume(ObjectStruct):
-    """A volume with a claim that lives and dies with the pod."""
+    """A generic ephemeral volume, whose claim has the pod's lifetime."""
 
     volume_claim_template: ClaimTemplate | None = None
 
 
 class ClaimCondition(ObjectStruct):
-    """One thing that is true of a claim, or not."""
+    """A condition of a claim."""
 
     type: str = ""
     status: str = ""
@@ -284,7 +281,7 @@ class ClaimCondition(ObjectStruct):
 
 
 class ClaimStatus(ObjectStruct):
-    """How far a claim is; `capacity` is the size of its volume as the pods see it."""
+    """Status of a claim; `capacity` is the actual size of its volume."""
 
     phase: str = ""
     access_modes: list[str] = []
@@ -297,14 +294,14 @@ AsWritten = dict[str, Any]
 
 
 class EmptyDir(ObjectStruct):
-    """A folder that lives and dies with the pod: on disk, `Memory` or huge pages."""
+    """A directory with the pod's lifetime: on disk, in memory (`Memory`) or in huge pages."""
 
     medium: str = ""
     size_limit: Quantity | None = None
 
 
 class Volume(ObjectStruct):
-    """A named volume of exactly one kind."""
+    """A named volume with exactly one source."""
 
     name: str
     empty_dir: EmptyDir | None = None
@@ -340,12 +337,12 @@ class Volume(ObjectStruct):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that are set, as the API writes them; a good volume has exactly one."""
+        """JSON names of the sources that are set; a valid volume has one."""
         return tuple(wire for name, wire in _VOLUME_KINDS if getattr(self, name) is not None)
 
     @property
     def sources(self) -> tuple[tuple[str, Any], ...]:
-        """The kinds that are set, each with what was written of it."""
+        """JSON name and value of each source that is set."""
         return tuple(
             (wire, found) for name, wire in _VOLUME_KINDS if (found := getattr(self, name)) is not None
         )

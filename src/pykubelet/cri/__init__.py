@@ -1,27 +1,24 @@
-"""The container runtime interface: its protocol and an async client that names what failed.
+"""Client of the container runtime interface (CRI).
 
     async with await connect("unix:///run/containerd/containerd.sock", timeout=two_minutes, metrics=m) as cri:
         sandbox = await cri.runtime.run_pod_sandbox(config)
 
-- `runtime.proto`: the messages; `events*.proto`: containerd's own event service.
-- `endpoint.py`: what a runtime's address may look like.
-- `probe.py`: why a socket cannot be used, before gRPC hides the reason.
-- `channel.py`: one connection; every call measured, logged, and its failure named.
-- `runtime.py`, `stats.py`, `images.py`: the services as typed methods with their deadlines (`service.py`).
-- `checks.py`: answers that no runtime should give.
-- `containerd.py`: containerd's own event stream, for runtimes without container events.
-- `connect.py`: the handshake that makes all of these.
+- `runtime.proto`: CRI; `events*.proto`, `tasks.proto`: containerd's event and task services.
+- `channel.py`: one connection; every call is measured and logged, and fails with a CriError.
+- `client.py`: RuntimeService and ImageService as typed methods with deadlines, and response validation.
+- `connect.py`: handshake with a runtime, and diagnosis of its socket.
+- `containerd.py`: containerd's event stream, for runtimes without CRI container events, and task deletion.
 
-Nothing is imported here: reading an endpoint must not cost the memory of gRPC.
+Nothing is imported here, so that each importer loads only what it needs.
 
-The gRPC library reads its settings from the environment when it is first loaded, so they are set
-here, which runs before any module of this room; a value that the operator gave wins.
+pykubelet does not use grpcio, but other code in the process may load it. It reads its settings from the
+environment when it is first loaded, so they are set here; a value set by the operator has precedence.
 """
 
 import os
 
-# The agent starts many programs; fork handlers would stop gRPC's threads each time, and we never
-# use gRPC in a forked child.
+# The kubelet starts many processes; fork handlers would stop grpcio's threads each time, and no forked
+# child uses gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Failures reach us as errors of calls; the library's own lines would break the log's format.
+# Failures are reported as errors of calls; the library's own lines would break the log format.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,19 +1,19 @@
-"""One connection to a runtime: calls go out, named errors come back, everything is measured.
+"""Connection to a container runtime: protobuf calls with metrics, logging and CriError failures.
 
-The rest of the room sees protobuf messages and CriError only; the wire is in `connection.py`.
+`transport/grpc_connection.py` implements the protocol; the clients in `client.py` and `containerd.py` make
+the calls.
 
 Guarantees:
 
-- A call never waits for a dead runtime: it fails at once with Unavailable (after five seconds if
-  something accepts the connection and stays silent). The next call connects again.
-- A call without a timeout (a pull, an event stream) ends when its task is cancelled or the
-  connection breaks.
+- A call never waits for a dead runtime: it fails immediately with Unavailable (after five seconds if the
+  connection is accepted and no HTTP/2 settings follow). The next call connects again.
+- A call without a timeout (a pull, an event stream) ends when its task is cancelled or the connection
+  breaks.
 - CancelledError means that the calling task was cancelled, and nothing else.
-- Requests and answers are never logged, only the id they are about: they may hold credentials.
+- Requests and responses are never logged, only the ids in them: they may contain credentials.
 
-How often the runtime is called, how long it takes, how often it fails: the reference's metrics.
-
-Built on a registry that the caller gives, because two agents can live in one process.
+The metrics are upstream's. They are registered in the caller's registry, because two kubelets can run in one
+process.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from pykubelet.util.metrics import SECONDS
 
 log = get_logger(__name__)
 
-# 5 ms to 12 minutes: a status takes milliseconds, a large image's pull takes minutes.
+# 5 ms to 12 minutes: a status call takes milliseconds, the pull of a large image takes minutes.
 _OPERATION_BUCKETS = [0.005 * 2.5**n for n in range(14)]
 
 
 class CriMetrics:
-    """The runtime operations of one agent."""
+    """Metrics of the runtime operations of one kubelet."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._total = Counter(
@@ -77,11 +77,11 @@ class CriMetrics:
             registry=registry,
         )
 
-        # Finding a series by its labels takes longer than counting.
+        # Looking up a series by its labels takes longer than counting.
         self._series: dict[str, tuple[Counter, Histogram]] = {}
 
     def observe(self, operation: str, seconds: float, *, failed: bool) -> None:
-        """Count one call that ended."""
+        """Record one call that ended after `seconds`."""
         if (series := self._series.get(operation)) is None:
             series = self._total.labels(operation), self._duration.labels(operation)
             self._series[operation] = series
@@ -92,7 +92,7 @@ class CriMetrics:
             self._errors.labels(operation).inc()
 
     def observe_sandbox(self, handler: str, seconds: float, *, failed: bool) -> None:
-        """Count one attempt to start a sandbox with this runtime handler."""
+        """Record one attempt to start a sandbox with this runtime handler."""
         self._sandbox_duration.labels(handler).observe(seconds)
         if failed:
             self._sandbox_errors.labels(handler).inc()
@@ -102,21 +102,21 @@ _OK, _CLOSED = Status("OK"), Status("UNAVAILABLE")
 _trace = log.v(5)
 Answer = TypeVar("Answer", bound=Message)
 Check = Callable[[Answer], str]
-"""Looks at an answer and returns what is wrong with it, or nothing."""
+"""Validates a response; returns what is wrong with it, or ""."""
 FOREVER = math.inf
-"""The timeout of a call that may take as long as it takes."""
+"""Timeout of a call without a deadline."""
 
 
 class Channel:
-    """A connection that is made on the first call and remade when it breaks."""
+    """A connection that is established by the first call and re-established after it breaks."""
 
     def __init__(self, endpoint: Endpoint, metrics: CriMetrics) -> None:
         self.endpoint = endpoint
         self.metrics = metrics
         self._connections: list[Connection] = []
-        """The last one takes new calls; others are there until their calls have ended."""
+        """The last one takes new calls; the others stay until their calls have ended."""
         self._attempt: asyncio.Future[None] | None = None
-        """Done when whoever is connecting has succeeded or failed."""
+        """Done when the connection attempt in progress has succeeded or failed."""
         self._closed = False
 
     async def call(
@@ -130,10 +130,10 @@ class Channel:
         check: Check[Answer] | None = None,
         headers: Sequence[tuple[str, str]] = (),
     ) -> Answer:
-        """Make one call: `method` is its full path, `timeout` in seconds.
+        """Make a unary call; `method` is its full path, `timeout` is in seconds.
 
-        `operation` is the name under which it is measured; without one it is not. An answer that
-        `check` objects to is a failure like any other. `headers` go with the request.
+        `operation` is its name in the metrics; without one it is not measured. A response that `check`
+        rejects is a failure like any other. `headers` are added to the request. Raises CriError.
         """
         with self._watch(method, request, operation):
             connection = await self._connected(_name(method))
@@ -155,9 +155,9 @@ class Channel:
         timeout: float,
         operation: str = "",
     ) -> AsyncGenerator[Answer, None]:
-        """Make one call that is answered many times.
+        """Make a server-streaming call and yield its responses. Raises CriError.
 
-        Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops.
+        Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops sending.
         """
         with self._watch(method, request, operation):
             connection = await self._connected(_name(method))
@@ -171,13 +171,13 @@ class Channel:
                 call.cancel()
 
     async def close(self) -> None:
-        """End the connection; calls under way fail with Unavailable."""
+        """Close the connections; calls in progress fail with Unavailable."""
         self._closed = True
         for connection in self._connections:
             connection.close(Status("UNAVAILABLE", f"the connection to {self.endpoint} was closed"))
 
     async def _connected(self, name: str) -> Connection:
-        """Give the connection for a new call; one caller connects, the others wait for it."""
+        """Return the connection for a new call; one caller connects, concurrent callers wait for it."""
         while not (self._connections and self._connections[-1].usable):
             if self._attempt is not None:
                 await asyncio.shield(self._attempt)
@@ -204,7 +204,7 @@ class Channel:
             connection.close(_CLOSED)
             raise Unavailable(name, "Unavailable", f"the connection to {self.endpoint} is closed")
         if not connection.usable:
-            # Connecting again would not help, and would not end.
+            # Reconnecting would not help, and would loop.
             connection.close(_CLOSED)
             raise Unavailable(name, "Unavailable", f"the runtime at {self.endpoint} accepts no calls")
         self._connections = [*(one for one in self._connections if one.open), connection]
@@ -217,7 +217,7 @@ class Channel:
 
     @contextmanager
     def _watch(self, method: str, request: Message, operation: str) -> Iterator[None]:
-        """Turn gRPC's errors into ours, and count and log how the call ended."""
+        """Measure and log the outcome of a call."""
         name = _name(method)
         if self._closed:
             raise Unavailable(name, "Unavailable", f"the connection to {self.endpoint} is closed")
@@ -227,7 +227,7 @@ class Channel:
             yield
             code = "OK"
         except GeneratorExit:
-            # The reader of a stream has heard enough.
+            # The reader closed the stream.
             code = "OK"
             raise
         except CriError as err:
@@ -258,7 +258,7 @@ def _name(method: str) -> str:
 
 
 def _subject(request: Message) -> dict[str, str]:
-    """Give the ids that a request is about: all of it that may be logged."""
+    """Return the ids in a request, the only part of it that may be logged."""
     ids = {
         "containerID": getattr(request, "container_id", ""),
         "podSandboxID": getattr(request, "pod_sandbox_id", ""),

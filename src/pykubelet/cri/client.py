@@ -1,33 +1,22 @@
-"""The runtime service: sandboxes and containers, as typed methods with their deadlines.
+"""Typed clients of the CRI services: runtime, statistics and images, with deadlines and response validation.
 
-Every call ends within the configured request timeout, except for those that wait for something
-the runtime has no say in:
+Every call ends within the configured request timeout, except for these:
 
 | call | deadline |
 |---|---|
-| starting a sandbox | twice the request timeout: the network's plugins run inside it |
-| stopping a container | its grace period and then the request timeout |
-| a command (`exec_sync`) | the command's own timeout and then the request timeout; none if it has none |
-| a checkpoint | its own timeout if that is longer |
-| container events | none: the stream is meant to last |
+| RunPodSandbox | twice the request timeout: CNI plugins run inside it |
+| StopContainer | the grace period plus the request timeout |
+| ExecSync | the command's timeout plus the request timeout; none without a command timeout |
+| CheckpointContainer | its own timeout if that is longer |
+| PullImage, GetContainerEvents | none |
 
-All methods raise CriError. Operation names are the reference's, so dashboards keep working.
+All methods raise CriError. Operation names in the metrics are upstream's, so that dashboards keep working.
 
-The image service. Every call ends within the request timeout but a pull, which has no deadline.
+A streamed list has no size limit. It is used with the `CRIListStreaming` feature gate, and disabled for the
+rest of the connection if the runtime does not implement it.
 
-All methods raise CriError.
-
-Resource use and metrics as the runtime measures them; part of the runtime service.
-
-What the clients of the CRI services have in common: a channel, a deadline, and how to list.
-
-Newer runtimes can answer a list as a stream, which has no limit of size. It is used when the
-agent's `CRIListStreaming` gate is on, and given up for good at the first runtime that lacks it.
-
-Answers that no runtime should give: each check says what is missing, or nothing.
-
-The agent decides from these answers what to start and what to kill, so an answer without a name or
-an id is refused where it arrives instead of being misread later.
+The kubelet decides from these responses what to start and what to kill, so a response without a name or an id
+is rejected on receipt. Each validation function returns what is missing, or "".
 """
 
 from __future__ import annotations
@@ -52,7 +41,7 @@ IMAGE_SERVICE = "/runtime.v1.ImageService/"
 
 
 class Service:
-    """The base of the typed clients; `timeout` is the configured runtime request timeout."""
+    """Base of the typed clients; `timeout` is the configured runtime request timeout."""
 
     path: ClassVar[str]
 
@@ -99,12 +88,12 @@ class Service:
 
     @contextmanager
     def _fall_back(self) -> Iterator[None]:
-        """Let the caller list the old way when the runtime cannot stream."""
+        """Suppress Unimplemented and disable streaming, so that the caller continues with a unary list."""
         try:
             yield
         except Unimplemented as err:
             self._streaming = False
-            log.info("The runtime cannot stream lists, using plain lists", call=err.call)
+            log.info("Container runtime does not implement streaming lists, using unary lists", call=err.call)
 
 
 async def flatten(
@@ -118,12 +107,12 @@ async def flatten(
 
 
 class StatsClient(Service):
-    """Statistics of one runtime's sandboxes and containers. All methods raise CriError."""
+    """Statistics and metrics of sandboxes and containers. All methods raise CriError."""
 
     path = RUNTIME_SERVICE
 
     async def container_stats(self, container_id: str) -> pb.ContainerStats:
-        """Ask for one container's use of cpu, memory and disk."""
+        """Return the CPU, memory and disk usage of a container."""
         request = pb.ContainerStatsRequest(container_id=container_id)
         return (
             await self._call("ContainerStats", "container_stats", request, pb.ContainerStatsResponse)
@@ -132,7 +121,7 @@ class StatsClient(Service):
     async def list_container_stats(
         self, filter: pb.ContainerStatsFilter | None = None
     ) -> list[pb.ContainerStats]:
-        """Ask for the use of all running containers that the filter selects."""
+        """Return the usage of all running containers that match the filter."""
         if self._streaming:
             with self._fall_back():
                 return [item async for item in self.stream_container_stats(filter)]
@@ -145,7 +134,7 @@ class StatsClient(Service):
     def stream_container_stats(
         self, filter: pb.ContainerStatsFilter | None = None
     ) -> AsyncGenerator[pb.ContainerStats, None]:
-        """List the use of containers one by one, which has no limit of size."""
+        """Yield the usage of containers one by one, without a size limit."""
         request = pb.StreamContainerStatsRequest(filter=filter)
         parts = self._stream(
             "StreamContainerStats", "list_container_stats", request, pb.StreamContainerStatsResponse
@@ -153,7 +142,7 @@ class StatsClient(Service):
         return flatten(parts, lambda part: part.container_stats)
 
     async def pod_sandbox_stats(self, sandbox_id: str) -> pb.PodSandboxStats:
-        """Ask for one pod's use, its network included."""
+        """Return the usage of a pod, including its network."""
         request = pb.PodSandboxStatsRequest(pod_sandbox_id=sandbox_id)
         return (
             await self._call("PodSandboxStats", "podsandbox_stats", request, pb.PodSandboxStatsResponse)
@@ -162,7 +151,7 @@ class StatsClient(Service):
     async def list_pod_sandbox_stats(
         self, filter: pb.PodSandboxStatsFilter | None = None
     ) -> list[pb.PodSandboxStats]:
-        """Ask for the use of all pods that the filter selects."""
+        """Return the usage of all pods that match the filter."""
         if self._streaming:
             with self._fall_back():
                 return [item async for item in self.stream_pod_sandbox_stats(filter)]
@@ -175,7 +164,7 @@ class StatsClient(Service):
     def stream_pod_sandbox_stats(
         self, filter: pb.PodSandboxStatsFilter | None = None
     ) -> AsyncGenerator[pb.PodSandboxStats, None]:
-        """List the use of pods one by one, which has no limit of size."""
+        """Yield the usage of pods one by one, without a size limit."""
         request = pb.StreamPodSandboxStatsRequest(filter=filter)
         parts = self._stream(
             "StreamPodSandboxStats", "list_podsandbox_stats", request, pb.StreamPodSandboxStatsResponse
@@ -183,7 +172,7 @@ class StatsClient(Service):
         return flatten(parts, lambda part: part.pod_sandbox_stats)
 
     async def list_metric_descriptors(self) -> list[pb.MetricDescriptor]:
-        """Ask which metrics `list_pod_sandbox_metrics` will hold."""
+        """Return the descriptors of the metrics of `list_pod_sandbox_metrics`."""
         answer = await self._call(
             "ListMetricDescriptors",
             "list_metric_descriptors",
@@ -193,7 +182,7 @@ class StatsClient(Service):
         return list(answer.descriptors)
 
     async def list_pod_sandbox_metrics(self) -> list[pb.PodSandboxMetrics]:
-        """Ask for all pods' metrics, as the metrics endpoint will show them."""
+        """Return the metrics of all pods, for the metrics endpoint."""
         if self._streaming:
             with self._fall_back():
                 return [item async for item in self.stream_pod_sandbox_metrics()]
@@ -206,7 +195,7 @@ class StatsClient(Service):
         return list(answer.pod_metrics)
 
     def stream_pod_sandbox_metrics(self) -> AsyncGenerator[pb.PodSandboxMetrics, None]:
-        """List pods' metrics one by one, which has no limit of size."""
+        """Yield the metrics of pods one by one, without a size limit."""
         parts = self._stream(
             "StreamPodSandboxMetrics",
             "list_podsandbox_metrics",
@@ -217,20 +206,20 @@ class StatsClient(Service):
 
 
 def version(answer: pb.VersionResponse) -> str:
-    """All four fields are required."""
+    """Validate that all four fields are set."""
     fields = ("version", "runtime_name", "runtime_version", "runtime_api_version")
     return _missing({field: getattr(answer, field) for field in fields})
 
 
 def status(answer: pb.StatusResponse) -> str:
-    """RuntimeReady and NetworkReady are both required."""
+    """Validate that there are at least two conditions, RuntimeReady and NetworkReady."""
     if len(answer.status.conditions) < 2:
         return "the RuntimeReady or the NetworkReady condition is not set"
     return ""
 
 
 def sandbox_status(answer: pb.PodSandboxStatusResponse) -> str:
-    """A sandbox must say which pod it belongs to."""
+    """Validate that a sandbox has its id, pod and creation time."""
     if not answer.HasField("status"):
         return ""
     it = answer.status
@@ -246,7 +235,7 @@ def sandbox_status(answer: pb.PodSandboxStatusResponse) -> str:
 
 
 def container_status(answer: pb.ContainerStatusResponse) -> str:
-    """A container must say its name and its image."""
+    """Validate that a container has its id, name, creation time and image."""
     if not answer.HasField("status"):
         return ""
     it = answer.status
@@ -262,29 +251,29 @@ def container_status(answer: pb.ContainerStatusResponse) -> str:
 
 
 def image_status(answer: pb.ImageStatusResponse) -> str:
-    """No image at all is a valid answer; half an image is not."""
+    """Validate that an image, if there is one, has its id and size."""
     if not answer.HasField("image"):
         return ""
     return _missing({"image.id": answer.image.id, "image.size": answer.image.size})
 
 
 def sandbox_id(answer: pb.RunPodSandboxResponse) -> str:
-    """A sandbox that was made has an id."""
+    """Validate that a created sandbox has an id."""
     return _missing({"pod_sandbox_id": answer.pod_sandbox_id})
 
 
 def container_id(answer: pb.CreateContainerResponse) -> str:
-    """A container that was made has an id."""
+    """Validate that a created container has an id."""
     return _missing({"container_id": answer.container_id})
 
 
 def image_ref(answer: pb.PullImageResponse) -> str:
-    """An image that was pulled has a reference."""
+    """Validate that a pulled image has a reference."""
     return _missing({"image_ref": answer.image_ref})
 
 
 def url(answer: pb.ExecResponse | pb.AttachResponse | pb.PortForwardResponse) -> str:
-    """A stream that was prepared has an address."""
+    """Validate that a prepared stream has a URL."""
     return _missing({"url": answer.url})
 
 
@@ -294,34 +283,34 @@ def _missing(fields: dict[str, str | int]) -> str:
 
 
 AGENT_API_VERSION = "0.1.0"
-"""What agent and runtime call the agent's side of the protocol; it never changed."""
+"""Version of the kubelet's side of CRI; it has never changed."""
 
 
 class RuntimeClient(Service):
-    """Sandboxes and containers of one runtime."""
+    """Sandboxes and containers of a runtime."""
 
     path = RUNTIME_SERVICE
 
     # The runtime itself
 
     async def version(self) -> pb.VersionResponse:
-        """Ask who the runtime is."""
+        """Return the runtime's name and version."""
         request = pb.VersionRequest(version=AGENT_API_VERSION)
         return await self._call("Version", "version", request, pb.VersionResponse, check=version)
 
     async def status(self, *, verbose: bool = False) -> pb.StatusResponse:
-        """Ask whether runtime and network are ready, and what the runtime's handlers can do."""
+        """Return whether runtime and network are ready, and the features of the runtime handlers."""
         request = pb.StatusRequest(verbose=verbose)
         return await self._call("Status", "status", request, pb.StatusResponse, check=status)
 
     async def runtime_config(self) -> pb.RuntimeConfigResponse:
-        """Ask for the settings that the agent should follow: the cgroup driver."""
+        """Return the settings that the kubelet should adopt: the cgroup driver."""
         return await self._call(
             "RuntimeConfig", "runtime_config", pb.RuntimeConfigRequest(), pb.RuntimeConfigResponse
         )
 
     async def update_runtime_config(self, config: pb.RuntimeConfig) -> None:
-        """Tell the runtime the node's pod CIDR."""
+        """Send the node's pod CIDR to the runtime."""
         request = pb.UpdateRuntimeConfigRequest(runtime_config=config)
         await self._call(
             "UpdateRuntimeConfig", "update_runtime_config", request, pb.UpdateRuntimeConfigResponse
@@ -330,7 +319,7 @@ class RuntimeClient(Service):
     # Sandboxes
 
     async def run_pod_sandbox(self, config: pb.PodSandboxConfig, handler: str = "") -> str:
-        """Make a pod's sandbox, with its network, and return its id."""
+        """Create and start a pod's sandbox with its network, and return its id."""
         started, failed = perf_counter(), True
         try:
             answer = await self._call(
@@ -347,19 +336,19 @@ class RuntimeClient(Service):
             self._channel.metrics.observe_sandbox(handler, perf_counter() - started, failed=failed)
 
     async def stop_pod_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox and all its containers; stopping twice is fine."""
+        """Stop a sandbox and all its containers; idempotent."""
         request = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
         await self._call("StopPodSandbox", "stop_podsandbox", request, pb.StopPodSandboxResponse)
 
     async def remove_pod_sandbox(self, sandbox_id: str) -> None:
-        """Remove a sandbox and all its containers; removing twice is fine."""
+        """Remove a sandbox and all its containers; idempotent."""
         request = pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
         await self._call("RemovePodSandbox", "remove_podsandbox", request, pb.RemovePodSandboxResponse)
 
     async def pod_sandbox_status(
         self, sandbox_id: str, *, verbose: bool = False
     ) -> pb.PodSandboxStatusResponse:
-        """Ask for a sandbox's state and addresses."""
+        """Return the state and addresses of a sandbox."""
         return await self._call(
             "PodSandboxStatus",
             "podsandbox_status",
@@ -369,7 +358,7 @@ class RuntimeClient(Service):
         )
 
     async def list_pod_sandbox(self, filter: pb.PodSandboxFilter | None = None) -> list[pb.PodSandbox]:
-        """List sandboxes, all of them without a filter."""
+        """Return the sandboxes that match the filter, or all."""
         if self._streaming:
             with self._fall_back():
                 return [item async for item in self.stream_pod_sandboxes(filter)]
@@ -380,7 +369,7 @@ class RuntimeClient(Service):
     def stream_pod_sandboxes(
         self, filter: pb.PodSandboxFilter | None = None
     ) -> AsyncGenerator[pb.PodSandbox, None]:
-        """List sandboxes one by one, which has no limit of size."""
+        """Yield sandboxes one by one, without a size limit."""
         request = pb.StreamPodSandboxesRequest(filter=filter)
         parts = self._stream("StreamPodSandboxes", "list_podsandbox", request, pb.StreamPodSandboxesResponse)
         return flatten(parts, lambda part: part.pod_sandboxes)
@@ -392,7 +381,7 @@ class RuntimeClient(Service):
         overhead: pb.LinuxContainerResources | None = None,
         resources: pb.LinuxContainerResources | None = None,
     ) -> None:
-        """Tell the runtime that the pod's resources changed."""
+        """Notify the runtime of the pod's changed resources."""
         request = pb.UpdatePodSandboxResourcesRequest(
             pod_sandbox_id=sandbox_id, overhead=overhead, resources=resources
         )
@@ -408,7 +397,7 @@ class RuntimeClient(Service):
     async def create_container(
         self, sandbox_id: str, config: pb.ContainerConfig, sandbox_config: pb.PodSandboxConfig
     ) -> str:
-        """Make a container in a sandbox and return its id; it does not run yet."""
+        """Create a container in a sandbox, without starting it, and return its id."""
         request = pb.CreateContainerRequest(
             pod_sandbox_id=sandbox_id, config=config, sandbox_config=sandbox_config
         )
@@ -422,12 +411,12 @@ class RuntimeClient(Service):
         return answer.container_id
 
     async def start_container(self, container_id: str) -> None:
-        """Start a container that was made."""
+        """Start a created container."""
         request = pb.StartContainerRequest(container_id=container_id)
         await self._call("StartContainer", "start_container", request, pb.StartContainerResponse)
 
     async def stop_container(self, container_id: str, grace_seconds: int) -> None:
-        """Signal a container and kill it when the grace period is over; returns when it has ended."""
+        """Stop a container, with SIGKILL after the grace period, and return when it has exited."""
         await self._call(
             "StopContainer",
             "stop_container",
@@ -437,14 +426,14 @@ class RuntimeClient(Service):
         )
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container, killing it if it runs; removing twice is fine."""
+        """Remove a container, killing it if it runs; idempotent."""
         request = pb.RemoveContainerRequest(container_id=container_id)
         await self._call("RemoveContainer", "remove_container", request, pb.RemoveContainerResponse)
 
     async def container_status(
         self, container_id: str, *, verbose: bool = False
     ) -> pb.ContainerStatusResponse:
-        """Ask for a container's state."""
+        """Return the state of a container."""
         return await self._call(
             "ContainerStatus",
             "container_status",
@@ -454,7 +443,7 @@ class RuntimeClient(Service):
         )
 
     async def list_containers(self, filter: pb.ContainerFilter | None = None) -> list[pb.Container]:
-        """List containers, all of them without a filter."""
+        """Return the containers that match the filter, or all."""
         if self._streaming:
             with self._fall_back():
                 return [item async for item in self.stream_containers(filter)]
@@ -465,25 +454,25 @@ class RuntimeClient(Service):
     def stream_containers(
         self, filter: pb.ContainerFilter | None = None
     ) -> AsyncGenerator[pb.Container, None]:
-        """List containers one by one, which has no limit of size."""
+        """Yield containers one by one, without a size limit."""
         request = pb.StreamContainersRequest(filter=filter)
         parts = self._stream("StreamContainers", "list_containers", request, pb.StreamContainersResponse)
         return flatten(parts, lambda part: part.containers)
 
     async def update_container_resources(self, container_id: str, linux: pb.LinuxContainerResources) -> None:
-        """Change a container's cgroup while it runs."""
+        """Change the cgroup limits of a running container."""
         request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         await self._call(
             "UpdateContainerResources", "update_container", request, pb.UpdateContainerResourcesResponse
         )
 
     async def reopen_container_log(self, container_id: str) -> None:
-        """Make the runtime write to a new log file; the old one was renamed by then."""
+        """Reopen the container's log file, after the old one was renamed."""
         request = pb.ReopenContainerLogRequest(container_id=container_id)
         await self._call("ReopenContainerLog", "reopen_container_log", request, pb.ReopenContainerLogResponse)
 
     async def checkpoint_container(self, container_id: str, location: str, timeout_seconds: int = 0) -> None:
-        """Write a container's checkpoint to `location`; the request timeout is the least it gets."""
+        """Write a checkpoint of a container to `location`, within the longer of both timeouts."""
         if timeout_seconds < 0:
             raise ValueError(f"a checkpoint's timeout cannot be negative, got {timeout_seconds}")
         seconds = max(timeout_seconds, int(self._timeout))
@@ -496,9 +485,9 @@ class RuntimeClient(Service):
         )
 
     def container_events(self) -> AsyncGenerator[pb.ContainerEventResponse, None]:
-        """Yield every change of every container, until the connection breaks or the runtime ends.
+        """Yield every event of every container, until the connection breaks or the runtime exits.
 
-        Raises Unimplemented at the first step where the runtime has no such stream. Close it
+        The first iteration raises Unimplemented if the runtime has no such stream. Close the iterator
         (`contextlib.aclosing`) when leaving it early.
         """
         return self._stream(
@@ -514,9 +503,9 @@ class RuntimeClient(Service):
     async def exec_sync(
         self, container_id: str, command: Sequence[str], timeout_seconds: int = 0
     ) -> pb.ExecSyncResponse:
-        """Run a command in a container and return its output and exit code (not zero: no error).
+        """Run a command in a container and return its output and exit code; a non-zero code is not an error.
 
-        Raises CommandTimedOut when it took longer than `timeout_seconds` (0: as long as it takes).
+        Raises CommandTimedOut if it takes longer than `timeout_seconds` (0: no timeout).
         """
         try:
             return await self._call(
@@ -530,27 +519,27 @@ class RuntimeClient(Service):
             raise CommandTimedOut(command, timeout_seconds, err.message) from None
 
     async def exec(self, request: pb.ExecRequest) -> str:
-        """Prepare an interactive command and return the address of its stream."""
+        """Prepare a streaming exec session and return its URL."""
         return (await self._call("Exec", "exec", request, pb.ExecResponse, check=url)).url
 
     async def attach(self, request: pb.AttachRequest) -> str:
-        """Prepare a connection to a container's own streams and return its address."""
+        """Prepare a streaming attach session and return its URL."""
         return (await self._call("Attach", "attach", request, pb.AttachResponse, check=url)).url
 
     async def port_forward(self, request: pb.PortForwardRequest) -> str:
-        """Prepare connections to a sandbox's ports and return their address."""
+        """Prepare a port-forward session to a sandbox and return its URL."""
         return (
             await self._call("PortForward", "port_forward", request, pb.PortForwardResponse, check=url)
         ).url
 
 
 class ImageClient(Service):
-    """Images of one runtime."""
+    """Images of a runtime."""
 
     path = IMAGE_SERVICE
 
     async def list_images(self, filter: pb.ImageFilter | None = None) -> list[pb.Image]:
-        """List images, all of them without a filter."""
+        """Return the images that match the filter, or all."""
         if self._streaming:
             with self._fall_back():
                 return [item async for item in self.stream_images(filter)]
@@ -558,13 +547,13 @@ class ImageClient(Service):
         return list((await self._call("ListImages", "list_images", request, pb.ListImagesResponse)).images)
 
     def stream_images(self, filter: pb.ImageFilter | None = None) -> AsyncGenerator[pb.Image, None]:
-        """List images one by one, which has no limit of size."""
+        """Yield images one by one, without a size limit."""
         request = pb.StreamImagesRequest(filter=filter)
         parts = self._stream("StreamImages", "list_images", request, pb.StreamImagesResponse)
         return flatten(parts, lambda part: part.images)
 
     async def image_status(self, image: pb.ImageSpec, *, verbose: bool = False) -> pb.ImageStatusResponse:
-        """Ask for an image; the answer's `image` is not set when the runtime does not have it."""
+        """Return the status of an image; `image` of the response is unset if the runtime does not have it."""
         request = pb.ImageStatusRequest(image=image, verbose=verbose)
         return await self._call(
             "ImageStatus", "image_status", request, pb.ImageStatusResponse, check=image_status
@@ -576,7 +565,7 @@ class ImageClient(Service):
         auth: pb.AuthConfig | None = None,
         sandbox_config: pb.PodSandboxConfig | None = None,
     ) -> str:
-        """Pull an image, however long it takes, and return the runtime's reference to it."""
+        """Pull an image, without a deadline, and return the runtime's reference to it."""
         answer = await self._call(
             "PullImage",
             "pull_image",
@@ -588,12 +577,12 @@ class ImageClient(Service):
         return answer.image_ref
 
     async def remove_image(self, image: pb.ImageSpec) -> None:
-        """Remove an image; removing twice is fine."""
+        """Remove an image; idempotent."""
         request = pb.RemoveImageRequest(image=image)
         await self._call("RemoveImage", "remove_image", request, pb.RemoveImageResponse)
 
     async def image_fs_info(self) -> pb.ImageFsInfoResponse:
-        """Ask which file systems hold images and containers, and how full they are."""
+        """Return the filesystems of images and containers, and their usage."""
         return await self._call(
             "ImageFsInfo", "image_fs_info", pb.ImageFsInfoRequest(), pb.ImageFsInfoResponse
         )

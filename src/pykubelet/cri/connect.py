@@ -1,14 +1,11 @@
-"""The handshake with a runtime: find it, agree on CRI v1, and say plainly why not.
+"""Handshake with a container runtime: diagnose its socket, wait until it is ready, verify CRI v1.
 
-Bounded in time as a whole. A runtime that is there but still starting is waited for; a socket that
-is not there, or is something else, is an error at once.
+The handshake as a whole is bounded in time. A runtime that is still starting is waited for; a missing socket,
+or one with another protocol, is an immediate error. After a failure nothing stays open.
 
-Why a socket cannot be used, found out before gRPC hides the reason.
-
-gRPC reports every failure to connect as "unavailable". A person needs to know which it is: no file,
-not a socket, no permission, nobody listening, silence, or a program that speaks something else. So
-the socket is tried by hand once, at the start; the first frame that an HTTP/2 server must send is
-proof enough of gRPC for a good message.
+gRPC reports every connection failure as "unavailable". An operator needs to know which it is: no file, not a
+socket, no permission, no listener, no response, or another protocol. `probe` therefore connects to the socket
+directly; the first frame that an HTTP/2 server must send is sufficient evidence of gRPC.
 """
 
 from __future__ import annotations
@@ -46,10 +43,10 @@ _REMEDY = "start the container runtime, or set --container-runtime-endpoint to i
 
 
 async def probe(endpoint: Endpoint) -> None:
-    """Return when something that speaks HTTP/2 listens at the endpoint.
+    """Return when an HTTP/2 server listens at the endpoint.
 
-    Raises ConnectError, one line with the cause and a remedy. Silence is waited for: the caller
-    bounds it, and `silent` has the words.
+    Raises ConnectError, one line with the cause and a remedy. Waits indefinitely for a server that does not
+    respond: the caller bounds the time, and raises `silent`.
     """
     try:
         _check_file(endpoint)
@@ -71,7 +68,7 @@ async def probe(endpoint: Endpoint) -> None:
 
 
 def silent(endpoint: Endpoint, seconds: float) -> ConnectError:
-    """Give the error for a program that accepts connections and then says nothing."""
+    """Return the error for a server that accepts connections and does not respond."""
     return ConnectError(
         f"{endpoint} accepts connections but answered nothing within {seconds:g}s; "
         "see whether the container runtime hangs (its log says more), and restart it",
@@ -121,23 +118,23 @@ _RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConnection:
-    """A runtime that was found to speak CRI v1; an async context manager that closes itself."""
+    """Clients of a runtime that implements CRI v1; an async context manager that closes its connections."""
 
     runtime: RuntimeClient
     images: ImageClient
     stats: StatsClient
     version: pb.VersionResponse
-    """Who the runtime said it is when we connected."""
+    """The runtime's version at the time of the handshake."""
     channels: tuple[Channel, ...]
     """The runtime's channel, and the image service's if that is another endpoint."""
 
     @property
     def runtime_channel(self) -> Channel:
-        """The runtime's own connection, for services beside CRI on the same socket."""
+        """The runtime's channel, for other services on the same socket."""
         return self.channels[0]
 
     async def close(self) -> None:
-        """End the connections; calls under way fail with Unavailable."""
+        """Close the connections; calls in progress fail with Unavailable."""
         for channel in self.channels:
             await channel.close()
 
@@ -160,10 +157,10 @@ async def connect(
     """Connect to a runtime and its image service (by default at the same endpoint).
 
     `timeout` is the deadline of ordinary calls later on, `connect_timeout` bounds this handshake.
-    `stream_lists` uses streams for lists where the runtime has them.
+    `stream_lists` uses streaming list calls if the runtime has them.
 
-    Raises ConnectError (EndpointError for an endpoint that cannot be one): one line with the cause
-    and a remedy. Nothing stays open then.
+    Raises ConnectError (EndpointError for an endpoint that is not valid): one line with the cause and a
+    remedy. Nothing stays open then.
     """
     places = [_parse(endpoint)]
     if image_endpoint and (image_place := _parse(image_endpoint)).path != places[0].path:
@@ -179,7 +176,7 @@ async def connect(
             await channel.close()
         raise
     log.v(2).info(
-        "Connected to the container runtime",
+        "Connected to container runtime",
         endpoint=str(runtime.endpoint),
         imageEndpoint=str(images.endpoint),
         runtime=version.runtime_name,
@@ -199,7 +196,7 @@ def _parse(text: str) -> Endpoint:
     endpoint = Endpoint.parse(text)
     if endpoint.deprecated:
         log.warning(
-            "A bare path as runtime endpoint is deprecated, write it as a URL",
+            "Container runtime endpoint without URL scheme is deprecated",
             endpoint=text,
             url=str(endpoint),
         )
@@ -207,7 +204,7 @@ def _parse(text: str) -> Endpoint:
 
 
 async def _reach(channel: Channel, ask: Callable[[Channel], Awaitable[T]], end: float, limit: Duration) -> T:
-    """Ask until there is an answer or it is clear that there will be none, at most until `end`."""
+    """Call `ask`, and retry while the runtime is starting, at most until `end`."""
     starting: CriError | None = None
     try:
         async with asyncio.timeout_at(end):
@@ -234,7 +231,7 @@ async def _reach(channel: Channel, ask: Callable[[Channel], Awaitable[T]], end: 
 
 
 def _is_starting(err: CriError) -> bool:
-    # containerd listens before its CRI plugin is ready, and says so under the code Unknown.
+    # containerd listens before its CRI plugin is ready, and reports that with the code Unknown.
     return isinstance(err, Unavailable) or "not initialized yet" in err.message
 
 
@@ -253,7 +250,7 @@ async def _agree_on_version(channel: Channel) -> pb.VersionResponse:
 
 
 async def _other_version(channel: Channel) -> ConnectError:
-    """Find out what a runtime that does not know CRI v1 speaks instead."""
+    """Return the error for a runtime without CRI v1, after a query for v1alpha2."""
     try:
         found = await _ask_version(channel, _OLD_RUNTIME_SERVICE)
     except (Unimplemented, BadResponse):
@@ -271,7 +268,7 @@ async def _other_version(channel: Channel) -> ConnectError:
 
 async def _ask_version(channel: Channel, service: str) -> pb.VersionResponse:
     request = pb.VersionRequest(version=AGENT_API_VERSION)
-    # Both versions of the protocol have the same messages here. The caller bounds the time.
+    # Both versions of CRI have the same messages for this call. The caller bounds the time.
     return await channel.call(
         service + "Version", request, pb.VersionResponse, timeout=FOREVER, check=checks.version
     )

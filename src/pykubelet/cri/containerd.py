@@ -1,11 +1,10 @@
-"""containerd beside its CRI: its own event stream, and the way to a process that CRI has lost.
+"""containerd's own services: task events, and deletion of tasks that CRI has lost.
 
-containerd 1.6 has no CRI container events, but its own event service is on the same socket. The
-events are hints, not facts: a consumer asks the CRI for the truth after each, and relists when the
-stream breaks, because events in between are lost.
+containerd 1.6 has no CRI container events, but its event service is on the same socket. Events are hints: the
+consumer queries CRI after each one, and relists when the stream breaks, because events in between are lost.
 
-A start that is cut off (its caller was killed) can leave a process that CRI shows as ended and then
-refuses to remove; `delete_task` ends it.
+An interrupted start (its caller was killed) can leave a process that CRI reports as exited and then refuses
+to remove; `delete_task` kills and deletes it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CRI_NAMESPACE = "k8s.io"
 _TASK_SECONDS = 30.0
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
-# What is said of a process that still dies: by containerd itself, or by its shim, which has no codes.
+# Codes for a process that is still exiting: of containerd itself, and of its shim, which sets no code.
 _DYING = ("FailedPrecondition", "Unknown")
 Details = (
     tasks.TaskCreate
@@ -53,21 +52,21 @@ _KINDS: dict[str, type[Details]] = {kind.DESCRIPTOR.full_name: kind for kind in 
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """One thing that happened to a container's processes."""
+    """An event of a container's task."""
 
     time: float
-    """When, in seconds since the epoch, by containerd's clock."""
+    """Seconds since the epoch, by containerd's clock."""
     container_id: str
-    """The CRI's container or sandbox: a sandbox has a process too."""
+    """CRI container or sandbox id: a sandbox has a task as well."""
     details: Details
-    """What: `isinstance` tells which kind."""
+    """The event's message; its class is the event type."""
 
 
 async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> AsyncGenerator[TaskEvent, None]:
     """Yield every task event of a namespace until the connection breaks.
 
-    Close the iterator (`contextlib.aclosing`) when leaving it early. Raises Unimplemented where the
-    runtime is not containerd, Unavailable when the connection breaks.
+    Close the iterator (`contextlib.aclosing`) when leaving it early. Raises Unimplemented if the runtime is
+    not containerd, Unavailable when the connection breaks.
     """
     request = SubscribeRequest(filters=[f'topic~="^/tasks/",namespace=={namespace}'])
     envelopes = channel.stream(SUBSCRIBE, request, Envelope, timeout=FOREVER)
@@ -79,9 +78,9 @@ async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> Async
 
 
 async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_NAMESPACE) -> None:
-    """Kill and forget the process of a container or sandbox, if it has one.
+    """Kill and delete the task of a container or sandbox, if it has one.
 
-    Raises CriError: Unimplemented where the runtime is not containerd.
+    Raises CriError: Unimplemented if the runtime is not containerd.
     """
     headers = [("containerd-namespace", namespace)]
     kill = KillRequest(container_id=container_id, signal=signal.SIGKILL, all=True)
@@ -89,8 +88,8 @@ async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_
     try:
         await channel.call(f"{TASKS}Kill", kill, Empty, timeout=_TASK_SECONDS, headers=headers)
     except CriError as err:
-        # One that never got so far as to run cannot be killed, but deleted.
-        log.v(4).info("Could not kill a task", containerID=container_id, err=err)
+        # A task that never started cannot be killed, but it can be deleted.
+        log.v(4).info("Failed to kill containerd task", containerID=container_id, err=err)
     for pause in (*_PAUSES, None):
         try:
             await channel.call(
@@ -99,7 +98,7 @@ async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_
         except NotFound:
             return
         except CriError as err:
-            # It takes a moment to die.
+            # The process may still be exiting.
             if pause is None or err.code not in _DYING:
                 raise
             await asyncio.sleep(pause)
@@ -108,9 +107,9 @@ async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_
 
 
 def decode(envelope: Envelope) -> TaskEvent | None:
-    """Give an envelope's content, or None for a kind of event that this agent does not know.
+    """Return the event in an envelope, or None for an unknown event type.
 
-    Raises BadResponse where the content is not what its name says.
+    Raises BadResponse if the content does not match its type.
     """
     kind = _KINDS.get(envelope.event.type_url.rpartition("/")[2])
     if kind is None:

@@ -1,8 +1,18 @@
-"""Linux as the agent sees it: cgroups, mounts, /proc, sockets to systemd.
+"""Access to the Linux host: cgroups, mounts, /proc, /sys, netfilter, systemd.
 
-The only room that touches the machine directly.
+- `cgroupfs.py`: detection of cgroup v1 and v2; members and removal of a cgroup tree.
+- `dbus.py`, `systemd.py`: D-Bus client; transient units, sd_notify and the watchdog.
+- `hardware.py`, `host_info.py`: cAdvisor's MachineInfo; machine id, kernel, OS image, clock, boot time.
+- `inotify.py`, `lock_file.py`: file change events; `--lock-file`.
+- `iptables.py`, `network.py`: chains and rules; interfaces, routes, node IP, node name.
+- `kernel.py`: kernel features, sysctls, swap, tmpfs `noswap`, SELinux.
+- `loop_devices.py`, `mounts.py`: loop devices; mount table, unmounting, mount propagation.
+- `oom_watcher.py`: OOM kills in /dev/kmsg.
+- `port_owner.py`, `processes.py`, `process_limits.py`: listening sockets; processes; capabilities, rlimits,
+  OOM score.
+- `untrusted_files.py`: walking, removing and reading files that containers control.
 """
 
 
 class HostError(Exception):
-    """The machine is not as it has to be: one line with the cause and a remedy."""
+    """Raised when the host does not meet a requirement; the message is one line with cause and remedy."""

@@ -1,21 +1,14 @@
-"""Which cgroups this machine has, and where.
+"""Detection of the host's cgroup hierarchies, and members and removal of cgroup trees.
 
-Everything that limits or measures a container depends on the answer, so it is found once and
-handed on as facts. Whether the machine is unified (v2) is decided as the container runtimes
-decide it, by the type of the filesystem at /sys/fs/cgroup: two answers on one node would put
-pods where nobody looks for them.
+Whether the host uses cgroup v2 is decided by the filesystem type of /sys/fs/cgroup, as container runtimes do:
+if kubelet and runtime disagreed, pods would be in different hierarchies. `detect_cgroups` runs once at
+start-up, and its result is passed on.
 
-A named cgroup in every hierarchy of the machine: who is in it, and removing it whole.
-
-Works for v1 (one tree per controller), v2 (one tree) and both at once, because it goes by what
-is mounted and not by what the machine is said to be.
-
-A privileged container can nest cgroups without end below its own. They are walked from open directories
-(`tree_walk.py`), so that neither Python's stack nor PATH_MAX limits the depth, and in a thread.
-
-Whether the kernel can bound the swap of a cgroup: not every kernel counts it.
-
-On v2 the file is in every cgroup but the root's, so one below it answers for all.
+`find_trees`, `members`, `kill_members` and `remove` work on v1 (one tree per controller), v2 (one tree) and
+hybrid hosts, because they use what is mounted and not the detected mode. A privileged container can nest
+cgroups without limit below its own. Trees are therefore walked from open directories (`untrusted_files.py`),
+so that neither Python's stack nor PATH_MAX limits the depth, and in a thread. A removal that fails or is
+cancelled can be repeated.
 """
 
 from __future__ import annotations
@@ -48,24 +41,24 @@ REQUIRED_V2 = frozenset({"cpu", "cpuset", "memory", "pids"})
 
 
 class CgroupMode(Enum):
-    """How the kernel's controllers are laid out on this machine."""
+    """Layout of the cgroup controllers on this host."""
 
     V1 = "v1"
     HYBRID = "hybrid"
-    """v1, with a v2 hierarchy on the side that holds no controllers (systemd's)."""
+    """cgroup v1, plus a v2 hierarchy without controllers (systemd's)."""
     V2 = "v2"
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """The machine's cgroups."""
+    """The cgroup hierarchies of this host."""
 
     mode: CgroupMode
     root: Path
     mounts: dict[str, Path]
-    """v1 controller (or `name=systemd`) to mount point; on v2 every controller leads to the root."""
+    """Mount point by v1 controller (or `name=systemd`); on v2 each controller maps to the root."""
     own: dict[str, str]
-    """Controller to the cgroup of this process in it; "" is the v2 hierarchy."""
+    """Cgroup of this process by controller; "" is the v2 hierarchy."""
 
     @property
     def unified(self) -> bool:
@@ -74,26 +67,26 @@ class Cgroups:
 
     @property
     def controllers(self) -> frozenset[str]:
-        """The controllers that can be used, without named hierarchies."""
+        """The available controllers, without named hierarchies."""
         return frozenset(name for name in self.mounts if not name.startswith("name="))
 
     @property
     def missing(self) -> frozenset[str]:
-        """The controllers without which pods cannot be run."""
+        """The controllers that are required to run pods and are not available."""
         return (REQUIRED_V2 if self.unified else REQUIRED_V1) - self.controllers
 
     def path(self, controller: str, cgroup: str = "/") -> Path:
-        """Give the folder of a cgroup, named as in /proc/PID/cgroup, under a controller.
+        """Return the directory of a cgroup, named as in /proc/PID/cgroup, under a controller.
 
-        Raises KeyError when the controller is not there.
+        Raises KeyError if the controller is not available.
         """
         return self.mounts[controller] / cgroup.lstrip("/")
 
 
 def detect_cgroups(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Cgroups:
-    """Look at the machine.
+    """Return the cgroup hierarchies of this host.
 
-    Raises OSError when /proc cannot be read or `root` is not there.
+    Raises OSError if /proc cannot be read or `root` does not exist.
     """
     mode = decide_mode(filesystem_magic(root), _magic_or_none(root / "unified"))
     own = parse_own_cgroups((proc / "self/cgroup").read_text())
@@ -107,17 +100,17 @@ def detect_cgroups(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc
 
 
 def decide_mode(root_magic: int, unified_magic: int | None) -> CgroupMode:
-    """Decide by the filesystem types of /sys/fs/cgroup and /sys/fs/cgroup/unified."""
+    """Return the mode for the filesystem types of /sys/fs/cgroup and /sys/fs/cgroup/unified."""
     if root_magic == CGROUP2_MAGIC:
         return CgroupMode.V2
     return CgroupMode.HYBRID if unified_magic == CGROUP2_MAGIC else CgroupMode.V1
 
 
 def find_v1_mounts(mounts: Iterable[Mount], names: frozenset[str]) -> dict[str, Path]:
-    """Find each v1 controller's mount point.
+    """Return the mount point of each v1 controller.
 
-    `names` are those of `parse_own_cgroups`; they tell controllers from other mount options. Of
-    several mount points of one controller the first counts: later ones were made for containers.
+    `names` are the keys of `parse_own_cgroups`; they distinguish controllers from other mount options. If a
+    controller is mounted several times, the first mount point counts: later ones were made for containers.
     """
     found: dict[str, Path] = {}
     for mount in mounts:
@@ -128,7 +121,7 @@ def find_v1_mounts(mounts: Iterable[Mount], names: frozenset[str]) -> dict[str, 
 
 
 def parse_own_cgroups(text: str) -> dict[str, str]:
-    """Read /proc/PID/cgroup: controller to cgroup, the v2 hierarchy under ""."""
+    """Parse /proc/PID/cgroup: cgroup by controller, the v2 hierarchy under ""."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         _, names, cgroup = [*line.split(":", 2), "", ""][:3]
@@ -138,11 +131,11 @@ def parse_own_cgroups(text: str) -> dict[str, str]:
 
 
 def filesystem_magic(path: Path) -> int:
-    """Give the kernel's number for the type of the filesystem that a path is on.
+    """Return the magic number of the filesystem that a path is on (statfs `f_type`).
 
-    Raises OSError when there is no such path.
+    Raises OSError if the path does not exist.
     """
-    # Of struct statfs only the first word is of interest; it is an int on s390x and a long elsewhere.
+    # f_type is the first field of struct statfs: an int on s390x, a long elsewhere.
     word = ctypes.c_uint32 if platform.machine() == "s390x" else ctypes.c_long
     buffer = ctypes.create_string_buffer(512)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -163,12 +156,12 @@ _KINDS = frozenset({"cgroup", "cgroup2"})
 
 
 def hierarchies(mounts: Iterable[Mount]) -> list[Path]:
-    """Give the places where cgroup hierarchies are mounted, each once."""
+    """Return the mount points of the cgroup hierarchies, without duplicates."""
     return list(dict.fromkeys(mount.point for mount in mounts if mount.kind in _KINDS))
 
 
 def find_trees(name: str) -> list[Path]:
-    """Give the directories of the top-level cgroup `name` in all hierarchies that have it."""
+    """Return the directories of the top-level cgroup `name` in all hierarchies that have it."""
     return [tree for root in hierarchies(read_mounts()) if (tree := root / name).is_dir()]
 
 
@@ -180,13 +173,13 @@ def members(tree: Path) -> set[int]:
 
 
 async def kill_members(tree: Path, *, timeout: float = 5.0) -> bool:
-    """Kill every process in a cgroup and below, again and again until none is left.
+    """Send SIGKILL to all processes in a cgroup and below, repeatedly until it is empty or `timeout` expires.
 
-    Never kills the calling process. Returns whether the cgroup is empty.
+    Never kills the calling process. `timeout` is in seconds. Returns whether the cgroup is empty.
     """
     deadline = asyncio.get_running_loop().time() + timeout
     with suppress(OSError):
-        # Where the kernel offers it (v2 since 5.14) even a fork bomb cannot outrun it.
+        # cgroup.kill (v2, Linux 5.14) is atomic: a fork bomb cannot escape it.
         inside = await asyncio.to_thread(members, tree)
         if inside and os.getpid() not in inside:
             (tree / "cgroup.kill").write_text("1")
@@ -203,9 +196,9 @@ async def kill_members(tree: Path, *, timeout: float = 5.0) -> bool:
 
 
 async def remove(tree: Path, *, timeout: float = 5.0) -> bool:
-    """Remove a cgroup and those below it; returns whether it is gone.
+    """Remove a cgroup and its descendants; return whether it is gone.
 
-    The kernel lets go of a cgroup a moment after its last process, hence the patience.
+    Retries for `timeout` seconds: the kernel releases a cgroup shortly after its last process ended.
     """
     deadline = asyncio.get_running_loop().time() + timeout
     while not await asyncio.to_thread(_remove_once, tree):
@@ -216,13 +209,13 @@ async def remove(tree: Path, *, timeout: float = 5.0) -> bool:
 
 
 def _remove_once(tree: Path) -> bool:
-    """Remove the cgroups of a tree that hold no process; return whether all are gone. Raises OSError."""
+    """Remove the cgroups of a tree that have no processes; return whether all are gone. Raises OSError."""
     _walk(tree, _Removal())
     return _rmdir(tree)
 
 
 def _walk(tree: Path, visitor: Visitor) -> None:
-    """Visit a cgroup and all below it; one that does not exist is empty. Raises OSError."""
+    """Visit a cgroup and its descendants; one that does not exist is empty. Raises OSError."""
     try:
         opened = os.open(tree, OPEN_DIRECTORY)
     except OSError as err:
@@ -233,7 +226,7 @@ def _walk(tree: Path, visitor: Visitor) -> None:
 
 
 class _Cgroups:
-    """Base of visitors: enters all cgroups below the top, except where something is mounted over one."""
+    """Base of visitors: enters all cgroups below the top, except those that are hidden by a mount."""
 
     def entry(self, entry: os.DirEntry[str], _parent: int) -> bool:
         return entry.is_dir(follow_symlinks=False)
@@ -250,7 +243,7 @@ class _Cgroups:
 
 
 class _Members(_Cgroups):
-    """Collects pids."""
+    """Visitor that collects pids."""
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
@@ -260,7 +253,7 @@ class _Members(_Cgroups):
             with open("cgroup.procs", opener=lambda path, flags: os.open(path, flags, dir_fd=opened)) as file:
                 text = file.read()
         except OSError as err:
-            # Gone in the meantime, or a threaded v2 cgroup, whose root lists its members.
+            # Removed concurrently, or a threaded v2 cgroup, whose members its threaded root lists.
             if err.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
                 return
             raise
@@ -268,7 +261,7 @@ class _Members(_Cgroups):
 
 
 class _Removal(_Cgroups):
-    """Removes every cgroup below the top after those below it."""
+    """Visitor that removes every cgroup below the top, children first."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -281,7 +274,7 @@ class _Removal(_Cgroups):
 
     def leave(self, opened: int) -> None:
         if self._names:
-            # A cgroup cannot be moved below another one: ".." is the directory that it was entered from.
+            # The kernel cannot move a cgroup to another parent: ".." is where it was entered from.
             _rmdir(f"../{self._names.pop()}", opened)
 
 
@@ -299,12 +292,16 @@ def _rmdir(path: str | Path, directory: int | None = None) -> bool:
 def can_bound_swap(
     *, unified: bool, root: Path = Path("/sys/fs/cgroup"), swaps: Path = Path("/proc/swaps")
 ) -> bool:
-    """Look at the cgroups below `root`; `unified` says whether they are v2's."""
+    """Return whether the kernel can limit the swap of cgroups; `unified` is whether they are v2.
+
+    Not every kernel accounts swap. On v2 every cgroup but the root has `memory.swap.max`, so that one below
+    the root is enough.
+    """
     if not unified:
         return (root / "memory/memory.memsw.limit_in_bytes").exists()
     if any(root.glob("*/memory.max")):
         return any(root.glob("*/memory.swap.max"))
-    # Nobody has a cgroup with memory yet; where there is swap at all it will be counted.
+    # No cgroup has the memory controller enabled yet. A kernel with swap support accounts it.
     try:
         return "memory" in (root / "cgroup.controllers").read_text().split() and swaps.exists()
     except OSError:

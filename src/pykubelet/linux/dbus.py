@@ -1,21 +1,18 @@
-"""One connection to a D-Bus bus, or to a program that speaks D-Bus by itself, such as systemd.
+"""D-Bus client: the wire format, and one connection to a bus or to a peer such as systemd.
 
-It lives as long as the `async with` block it is opened in: calls are made, signals are heard, and then
-it is gone. There is nothing to keep alive or to mend between two tasks, and a program that restarts is
-simply found anew by the next one.
+`systemd.py` makes a handful of calls per unit; an own client costs less than the event loop, threads and
+memory of a library. A connection lives as long as the `async with` block that opened it, so that there is
+nothing to reconnect between two tasks: the next task connects to a restarted peer.
 
-Whoever is at the other end may hang, vanish or talk nonsense: every wait has an end, a connection that
-breaks ends all calls on it at once, and all of it is a `DBusError`.
+The peer may hang, exit or send invalid data. Every wait has a timeout, a broken connection fails all calls on
+it immediately, and every failure is a `DBusError`.
 
-D-Bus' words as bytes: values by their signature, and whole messages.
+Encoding and decoding are pure functions. Data from a socket is not trusted: anything that is not a valid
+message raises `DBusProtocolError` and nothing else, and no length field is believed beyond the bytes
+received.
 
-Everything here is a pure function of its arguments, and speaks to nobody. systemd is reached with a
-handful of calls, and a few pages of our own are less than a library's loop, threads and memory.
-What comes from a socket is not trusted: whatever is not a message raises `DBusProtocolError`, and nothing
-else, and what it claims to contain is never believed beyond the bytes that are there.
-
-A value is Python's plain one: `str` for s, o and g, `int`, `bool`, `float`; a list for an array
-(`bytes` for one of bytes, a dict for one of pairs), a tuple for a struct, and `Variant` for v.
+Values have Python's plain types: `str` for s, o and g, `int`, `bool`, `float`, a list for an array (`bytes`
+for an array of bytes, a dict for an array of dict entries), a tuple for a struct, and `Variant` for v.
 """
 
 from __future__ import annotations
@@ -34,9 +31,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""The protocol allows eight times that; systemd's answers to us are a few hundred bytes."""
+"""Largest message; the protocol allows 128 MiB, replies of systemd have a few hundred bytes."""
 HEAD_BYTES = 16
-"""What must be there to know how long a message is."""
+"""Bytes of a message that are needed to compute its size."""
 _MAX_DEPTH = 32
 _MAX_SIGNATURE = 255
 _FIELDS_SIGNATURE = "a(yv)"
@@ -52,18 +49,18 @@ _CLOSING = {"(": ")", "{": "}"}
 
 
 class DBusProtocolError(ValueError):
-    """Bytes that are no D-Bus message, or a value that does not fit its signature."""
+    """Raised for bytes that are not a D-Bus message, or a value that does not match its signature."""
 
 
 class Variant(NamedTuple):
-    """A value that carries its own type, one complete one, such as `t`."""
+    """A value with its own signature, which is one complete type such as `t`."""
 
     signature: str
     value: Any
 
 
 class MessageType(IntEnum):
-    """What a message is."""
+    """Type of a message."""
 
     CALL = 1
     RETURN = 2
@@ -73,25 +70,25 @@ class MessageType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message, whole."""
+    """A complete message."""
 
     kind: int
     serial: int
-    """Numbers the sender's messages, from 1."""
+    """Number of the message, from 1, unique per sender."""
     flags: int = 0
     path: str = ""
     interface: str = ""
     member: str = ""
     error: str = ""
     reply_to: int = 0
-    """The serial of the call that this answers."""
+    """Serial of the call that this message replies to."""
     destination: str = ""
     sender: str = ""
     signature: str = ""
     body: tuple[Any, ...] = ()
 
 
-# The header's fields by their number: the attribute, and the type on the wire.
+# Header fields by number: the attribute, and its type in the message.
 _FIELDS = {
     1: ("path", "o"),
     2: ("interface", "s"),
@@ -105,7 +102,7 @@ _FIELDS = {
 
 
 def encode_message(message: Message) -> bytes:
-    """Write a message, in the byte order of this protocol's most usual machines."""
+    """Encode a message in little-endian byte order."""
     body = encode(message.signature, message.body)
     fields = [
         (number, Variant(kind, value))
@@ -122,7 +119,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def message_size(head: bytes | bytearray) -> int:
-    """Give the size of the message that begins with these `HEAD_BYTES` bytes; raises WireError."""
+    """Return the size of the message with these first `HEAD_BYTES` bytes. Raises DBusProtocolError."""
     order = _order(head)
     version = head[3]
     if version != 1:
@@ -135,7 +132,7 @@ def message_size(head: bytes | bytearray) -> int:
 
 
 def decode_message(data: bytes) -> Message:
-    """Read one whole message; raises WireError."""
+    """Decode one complete message. Raises DBusProtocolError."""
     if len(data) < HEAD_BYTES or len(data) != message_size(data):
         raise DBusProtocolError("a message of another size than it says")
     order = _order(data)
@@ -145,7 +142,7 @@ def decode_message(data: bytes) -> Message:
     for number, variant in reader.read(_FIELDS_SIGNATURE, 0):
         name, kind = _FIELDS.get(number, ("", ""))
         if not name:
-            continue  # fields of later versions of the protocol are to be ignored
+            continue  # the specification requires unknown fields to be ignored
         if variant.signature != kind:
             raise DBusProtocolError(f"header field {number} has the type {variant.signature!r}")
         known[name] = variant.value
@@ -157,7 +154,7 @@ def decode_message(data: bytes) -> Message:
 
 
 def encode(signature: str, values: tuple[Any, ...]) -> bytes:
-    """Write values one after the other; raises WireError for one that does not fit."""
+    """Encode values in sequence. Raises DBusProtocolError for a value that does not match its type."""
     types = split_signature(signature)
     if len(types) != len(values):
         raise DBusProtocolError(f"{len(values)} values for the signature {signature!r}")
@@ -168,7 +165,7 @@ def encode(signature: str, values: tuple[Any, ...]) -> bytes:
 
 
 def decode(signature: str, data: bytes, *, big: bool = False) -> tuple[Any, ...]:
-    """Read what `encode` wrote, all of it; raises WireError."""
+    """Decode all of what `encode` returned. Raises DBusProtocolError."""
     reader = _Reader(data, ">" if big else "<", 0)
     values = tuple([reader.read(kind, 0) for kind in split_signature(signature)])
     if reader.at != len(data):
@@ -177,7 +174,7 @@ def decode(signature: str, data: bytes, *, big: bool = False) -> tuple[Any, ...]
 
 
 def split_signature(signature: str) -> list[str]:
-    """Give the complete types of a signature, `a{sv}u` as `a{sv}` and `u`; raises WireError."""
+    """Split a signature into complete types: `a{sv}u` is `a{sv}` and `u`. Raises DBusProtocolError."""
     if len(signature) > _MAX_SIGNATURE:
         raise DBusProtocolError("the signature is too long")
     found, at = [], 0
@@ -214,7 +211,7 @@ def _may_hold(code: str, inner: list[str], before: str) -> bool:
 
 
 class _Writer:
-    """Appends values; alignment counts from the start of its data."""
+    """Encoder; alignment counts from the start of its data."""
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
@@ -280,7 +277,7 @@ class _Writer:
 
 
 class _Reader:
-    """Takes values off; alignment counts from the start of its data."""
+    """Decoder; alignment counts from the start of its data."""
 
     def __init__(self, data: bytes, order: str, at: int) -> None:
         self.data = data
@@ -380,7 +377,7 @@ def _is_path(text: str) -> bool:
 
 
 CALL_SECONDS = 25.0
-"""How long an answer may take: the protocol's own usual time."""
+"""Seconds until a call times out: the usual value of D-Bus libraries."""
 CONNECT_SECONDS = 10.0
 _BUS = "org.freedesktop.DBus"
 _BUS_PATH = "/org/freedesktop/DBus"
@@ -392,7 +389,7 @@ _MAX_LINE = 16 * 1024
 
 
 class DBusError(OSError):
-    """A call was refused or not answered; `name` is the error's D-Bus name, if the other end gave one."""
+    """Raised when a call fails or times out; `name` is the peer's D-Bus error name, if it sent one."""
 
     def __init__(self, number: int, text: str, name: str = "") -> None:
         super().__init__(number, text)
@@ -406,9 +403,9 @@ class DBusError(OSError):
 async def connect(
     path: Path, *, bus: bool, seconds: float = CONNECT_SECONDS
 ) -> AsyncIterator[DBusConnection]:
-    """Open a connection to a socket; `bus` says whether a bus listens there or a single program.
+    """Open a connection to a socket; `bus` is whether a bus listens there or a single peer.
 
-    Raises DBusError when nobody lets us in within so many `seconds`.
+    Raises DBusError if the connection is not established within `seconds`.
     """
     connection = DBusConnection(path)
     try:
@@ -425,7 +422,7 @@ async def connect(
 
 
 class DBusConnection(asyncio.Protocol):
-    """An open connection; made by `connect`."""
+    """An open connection; created by `connect`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -450,7 +447,7 @@ class DBusConnection(asyncio.Protocol):
         *args: Any,
         seconds: float = CALL_SECONDS,
     ) -> tuple[Any, ...]:
-        """Call a method and give what it returns; raises DBusError."""
+        """Call a method and return the values of its reply. Raises DBusError."""
         serial = next(self._serials)
         message = Message(
             kind=MessageType.CALL,
@@ -482,12 +479,12 @@ class DBusConnection(asyncio.Protocol):
         return reply.body
 
     async def subscribe(self, rule: str) -> None:
-        """Have a bus pass signals on that match the rule."""
+        """Request from the bus the signals that match a rule (AddMatch). Raises DBusError."""
         await self.call(_BUS, _BUS_PATH, _BUS, "AddMatch", "s", rule)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[asyncio.Queue[Message | None]]:
-        """Collect the signals that arrive within the block, in order; None when nothing more will come."""
+        """Collect the signals that arrive within the block, in order; None if the connection ends."""
         heard: asyncio.Queue[Message | None] = asyncio.Queue()
         if self._over is not None:
             heard.put_nowait(None)
@@ -499,11 +496,11 @@ class DBusConnection(asyncio.Protocol):
 
     @property
     def over(self) -> DBusError | None:
-        """Why nothing more will come; None as long as the connection stands."""
+        """The reason why the connection ended; None while it is open."""
         return self._over
 
     async def open(self) -> None:
-        """Connect, and say who we are: the kernel tells the other end our user, and we only confirm it."""
+        """Connect and authenticate (EXTERNAL: the kernel passes on the user id). Raises DBusError."""
         loop = asyncio.get_running_loop()
         try:
             sock = await _reach(self._path)
@@ -521,18 +518,18 @@ class DBusConnection(asyncio.Protocol):
         await self._welcome
 
     def close(self) -> None:
-        """End the connection, and the calls on it."""
+        """Close the connection and fail its pending calls."""
         self._end(DBusError(errno.ENOTCONN, f"the connection to {self._path} is closed"))
 
-    # What the event loop says
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        # uvloop's have the methods, but not the class.
+        """Store the transport."""
+        # uvloop's transports have the methods, but not the base class.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; nonsense ends the connection."""
+        """Handle received data; an invalid message ends the connection."""
         self._data += data
         try:
             if not self._authenticated:
@@ -543,7 +540,7 @@ class DBusConnection(asyncio.Protocol):
             self._end(DBusError(errno.EBADMSG, f"{self._path} talks nonsense: {err}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End all calls."""
+        """Fail all pending calls."""
         why = f": {exc}" if exc is not None else ""
         self._end(DBusError(errno.ECONNRESET, f"{self._path} closed the connection{why}"))
 
@@ -581,10 +578,10 @@ class DBusConnection(asyncio.Protocol):
                     answer.set_result(message)
 
     def _nudge_later(self, seconds: float) -> None:
-        """Have the other end look again if it says nothing at all.
+        """Schedule a Ping if the peer has not sent any message yet.
 
-        systemd, when it is busy, reads the end of the greeting and the first call at once, and then waits
-        for more to arrive before it looks at the call.
+        A busy systemd may read the end of the authentication and the first call in one read, and then waits
+        for more data before it handles the call.
         """
         if self._nudge is None and not self._was_heard:
             loop = asyncio.get_running_loop()
@@ -618,13 +615,13 @@ class DBusConnection(asyncio.Protocol):
         for future in waiting:
             if not future.done():
                 future.set_exception(why)
-                future.exception()  # seen: its caller may have been cancelled just now
+                future.exception()  # mark as retrieved: the caller may have been cancelled concurrently
         for heard in self._heard:
             heard.put_nowait(None)
 
 
 async def _reach(path: Path) -> socket.socket:
-    """Connect to a socket; waits while its queue is full."""
+    """Connect to a socket; wait while its accept queue is full. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         while True:

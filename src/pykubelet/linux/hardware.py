@@ -1,7 +1,7 @@
-"""What a machine is made of: processors, memory, disks, networks, as `/spec/` tells it.
+"""Hardware inventory of the host, served at `/spec/`: CPUs, memory, NUMA nodes, disks, networks.
 
-The names are those of cAdvisor's v1 MachineInfo, which tools read there; what a machine does not tell (many
-virtual ones tell little) is zero or empty. Nothing here fails: a fact that cannot be read is left out.
+Field names are those of cAdvisor's v1 MachineInfo, which clients of `/spec/` parse. Nothing here raises: a
+value that cannot be read (virtual machines often lack some) is zero, empty or omitted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ON_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs"})
 
 
 class HugePages(msgspec.Struct, kw_only=True):
-    """Pages of one size; the size is in KiB."""
+    """Huge pages of one size; `page_size` is in KiB."""
 
     page_size: int
     num_pages: int
@@ -50,7 +50,7 @@ class Disk(msgspec.Struct, kw_only=True):
 
 
 class Network(msgspec.Struct, kw_only=True):
-    """A network device; `speed` is in Mbit/s, -1 when it does not say."""
+    """A network interface; `speed` is in Mbit/s, -1 if unknown."""
 
     name: str
     mac_address: str
@@ -59,7 +59,7 @@ class Network(msgspec.Struct, kw_only=True):
 
 
 class Core(msgspec.Struct, kw_only=True):
-    """A processor core and its threads."""
+    """A CPU core and its hardware threads."""
 
     core_id: int
     thread_ids: list[int]
@@ -80,7 +80,7 @@ class MemoryNode(msgspec.Struct, kw_only=True):
 
 
 class Hardware(msgspec.Struct, kw_only=True):
-    """A machine; capacities are in bytes."""
+    """The hardware of a host; capacities are in bytes."""
 
     timestamp: str
     vendor_id: str
@@ -110,7 +110,7 @@ def read_hardware(
     boot_id_files: str = BOOT_ID_FILES,
     root: Path = Path("/"),
 ) -> Hardware:
-    """Read what this machine is made of; it blocks, if briefly."""
+    """Read the hardware of this host. Blocks briefly."""
     identity = read_machine(machine_id_files, boot_id_files, root)
     cpuinfo, meminfo = _text(root / "proc/cpuinfo"), _text(root / "proc/meminfo")
     topology = _topology(root / "sys/devices/system")
@@ -211,7 +211,7 @@ def _networks(folder: Path) -> list[Network]:
         Network(
             name=path.name,
             mac_address=_text(path / "address").strip(),
-            # A device that is down, or has no wire, answers with an error or with -1.
+            # Reading the speed of an interface without carrier fails or yields -1.
             speed=_number(_text(path / "speed"), -1),
             mtu=_number(_text(path / "mtu")),
         )

@@ -1,12 +1,10 @@
-"""Which machine this is: its identities, its kernel, its operating system.
+"""Identity of the host (machine id, boot id, kernel, OS image), its clock and its boot time.
 
-A node's status carries these, and the cluster's people tell machines and boots apart by them, so they
-are found where the reference finds them. None of them changes while the agent runs.
+These values go into the node status, where users and controllers identify hosts and reboots by them, so they
+are read from the same files as upstream. None of them changes while the kubelet runs.
 
-The machine's clock: is it right, and since when does the machine run.
-
-Certificates, leases and tokens all fail in odd ways on a wrong clock, so it is worth asking. The
-boot id tells a reboot from a restart of the agent.
+The clock is checked because certificates, leases and tokens fail in confusing ways on a wrong clock. The boot
+id distinguishes a reboot from a kubelet restart.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from pathlib import Path
 MACHINE_ID_FILES = "/etc/machine-id,/var/lib/dbus/machine-id"
 BOOT_ID_FILES = "/proc/sys/kernel/random/boot_id"
 
-# A machine without firmware tables is known by the id of its installation.
+# A host without firmware tables is identified by its machine id.
 _SYSTEM_UUID_FILES = (
     "sys/class/dmi/id/product_uuid",
     "proc/device-tree/system-id",
@@ -41,7 +39,7 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a node's status says of its machine; what could not be found is empty."""
+    """Host information of the node status; values that could not be read are empty."""
 
     machine_id: str = ""
     system_uuid: str = ""
@@ -49,14 +47,14 @@ class Machine:
     kernel: str = ""
     os_image: str = ""
     architecture: str = ""
-    """In Kubernetes' words: amd64, arm64…"""
+    """Kubernetes' (Go's) name: amd64, arm64, …."""
     swap_bytes: int = 0
 
 
 def read_machine(
     machine_id_files: str = MACHINE_ID_FILES, boot_id_files: str = BOOT_ID_FILES, root: Path = Path("/")
 ) -> Machine:
-    """Read this machine; the files are those of `--machine-id-file` and `--boot-id-file`."""
+    """Read the host information; the files are those of `--machine-id-file` and `--boot-id-file`."""
     return Machine(
         machine_id=first_text(machine_id_files, root),
         system_uuid=_system_uuid(root),
@@ -69,25 +67,25 @@ def read_machine(
 
 
 def architecture(machine: str = "") -> str:
-    """Give the architecture as Kubernetes calls it; `machine` is the kernel's word, else asked for."""
+    """Return Kubernetes' name of an architecture; `machine` is as in uname(2), this host's if empty."""
     machine = machine or platform.machine()
     return _ARCHITECTURES.get(machine, machine)
 
 
 def first_text(files: str, root: Path = Path("/")) -> str:
-    """Give the text of the first file of a comma-separated list that can be read; empty without one."""
+    """Return the text of the first readable file of a comma-separated list; empty if none is readable."""
     found = (_read(root / file.lstrip("/")) for file in files.split(",") if file)
     return next((text.strip() for text in found if text is not None), "")
 
 
 def pretty_name(os_release: str) -> str:
-    """Find the operating system's name in the text of os-release; `Linux` when it is not there."""
+    """Return PRETTY_NAME of the text of os-release; `Linux` if it is missing."""
     match = re.search(r"PRETTY_NAME=(.*)", os_release)
     return match[1].strip('"') if match else "Linux"
 
 
 def parse_swap_total(meminfo: str) -> int:
-    """Find the bytes of swap in the text of /proc/meminfo."""
+    """Return the bytes of swap in the text of /proc/meminfo."""
     match = re.search(r"^SwapTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
@@ -116,7 +114,7 @@ _CLOCK_ERROR = 5
 
 
 class _Timex(ctypes.Structure):
-    # The beginning of struct timex; the kernel fills the rest, which nobody reads, into the padding.
+    # The first fields of struct timex; the kernel writes the others, which are unused, into the padding.
     _fields_ = [
         ("modes", ctypes.c_uint),
         ("offset", ctypes.c_long),
@@ -130,16 +128,16 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """What the kernel knows of its clock's quality."""
+    """Quality of the system clock as the kernel reports it."""
 
     synchronised: bool
     max_error_seconds: float
 
 
 def clock_state() -> ClockState:
-    """Ask the kernel whether someone (chrony, systemd-timesyncd, ntpd) keeps its clock right.
+    """Return whether the clock is synchronised (by chrony, systemd-timesyncd, ntpd) according to the kernel.
 
-    Raises OSError where the question is forbidden, as in some containers.
+    Raises OSError where adjtimex(2) is forbidden, as in some containers.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     timex = _Timex()  # modes 0: read only
@@ -151,24 +149,24 @@ def clock_state() -> ClockState:
 
 
 def decide_clock_state(state: int, status: int, max_error_micros: int) -> ClockState:
-    """Judge what adjtimex(2) answers."""
+    """Return the clock state for the result of adjtimex(2)."""
     return ClockState(state != _CLOCK_ERROR and not status & _UNSYNCHRONISED, max_error_micros / 1_000_000)
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:
-    """Give the id of this boot, which changes at every one."""
+    """Return the id of the current boot, which changes at every reboot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def boot_time(proc: Path = Path("/proc")) -> float:
-    """Give the moment of the boot, in seconds since 1970."""
+    """Return the boot time in seconds since the epoch."""
     return parse_boot_time((proc / "stat").read_text())
 
 
 def parse_boot_time(stat: str) -> float:
-    """Find the boot time in the text of /proc/stat.
+    """Return the boot time in the text of /proc/stat, in seconds since the epoch.
 
-    Raises ValueError when it is not there.
+    Raises ValueError if there is no `btime` line.
     """
     for line in stat.splitlines():
         key, _, value = line.partition(" ")

@@ -1,13 +1,13 @@
-"""Changes of files, as the kernel tells them, as an async iterator.
+"""inotify as an async iterator.
 
     with Inotify() as changes:
         changes.watch("/etc/kubernetes/manifests", Mask.CREATE | Mask.MOVED_TO)
         async for event in changes:
             ...
 
-One task iterates. The descriptor lives as long as the `with` block, whatever ends it, and a
-kernel queue that ran over arrives as an event of its own (`event.overflowed`): from then on the
-only truth is to read the folder again.
+One task iterates. The descriptor is closed at the end of the `with` block, also after an exception or a
+cancellation. An overflow of the kernel's queue arrives as an event (`event.overflowed`): events were lost,
+and the caller must list the directory again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HINTS = {
 
 
 class Mask(IntFlag):
-    """What to hear of, and what was heard (see inotify(7))."""
+    """Event types to watch, and of an event (see inotify(7))."""
 
     ACCESS = 0x1
     MODIFY = 0x2
@@ -59,24 +59,24 @@ class Mask(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change."""
+    """An inotify event."""
 
     watch: int
-    """What `Inotify.watch` returned; -1 when the queue ran over."""
+    """Watch descriptor that `Inotify.watch` returned; -1 for a queue overflow."""
     mask: Mask
     cookie: int
-    """The same for the two halves of a rename."""
+    """Equal for the MOVED_FROM and MOVED_TO events of one rename."""
     name: str
-    """The file inside a watched folder; "" for the watched thing itself."""
+    """Name of the file in a watched directory; "" for the watched file or directory itself."""
 
     @property
     def overflowed(self) -> bool:
-        """Whether events were lost, so that everything must be read again."""
+        """Whether events were lost, so that the caller must list everything again."""
         return Mask.Q_OVERFLOW in self.mask
 
 
 class Inotify:
-    """An inotify instance; iterate over it from one task."""
+    """An inotify instance; one task at a time may iterate over it."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -87,9 +87,9 @@ class Inotify:
         self._waiting: asyncio.Future[None] | None = None
 
     def watch(self, path: str | Path, mask: Mask) -> int:
-        """Start to hear of a file or folder, or change what is heard of it; gives the watch's number.
+        """Add or modify the watch of a file or directory; return the watch descriptor.
 
-        Raises OSError naming the path: it is not there, not readable, or there are no watches left.
+        Raises OSError with the path if it does not exist, is not readable, or no watches are left.
         """
         number: int = self._libc.inotify_add_watch(self._open_fd(), os.fsencode(path), ctypes.c_uint32(mask))
         if number < 0:
@@ -97,12 +97,12 @@ class Inotify:
         return number
 
     def unwatch(self, watch: int) -> None:
-        """Stop to hear of something; a watch that the kernel already took away is fine."""
+        """Remove a watch; one that the kernel has already removed is ignored. Raises OSError."""
         if self._libc.inotify_rm_watch(self._open_fd(), watch) < 0 and ctypes.get_errno() != errno.EINVAL:
             raise _error(f"watch {watch}")
 
     def close(self) -> None:
-        """Give the descriptor back; an iteration under way ends."""
+        """Close the descriptor; an iteration in progress ends."""
         if self._fd >= 0:
             if self._waiting is not None:
                 self._waiting.get_loop().remove_reader(self._fd)
@@ -122,7 +122,7 @@ class Inotify:
     def read_queued(self) -> list[Event]:
         """Return the events that happened up to now and were not returned yet, without waiting.
 
-        At most about as many as the kernel queues, so that a flood of new ones does not keep it reading.
+        Returns at most about as many as the kernel queues, so that it ends despite a flood of new events.
         """
         while self._fd >= 0 and len(self._pending) < _QUEUE:
             try:
@@ -161,7 +161,7 @@ class Inotify:
 
 
 def parse_events(data: bytes) -> list[Event]:
-    """Split what the kernel gives at one read."""
+    """Parse the data of one read from an inotify descriptor."""
     events, position = [], 0
     while position + _HEADER.size <= len(data):
         watch, mask, cookie, length = _HEADER.unpack_from(data, position)

@@ -1,17 +1,16 @@
-"""Taking one CNI network's rules out of the machine's packet filter.
+"""iptables: removal of a CNI network's rules, and the chains that the kubelet maintains for other components.
 
-The CNI plugins `bridge` and `portmap` label what they add with the network's name, so a network's
-rules can be found and removed even when the plugins themselves can no longer be asked. What to
-remove is decided from the text of `iptables-save`; it is removed in one transaction, so that no
-chain is ever left without the jump that says whose it is.
+The CNI plugins `bridge` and `portmap` put the network's name into a comment of each rule, so that the rules
+of a network can be found and removed even if the plugins are not available any more. The rules to remove are
+computed from `iptables-save`, and removed in one transaction, so that no chain is left without the jump that
+identifies its network.
 
-Chains in the machine's packet filter that others rely on a node's agent for (`makeIPTablesUtilChains`).
-
-The agent needs none of them itself. Components in containers look for `KUBE-IPTABLES-HINT` to learn which
-of the two iptables this machine uses; `KUBE-FIREWALL` keeps packets for 127.0.0.0/8 out that did not come
-from there, which a kernel that routes loopback would let in; and when somebody flushes the packet filter,
-the canary is gone, by which the rest is noticed and made again. What is missing is decided from the text of
-`iptables-save`, and added in one transaction per family; what is there is never touched.
+With `makeIPTablesUtilChains` the kubelet maintains chains that it does not use itself. Components in
+containers look for `KUBE-IPTABLES-HINT` to detect the iptables variant (legacy or nft) of the host;
+`KUBE-FIREWALL` drops packets to 127.0.0.0/8 from other sources, which a kernel that routes loopback addresses
+would accept; the canary chain detects a flush, after which all chains are recreated. Missing chains and rules
+are computed from `iptables-save` and added in one transaction per address family; existing ones are never
+changed.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
 SHARED_CHAINS = frozenset({"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"})
-"""Chains that `portmap` makes once and that all networks of a machine share."""
+"""Chains that `portmap` creates once and that all networks of the host share."""
 _OWN_CHAIN = re.compile(r"CNI-(DN-)?[0-9a-f]+")
 _WHOLE_NAME = re.compile(r"CNI-(?:[0-9a-f]{24}|DN-[0-9a-f]{21})")
 _CHAIN_LENGTH = 28
-"""As long as the plugins make a chain's name; the kernel's limit."""
+"""Length of the plugins' chain names, which is the kernel's limit."""
 _PROGRAMS = ("iptables", "ip6tables")
 
 
 @dataclass(slots=True)
 class Table:
-    """One table of the packet filter."""
+    """One table of iptables."""
 
     name: str
     chains: list[str] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
-    """Each as `iptables-save` writes it: `-A CHAIN …`."""
+    """Rules as `iptables-save` writes them: `-A CHAIN …`."""
 
 
 def parse_save(text: str) -> list[Table]:
-    """Read what `iptables-save` prints."""
+    """Parse the output of `iptables-save`."""
     tables: list[Table] = []
     for line in text.splitlines():
         if line.startswith("*"):
@@ -61,14 +60,14 @@ def parse_save(text: str) -> list[Table]:
 
 
 def rules_of(text: str, network: str) -> list[str]:
-    """Give the rules that are labelled with this network's name."""
+    """Return the rules with this network's name in their comment."""
     return [rule for table in parse_save(text) for rule in table.rules if _is_labelled(rule, network)]
 
 
 def chains_of(network: str, sandboxes: Iterable[str]) -> set[str]:
-    """Give the names that the plugins derive for the chains of these sandboxes.
+    """Return the names that the plugins derive for the chains of these sandboxes.
 
-    A plugin that is killed half-way can leave an empty chain, and that bears no label.
+    A plugin that is killed midway can leave an empty chain, which has no comment to find it by.
     """
     digests = [hashlib.sha512(f"{network}{sandbox}".encode()).hexdigest() for sandbox in sandboxes]
     return {f"{prefix}{digest}"[:_CHAIN_LENGTH] for digest in digests for prefix in ("CNI-", "CNI-DN-")}
@@ -82,12 +81,12 @@ def plan_removal(
     keep_chains: Collection[str] = SHARED_CHAINS,
     sweep: bool = False,
 ) -> str:
-    """Decide how to remove a network from the packet filter whose `iptables-save` is `text`.
+    """Compute how to remove a network from the packet filter whose `iptables-save` is `text`.
 
-    Returns what `iptables-restore --noflush` shall read; empty when there is nothing to do. The
-    shared chains that are not in `keep_chains` go, too, once no other network uses them. With
-    `sweep` so do the plugins' chains that are empty and that nobody jumps to: when a plugin is
-    killed, the `iptables` that it had started still makes the chain, after all else was cleaned up.
+    Returns the input of `iptables-restore --noflush`; empty if there is nothing to remove. Shared chains that
+    are not in `keep_chains` are removed as well if no other network uses them. With `sweep`, so are the
+    plugins' empty chains without a jump to them: when a plugin is killed, the `iptables` process that it
+    started still creates its chain, after everything else was cleaned up.
     """
     blocks = []
     for table in parse_save(text):
@@ -97,7 +96,7 @@ def plan_removal(
 
 
 async def save(program: str = "iptables") -> str:
-    """Give the packet filter's text; empty where the program or the kernel's part is missing."""
+    """Return the output of `iptables-save`; empty if the command or its kernel support is missing."""
     try:
         return await run(f"{program}-save")
     except CommandError:
@@ -105,7 +104,7 @@ async def save(program: str = "iptables") -> str:
 
 
 async def shared_chains_present() -> set[str]:
-    """Give those shared chains that exist now."""
+    """Return the shared chains that exist."""
     found: set[str] = set()
     for program in _PROGRAMS:
         for table in parse_save(await save(program)):
@@ -114,7 +113,7 @@ async def shared_chains_present() -> set[str]:
 
 
 async def network_traces(network: str, sandboxes: Iterable[str] = ()) -> list[str]:
-    """Give the rules of a network, and the chains of its sandboxes, that are there now."""
+    """Return the existing rules of a network, and the existing chains of its sandboxes."""
     known, found = chains_of(network, sandboxes), []
     for program in _PROGRAMS:
         text = await save(program)
@@ -130,9 +129,9 @@ async def remove_network(
     keep_chains: Collection[str] = SHARED_CHAINS,
     sweep: bool = False,
 ) -> None:
-    """Remove a network's rules and chains, IPv4 and IPv6; see `plan_removal`.
+    """Remove a network's IPv4 and IPv6 rules and chains; see `plan_removal`.
 
-    Raises CommandError when someone else keeps changing the same rules under our hands.
+    Raises CommandError if another process keeps changing the same rules.
     """
     for program in _PROGRAMS:
         for attempt in range(5):
@@ -143,7 +142,7 @@ async def remove_network(
             try:
                 await run(f"{program}-restore", "--noflush", "--wait", "5", input=plan.encode())
             except CommandError:
-                # Between reading and writing a plugin may have removed what we wanted to remove.
+                # A plugin may have removed the same rules since they were listed.
                 if attempt == 4:
                     raise
 
@@ -181,14 +180,14 @@ def _plan_table(table: Table, network: str, known: set[str], keep: frozenset[str
         return ""
     lines = [f"*{table.name}"]
     lines += ["-D " + rule.removeprefix("-A ") for rule in deletions]
-    # All are emptied before any is deleted: a chain that is jumped to cannot be deleted.
+    # All are flushed before any is deleted: a chain with a jump to it cannot be deleted.
     lines += [f"-F {name}" for name in sorted(doomed)]
     lines += [f"-X {name}" for name in sorted(doomed)]
     return "\n".join([*lines, "COMMIT", ""])
 
 
 def _unused_shared(table: Table, remaining: list[str], keep: frozenset[str]) -> set[str]:
-    """Give the shared chains that serve nobody: no host port is left, and no stranger jumps there."""
+    """Return the shared chains that are unused: no host port is left, and no other chain jumps to them."""
     present = SHARED_CHAINS.intersection(table.chains)
     if any(_chain(rule) == "CNI-HOSTPORT-DNAT" for rule in remaining):
         return set()
@@ -209,16 +208,16 @@ _MARTIANS = (
 
 
 def plan_chains(text: str, *, ipv6: bool = False) -> str:
-    """Say what `iptables-restore --noflush` shall add to the packet filter whose `iptables-save` is `text`.
+    """Return the input of `iptables-restore --noflush` that adds what is missing in `text` (`iptables-save`).
 
-    Empty when nothing is missing. Only IPv4 has martian packets to keep out.
+    Empty if nothing is missing. Only IPv4 needs the rule that drops martian packets.
     """
     tables = {table.name: table for table in parse_save(text)}
     wanted = {"mangle": [HINT, CANARY], "nat": [CANARY], "filter": [CANARY] if ipv6 else [CANARY, FIREWALL]}
     blocks = []
     for name, chains in wanted.items():
         table = tables.get(name, Table(name))
-        # A chain that is named here anew would be emptied.
+        # iptables-restore would flush an existing chain that is declared again.
         lines = [f":{chain} - [0:0]" for chain in chains if chain not in table.chains]
         if FIREWALL in chains:
             lines += _missing_rules(table.rules)
@@ -228,16 +227,17 @@ def plan_chains(text: str, *, ipv6: bool = False) -> str:
 
 
 async def ensure_chains(program: str = "iptables") -> None:
-    """Have the chains of one family; raises CommandError."""
+    """Ensure that the chains of one address family exist. Raises CommandError."""
     if plan := plan_chains(await run(f"{program}-save"), ipv6=program == "ip6tables"):
         await run(f"{program}-restore", "--noflush", "--wait", "5", input=plan.encode())
 
 
 async def keep_chains(program: str, every: float = CHECK_SECONDS) -> None:
-    """Have the chains of one family, and have them again when they were flushed; for ever.
+    """Ensure that the chains of one address family exist, and recreate them after a flush, until cancelled.
 
-    Returns where there is no such packet filter: then there is nobody who would need them. One that only
-    fails is tried a few times: while a machine boots others hold its lock for long.
+    Checks every `every` seconds. Returns if the host does not have this packet filter: no component can need
+    the chains then. A failing one is tried three times: while a host boots, other processes hold the lock for
+    long.
     """
     for tries in itertools.count(1):
         try:
@@ -246,11 +246,9 @@ async def keep_chains(program: str, every: float = CHECK_SECONDS) -> None:
         except CommandError as err:
             missing = shutil.which(f"{program}-save", path=search_path()) is None
             if missing or tries == _FIRST_TRIES:
-                log.info(
-                    "No iptables chains for other components on this machine", program=program, why=str(err)
-                )
+                log.info("Failed to create iptables chains, giving up", program=program, err=str(err))
                 return
-            log.v(2).info("Could not have iptables chains yet", program=program, why=str(err))
+            log.v(2).info("Failed to create iptables chains, retrying", program=program, err=str(err))
             await asyncio.sleep(every)
     log.info("Initialized iptables rules", program=program)
     while True:
@@ -260,7 +258,7 @@ async def keep_chains(program: str, every: float = CHECK_SECONDS) -> None:
                 log.v(2).info("Reloading after iptables flush", program=program)
                 await ensure_chains(program)
         except CommandError as err:
-            log.error(err, "Could not have iptables chains again; will be tried again", program=program)
+            log.error(err, "Failed to restore iptables chains, retrying", program=program)
 
 
 async def _canary_lives(program: str) -> bool:

@@ -1,23 +1,18 @@
-"""What the running kernel can do, and how it is tuned.
+"""Kernel features, sysctls, swap, tmpfs `noswap` and SELinux of the host.
 
-A missing feature shows itself late and oddly (a sandbox that does not start, a network without
-answers), so the doctor asks first. `KERNEL_DEFAULTS` are the values that the kubelet expects:
-with `protectKernelDefaults` it refuses to start on others, without it sets them.
+A missing kernel feature shows late and with unrelated symptoms (a sandbox that does not start, a network
+without replies), so `pykubelet doctor` checks for it. `KERNEL_DEFAULTS` are the sysctl values that the
+kubelet expects: with `protectKernelDefaults` it refuses to start on others, without it sets them.
 
-Whether memory of this machine can be swapped out, and to where.
+`failSwapOn` counts every area in /proc/swaps, zram as much as a disk: the memory requests of pods are for
+memory, and neither is memory.
 
-`failSwapOn` hangs on it. Any area that /proc/swaps lists counts, zram as much as a disk: pods
-were promised memory, and none of these is memory.
+Secrets are on tmpfs, and a swapping kernel writes tmpfs to disk unless it is mounted with `noswap`. Kernels
+before 6.4 do not have this option (some distributions backport it), and user namespaces may not use it.
 
-Whether files that are meant to be in memory only can be kept from the disk.
-
-Secrets are on tmpfs, and a kernel that swaps writes tmpfs to disk unless the mount says `noswap`, which
-kernels before 6.4 do not know (some distributions' do) and user namespaces may not say.
-
-SELinux, where the machine has it: whether it does, and folders that plugins in containers may use.
-
-A container may touch only files with a label for containers. Plugins put their sockets into folders of the
-agent, so these folders must have it; a plugin without privileges would not come to be heard otherwise.
+With SELinux a container may only access files with a container label. Plugins create their sockets in
+directories of the kubelet, so these directories must have it; the kubelet would not see an unprivileged
+plugin otherwise.
 """
 
 from __future__ import annotations
@@ -47,12 +42,12 @@ NAMESPACES = frozenset({"ipc", "mnt", "net", "pid", "user", "uts"})
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A part of the kernel that may be built in, a module, or left out."""
+    """A kernel feature that may be built in, a module, or missing."""
 
     name: str
     module: str
     option: str
-    """Its name in the kernel's configuration."""
+    """Name of the kernel configuration option."""
     purpose: str
 
 
@@ -68,23 +63,23 @@ FEATURES = (
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """Everything that was read of the kernel."""
+    """Observed state of the running kernel."""
 
     release: str
     present: frozenset[str] = frozenset()
-    """Modules that are loaded, built in or loadable, and filesystems, by name."""
+    """Names of loaded, built-in and loadable modules, and of filesystems."""
     config: Mapping[str, str] | None = None
-    """The kernel's configuration, None when it is not published."""
+    """Kernel configuration; None if it is not published."""
     namespaces: frozenset[str] = frozenset()
     max_user_namespaces: int = 0
     seccomp: bool = False
     bridge_netfilter_active: bool = False
     modules_known: bool = False
-    """Whether the list of built-in and loadable modules was there."""
+    """Whether the list of built-in and loadable modules was readable."""
 
 
 def feature_state(feature: Feature, facts: KernelFacts) -> bool | None:
-    """Whether a kernel has a feature; None when it does not tell."""
+    """Return whether a kernel has a feature; None if that cannot be determined."""
     if feature.name == "seccomp" and facts.seccomp:
         return True
     if feature.name == "user namespaces":
@@ -101,13 +96,13 @@ def feature_state(feature: Feature, facts: KernelFacts) -> bool | None:
 def kernel_default_differences(
     proc: Path = Path("/proc"), defaults: Mapping[str, int] = KERNEL_DEFAULTS
 ) -> dict[str, tuple[int, int | None]]:
-    """Compare the kernel's settings with the expected: name to (expected, actual or None if unreadable)."""
+    """Return the sysctls with unexpected values: (expected, actual or None if unreadable) by name."""
     actual = {name: read_sysctl(name, proc) for name in defaults}
     return {name: (want, actual[name]) for name, want in defaults.items() if actual[name] != want}
 
 
 def read_sysctl(name: str, proc: Path = Path("/proc")) -> int | None:
-    """Read a numeric setting such as `vm/overcommit_memory`; None when it is not there or no number."""
+    """Return a numeric sysctl such as `vm/overcommit_memory`; None if it is missing or not a number."""
     try:
         return int((proc / "sys" / name).read_text())
     except (OSError, ValueError):
@@ -115,12 +110,12 @@ def read_sysctl(name: str, proc: Path = Path("/proc")) -> int | None:
 
 
 def write_sysctl(name: str, value: int, proc: Path = Path("/proc")) -> None:
-    """Change a numeric setting; raises OSError where the kernel or its owner does not let us."""
+    """Set a numeric sysctl. Raises OSError if the kernel rejects the value or permission is missing."""
     (proc / "sys" / name).write_text(str(value))
 
 
 def read_kernel(proc: Path = Path("/proc"), root: Path = Path("/")) -> KernelFacts:
-    """Read what this machine's kernel says of itself; what cannot be read counts as not said."""
+    """Read the state of the running kernel; what cannot be read counts as missing."""
     release = os.uname().release
     folder = root / "lib/modules" / release
     listed = [_read(folder / "modules.builtin"), _read(folder / "modules.dep")]
@@ -139,9 +134,9 @@ def read_kernel(proc: Path = Path("/proc"), root: Path = Path("/")) -> KernelFac
 
 
 def parse_release(release: str) -> tuple[int, ...]:
-    """Take the numbers out of `6.1.0-18-amd64`, for comparing: (6, 1, 0).
+    """Return the version of a release for comparisons: (6, 1, 0) for `6.1.0-18-amd64`.
 
-    Raises ValueError when it does not begin with a number.
+    Raises ValueError if it does not begin with a number.
     """
     match = re.match(r"\d+(\.\d+)*", release)
     if match is None:
@@ -150,18 +145,18 @@ def parse_release(release: str) -> tuple[int, ...]:
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """Read a kernel configuration; options that are not set are left out."""
+    """Parse a kernel configuration; options that are not set are omitted."""
     pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
     return {name: value.strip().strip('"') for name, _, value in pairs}
 
 
 def parse_filesystems(text: str) -> frozenset[str]:
-    """Read /proc/filesystems: the last word of each line."""
+    """Parse /proc/filesystems: the last word of each line."""
     return frozenset(line.split()[-1] for line in text.splitlines() if line.split())
 
 
 def parse_module_list(texts: Iterable[str]) -> frozenset[str]:
-    """Take the names out of modules.builtin and modules.dep (`kernel/fs/overlayfs/overlay.ko.xz: ...`)."""
+    """Parse the module names of modules.builtin and modules.dep (`kernel/fs/overlayfs/overlay.ko.xz: …`)."""
     found = set()
     for text in texts:
         for line in text.splitlines():
@@ -212,9 +207,9 @@ class SwapArea:
 
 
 def swap_areas(path: Path = Path("/proc/swaps")) -> list[SwapArea]:
-    """List the areas in use; none when the kernel knows no swap.
+    """Return the active swap areas; empty if the kernel has no swap support.
 
-    Raises OSError when the file is there and cannot be read.
+    Raises OSError if /proc/swaps exists and cannot be read.
     """
     try:
         return parse_swaps(path.read_text())
@@ -223,15 +218,15 @@ def swap_areas(path: Path = Path("/proc/swaps")) -> list[SwapArea]:
 
 
 def parse_swaps(text: str) -> list[SwapArea]:
-    """Read the text of /proc/swaps: a line of headings, then one area a line.
+    """Parse the text of /proc/swaps: a header line, then one area per line.
 
-    A line of an unknown shape still is an area: better to refuse once too often than to swap.
+    A line of unknown format counts as an area: failing to start is safer than swapping.
     """
     return [_parse_line(line) for line in text.strip().splitlines()[1:] if line.strip()]
 
 
 def swap_problem(areas: list[SwapArea]) -> str | None:
-    """Say in one line why `failSwapOn` refuses to start, or give None when nothing is swapped."""
+    """Return the one-line reason why `failSwapOn` prevents the start, or None if there is no swap."""
     if not areas:
         return None
     listed = "; ".join(str(area) for area in areas)
@@ -242,7 +237,7 @@ def swap_problem(areas: list[SwapArea]) -> str | None:
 
 
 def _parse_line(line: str) -> SwapArea:
-    # The name may hold blanks of its own where an old kernel does not escape them.
+    # Old kernels do not escape blanks in the path.
     fields = line.rsplit(maxsplit=4)
     try:
         name, kind, size, used, priority = fields
@@ -263,7 +258,7 @@ def _size(kib: int) -> str:
 
 
 def can_refuse_swap(folder: Path) -> bool:
-    """Find out by a mount below `folder`, which is taken away again. Blocks."""
+    """Return whether tmpfs supports `noswap`, by a temporary test mount below `folder`. Blocks."""
     try:
         with tempfile.TemporaryDirectory(prefix="tmpfs-noswap-", dir=folder) as place:
             mount("tmpfs", Path(place), "tmpfs", "noswap")
@@ -281,19 +276,22 @@ Write = Callable[[Path, str, bytes], None]
 
 
 def has_selinux(fs: Path = FS) -> bool:
-    """Whether the machine has SELinux."""
+    """Return whether the host has SELinux."""
     return (fs / "enforce").exists()
 
 
 def share_with_containers(folder: Path, fs: Path = FS, write: Write = os.setxattr) -> None:
-    """Label a folder so that containers may use it; does nothing where there is no SELinux."""
+    """Set the SELinux label that lets containers use a directory; do nothing without SELinux.
+
+    A failure is logged only.
+    """
     if not has_selinux(fs):
         return
     try:
         write(folder, _ATTRIBUTE, CONTAINER_FILES.encode())
     except OSError as err:
         log.warning(
-            "Could not set the SELinux label of a folder: plugins in plain containers may not work",
+            "Failed to set SELinux label of directory, unprivileged plugins may not work",
             path=folder,
             err=err,
         )

@@ -1,8 +1,8 @@
-"""`--lock-file`: at most one agent on a machine, and a polite way to replace it.
+"""`--lock-file`: at most one kubelet per host, and the handover to the next one.
 
-The lock is an exclusive flock, held as long as the object is. A second agent waits for it; with
-`--exit-on-lock-contention` the first notices that someone opened the file (inotify) and leaves,
-which is how a bootstrap agent hands the node over.
+The lock is an exclusive flock from `acquire` to `release`; the kernel releases it when the process ends. A
+second kubelet waits for it. With `--exit-on-lock-contention` the first one notices by inotify that another
+process opened the file, and exits: a bootstrap kubelet hands the node over this way.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
 
-# A flock that waits in a thread cannot be cancelled, so we ask again; asking costs a system call.
+# Seconds between attempts. A blocking flock in a thread could not be cancelled; polling is one system call.
 _ASK_AGAIN = 0.2
 
 
 class LockFileError(HostError):
-    """The lock file cannot be used."""
+    """Raised when the lock file cannot be opened, locked or watched."""
 
 
 class LockFile:
-    """A lock on a file, from `acquire` to `release`; also an async context manager.
+    """An exclusive lock on a file, from `acquire` to `release`; also an async context manager.
 
-    With `watched`, whoever opens the file from the moment of `acquire` on is noticed.
+    With `watched`, any process that opens the file after `acquire` is noticed.
     """
 
     def __init__(self, path: str | Path, *, watched: bool = False) -> None:
@@ -43,13 +43,14 @@ class LockFile:
 
     @property
     def held(self) -> bool:
-        """Whether the lock is ours now."""
+        """Whether this object holds the lock."""
         return self._fd >= 0
 
     async def acquire(self) -> None:
-        """Take the lock, waiting while another process has it.
+        """Acquire the lock, waiting while another process holds it.
 
-        Raises LockFileError when the file cannot be opened or watched.
+        Raises LockFileError if the file cannot be opened or watched. After a failure or a cancellation the
+        lock is not held.
         """
         if self.held:
             return
@@ -63,23 +64,22 @@ class LockFile:
         self._fd = fd
 
     async def wait_for_contention(self) -> str:
-        """Wait until someone else opens the file or takes it away: `opened`, `deleted`.
+        """Wait until another process opens the file (`opened`) or deletes it (`deleted`).
 
-        When the lock is given back meanwhile, it ends too: `released`.
-        Needs `watched` and an acquired lock.
+        Returns `released` if the lock is released first. Requires `watched` and a held lock.
         """
         if self._changes is None:
             raise RuntimeError("wait_for_contention needs LockFile(..., watched=True) and acquire() first")
         async for event in self._changes:
             if Mask.OPEN in event.mask or event.overflowed:
                 return "opened"
-            # While we hold it open an unlinked file is only "changed"; its links tell the difference.
+            # Unlinking an open file yields IN_ATTRIB, not IN_DELETE_SELF; the link count is 0 then.
             if Mask.DELETE_SELF in event.mask or not os.fstat(self._fd).st_nlink:
                 return "deleted"
         return "released"
 
     def release(self) -> None:
-        """Give the lock back; the file stays, as others may wait on it."""
+        """Release the lock; the file stays, since other processes may wait on it."""
         self._fd, self._changes = -1, None
         self._resources.close()
 
@@ -104,7 +104,7 @@ class LockFile:
                 return
             except BlockingIOError:
                 if not waiting:
-                    log.info("Waiting for the lock file, which another process holds", path=str(self.path))
+                    log.info("Waiting for lock file held by another process", path=str(self.path))
                     waiting = True
                 await asyncio.sleep(_ASK_AGAIN)
             except OSError as err:

@@ -1,8 +1,8 @@
-"""Loop devices: files as block devices, by the kernel's own calls.
+"""Loop devices, by ioctl.
 
-A device is found again by the file behind it (`/sys/block/loop*/loop/backing_file`), so nothing has to
-be remembered. Attaching may be interrupted anywhere: a device that `until_closed` lives only as long
-as somebody has it open, and others are found by their file.
+This module keeps no state: a device is found by its backing file (`/sys/block/loop*/loop/backing_file`).
+Attaching may be interrupted at any point: a device with `until_closed` is detached by the kernel when its
+last descriptor is closed, and others are found by their backing file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TRIES = 16
 
 
 def attach_loop(path: Path, *, read_only: bool = False, until_closed: bool = False) -> tuple[str, int]:
-    """Make a block device of a file (or of another block device); gives its path and a descriptor of it.
+    """Attach a file (or another block device) to a loop device; return its path and an open descriptor.
 
-    The caller closes the descriptor. With `until_closed` the device vanishes when the last one who has
-    it open closes it. Raises OSError.
+    The caller closes the descriptor. With `until_closed` the kernel detaches the device when the last
+    descriptor is closed. Raises OSError.
     """
     how = os.O_RDONLY if read_only else os.O_RDWR
     flags = (_READ_ONLY if read_only else 0) | (_AUTO_CLEAR if until_closed else 0)
@@ -40,7 +40,7 @@ def attach_loop(path: Path, *, read_only: bool = False, until_closed: bool = Fal
                 fcntl.ioctl(at, _CONFIGURE, _settings(source, path, flags))
             except OSError as err:
                 os.close(at)
-                if err.errno != errno.EBUSY:  # somebody else was quicker
+                if err.errno != errno.EBUSY:  # another process has attached it first
                     raise
             else:
                 return name, at
@@ -50,7 +50,7 @@ def attach_loop(path: Path, *, read_only: bool = False, until_closed: bool = Fal
 
 
 def detach_loop(device: str) -> None:
-    """Free a loop device; while others have it open, it goes when the last one closes it. Raises OSError."""
+    """Detach a loop device; while it is open elsewhere, the last close detaches it. Raises OSError."""
     try:
         at = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -58,25 +58,25 @@ def detach_loop(device: str) -> None:
     try:
         fcntl.ioctl(at, _CLEAR_FD)
     except OSError as err:
-        if err.errno != errno.ENXIO:  # it is free already
+        if err.errno != errno.ENXIO:  # not attached
             raise
     finally:
         os.close(at)
 
 
 def loops_of(path: Path) -> list[str]:
-    """Give the loop devices that a file is behind."""
+    """Return the loop devices with this backing file."""
     wanted = {str(path), os.path.realpath(path)}
     return [device for device, file in attached_loops() if file in wanted]
 
 
 def attached_loops() -> list[tuple[str, str]]:
-    """Give all loop devices that are in use, each with the file behind it."""
+    """Return all attached loop devices, each with its backing file."""
     found = []
     for entry in _SYS.glob("loop*"):
         try:
             text = (entry / "loop/backing_file").read_text(errors="surrogateescape")
-        except OSError:  # it is free, or became so meanwhile
+        except OSError:  # not attached, or detached concurrently
             continue
         found.append((f"/dev/{entry.name}", text.rstrip("\n").removesuffix(" (deleted)")))
     return found
@@ -91,7 +91,7 @@ def _free() -> int:
 
 
 def _settings(source: int, path: Path, flags: int) -> bytes:
-    """Give the kernel's `loop_config`, of which file, flags and name are ours; it takes all at once."""
+    """Return the `struct loop_config` for LOOP_CONFIGURE, which sets file, flags and name atomically."""
     name = os.fsencode(path)[:63]
     info = struct.pack("<5Q4I64s64s32s2Q", 0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
     return struct.pack("<2I", source, 0) + info + bytes(64)

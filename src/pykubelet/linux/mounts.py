@@ -1,21 +1,17 @@
-"""What is mounted where, and taking it away again.
+"""Mount table, mounting and unmounting, removal of trees without mounts, and mount propagation.
 
-Reads the kernel's own table (`/proc/self/mountinfo`), which is the only one that knows every
-bind mount and every mount on top of another. Which mounts to take away, and in which order, is
-decided by a pure function.
+Mounts are read from `/proc/self/mountinfo`, the only table with every bind mount and every stacked mount. The
+unmount order is computed by a pure function (`plan_unmounts`).
 
-Whether something is mounted inside a small folder, found out without the kernel's mount table.
+The table has lines for every container of the host, and the kernel generates all of them for each reader. For
+the few files of a pod, `is_mounted_inside` opens each of them instead, which is cheaper and as safe: the
+kernel itself (`RESOLVE_NO_XDEV`) does not cross from one mount to another.
 
-The table has a line for every container of the machine, and the kernel writes all of them anew for each
-reader. For the few files of a pod it is cheaper to ask for each of them, and as safe: the kernel itself
-refuses to step from one mount onto another.
-
-Mounts that appear in containers while they run, and the other way round.
-
-A volume with `mountPropagation` shares what is mounted in it between node and container; the runtime
-refuses it unless the agent's root lies on a shared mount. On most machines everything does. On others
-the root is bound onto itself and made shared, which is what the reference kubelet does, too: one that
-takes the node over later finds it done. Doing it late would hide what is mounted below already.
+A volume with `mountPropagation` shares its mounts between node and container, which the runtime rejects
+unless the kubelet's root directory is on a shared mount. On most hosts it is. On others `share_mounts`
+bind-mounts the directory onto itself and makes it shared, as upstream does, so that an upstream kubelet that
+takes over the node later finds it in place. It must run before anything is mounted below, because the bind
+mount would hide that.
 """
 
 from __future__ import annotations
@@ -32,20 +28,20 @@ from pathlib import Path
 from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, open_on_same_mount, remove_entry
 
 MOST_ENTRIES = 200
-"""Beyond so many files the mount table is the quicker one to ask."""
+"""Number of entries above which reading the mount table is faster."""
 MAX_DEPTH = 16
-"""Levels of directories that are open at a time."""
+"""Directory levels that are open at a time."""
 _NAMED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TooManyEntries(Exception):
-    """The folder is neither small nor shallow, or the kernel is too old: ask the mount table."""
+    """Raised when the directory is too large or too deep, or the kernel is too old: use the mount table."""
 
 
 def is_mounted_inside(folder: Path) -> bool:
-    """Whether anything is mounted strictly below a folder; False when it is no folder, or gone.
+    """Return whether anything is mounted strictly below a directory; False if the directory does not exist.
 
-    Raises TooManyEntries, and OSError when it cannot be read.
+    Raises TooManyEntries, and OSError if it cannot be read.
     """
     try:
         opened = os.open(folder, OPEN_DIRECTORY)
@@ -65,9 +61,9 @@ def is_mounted_inside(folder: Path) -> bool:
 
 
 def mount_points_in(folder: Path) -> list[Path]:
-    """Return the entries of a directory on which something is mounted; none when it does not exist.
+    """Return the entries of a directory that are mount points; empty if it does not exist.
 
-    Raises TooManyEntries, and OSError when it cannot be read.
+    Raises TooManyEntries, and OSError if it cannot be read.
     """
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -92,11 +88,14 @@ def mount_points_in(folder: Path) -> list[Path]:
 
 
 class _MountedError(Exception):
-    """A mount was found."""
+    """Raised for a mount point."""
 
 
 def _search(folder: int, left: int, depth: int) -> int:
-    """Look at everything below an open folder; gives how many more entries may be looked at."""
+    """Check everything below an open directory; return the number of entries that may still be checked.
+
+    Raises _MountedError at the first mount point, and TooManyEntries.
+    """
     with os.scandir(folder) as entries:
         for listed in entries:
             left -= 1
@@ -118,7 +117,10 @@ def _search(folder: int, left: int, depth: int) -> int:
 
 
 def _open_beside(folder: int, name: str) -> int | None:
-    """Open an entry of a folder if it is on the same mount; None when it is gone meanwhile."""
+    """Open an entry of a directory on the same mount; None if it was removed concurrently.
+
+    Raises _MountedError for a mount point, and TooManyEntries without openat2.
+    """
     try:
         return open_on_same_mount(folder, name, _NAMED)
     except OSError as err:
@@ -141,62 +143,62 @@ MS_REMOUNT = 32
 MS_BIND = 4096
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ESCAPED = re.compile(r"[\s\\#]|[^\x20-\x7e]")
-"""What the kernel may write otherwise than it is."""
+"""Characters that the kernel may escape in the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the kernel's mount table."""
+    """One line of the mount table."""
 
     id: int
     parent: int
     root: str
-    """The directory of the file system that is visible here; `/` unless it is a bind mount."""
+    """Directory of the filesystem that is mounted; `/` unless it is a bind mount."""
     point: Path
     kind: str
-    """The file system's type: `ext4`, `overlay`, `cgroup2`."""
+    """Filesystem type: `ext4`, `overlay`, `cgroup2`."""
     source: str
     options: frozenset[str]
-    """Options of the mount and of its file system together."""
+    """Options of the mount and of its filesystem."""
     shared: bool = False
-    """Whether what is mounted below appears in other mount namespaces, too."""
+    """Whether mounts below propagate to other mount namespaces."""
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """Read the table's text, in the kernel's order: what lies on top comes later."""
+    """Parse the text of mountinfo, in the kernel's order: of stacked mounts the topmost is last."""
     return [mount for line in text.splitlines() if (mount := _parse_line(line)) is not None]
 
 
 def read_mounts(below: Path | None = None) -> list[Mount]:
-    """Give the mounts that this process sees, or those at or below a directory, given by its real path.
+    """Return the mounts of this process's mount namespace, or those at or below a directory (a real path).
 
-    The latter is many times cheaper on a machine with hundreds of mounts.
+    The latter is many times cheaper on a host with hundreds of mounts.
     """
     text = MOUNTINFO.read_text(errors="surrogateescape")
     if below is None:
         return parse_mountinfo(text)
     if not _ESCAPED.search(str(below)):
-        # Passing a line by takes a tenth of the time of reading it.
+        # Skipping a line takes a tenth of the time of parsing it.
         text = "\n".join(line for line in text.splitlines() if str(below) in line)
     return [mount for mount in parse_mountinfo(text) if mount.point.is_relative_to(below)]
 
 
 def mounts_below(mounts: Iterable[Mount], directory: Path) -> list[Mount]:
-    """Give the mounts strictly below a directory; one on the directory itself is not ours to judge."""
+    """Return the mounts strictly below a directory, without one on the directory itself."""
     return [mount for mount in mounts if directory in mount.point.parents]
 
 
 def plan_unmounts(mounts: Iterable[Mount], directory: Path) -> list[Path]:
-    """Decide what to unmount so that nothing is mounted below a directory, in a workable order.
+    """Return the mount points to unmount, in order, so that nothing is mounted below a directory.
 
-    The youngest first: whatever stands on a mount, or hides it, was mounted later. A point that is
-    mounted over twice appears twice.
+    The newest come first: a mount on or over another one is newer. A point with two stacked mounts appears
+    twice.
     """
     return [mount.point for mount in reversed(mounts_below(mounts, directory))]
 
 
 def has_mounts_inside(path: Path) -> bool:
-    """Whether something is mounted strictly below a path; costs little where there are few files."""
+    """Return whether something is mounted strictly below a path; cheap for directories with few files."""
     try:
         return is_mounted_inside(path)
     except TooManyEntries:
@@ -205,9 +207,9 @@ def has_mounts_inside(path: Path) -> bool:
 
 
 def unmount(point: Path, *, detach: bool = False) -> bool:
-    """Unmount one point; with `detach` also a busy one, which then vanishes when its last user ends.
+    """Unmount a mount point; with `detach` also a busy one, which the kernel removes when its last user ends.
 
-    Returns whether the point was mounted. Raises OSError when it is and stays so.
+    Returns whether it was mounted. Raises OSError if it is mounted and cannot be unmounted.
     """
     flags = UMOUNT_NOFOLLOW | (MNT_DETACH if detach else 0)
     if _libc().umount2(os.fsencode(point), flags) == 0:
@@ -219,11 +221,11 @@ def unmount(point: Path, *, detach: bool = False) -> bool:
 
 
 def remove_tree(path: Path, mounts: Iterable[Mount] | None = None) -> None:
-    """Delete a file, or a directory with everything in it, unless something is mounted inside.
+    """Delete a file, or a directory with all its contents, unless something is mounted inside.
 
-    What is already gone is fine. Raises OSError with EBUSY when there is a mount, because deleting
-    would go on into somebody else's files, and before anything is deleted. `mounts` is the mount
-    table, or its part below some parent, if it was just read. Blocks, for as long as the tree is large.
+    A missing path is not an error. Raises OSError with EBUSY for a mount, before anything is deleted, because
+    the removal would continue into the mounted filesystem. `mounts` is the mount table, or the part of it
+    below some parent, if the caller has just read it. Blocks, for a time that grows with the tree.
     """
     if mounts_below(mounts, _real(path)) if mounts is not None else has_mounts_inside(path):
         raise OSError(errno.EBUSY, "something is mounted inside", str(path))
@@ -238,7 +240,7 @@ def remove_tree(path: Path, mounts: Iterable[Mount] | None = None) -> None:
 
 
 def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0) -> None:
-    """Mount a file system, or what else the flags (MS_…) say; raises OSError with the kernel's reason."""
+    """Mount a filesystem, or what the flags (MS_…) specify. Raises OSError with the kernel's error."""
     result = _libc().mount(
         os.fsencode(source), os.fsencode(point), kind.encode(), flags, os.fsencode(options)
     )
@@ -248,14 +250,14 @@ def mount(source: str, point: Path, kind: str, options: str = "", flags: int = 0
 
 
 def _real(path: Path) -> Path:
-    """Give the path as the mount table knows it."""
+    """Return the path as it appears in the mount table."""
     return path.parent.resolve() / path.name
 
 
 def _parse_line(line: str) -> Mount | None:
     fields = line.split(" ")
     try:
-        # Optional fields of unknown number sit between the sixth and the lone dash.
+        # Any number of optional fields is between the sixth field and the "-" separator.
         dash = fields.index("-", 6)
         kind, source, inner = fields[dash + 1 : dash + 4]
         return Mount(
@@ -286,9 +288,9 @@ MS_SHARED = 0x100000
 
 
 def share_mounts(folder: Path) -> bool:
-    """Have mounts below a folder be shared; gives whether the folder had to become a mount for that.
+    """Ensure that mounts below a directory propagate; return whether it had to be bind-mounted for that.
 
-    A folder in which something is mounted already stays as it is. Raises OSError.
+    A directory with mounts inside is left unchanged. Raises OSError.
     """
     real = folder.resolve()
     if _mount_of(real).shared or mounts_below(read_mounts(real), real):
@@ -299,7 +301,7 @@ def share_mounts(folder: Path) -> bool:
 
 
 def unshare_mounts(folder: Path) -> None:
-    """Take back what `share_mounts` did, unless something is mounted in the folder; raises OSError."""
+    """Undo `share_mounts`, unless something is mounted inside the directory. Raises OSError."""
     real = folder.resolve()
     mounts = read_mounts(real)
     if any(one.point == real for one in mounts) and not mounts_below(mounts, real):
@@ -307,12 +309,12 @@ def unshare_mounts(folder: Path) -> None:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether a folder lies on a shared mount; raises OSError."""
+    """Return whether a directory is on a shared mount. Raises OSError."""
     return _mount_of(folder.resolve()).shared
 
 
 def _mount_of(real: Path) -> Mount:
-    """Give the mount on which a folder lies."""
+    """Return the mount that a directory is on."""
     opened = os.open(real, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         facts = Path(f"/proc/self/fdinfo/{opened}").read_text().split()

@@ -1,21 +1,15 @@
-"""The node's IP addresses: which were asked for, which the machine has, which one stands for it.
+"""Node IP, node name, and the interfaces, links and routes of the host.
 
-The decisions are pure and follow the reference, since the address is what the rest of the
-cluster dials: an address is taken from the interface of a default route, IPv4 before IPv6
-unless the family was asked for (`--node-ip=::`), from the loopback interface where only that
-has a global one (BGP to the host), and, where the kernel shows no routes, from any interface.
+The address selection is pure and follows upstream, since other nodes connect to the result: an address of the
+interface of a default route, IPv4 before IPv6 unless a family is requested (`--node-ip=::`); an address of
+the loopback interface if only that has a global one (BGP to the host); if the kernel exposes no routes, an
+address of any interface.
 
-The machine's network interfaces with their addresses, in the kernel's order.
+Interfaces are read with glibc's getifaddrs, which the standard library lacks: one call returns what /proc and
+/sys only have in pieces, and in the kernel's order, on which the selection depends.
 
-glibc's getifaddrs, which the standard library does not offer: it answers in one call what /proc
-and /sys only hold in pieces, and in the order on which the choice of a node's address depends.
-
-Network links and routes of this machine, as far as the pod network touches them.
-
-The node's name: `--hostname-override`, or what the machine calls itself.
-
-Found as the reference finds it. A name that the API server would turn down is refused here
-already, where there still is someone to tell.
+The node name is `--hostname-override` or the host name, as in upstream. A name that the API server would
+reject is rejected here, where the error still reaches the operator.
 """
 
 from __future__ import annotations
@@ -63,7 +57,7 @@ _IfAddrs._fields_ = [
 
 
 def read_interfaces() -> list[Interface]:
-    """List every interface, also those without an address."""
+    """Return all interfaces, including those without an address. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.freeifaddrs.argtypes = [ctypes.POINTER(_IfAddrs)]
     first = ctypes.POINTER(_IfAddrs)()
@@ -75,7 +69,7 @@ def read_interfaces() -> list[Interface]:
         entry = first
         while entry:
             raw = entry.contents
-            # An address with a label of its own comes as "eth0:label".
+            # An address with a label is listed as "eth0:label".
             name, flags = os.fsdecode(raw.name).partition(":")[0], raw.flags
             interface = found.setdefault(
                 name,
@@ -90,7 +84,7 @@ def read_interfaces() -> list[Interface]:
 
 
 def _address(pointer: int) -> IPv4Address | IPv6Address | None:
-    # struct sockaddr: the family in two bytes, the port in two; an IPv6 one has its flow in four more.
+    # struct sockaddr: two bytes of family and two of port; sockaddr_in6 has four bytes of flow info after.
     family = ctypes.c_ushort.from_address(pointer).value
     if family == socket.AF_INET:
         return IPv4Address(ctypes.string_at(pointer + 4, 4))
@@ -105,31 +99,31 @@ _BROADCAST = IPv4Address("255.255.255.255")
 
 
 class NodeIPError(HostError):
-    """The node's IP address cannot be what was asked for, or cannot be found."""
+    """Raised when the requested node IP is not usable, or none can be found."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIPs:
-    """What `--node-ip` says: nothing, one address, or a dual-stack pair."""
+    """Value of `--node-ip`: nothing, one address, or a dual-stack pair."""
 
     addresses: tuple[IPAddress, ...] = ()
     ignored: tuple[str, ...] = ()
-    """Parts that are no addresses; the reference warns of them and goes on, and so do we."""
+    """Parts that are not addresses; they are ignored with a warning, as in upstream."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultRoute:
-    """A route to everywhere, through an interface."""
+    """A default route through an interface; `version` is 4 or 6."""
 
     interface: str
     version: int
 
 
 def parse_node_ip(text: str) -> NodeIPs:
-    """Read `--node-ip`: "", one address, or an IPv4 and an IPv6 one separated by a comma.
+    """Parse `--node-ip`: "", one address, or an IPv4 and an IPv6 address separated by a comma.
 
-    `0.0.0.0` and `::` alone ask for the default address of that family. Parts that are no
-    addresses are set aside, but when nothing is left that is an error: the operator meant something.
+    `0.0.0.0` or `::` alone requests the default address of that family. Parts that are not addresses are
+    ignored. Raises NodeIPError if no valid part is left, or the combination is not valid.
     """
     addresses: list[IPAddress] = []
     ignored: list[str] = []
@@ -145,9 +139,9 @@ def parse_node_ip(text: str) -> NodeIPs:
 
 
 def parse_address(text: str) -> IPAddress | None:
-    """Read an IP address as Kubernetes does, or give None.
+    """Parse an IP address as Kubernetes does; None if it is not valid.
 
-    Leading zeros are decimal, an IPv4 address in IPv6 clothes is IPv4, and a zone is not allowed.
+    Leading zeros are decimal, an IPv4-mapped IPv6 address is IPv4, and a zone is not allowed.
     """
     if _DOTTED.fullmatch(text):
         text = ".".join(part.lstrip("0") or "0" for part in text.split("."))
@@ -163,7 +157,7 @@ def parse_address(text: str) -> IPAddress | None:
 
 
 def node_ip_problem(address: IPAddress, interfaces: list[Interface]) -> str | None:
-    """Say why an address cannot be this node's, or give None."""
+    """Return the reason why an address cannot be the node IP, or None."""
     if address.is_loopback:
         return f"node IP {address} is a loopback address: give one that other nodes can reach"
     if address.is_multicast:
@@ -182,9 +176,9 @@ def node_ip_problem(address: IPAddress, interfaces: list[Interface]) -> str | No
 def choose_host_address(
     interfaces: list[Interface], routes: list[DefaultRoute] | None, prefer: int = 4
 ) -> IPAddress:
-    """Choose the address that stands for the machine; `prefer` is the IP version to try first.
+    """Return the address to use as the host's; `prefer` is the IP version to try first.
 
-    `routes` is None where the kernel shows none at all. Raises NodeIPError when there is no answer.
+    `routes` is None if the kernel exposes no routes at all. Raises NodeIPError if no address is found.
     """
     versions = (4, 6) if prefer == 4 else (6, 4)
     if routes is None:
@@ -208,21 +202,21 @@ def choose_host_address(
 
 
 def is_global_unicast(address: IPAddress) -> bool:
-    """Whether an address can be dialled from elsewhere; private networks count."""
+    """Return whether an address is reachable from other hosts; private networks count."""
     special = address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local
     return not special and address != _BROADCAST
 
 
 def host_address(prefer: int = 4, proc: Path = Path("/proc")) -> IPAddress:
-    """Choose the address that stands for this machine.
+    """Return the address to use as this host's.
 
-    Raises NodeIPError when it has none that can be dialled.
+    Raises NodeIPError if it has no global unicast address.
     """
     return choose_host_address(read_interfaces(), read_default_routes(proc), prefer)
 
 
 def check_node_ips(ips: NodeIPs) -> None:
-    """Make sure that the addresses asked for are this machine's; the unspecified ones ask for none.
+    """Check that the requested addresses are on this host; unspecified ones are skipped.
 
     Raises NodeIPError.
     """
@@ -234,9 +228,9 @@ def check_node_ips(ips: NodeIPs) -> None:
 
 
 def read_default_routes(proc: Path = Path("/proc")) -> list[DefaultRoute] | None:
-    """Read the kernel's default routes, IPv4 first; None where it shows no routes.
+    """Return the kernel's default routes, IPv4 first; None if it exposes no routes.
 
-    Machines without IPv6 have no second file, and that is fine.
+    A missing IPv6 table (a host without IPv6) is not an error.
     """
     try:
         routes = parse_ipv4_routes((proc / "net/route").read_text())
@@ -249,13 +243,13 @@ def read_default_routes(proc: Path = Path("/proc")) -> list[DefaultRoute] | None
 
 
 def parse_ipv4_routes(text: str) -> list[DefaultRoute]:
-    """Find the default routes in the text of /proc/net/route (name, destination, gateway, ...)."""
+    """Parse the default routes in the text of /proc/net/route (name, destination, gateway, ...)."""
     rows = [line.split() for line in text.splitlines()[1:]]
     return [DefaultRoute(row[0], 4) for row in rows if len(row) > 2 and int(row[1], 16) == 0]
 
 
 def parse_ipv6_routes(text: str) -> list[DefaultRoute]:
-    """Find the default routes in /proc/net/ipv6_route; those without a gateway are the kernel's own."""
+    """Parse the default routes in /proc/net/ipv6_route; routes without a gateway are the kernel's own."""
     rows = [line.split() for line in text.splitlines()]
     return [
         DefaultRoute(row[9], 6)
@@ -299,22 +293,22 @@ _NET = Path("/sys/class/net")
 
 
 def link_exists(name: str) -> bool:
-    """Whether there is a network link of this name."""
+    """Return whether a network link with this name exists."""
     return (_NET / name).exists()
 
 
 def bridge_ports(bridge: str) -> list[str]:
-    """Give the links that are plugged into a bridge; none when there is no such bridge."""
+    """Return the links that are attached to a bridge; empty if the bridge does not exist."""
     ports = _NET / bridge / "brif"
     return sorted(entry.name for entry in ports.iterdir()) if ports.is_dir() else []
 
 
 async def delete_link(name: str) -> bool:
-    """Remove a link; returns whether there was one. Raises CommandError when it stays."""
+    """Delete a link; return whether it existed. Raises CommandError if it cannot be deleted."""
     try:
         await run("ip", "link", "delete", "dev", name)
     except CommandError:
-        # A veth goes with its peer's namespace, at a moment of the kernel's choosing.
+        # The kernel deletes a veth with its peer's network namespace, asynchronously.
         if link_exists(name):
             raise
         return False
@@ -322,10 +316,9 @@ async def delete_link(name: str) -> bool:
 
 
 async def used_networks(*, except_link: str = "") -> list[IPv4Network]:
-    """Give every IPv4 network that this machine has an address in or a route to.
+    """Return every IPv4 network that this host has an address in or a route to.
 
-    The default route is left out, since it overlaps everything, and so is what belongs to
-    `except_link`.
+    The default route is omitted, since it overlaps every network, and so is what belongs to `except_link`.
     """
     routes = json.loads(await run("ip", "-json", "-4", "route", "show", "table", "all") or "[]")
     addresses = json.loads(await run("ip", "-json", "-4", "address", "show") or "[]")
@@ -335,7 +328,7 @@ async def used_networks(*, except_link: str = "") -> list[IPv4Network]:
 def parse_networks(
     routes: list[dict[str, Any]], addresses: list[dict[str, Any]], *, except_link: str = ""
 ) -> list[IPv4Network]:
-    """Read the networks out of what `ip -json route` and `ip -json address` say."""
+    """Parse the networks in the output of `ip -json route` and `ip -json address`."""
     texts = [
         route["dst"]
         for route in routes
@@ -352,7 +345,7 @@ def parse_networks(
 
 
 async def uplink_mtu() -> int | None:
-    """Give the packet size of the link that leads to the outside; None when there is no default route."""
+    """Return the MTU of the link of the default route, in bytes; None without a default route."""
     routes = json.loads(await run("ip", "-json", "-4", "route", "show", "default") or "[]")
     for route in routes:
         mtu = _NET / str(route.get("dev", "")) / "mtu"
@@ -366,13 +359,13 @@ _LONGEST = 253
 
 
 class HostnameError(HostError):
-    """The machine's name cannot be a node's."""
+    """Raised when the host name or the override is not a valid node name."""
 
 
 def node_name(override: str = "") -> str:
-    """Give this node's name; `override` is `--hostname-override`.
+    """Return this node's name; `override` is `--hostname-override`.
 
-    Raises HostnameError when it is empty or no DNS name.
+    Raises HostnameError if it is empty or not a DNS subdomain.
     """
     if override:
         return decide_node_name(override, "--hostname-override")
@@ -386,7 +379,7 @@ def node_name(override: str = "") -> str:
 
 
 def decide_node_name(name: str, source: str) -> str:
-    """Turn a host name into a node name; `source` says in errors where it came from."""
+    """Return the node name for a host name; `source` names its origin in errors. Raises HostnameError."""
     node = name.strip().lower()
     if not node:
         raise HostnameError(f"{source} is empty, and a node needs a name: give one with --hostname-override")

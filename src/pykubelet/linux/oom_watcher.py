@@ -1,31 +1,30 @@
-r"""Hearing of processes that the kernel kills for want of memory, the moment it says so.
+r"""Watcher of OOM kills in the kernel log.
 
-Only what is killed from now on is told: what happened before was told by the agent that ran then, and
-telling it again with each start would have people look for a fault that is long over. Where the kernel's log
-cannot be read (in a container, often) nothing is told, and nothing else suffers.
+Only kills after `open_log` are reported: the previous kubelet process reported earlier ones, and reporting
+them at each start would send operators after a fault that is long over. If the kernel log cannot be read (as
+in many containers), no kills are reported and nothing else is affected.
 
-Records of the kernel's log, as `/dev/kmsg` gives them: one record for each read.
+A read from `/dev/kmsg` returns one record:
 
     4,118683,25622588356,-,caller=T741;oom-kill:constraint=CONSTRAINT_MEMCG,...
      SUBSYSTEM=memory
 
-Priority (facility and level in one number), sequence number, microseconds since the boot, flags and perhaps
-more, then the text, then lines of fields that begin with a blank. Bytes that are not printable, and the
-backslash itself, are written as `\xNN`. Programs can write into this log, too, but never as the kernel:
-whoever decides something by a record asks `from_kernel` first.
+That is the priority (facility and level in one number), the sequence number, the microseconds since boot, the
+flags and optional further values, then the text, then lines of fields that begin with a blank. Unprintable
+bytes and the backslash are escaped as `\xNN`. Processes can write to this log, but never with the kernel's
+facility: only records with `from_kernel` are used.
 
-Processes that the kernel killed for want of memory, found in its log.
-
-The kernel tells it in several lines, which differ between versions: who asked for memory, whose limit was
-reached (`Task in … killed as a result of limit of …` up to 4.20, `oom-kill:constraint=…` from 5.0 on), and at
-last who was killed. `follow` takes one record after the other and gives a kill when its last line comes:
+The kernel logs a kill in several lines that differ between versions: the process that triggered the OOM
+killer, the cgroup whose limit was reached (`Task in … killed as a result of limit of …` up to 4.20,
+`oom-kill:constraint=…` since 5.0), and finally the killed process. `follow` processes one record after the
+other and returns a kill at its last line:
 
     state = OomState()
     for record in records:
         state, kill = follow(state, record)
 
-Names of processes are whatever their owners like, so they are told from the rest by what cannot be in
-them: they have fifteen bytes at most. Only what the kernel itself wrote counts.
+Process names are chosen by users and may contain any text; they are separated from the rest of a line by
+their maximum length of 15 bytes.
 """
 
 from __future__ import annotations
@@ -43,35 +42,35 @@ _MOST_DIGITS = 20
 
 
 class KmsgError(ValueError):
-    """This is no record of the kernel's log."""
+    """Raised for data that is not a record of the kernel log."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """One message."""
+    """One record of the kernel log."""
 
     facility: int
-    """Who wrote it: 0 is the kernel, programs have others."""
+    """syslog facility: 0 is the kernel, processes have others."""
     level: int
-    """How bad it is: 0 (emergency) to 7 (debug)."""
+    """syslog level: 0 (emergency) to 7 (debug)."""
     sequence: int
-    """Grows by one with each record: a gap means that some were lost."""
+    """Sequence number, increasing by one: a gap means that records were lost."""
     microseconds: int
-    """Since the boot of the machine."""
+    """Microseconds since boot."""
     flags: str
-    """`-`, `c` for a part of a line, `+` for what continues it."""
+    """`-`, `c` for a fragment of a line, `+` for its continuation."""
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)
-    """What the kernel adds, such as SUBSYSTEM and DEVICE."""
+    """Fields that the kernel adds, such as SUBSYSTEM and DEVICE."""
 
     @property
     def from_kernel(self) -> bool:
-        """Whether the kernel said it, and not a program."""
+        """Whether the kernel wrote the record, not a process."""
         return self.facility == 0
 
 
 def parse_record(data: bytes) -> KernelRecord:
-    """Read one record; raises KmsgError."""
+    """Parse one record. Raises KmsgError."""
     head, found, body = data.partition(b";")
     if not found:
         raise KmsgError("there is no ';' after the record's head")
@@ -125,41 +124,41 @@ _KILLED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class OomKill:
-    """One process that was killed."""
+    """A process that the OOM killer killed."""
 
     pid: int
     process: str
-    """Its name, which its owner chose."""
+    """Process name, which is user-controlled."""
     cgroup: str
-    """The cgroup that it was in, from the root of the hierarchy; empty when the kernel did not say."""
+    """Cgroup of the process, from the root of the hierarchy; empty if the kernel did not log it."""
     limit: str
-    """The cgroup whose limit was reached; empty when there was none, or the kernel did not say."""
+    """Cgroup whose limit was reached; empty if it was no cgroup limit, or the kernel did not log it."""
     microseconds: int
-    """Since the boot of the machine."""
+    """Microseconds between boot and the kill."""
     sequence: int
-    """Of the record that told of it."""
+    """Sequence number of the record that reported the kill."""
     of_the_machine: bool = False
-    """Whether the machine itself was out of memory, and not a cgroup."""
+    """Whether the host was out of memory, not a cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
 class OomState:
-    """What is known of a kill whose last line has not come yet."""
+    """Parser state between the records of a kill."""
 
     cgroup: str = ""
     limit: str = ""
     told: bool = False
-    """Whether the one that this is about has been told already."""
+    """Whether the kill that these values belong to has been returned."""
     group: bool = False
-    """Whether everybody in the cgroup is killed, one after the other and without another word."""
+    """Whether all processes of the cgroup are killed (`memory.oom.group`), with one line each."""
     whole: bool = False
-    """Whether the machine itself is out of memory."""
+    """Whether the host is out of memory, not a cgroup."""
     fragment: str = ""
-    """The part of a line that may be continued."""
+    """Text of a line that may be continued."""
 
 
 def follow(state: OomState, record: KernelRecord) -> tuple[OomState, OomKill | None]:
-    """Take the next record of the log; gives a kill when it is the last line about one."""
+    """Process the next record; return the new state, and the kill if this is the last line about one."""
     if not record.from_kernel:
         return state, None
     continued = "+" in record.flags
@@ -195,9 +194,9 @@ def _learn(state: OomState, text: str) -> OomState:
 
 
 def _scope(text: str) -> bool | None:
-    """Say whether a line is about the machine (true) or a cgroup; None when it does not say.
+    """Return True for a line about the whole host, False for one about a cgroup, None if it is about neither.
 
-    When there are many kills in a short time, this is all that the kernel says.
+    During many kills in a short time, the kernel logs nothing else.
     """
     if text.startswith("Memory cgroup out of memory: "):
         return False
@@ -205,7 +204,7 @@ def _scope(text: str) -> bool | None:
 
 
 def _reason(text: str) -> tuple[str, str] | None:
-    """Read the line that newer kernels write before a kill: the process's cgroup, and whose limit it was."""
+    """Parse the line that Linux 5.0+ logs before a kill: the process's cgroup, and the limited cgroup."""
     end = _REASON_END.search(text)
     if not text.startswith(_REASON) or end is None:
         return None
@@ -217,7 +216,7 @@ def _reason(text: str) -> tuple[str, str] | None:
 
 
 def _without_name(text: str) -> str:
-    """Give the cgroup of `<cgroup>,task=<name>`; either may have that very mark in it."""
+    """Return the cgroup in `<cgroup>,task=<name>`; both may contain `,task=`."""
     mark = ",task="
     at = text.find(mark)
     while at >= 0:
@@ -229,13 +228,13 @@ def _without_name(text: str) -> str:
 
 KMSG = Path("/dev/kmsg")
 _LONGEST_RECORD = 16384
-"""Bytes; the kernel refuses to give a record that does not fit."""
+"""Bytes; reading a record that does not fit fails with EINVAL."""
 _AT_ONCE = 100
-"""How many records to read before others get their turn: a packet filter can fill the log quickly."""
+"""Records to read before yielding to other tasks: a packet filter can fill the log quickly."""
 
 
 def open_log(path: Path = KMSG) -> int:
-    """Open the kernel's log at its end; gives a descriptor for `kills`. Raises OSError."""
+    """Open the kernel log at its end; return a descriptor for `kills`. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.lseek(fd, 0, os.SEEK_END)
@@ -246,7 +245,7 @@ def open_log(path: Path = KMSG) -> int:
 
 
 async def kills(fd: int) -> AsyncIterator[OomKill]:
-    """Give each kill that the log behind `fd` tells of; ends with the log, raises OSError."""
+    """Yield each kill in the log behind `fd`, until the log ends. Raises OSError."""
     state, taken = OomState(), 0
     while True:
         try:
@@ -255,13 +254,13 @@ async def kills(fd: int) -> AsyncIterator[OomKill]:
             await _readable(fd)
             continue
         except BrokenPipeError:
-            # The kernel has overwritten what was not read yet; it goes on with the oldest that it has.
+            # The kernel has overwritten unread records; the next read returns the oldest one left.
             state = OomState()
             continue
         except OSError as err:
             if err.errno != errno.EINVAL:
                 raise
-            continue  # longer than any record that matters, and passed over by the kernel
+            continue  # the record is longer than any relevant one, and the kernel has skipped it
         if not data:
             return
         taken += 1

@@ -1,7 +1,7 @@
-"""Who listens on a TCP port, so that "address already in use" can name the culprit.
+"""Owner of a listening TCP port, for errors such as "address already in use".
 
-/proc/net/tcp and tcp6 know the socket; whose it is takes a walk over every process' open files,
-which only root sees completely. So the holder's name is best effort, its existence is certain.
+The socket is found in /proc/net/tcp and tcp6. Its process is found by scanning the open files of every
+process, which is complete only for root: the port's use is certain, the owner's name is best effort.
 """
 
 import re
@@ -17,7 +17,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket, as /proc/net shows it."""
+    """A listening socket of /proc/net/tcp or tcp6."""
 
     address: IPv4Address | IPv6Address
     port: int
@@ -26,7 +26,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class PortOwner:
-    """Who has a port; `pid` 0 where that cannot be seen."""
+    """The process that listens on a port; `pid` is 0 if it is not visible."""
 
     port: int
     address: str
@@ -38,7 +38,7 @@ class PortOwner:
 
 
 def port_holder(port: int, proc: Path = Path("/proc")) -> PortOwner | None:
-    """Find who listens on a TCP port of this machine, on any address; None when nobody does."""
+    """Return the process that listens on a TCP port of this host, on any address; None if there is none."""
     for listener in _listeners(proc):
         if listener.port == port:
             pid = _owner(listener.inode, proc)
@@ -48,7 +48,7 @@ def port_holder(port: int, proc: Path = Path("/proc")) -> PortOwner | None:
 
 
 def parse_listeners(text: str) -> list[Listener]:
-    """Find the listening sockets in the text of /proc/net/tcp or tcp6."""
+    """Parse the listening sockets in the text of /proc/net/tcp or tcp6."""
     found = []
     for line in text.splitlines()[1:]:
         fields = line.split()
@@ -59,7 +59,7 @@ def parse_listeners(text: str) -> list[Listener]:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
-    # Words of four bytes in the machine's own byte order: big-endian ones read straight.
+    # The kernel prints each 32-bit word of the address in the host's byte order.
     raw = bytes.fromhex(text)
     words = [int.from_bytes(raw[at : at + 4]) for at in range(0, len(raw), 4)]
     packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
@@ -72,7 +72,7 @@ def _listeners(proc: Path) -> list[Listener]:
         try:
             found += parse_listeners((proc / "net" / name).read_text())
         except OSError:
-            continue  # a machine without IPv6 has no tcp6
+            continue  # a host without IPv6 has no tcp6
     return found
 
 
@@ -87,11 +87,11 @@ def _sockets(folder: Path) -> set[int]:
     found: set[int] = set()
     try:
         for entry in folder.iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
+            with suppress(FileNotFoundError):  # closed concurrently
                 if match := _SOCKET.match(str(entry.readlink())):
                     found.add(int(match[1]))
     except OSError:
-        pass  # the process ended, or is not ours to see
+        pass  # the process ended, or permission is missing
     return found
 
 

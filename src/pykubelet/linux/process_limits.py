@@ -1,18 +1,14 @@
-"""What this process may do, asked before it tries, so that a refusal can be explained.
+"""Capabilities, file descriptor limit and OOM score of this process.
 
-Being root is not the question: in a container root often lacks a capability (CAP_SYS_RESOURCE
-here and there), and then OOM scores and limits behave differently.
+Capabilities are checked before an operation so that its failure can be explained. The user id is not enough:
+root in a container often lacks a capability such as CAP_SYS_RESOURCE, and OOM scores and limits behave
+differently then.
 
-How many files the agent may have open (`maxOpenFiles`).
+`maxOpenFiles`: upstream sets the soft and the hard limit to the configured number and only logs a failure;
+here a failure also raises the soft limit as far as possible.
 
-A node with a hundred pods watches and streams a lot. The reference sets both limits to the
-configured number and only logs a failure; here a failure also takes what can be had.
-
-How willingly the kernel kills a process when memory runs out.
-
-The agent lowers its own score so that it outlives the pods; without CAP_SYS_RESOURCE the kernel
-only lets a score rise. That is worth a line in the log and no more, so failures are plain
-OSErrors for the caller to log.
+The kubelet lowers its OOM score so that it outlives the pods. Without CAP_SYS_RESOURCE a score can only be
+raised. That is not fatal: failures are OSErrors for the caller to log.
 """
 
 import errno
@@ -68,25 +64,25 @@ NAMES = (
 
 
 def is_root() -> bool:
-    """Whether this process runs as user 0, which is what the reference asks for at start."""
+    """Return whether this process runs as uid 0, which upstream requires at start-up."""
     return os.geteuid() == 0
 
 
 def has(name: str, proc: Path = Path("/proc")) -> bool:
-    """Whether a capability, such as `CAP_SYS_RESOURCE`, is in force for this process."""
+    """Return whether a capability, such as `CAP_SYS_RESOURCE`, is effective for this process."""
     return name in effective(proc)
 
 
 def effective(proc: Path = Path("/proc")) -> frozenset[str]:
-    """List the capabilities in force for this process.
+    """Return the effective capabilities of this process.
 
-    Raises OSError when /proc is not mounted.
+    Raises OSError if /proc is not mounted.
     """
     return parse_effective((proc / "self/status").read_text())
 
 
 def parse_effective(status: str) -> frozenset[str]:
-    """Take the names out of the text of /proc/PID/status; a bit newer than our list has its number."""
+    """Parse CapEff of the text of /proc/PID/status; an unknown capability is named by its bit number."""
     for line in status.splitlines():
         key, _, value = line.partition(":")
         if key == "CapEff":
@@ -104,7 +100,7 @@ def _names(mask: int) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class FileDescriptorLimits:
-    """The limits now in force (`resource.RLIM_INFINITY` for none), and what was asked for."""
+    """The limits in force (`resource.RLIM_INFINITY` for unlimited), and the configured number."""
 
     soft: int
     hard: int
@@ -112,14 +108,14 @@ class FileDescriptorLimits:
 
     @property
     def reached(self) -> bool:
-        """Whether the process may open as many files as was asked for."""
+        """Whether the soft limit is at least the configured number."""
         return self.soft == resource.RLIM_INFINITY or self.soft >= self.wanted
 
 
 def raise_open_files(wanted: int) -> FileDescriptorLimits:
-    """Set both limits to `wanted`, or the soft one as near to it as the kernel allows.
+    """Set both limits to `wanted`, or the soft limit as close to it as the kernel allows.
 
-    A hard limit above `wanted` is lowered, as in the reference: children get what was configured.
+    A hard limit above `wanted` is lowered, as in upstream: child processes get the configured limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -131,7 +127,7 @@ def raise_open_files(wanted: int) -> FileDescriptorLimits:
 
 
 def attainable(wanted: int, hard: int) -> int:
-    """Give the highest soft limit up to `wanted` under a hard limit that stays."""
+    """Return the highest soft limit up to `wanted` under an unchanged hard limit."""
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
@@ -139,10 +135,10 @@ LOWEST, HIGHEST = -1000, 1000
 
 
 def set_oom_score(score: int, pid: int = 0, proc: Path = Path("/proc")) -> None:
-    """Set oom_score_adj of a process; pid 0 is this one.
+    """Set oom_score_adj of a process; pid 0 is this process.
 
-    Raises PermissionError when the kernel refuses (said with the reason), ProcessLookupError when
-    there is no such process, OSError for the rest, and ValueError for values that cannot be.
+    Raises PermissionError with the reason if the kernel denies it, ProcessLookupError if the process does not
+    exist, OSError for other failures, and ValueError for a value out of range.
     """
     if not LOWEST <= score <= HIGHEST:
         raise ValueError(f"OOM score {score} is out of range: it goes from {LOWEST} to {HIGHEST}")
@@ -157,9 +153,9 @@ def set_oom_score(score: int, pid: int = 0, proc: Path = Path("/proc")) -> None:
 
 
 def oom_score(pid: int = 0, proc: Path = Path("/proc")) -> int:
-    """Read oom_score_adj of a process; pid 0 is this one.
+    """Return oom_score_adj of a process; pid 0 is this process.
 
-    Raises ProcessLookupError when there is no such process.
+    Raises ProcessLookupError if the process does not exist.
     """
     path = _file(pid, proc)
     try:

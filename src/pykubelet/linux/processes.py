@@ -1,12 +1,11 @@
-"""Other programs on this machine: running them, finding them, ending them.
+"""Running, finding and ending processes.
 
-A process is named by its pid *and* its start time, and signalled through a pidfd, so that a pid
-which the kernel has given to someone else in the meantime is never hit.
+A process is identified by its pid and its start time, and signalled through a pidfd, so that a process that
+has reused the pid is never hit.
 
-Running someone else's program with bounds: on its time, on its output, and on what it leaves behind.
-
-The program runs in a session of its own and is ended, with everything it started there, when it
-takes too long, says too much, or nobody waits for it any more.
+`run` executes a command with a timeout. `run_bounded` executes a less trusted one (credential plugins, the
+key generation worker) in a process group of its own, with bounds on its time and output; the whole group is
+killed when a bound is exceeded or the caller is cancelled.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ _PROC = Path("/proc")
 
 
 class CommandError(HostError):
-    """A program did not do what it was asked; the message is one line with its own words."""
+    """Raised when a command cannot be started, fails or times out; one line that includes its stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A running process, told apart from a later one with the same pid by its start time."""
+    """A running process; the start time distinguishes it from a later one with the same pid."""
 
     pid: int
     start: int
-    """Clock ticks after boot."""
+    """Clock ticks between boot and the start."""
     argv: tuple[str, ...]
 
 
 def find_process(pid: int) -> Process | None:
-    """Give the process with this pid; None when there is none or it is a zombie."""
+    """Return the process with this pid; None if it does not exist or is a zombie."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
         cmdline = (_PROC / str(pid) / "cmdline").read_bytes()
@@ -56,23 +55,23 @@ def find_process(pid: int) -> Process | None:
 
 
 def list_processes() -> Iterator[Process]:
-    """Give every process that runs now."""
+    """Yield all running processes."""
     for entry in os.scandir(_PROC):
         if entry.name.isdigit() and (process := find_process(int(entry.name))) is not None:
             yield process
 
 
 def bound_unix_sockets() -> set[str]:
-    """Give the paths of all unix sockets that some process has open; a file that is not here is dead."""
+    """Return the paths of all Unix sockets that a process has open; other socket files are stale."""
     lines = (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]
     return {fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8}
 
 
 async def end(process: Process, *, grace: float) -> bool:
-    """Ask a process to end, wait up to `grace` seconds, then kill it; returns whether it is gone.
+    """Send SIGTERM to a process, wait up to `grace` seconds, then send SIGKILL; return whether it is gone.
 
-    With a grace of 0 it is killed at once. A process in an uninterruptible system call may
-    outlive even that, hence the answer.
+    With a grace of 0, SIGKILL is sent immediately. A process in an uninterruptible system call may survive
+    even that, hence the return value.
     """
     with _pidfd(process) as fd:
         if fd is None:
@@ -86,21 +85,21 @@ async def end(process: Process, *, grace: float) -> bool:
 
 
 def search_path() -> str:
-    """Give the PATH to look for programs in: the caller's and the system's, which `su` leaves out."""
+    """Return the PATH for commands: the caller's, with the system directories that `su` leaves out."""
     given = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([*given, "/usr/local/sbin", "/usr/sbin", "/sbin"]))
 
 
 def environment() -> dict[str, str]:
-    """Give the environment that our programs get: ours, with the complete PATH."""
+    """Return the environment of commands: this process's, with the complete PATH."""
     return {**os.environ, "PATH": search_path()}
 
 
 async def run(*argv: str, input: bytes | None = None, timeout: float = 30.0) -> str:
-    """Run a program to its end and give what it wrote to standard output.
+    """Run a command to its end and return its standard output.
 
-    Raises CommandError when it cannot be started, fails, or takes longer than `timeout` seconds;
-    cancellation ends the program, too.
+    Raises CommandError if it cannot be started, fails, or takes longer than `timeout` seconds. A cancellation
+    kills the command.
     """
     program = Path(argv[0]).name
     try:
@@ -133,7 +132,7 @@ async def run(*argv: str, input: bytes | None = None, timeout: float = 30.0) -> 
 
 
 async def kill_and_wait(process: asyncio.subprocess.Process) -> None:
-    """End a program of ours at once, whether or not it still runs."""
+    """Kill a child process, if it still runs, and wait for its end."""
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()
@@ -151,7 +150,7 @@ def _pidfd(process: Process) -> Iterator[int | None]:
         yield None
         return
     try:
-        # Only now is the pid pinned; the start time says whether it is still the same process.
+        # The pidfd pins the pid; the start time verifies that it is still the same process.
         current = find_process(process.pid)
         yield fd if current is not None and current.start == process.start else None
     finally:
@@ -186,12 +185,12 @@ _END_SECONDS = 5.0
 
 
 class OutputTooLarge(Exception):
-    """The program wrote more than it may."""
+    """Raised when a command writes more than its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """A program that ended: its status, its output, and the beginning of its complaints."""
+    """Result of a command: its exit status, its stdout, and the beginning of its stderr."""
 
     status: int
     output: bytes
@@ -206,10 +205,10 @@ async def run_bounded(
     max_bytes: int,
     data: bytes | None = None,
 ) -> ProcessResult:
-    """Run a program to its end, with `data` on its standard input, or nothing.
+    """Run a command to its end, with `data` on its standard input, or none.
 
-    Raises OSError when it cannot be started, TimeoutError when it takes longer than `seconds`, and
-    TooMuch when it writes more than `max_bytes` to its output.
+    Raises OSError if it cannot be started, TimeoutError if it takes longer than `seconds`, and OutputTooLarge
+    if it writes more than `max_bytes` to its stdout.
     """
     process = await begun(
         asyncio.create_subprocess_exec(
@@ -245,7 +244,7 @@ async def run_bounded(
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    # A program that ends without reading has its reasons, and its status tells them.
+    # A command may end without reading its input; its exit status is reported instead.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         stream.write(data)
         await stream.drain()
@@ -253,7 +252,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """Read to the end, or until it is too much."""
+    """Read to the end, or until more than `max_bytes` were read."""
     output = bytearray()
     while len(output) <= max_bytes and (chunk := await stream.read(_CHUNK)):
         output += chunk
@@ -263,8 +262,8 @@ async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
 async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # Its end is not seen before all that it wrote was read. Who left the session may keep the pipe
-    # open for good; that is not worth waiting for.
+    # asyncio reports the exit only after the pipes are drained. A process that left the group may
+    # keep a pipe open indefinitely, hence the timeout.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_END_SECONDS):
             assert process.stdout is not None

@@ -1,16 +1,12 @@
-"""systemd's units, over D-Bus: starting transient slices, setting their properties, stopping them.
+"""systemd: transient units over D-Bus, readiness notification (sd_notify) and the watchdog.
 
-Where systemd runs the machine it owns the cgroups, and takes back what it did not hand out; so
-whoever wants cgroups of his own there asks for units. Each task opens a connection of its own:
-on systemd's own socket everybody is told everything that happens, which is nothing to listen
-to for longer than needed.
+On a host with systemd it owns the cgroup tree and removes cgroups that it did not create, so cgroups are
+created as units. Each operation opens a connection of its own, because systemd's private socket sends all
+signals to every client, which is not worth receiving for longer than necessary. Root connects to systemd's
+private socket, which works without a bus; other users connect to the system bus.
 
-Root speaks to systemd itself, which works without a bus; others go through the system's bus.
-
-Telling systemd how we are: started, stopping, alive.
-
-Nothing happens when systemd did not ask ($NOTIFY_SOCKET), so the agent calls these
-unconditionally. The watchdog's pings stop when the agent is not healthy, and systemd restarts it.
+The notifications do nothing without $NOTIFY_SOCKET, so that they can be called unconditionally. The watchdog
+is not pinged while the kubelet is unhealthy, and systemd restarts it.
 """
 
 from __future__ import annotations
@@ -31,9 +27,9 @@ from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
 JOB_SECONDS = 30.0
-"""How long a unit may take to start or to stop."""
+"""Seconds that the start or stop of a unit may take."""
 INFINITY = 2**64 - 1
-"""systemd's "no limit"."""
+"""systemd's value for no limit."""
 Property = tuple[str, Variant]
 _SYSTEMD = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
@@ -46,11 +42,11 @@ _JOB_FIELDS = 4
 
 
 class SystemdError(DBusError):
-    """systemd cannot be reached, or refuses; one line that names the unit."""
+    """Raised when systemd cannot be reached or rejects a call; one line that names the unit."""
 
 
 class Systemd:
-    """The system's own systemd."""
+    """Client of the system's service manager."""
 
     def __init__(
         self,
@@ -65,7 +61,7 @@ class Systemd:
         self._version: int | None = None
 
     async def version(self) -> int:
-        """Give the number of its release, such as 252; asked once. Raises SystemdError."""
+        """Return systemd's version number, such as 252; read once and cached. Raises SystemdError."""
         if self._version is None:
             async with self._connected("its version") as connection:
                 (told,) = await connection.call(
@@ -75,7 +71,7 @@ class Systemd:
         return self._version
 
     async def start(self, unit: str, properties: Iterable[Property]) -> None:
-        """Have a transient unit and wait until it is up; one that exists is left as it is.
+        """Start a transient unit and wait until it is active; an existing one is left unchanged.
 
         Raises SystemdError.
         """
@@ -93,14 +89,14 @@ class Systemd:
                 raise SystemdError(errno.EIO, f"systemd could not start {unit}: {result}")
 
     async def set(self, unit: str, properties: Iterable[Property]) -> None:
-        """Set properties of a unit until the next boot; raises SystemdError."""
+        """Set properties of a unit until the next boot. Raises SystemdError."""
         async with self._connected(unit) as connection:
             await self._call(connection, "SetUnitProperties", "sba(sv)", unit, True, [*properties])
 
     async def stop(self, unit: str) -> None:
-        """Stop a unit, wait for its end and have it forgotten; raises SystemdError.
+        """Stop a unit, wait for its end and reset its failed state. Raises SystemdError.
 
-        A unit that systemd does not know is fine.
+        An unknown unit is not an error.
         """
         async with self._connected(unit) as connection:
             try:
@@ -110,18 +106,18 @@ class Systemd:
                     return
                 raise
             if result != "done":
-                log.warning("systemd could not stop a unit cleanly", unit=unit, result=result)
+                log.warning("Failed to stop systemd unit cleanly", unit=unit, result=result)
             await self._reset(connection, unit)
 
     async def _reset(self, connection: DBusConnection, unit: str) -> None:
-        """Have systemd forget a unit that failed; one that did not fail is forgotten by itself."""
+        """Reset the failed state of a unit, so that systemd unloads it; others are unloaded automatically."""
         with contextlib.suppress(DBusError):
             await self._call(connection, "ResetFailedUnit", "s", unit)
 
     async def _job(self, connection: DBusConnection, member: str, signature: str, *args: Any) -> str:
-        """Have systemd do something, and wait; gives its word for how it ended, `done` when well."""
+        """Call a method that starts a job, wait for the job and return its result, `done` for success."""
         with connection.signals() as heard:
-            # On systemd's own socket nobody needs to subscribe, and no bus is there to be asked.
+            # systemd's private socket needs no AddMatch, and has no bus that would handle one.
             await self._call(connection, "Subscribe", "")
             (job,) = await self._call(connection, member, signature, *args)
             try:
@@ -140,7 +136,7 @@ class Systemd:
 
     @contextlib.asynccontextmanager
     async def _connected(self, about: str) -> AsyncIterator[DBusConnection]:
-        """Open a connection; what goes wrong on it is told as being about this unit."""
+        """Open a connection; its errors are raised as SystemdError about this unit."""
         try:
             if os.geteuid() == 0 and self._private.exists():
                 async with connect(self._private, bus=False) as connection:
@@ -156,46 +152,46 @@ class Systemd:
 
 
 def is_running(run: Path = Path("/run/systemd/system")) -> bool:
-    """Whether systemd runs this machine, by the sign that it gives for the purpose."""
+    """Return whether the host was booted with systemd, as sd_booted(3) does."""
     return run.is_dir() and not run.is_symlink()
 
 
 def parse_version(text: str) -> int:
-    """Read `252.38-1~deb12u1`, or `v245`; 0 when it is neither."""
+    """Parse a version such as `252.38-1~deb12u1` or `v245`; 0 if it is neither."""
     found = re.match(r"v?(\d+)", text)
     return int(found[1]) if found else 0
 
 
-# systemd reads at once; a receiver that does not must not hold up the agent.
+# Seconds. systemd reads immediately; a receiver that does not must not block the kubelet.
 _PATIENCE = 1.0
 _SHORTEST_WATCHDOG = 1.0
 _TRIES, _PAUSE = 2, 1.0
 
 
 class WatchdogError(HostError):
-    """The unit's WatchdogSec cannot be served."""
+    """Raised when the unit's WatchdogSec is not valid or too short."""
 
 
 def ready() -> None:
-    """Say that the start is over."""
+    """Notify systemd that the start-up is complete."""
     _tell("READY=1")
 
 
 def stopping() -> None:
-    """Say that the end has begun."""
+    """Notify systemd that the shutdown has begun."""
     _tell("STOPPING=1")
 
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send a line, such as `STATUS=...`; False when systemd does not listen.
+    """Send a notification such as `STATUS=...`; return False without $NOTIFY_SOCKET.
 
-    Raises OSError when it should but cannot be reached.
+    Raises OSError if the socket cannot be reached.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
     if address.startswith("@"):
-        address = "\0" + address[1:]  # an abstract socket: a name without a file
+        address = "\0" + address[1:]  # an abstract socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(_PATIENCE)
         sock.connect(address)
@@ -204,9 +200,9 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def watchdog_interval(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> float | None:
-    """Give the seconds between two pings, half of what systemd allows; None when it does not watch us.
+    """Return the seconds between two pings, half of WatchdogSec; None if this process is not watched.
 
-    Raises WatchdogError when the setting makes no sense or allows a second or less.
+    Raises WatchdogError if the setting is not valid, or is one second or less.
     """
     text = environ.get("WATCHDOG_USEC", "")
     if not text:
@@ -235,9 +231,10 @@ async def feed_watchdog(
     unwell: Callable[[], str | None],
     send: Callable[[str], bool] = notify,
 ) -> None:
-    """Ping at once and then every `interval` seconds, for ever, as long as the agent is well.
+    """Ping the watchdog now and every `interval` seconds while the kubelet is healthy, until cancelled.
 
-    `unwell` says what is wrong, or None. A ping that fails is tried again once after a second.
+    `unwell` returns the reason why the kubelet is unhealthy, or None. A failed ping is retried once after a
+    second.
     """
     log.info("Starting systemd watchdog with interval", interval=f"{interval:g}s")
     while True:
@@ -268,4 +265,4 @@ def _tell(state: str) -> None:
     try:
         notify(state)
     except OSError as err:
-        log.error(err, "Could not notify systemd", state=state)
+        log.error(err, "Failed to notify systemd", state=state)

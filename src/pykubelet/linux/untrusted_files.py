@@ -1,28 +1,22 @@
-"""Depth-first walks over directory trees that untrusted processes filled, and may still change.
+"""Walking, removing and reading files that untrusted processes created and may still change.
 
-Each directory is opened from its open parent by a single name, and no symbolic link is followed. The depth
-of a tree is limited neither by Python's stack nor by PATH_MAX nor by the number of open files: only the
-topmost and the deepest directories of the path are open, and those between are opened again through `..`,
-which must lead to the same inode as on the way down.
+Directories are opened from their open parent by a single name, and no symbolic link is followed: whatever a
+process renames or replaces concurrently, only entries of the tree's own directories are visited or unlinked.
+The depth of a tree is limited neither by Python's stack nor by PATH_MAX nor by the number of open files: only
+the topmost and the deepest directories of the current path are open, and those between are opened again
+through `..`, which must lead to the same inode as on the way down. The kernel (`RESOLVE_NO_XDEV`) keeps a
+removal from entering another mount, including bind mounts.
 
-`walk_tree` visits every entry once. All of this blocks and belongs into a thread.
+`walk_tree` visits every entry once. `remove_entry` removes a tree; after a failure or an interruption it can
+be repeated, and the tree is smaller then.
 
-Removal of directory trees that untrusted processes filled, and may still change.
+A container that mounts a host directory can create a FIFO, a device node or a symbolic link where the kubelet
+expects a regular file. Opening a FIFO blocks until another process writes to it, opening a device can have
+side effects (a watchdog starts), and reading either does not end. `open_regular` and `read_tail` therefore
+check the file type on a descriptor before they open the file for reading, so that it cannot be replaced in
+between.
 
-Every step is taken from an open directory by a single name, and no symbolic link is followed: whatever a
-process renames or replaces concurrently, only entries of the tree's own directories are unlinked. The kernel
-itself (`RESOLVE_NO_XDEV`) keeps the removal from entering another mount, bind mounts included.
-
-The removal is iterative, and neither the depth of the tree nor PATH_MAX matters (`tree_walk.py`). It blocks
-its thread. When it fails or is interrupted it can be repeated: what is left is a smaller tree.
-
-Opening and reading of files whose path a container can influence.
-
-A container that mounts a host directory can put a FIFO, a device node or a symbolic link where the kubelet
-expects a plain file. Opening a FIFO blocks until another process writes to it, opening a device can have
-side effects (a watchdog starts to count), and reading either has no end. These functions therefore check
-the type of the file before they open it for reading, on a descriptor, so that the file cannot be exchanged
-in between. All of them block on the disk: call them in a thread.
+All functions block on the disk: call them in a thread.
 """
 
 from __future__ import annotations
@@ -39,20 +33,20 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 MAX_TOP, MAX_DEEP = 16, 16
-"""Directories at the top and at the end of the path that are open; each takes two file descriptors."""
+"""Maximum of open directories at the top and at the end of the path; each takes two file descriptors."""
 MAX_PENDING = 100_000
-"""Names of subdirectories that a walk retains of directories that are not open."""
+"""Maximum of subdirectory names that a walk retains of closed directories."""
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""Errors of opening a directory that another process has removed, or replaced by something else."""
+"""Errors of opening a directory that another process has removed or replaced."""
 _OPENAT2 = 437
-"""Number of the system call on every architecture."""
+"""Number of the system call, equal on all architectures."""
 _NO_XDEV = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class TreeChangedError(OSError):
-    """Raised when another process has moved a directory of the path while a walk was below it."""
+    """Raised when another process has moved a directory of the current path during a walk."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -74,24 +68,24 @@ def open_on_same_mount(parent: int, name: str, flags: int) -> int:
 
 
 def mount_id(opened: int) -> str:
-    """Return the id of the mount that an open file is on, which also tells bind mounts apart."""
+    """Return the id of the mount that an open file is on, which also distinguishes bind mounts."""
     lines = Path(f"/proc/self/fdinfo/{opened}").read_text().splitlines()
     return next(line for line in lines if line.startswith("mnt_id:"))
 
 
 class OpenDirectory:
-    """An open directory, and what is left of its entries: of one that was closed in between, only names."""
+    """An open directory and its remaining entries; `pending` has their names after a reopening, or None."""
 
     __slots__ = ("entries", "name", "opened", "passes", "pending")
 
     def __init__(self, opened: int, name: str | None, pending: list[str] | None = None) -> None:
-        """Own the descriptor, which is closed also when this fails. Raises OSError."""
+        """Own the descriptor, which is closed also if this fails. Raises OSError."""
         self.opened = opened
         self.name = name
         """Name in the parent directory; None after a reopening."""
         self.pending = pending
         self.passes = 1
-        """How often the entries were read from the start."""
+        """Number of passes over the entries."""
         try:
             self.entries = os.scandir(opened)
         except BaseException:
@@ -113,8 +107,8 @@ class OpenDirectory:
 class DirectoryStack:
     """The path from the top of a tree to its current directory, with a bounded number of open files.
 
-    `drain` is called for a directory before it is closed with its entries partly read, and returns the names
-    that its reopening must yield; None to read all entries again.
+    `drain` is called for a directory before it is closed with unread entries, and returns the names that
+    remain after its reopening; None to read all entries again.
     """
 
     def __init__(self, drain: Callable[[OpenDirectory], list[str] | None]) -> None:
@@ -122,7 +116,7 @@ class DirectoryStack:
         self._top: list[OpenDirectory] = []
         self._devices, self._inodes = array("Q"), array("Q")
         self._pending: list[list[str] | None] = []
-        """Of the closed directories, between those in `_top` and those in `_deep`."""
+        """Remaining names of the closed directories, between those in `_top` and those in `_deep`."""
         self._deep: deque[OpenDirectory] = deque()
 
     def __bool__(self) -> bool:
@@ -149,7 +143,7 @@ class DirectoryStack:
             self._deep.popleft().close()
 
     def parent(self) -> OpenDirectory | None:
-        """Return the directory above the current one, opened again if necessary; None at the top.
+        """Return the parent of the current directory, reopened if necessary; None at the top.
 
         Raises TreeChangedError, and OSError.
         """
@@ -182,14 +176,14 @@ class DirectoryStack:
 
 
 class Visitor(Protocol):
-    """The work of a walk."""
+    """Callbacks of a walk."""
 
     def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
         """Handle an entry of an open directory; return whether it is a directory to enter."""
         ...
 
     def enter(self, name: str, parent: int) -> int | None:
-        """Open a directory; None to pass over one that was removed or replaced."""
+        """Open a directory; None to skip one that was removed or replaced."""
         ...
 
     def leave(self, opened: int) -> None:
@@ -208,10 +202,10 @@ def open_subdirectory(name: str, parent: int) -> int | None:
 
 
 def walk_tree(top: int, visitor: Visitor) -> None:
-    """Walk the tree below an open directory, which is closed at the end.
+    """Walk the tree below an open directory, and close that directory at the end.
 
-    Raises what the visitor raises, TreeChangedError, and OSError when directories are nested so deeply and
-    have so many subdirectories that their names would take too much memory. Blocks.
+    Raises what the visitor raises, TreeChangedError, and OSError when more than MAX_PENDING subdirectory
+    names would have to be retained. Blocks.
     """
     _Walk(visitor).run(top)
 
@@ -264,13 +258,14 @@ class _Walk:
 
 
 MAX_PASSES = 100
-"""Passes over a directory that a process keeps filling, and attempts for a tree that it keeps moving."""
+"""Maximum of passes over a directory that is being filled, and of attempts at a tree that is being moved."""
 
 
 def remove_entry(parent: int, name: str) -> None:
-    """Remove a file, a symbolic link or a directory with everything in it, by its name in an open directory.
+    """Remove a file, a symbolic link or a directory with all its contents, by its name in an open directory.
 
-    A missing entry is fine. Raises OSError; EBUSY at the first mount point, which is not entered. Blocks.
+    A missing entry is not an error. Raises OSError; EBUSY at the first mount point, which is not entered.
+    Blocks.
     """
     for _ in range(MAX_PASSES):
         if _unlink(parent, name):
@@ -301,7 +296,7 @@ class _Removal:
             self._stack.close()
 
     def _enter(self, parent: int, name: str) -> None:
-        """Open a directory, unless it is empty, which removes it, or is replaced by something else."""
+        """Open a directory, unless it is empty, which removes it, or was replaced."""
         if _rmdir(parent, name) != "not empty":
             return
         try:
@@ -309,7 +304,7 @@ class _Removal:
         except OSError as err:
             if err.errno not in REPLACED:
                 raise
-            return  # the next pass over the parent finds what has replaced it
+            return  # the next pass over the parent handles its replacement
         self._stack.push(OpenDirectory(opened, name))
 
     def _leave(self, directory: OpenDirectory) -> None:
@@ -347,7 +342,7 @@ def _open_directory(parent: int, name: str) -> int:
 
 
 def _is_same(parent: int, name: str, opened: int) -> bool:
-    """Return whether a name still is that of an open directory, and not of one that has replaced it."""
+    """Return whether a name still refers to an open directory, and not to one that has replaced it."""
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -360,7 +355,7 @@ def _mounted(name: str) -> OSError:
 
 
 def _unlink(parent: int, name: str) -> bool:
-    """Unlink what is not a directory; return whether the name is free. Raises OSError."""
+    """Unlink an entry that is not a directory; return whether the name is free. Raises OSError."""
     try:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The two looks of a log line: klog's text and the JSON that log collectors read."""
+"""Formatters of log lines: klog's text format and the JSON format."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ def _severity(record: logging.LogRecord) -> str:
 
 
 def _keys(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the masked keys: all values are texts, numbers, or lists and maps of them."""
+    """Return the masked keys: all values are strings, numbers, or lists and maps of them."""
     keys = getattr(record, "klog_keys", None) or {}
     return {name: mask_value(name, value) for name, value in keys.items()}
 
@@ -41,7 +41,7 @@ class TextFormatter(logging.Formatter):
         self._directories = directories
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line, without its line end."""
+        """Return the line, without a line end."""
         structured = hasattr(record, "klog_keys")
         message = mask_text(record.getMessage())
         parts = [json.dumps(message, ensure_ascii=False) if structured else message]
@@ -72,16 +72,16 @@ def _text_value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     text = plain(value)
     if "\n" in text:
-        # klog shows long values as an indented block, which stays readable
+        # klog's format of multi-line values: an indented block
         return "<\n\t" + text.rstrip("\n").replace("\n", "\n\t") + "\n >"
     return json.dumps(text, ensure_ascii=False)
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line: ts in milliseconds, caller, msg, v (or err), then the keys."""
+    """One JSON object per line: ts in milliseconds, caller, msg, v (or err), then the keys."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line, without its line end."""
+        """Return the line, without a line end."""
         document: dict[str, Any] = {
             "ts": round(record.created * 1000, 6),
             "caller": f"{_with_folder(record)}:{record.lineno}",

@@ -1,8 +1,7 @@
 """Structured logging calls on top of the standard library's loggers.
 
-One logger per module. Verbosity is expressed in the standard library's own levels (`-v=4` is
-level 20-4), so that a call that is not wanted costs one comparison, `--vmodule` is one level on
-one logger, and anything that speaks plain `logging` fits in.
+One logger per module. Verbosity is mapped to the standard library's levels (`-v=4` is level 20-4), so that a
+disabled call costs one comparison, `--vmodule` is the level of one logger, and plain `logging` calls work.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ MAX_VERBOSITY = INFO - 1
 
 
 def level_for(verbosity: int) -> int:
-    """Give the standard level that stands for klog's verbosity."""
+    """Return the standard library's level for a klog verbosity."""
     return INFO - min(max(verbosity, 0), MAX_VERBOSITY)
 
 
 class Log:
-    """A module's logger, perhaps with keys that every line carries (`bind`)."""
+    """A module's logger, with optional keys that every line has (`bind`)."""
 
     __slots__ = ("_keys", "_level", "_logger")
 
@@ -32,31 +31,31 @@ class Log:
         self._level = level
 
     def bind(self, **keys: Any) -> Log:
-        """Return a logger whose lines all carry these keys."""
+        """Return a logger whose lines all have these keys."""
         return Log(self._logger, {**self._keys, **keys}, self._level)
 
     def v(self, verbosity: int) -> Log:
-        """Return a logger that speaks only at this verbosity or above."""
+        """Return a logger that is enabled at this verbosity or above."""
         return Log(self._logger, self._keys, level_for(verbosity))
 
     def __bool__(self) -> bool:
-        """Whether an `info` here would be written: guards costly arguments."""
+        """Return whether `info` would write a line: guards expensive arguments."""
         return self._logger.isEnabledFor(self._level)
 
     def info(self, message: str, /, **keys: Any) -> None:
-        """Say something that is as it should be."""
+        """Log an expected event."""
         self._write(self._level, message, keys)
 
     def warning(self, message: str, /, **keys: Any) -> None:
-        """Say something that someone should look at."""
+        """Log a condition that an operator should look at."""
         self._write(logging.WARNING, message, keys)
 
     def error(self, err: BaseException | str | None, message: str, /, **keys: Any) -> None:
-        """Say what failed; `err` is the cause."""
+        """Log a failure; `err` is the cause."""
         self._write(logging.ERROR, message, {"err": err, **keys} if err is not None else keys)
 
     def exception(self, err: BaseException, message: str, /, **keys: Any) -> None:
-        """Say what failed unexpectedly, with the traceback: a bug, not a condition."""
+        """Log an unexpected failure with its traceback: a bug, not a condition."""
         self._write(logging.ERROR, message, {"err": err, **keys}, err)
 
     def _write(
@@ -68,7 +67,7 @@ class Log:
 
 
 def get_logger(name: str) -> Log:
-    """Give the logger of a module: `log = get_logger(__name__)`."""
+    """Return the logger of a module: `log = get_logger(__name__)`."""
     logger = logging.getLogger(name)
     if logger.level == logging.NOTSET:
         logger.setLevel(_own_level(name))
@@ -76,10 +75,10 @@ def get_logger(name: str) -> Log:
 
 
 def set_vmodule(patterns: list[tuple[str, int]]) -> None:
-    """Give the modules that a pattern matches their own verbosity, also those loaded later.
+    """Set the verbosity of the modules that match a pattern, also of those loaded later.
 
-    A pattern without a slash is compared with the file's name without `.py`, one with a slash
-    with its path below the package (`sync/loop`). The first match counts.
+    A pattern without a slash is compared with the file's name without `.py`, one with a slash with its path
+    below the package (`podworkers/loop`). The first match counts.
     """
     _vmodule[:] = patterns
     for name in list(logging.Logger.manager.loggerDict):

@@ -1,11 +1,10 @@
 """Masking of secrets in log lines.
 
-Two nets: by the name of a key (`token=…`), and by the look of a text (`Bearer …`,
-`https://user:password@…`), at every level of lists and maps. A match is replaced as a whole; nothing of it
-is shown.
+Secrets are detected by the name of a key (`token=…`) and by patterns in a text (`Bearer …`,
+`https://user:password@…`), at every level of lists and maps. A match is replaced completely.
 
 Both formats call `mask_value` for each key, on the event loop, also with text that pods control. The patterns
-take time linear in the text, and of a nested value at most `MOST_PARTS` parts are shown.
+take time linear in the text, and at most `MOST_PARTS` parts of a nested value are shown.
 """
 
 import re
@@ -14,9 +13,9 @@ from typing import Any
 
 MASK = "<masked>"
 MOST_PARTS = 10_000
-"""Parts of one nested value that are shown."""
+"""Maximum parts of one nested value that are shown."""
 REST = "<more>"
-"""Stands for the parts that are not shown."""
+"""Placeholder of the parts that are not shown."""
 _DEEPEST = 32
 _SECRET_KEY = re.compile(
     r"(?i)(passw(or)?d|secret(?!s?(name|ref|key)s?$)|token(?!s?(path|file|ttl)$)|authorization|bearer"
@@ -42,14 +41,14 @@ def is_secret_key(key: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """Replace whatever in a text looks like a secret, in time linear in its length."""
+    """Replace everything in a text that looks like a secret, in time linear in its length."""
     for pattern, replacement in _SECRET_TEXT:
         text = pattern.sub(replacement, text)
     return _TOKEN_LIKE.sub(_mask_tokens, text) if "eyJ" in text else text
 
 
 def mask_value(key: str, value: Any) -> Any:
-    """Return what may be shown of a value logged under `key`: texts, numbers, and lists and maps of them.
+    """Return the loggable form of a value logged under `key`: strings, numbers, and lists and maps of them.
 
     Empty values are not secret.
     """
@@ -64,7 +63,7 @@ def plain(value: Any) -> str:
 
 
 class _Masking:
-    """The masking of one value; counts its parts."""
+    """Masking of one value; counts its parts."""
 
     def __init__(self) -> None:
         self._left = MOST_PARTS

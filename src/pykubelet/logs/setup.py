@@ -1,4 +1,4 @@
-"""Decides where log lines go and how much is said; the agent calls it once, after validation."""
+"""Log configuration: handlers, format and verbosity; applied once at start-up, after validation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pykubelet.logs.logger import ROOT, level_for, set_vmodule
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Everything that the flags and the configuration file can say about logging."""
+    """Logging options of the flags and the configuration file."""
 
     format: str = "text"
     verbosity: int = 0
     vmodule: list[tuple[str, int]] = field(default_factory=list)
     split_stream: bool = False
-    """Information to standard output, errors to standard error."""
+    """Info messages to standard output, errors to standard error."""
     to_stderr: bool = True
     also_to_stderr: bool = False
     stderr_threshold: int = logging.ERROR
@@ -33,13 +33,13 @@ class LogOptions:
 
 
 class BoundedFile(logging.Handler):
-    """A log file that starts over when it reaches its limit, as klog's `--log-file` does."""
+    """A log file that is truncated when it reaches its limit, as klog's `--log-file` is."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         super().__init__()
         self._limit = limit_bytes
         self.failure: OSError | None = None
-        # Names of files, which lines may quote, need not be text.
+        # File names in messages need not be valid UTF-8.
         self._stream = path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -50,7 +50,7 @@ class BoundedFile(logging.Handler):
             self._stream.write(self.format(record) + "\n")
             self._stream.flush()
         except OSError as err:
-            # A full disk must not stop the agent: the health port tells instead.
+            # A full disk must not stop the kubelet: the `log` health check reports it instead.
             self.failure = err
         else:
             self.failure = None
@@ -86,12 +86,12 @@ def configure(options: LogOptions) -> None:
 
 
 def set_verbosity(verbosity: int) -> None:
-    """Change `-v` while running (the debug flags handler does)."""
+    """Change `-v` at runtime (the debug flags handler does)."""
     logging.getLogger(ROOT).setLevel(level_for(verbosity))
 
 
 def log_health() -> str | None:
-    """Why log lines are being lost, or None: the health port's `log` check."""
+    """Return the reason why log lines are being lost, or None: the `log` health check."""
     for handler in logging.getLogger(ROOT).handlers:
         if isinstance(handler, BoundedFile) and handler.failure:
             return f"cannot write the log file: {handler.failure}"
@@ -129,6 +129,6 @@ def _file(options: LogOptions) -> Path | None:
 
 
 def configure_early() -> None:
-    """Make lines visible before the configuration is known."""
+    """Install a default configuration before the configuration is known, unless there is one."""
     if not logging.getLogger(ROOT).handlers:
         configure(LogOptions())

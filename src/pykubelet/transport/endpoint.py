@@ -1,7 +1,7 @@
-"""A runtime's address: which spellings are accepted and which are refused, with the reason.
+"""Endpoint of a container runtime: accepted spellings, and the reason why another one is rejected.
 
-Only unix sockets, as on any Linux node. Pure: nothing is opened here, so configuration checks can
-use it without a runtime.
+Only Unix sockets are supported. Pure: nothing is opened, so that configuration validation works without a
+runtime.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pykubelet.transport.errors import EndpointError
 
-# The kernel's sockaddr_un has 108 bytes, and the last one is the terminating zero.
+# sun_path of sockaddr_un has 108 bytes, including the terminating zero.
 MAX_PATH_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a runtime listens."""
+    """The endpoint of a container runtime."""
 
     path: str
-    """The socket's absolute path."""
+    """Absolute path of the socket."""
     deprecated: bool = False
-    """Written as a bare path, which is accepted but should become a URL."""
+    """Whether it was written as a bare path, which is accepted but deprecated in favour of a URL."""
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Read `unix:///path` or a bare `/path`.
+        """Parse `unix:///path` or a bare `/path`.
 
         Raises EndpointError, one line with the cause and the remedy.
         """
@@ -57,7 +57,7 @@ class Endpoint:
 
     @property
     def target(self) -> str:
-        """The address as gRPC wants it: a URL, so special characters are quoted."""
+        """gRPC target: a URL, so that special characters are percent-encoded."""
         return "unix:" + quote(os.fsencode(self.path))
 
     def __str__(self) -> str:

@@ -1,19 +1,19 @@
-"""What can go wrong between the agent and its runtime, as a small tree.
+"""Exceptions of calls to the container runtime and other gRPC servers.
 
-    CriError                  a call failed; `.call`, `.code`, `.message` say which and why
-    ├─ Unavailable            nobody answers; the channel keeps trying to reconnect by itself
+    CriError                  a call failed; see `.call`, `.code`, `.message`
+    ├─ Unavailable            the server is not reachable; the next call reconnects
     ├─ NotFound               the container, sandbox or image does not exist
     ├─ AlreadyExists
-    ├─ ResourceExhausted      also: an answer larger than a message may be
-    ├─ DeadlineExceeded       no answer in time
-    │  └─ CommandTimedOut     a command in a container ran longer than it may
-    ├─ Unimplemented          this runtime does not offer the call
-    ├─ BadResponse            the runtime answered, with something no runtime may answer
+    ├─ ResourceExhausted      also: a response larger than the message limit
+    ├─ DeadlineExceeded       no response in time
+    │  └─ CommandTimedOut     a command in a container exceeded its timeout
+    ├─ Unimplemented          the runtime does not implement the call
+    ├─ BadResponse            the response violates the protocol
     └─ ConnectError           no usable runtime at the endpoint; the text is one line with a remedy
-       └─ EndpointError       the endpoint itself is wrong (also a ValueError)
+       └─ EndpointError       the endpoint itself is not valid (also a ValueError)
 
-The codes are spelled as in every other kubelet's events (`NotFound`, not `NOT_FOUND`), because
-people and scripts search for them.
+Codes are spelled as in upstream's events (`NotFound`, not `NOT_FOUND`), because users and scripts search for
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 
 class CriError(Exception):
-    """A call to the runtime failed."""
+    """Raised when a call to the runtime fails."""
 
     def __init__(self, call: str, code: str, message: str) -> None:
         super().__init__(call, code, message)
@@ -32,7 +32,7 @@ class CriError(Exception):
 
     @property
     def rpc_text(self) -> str:
-        """The failure without the call's name, in the words that pod events carry."""
+        """The failure without the call's name, as pod events contain it."""
         return f"rpc error: code = {self.code} desc = {self.message}"
 
     def __str__(self) -> str:
@@ -40,27 +40,27 @@ class CriError(Exception):
 
 
 class Unavailable(CriError):
-    """The runtime cannot be reached now."""
+    """Raised when the runtime is not reachable."""
 
 
 class NotFound(CriError):
-    """The object of the call does not exist."""
+    """Raised when the object of the call does not exist."""
 
 
 class AlreadyExists(CriError):
-    """An object of that name exists."""
+    """Raised when an object of that name exists."""
 
 
 class ResourceExhausted(CriError):
-    """A limit was reached, of the runtime or of a message's size."""
+    """Raised when a limit is reached, of the runtime or of the message size."""
 
 
 class DeadlineExceeded(CriError):
-    """The runtime did not answer in time."""
+    """Raised when the runtime does not respond in time."""
 
 
 class CommandTimedOut(DeadlineExceeded):
-    """A command in a container ran longer than it may."""
+    """Raised when a command in a container exceeds its timeout."""
 
     def __init__(self, command: Sequence[str], timeout_seconds: int, message: str) -> None:
         super().__init__("ExecSync", "DeadlineExceeded", message)
@@ -72,11 +72,11 @@ class CommandTimedOut(DeadlineExceeded):
 
 
 class Unimplemented(CriError):
-    """This runtime does not offer the call."""
+    """Raised when the runtime does not implement the call."""
 
 
 class BadResponse(CriError):
-    """The runtime's answer lacks what every answer must have."""
+    """Raised when a response lacks required fields or cannot be decoded."""
 
     def __init__(self, call: str, message: str) -> None:
         super().__init__(call, "Internal", message)
@@ -86,7 +86,7 @@ class BadResponse(CriError):
 
 
 class ConnectError(CriError):
-    """There is no usable runtime at an endpoint."""
+    """Raised when there is no usable runtime at an endpoint."""
 
     def __init__(self, message: str, code: str = "Unavailable") -> None:
         super().__init__("Connect", code, message)
@@ -96,7 +96,7 @@ class ConnectError(CriError):
 
 
 class EndpointError(ConnectError, ValueError):
-    """An endpoint that cannot be one."""
+    """Raised for an endpoint that is not valid."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "InvalidArgument")
@@ -109,10 +109,10 @@ _CLASSES: dict[str, type[CriError]] = {
 
 
 def from_status(call: str, status: str, details: str | None) -> CriError:
-    """Make the error for a gRPC status, given by its upper-case name."""
+    """Return the exception for a gRPC status code, given by its upper-case name."""
     code = "Canceled" if status == "CANCELLED" else status.title().replace("_", "")
     message = details or "no details were given"
     if code == "DeadlineExceeded" and message == "Deadline Exceeded":
-        # What every other client of the runtime calls its own deadline.
+        # Go clients of the runtime report their own deadline with this text.
         message = "context deadline exceeded"
     return _CLASSES.get(code, CriError)(call, code, message)

@@ -1,20 +1,17 @@
-"""One HTTP/2 connection that gRPC calls go over, as an asyncio protocol.
+"""gRPC client connection over HTTP/2, as an asyncio protocol, and gRPC status codes.
 
-grpcio does this, too, with a thread, a C core and a socket pair to wake the loop; for a few calls per
-pod that was more than twice the processor time per call, and 4 MB. What a client needs of
-HTTP/2 is little: requests are whole when they are sent, and answers are small.
+Used for CRI, device, DRA and CSI plugins and gRPC probes. grpcio needs a thread, a C core and a socket pair
+to wake the event loop: more than twice the CPU time per call, and 4 MB. A client needs little of HTTP/2:
+requests are complete when they are sent, and responses are small.
 
-A call is a `Call`: `answer` waits for its end, `read` for its next message. It ends with a status of
-gRPC, also when the connection breaks (UNAVAILABLE) or the deadline passes (DEADLINE_EXCEEDED); then
-the server is told that nobody listens any more. Nothing here raises but CancelledError.
+`Call.answer` waits for the end of a call, `Call.read` for its next message. A call always ends with a gRPC
+status, also when the connection breaks (UNAVAILABLE) or its deadline expires (DEADLINE_EXCEEDED); the server
+gets a RST_STREAM for a call that ends before its response. Calls raise nothing but CancelledError. A response
+without a gRPC status gets the code that the gRPC specification assigns to its HTTP status or reset code.
 
-Servers may be hostile: gRPC probes go to pods. The rules and limits are those of our server
-(`http2_rules`): the size of headers, flow control, frames without progress; a server that does not read
-is not read from. One that exceeds them loses its connection, and its calls end with UNAVAILABLE.
-
-How a call of gRPC ends: its codes, and how they are read off the wire; for clients and servers alike.
-
-Pure. An end without a status of gRPC gets the code that gRPC's documents give to what came instead.
+Servers may be hostile: gRPC probes connect to pods. The limits are those of `http2.py`: size of headers, flow
+control, frames without progress; and reading stops while the server does not read. A server that exceeds them
+loses its connection, and its calls end with UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ _RESET_CODES = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a call ended: one of gRPC's codes in upper case, and the server's words."""
+    """gRPC status of a call: its code in upper case, and the server's message."""
 
     code: str
     message: str = ""
@@ -76,7 +73,7 @@ LATE = Status("DEADLINE_EXCEEDED", "Deadline Exceeded")
 
 
 def status_in(headers: dict[str, str]) -> Status:
-    """Read how a call ended from its trailers."""
+    """Return the status in the trailers of a call."""
     if (code := headers.get("grpc-status")) is not None:
         known = code.isdecimal() and len(code) <= 2 and int(code) < len(CODES)
         return Status(CODES[int(code)] if known else "UNKNOWN", unquote(headers.get("grpc-message", "")))
@@ -87,27 +84,27 @@ def status_in(headers: dict[str, str]) -> Status:
 
 
 def status_of_reset(code: int) -> Status:
-    """How a call ended that was reset, by HTTP/2's code for the reason."""
+    """Return the status of a call that was reset with an HTTP/2 error code."""
     text = f"stream terminated by RST_STREAM with error code: {code}"
     return Status(_RESET_CODES.get(code, "INTERNAL"), text)
 
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_HEADER_BYTES = 64 * 1024
-"""Bytes of one header block of a runtime or a plugin: error messages are in there."""
+"""Bytes of one header block of a runtime or a plugin, which includes error messages."""
 HANDSHAKE_SECONDS = 5.0
-"""How long something that accepts a connection may stay silent."""
+"""Seconds to wait for the server's SETTINGS frame."""
 _CANCEL = http2.number(8)
 _LAST_STREAM = 2**30
 _STREAM_WINDOW = 32 * 1024 * 1024
 _RENEW_BYTES = 4 * 1024 * 1024
-"""After how many bytes the server is told that it may send more."""
+"""Bytes after which the flow-control window is extended."""
 _MOST_BLOCKS = 64
 _LONGEST_KNOWN_BLOCK = 512
 _MOST_HEADER_BLOCKS = 8
-"""Header blocks of one response: informational ones, headers and trailers."""
+"""Maximum header blocks of one response: informational ones, headers and trailers."""
 _MOST_UNREAD = 65_536
-"""Messages of a stream that its reader has not taken yet."""
+"""Maximum messages of a stream that its reader has not read yet."""
 _POINTS_PER_CALL = 16.0
 _LONGEST_REASON = 200
 _PREFIX = struct.Struct(">?L")
@@ -116,14 +113,14 @@ _MOST_DIGITS = 8
 
 
 class Call:
-    """One call under way."""
+    """A call in progress."""
 
     def __init__(self, connection: Connection, stream: int, window: int, limit: int) -> None:
         self.status: Status | None = None
-        """How it ended; None while it has not."""
+        """Final status; None while the call is in progress."""
         self.unsent = b""
         self.window = window
-        """How many bytes the server takes."""
+        """Bytes that may be sent to the server."""
         self.headers: dict[str, str] = {}
         self._limit = limit
         self._connection = connection
@@ -133,14 +130,17 @@ class Call:
         self._most_unread = _MOST_UNREAD
         self._header_blocks = 0
         self._room = _STREAM_WINDOW
-        """How many bytes the server may send."""
+        """Bytes that the server may send."""
         self._taken = 0
         self._news: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = math.inf
 
     async def answer(self) -> bytes | None:
-        """Wait for the end; gives the message, None when there is none. `status` tells how it ended."""
+        """Wait for the end of the call; return its message, or None. `status` is set then.
+
+        A cancellation resets the call.
+        """
         self._most_unread = 1
         try:
             while self.status is None:
@@ -150,7 +150,7 @@ class Call:
         return self._messages.popleft() if self._messages else None
 
     async def read(self) -> bytes | None:
-        """Wait for the next message; None at the end."""
+        """Wait for the next message; None at the end of the call."""
         while not self._messages:
             if self.status is not None:
                 return None
@@ -164,21 +164,21 @@ class Call:
         return message
 
     def cancel(self) -> None:
-        """Tell the server that nobody listens any more, unless the call has ended."""
+        """Reset the call, unless it has ended."""
         if self.status is None:
             self._connection.reset(self._stream)
             self.end(Status("CANCELLED"))
 
     def set_deadline(self, seconds: float) -> None:
-        """End the call after so many seconds, if it has not ended by then."""
+        """End the call with DEADLINE_EXCEEDED after so many seconds, unless it has ended."""
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         self._timer = loop.call_later(seconds, self._expire)
 
-    # What the connection says
+    # Called by the connection
 
     def received(self, data: bytes, size: int) -> None:
-        """Handle data of the response that came in a frame of `size` bytes. Raises Violation."""
+        """Handle response data that came in a frame of `size` bytes. Raises Http2Error."""
         self._room -= size
         if self._room < 0:
             raise Http2Error(Code.FLOW_CONTROL, "more data than there is room for")
@@ -203,7 +203,7 @@ class Call:
                 return
 
     def received_headers(self, headers: Iterable[tuple[str, str]], *, last: bool) -> None:
-        """Handle headers, or trailers. Raises ProtocolError when there are too many."""
+        """Handle headers or trailers. Raises ProtocolError for too many of them."""
         self._header_blocks += 1
         if self._header_blocks > _MOST_HEADER_BLOCKS:
             raise ProtocolError("a response has too many headers")
@@ -212,13 +212,13 @@ class Call:
             self.end(status_in(self.headers))
 
     def was_reset(self, code: int) -> None:
-        """Take an end without trailers; a server that keeps the deadline, too, may be quicker than we."""
+        """Handle RST_STREAM; a server that also enforces the deadline may be faster than this client."""
         status = status_of_reset(code)
         is_late = status.code == "CANCELLED" and asyncio.get_running_loop().time() >= self._deadline
         self.end(LATE if is_late else status)
 
     def end(self, status: Status) -> None:
-        """Take the end."""
+        """Set the final status, unless it is set."""
         if self.status is None:
             self.status = status
             self._connection.forget(self._stream)
@@ -243,10 +243,10 @@ class Call:
 
 
 class Connection(asyncio.Protocol):
-    """A connection, ready for calls once it was `greeted`.
+    """A client connection, usable once `greeted` returned True.
 
-    A message has at most `limit` bytes, the headers of a response have at most `header_limit`. The server may
-    send `most_blocks` header blocks in all: decoding them is slow.
+    A message has at most `limit` bytes, the headers of a response at most `header_limit`. The server may send
+    `most_blocks` header blocks in total: decoding them is slow.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
         self._headers = HeaderBlocks(header_limit)
         self._budget = FrameBudget(asyncio.get_running_loop().time)
         self._known_blocks: dict[bytes, list[tuple[str, str]]] = {}
-        """Headers by how they were written, of servers that write without referring to what was before."""
+        """Decoded headers by their block, of servers that do not use the dynamic table."""
         self._buffer = b""
         self._calls: dict[int, Call] = {}
         self._next = 1
@@ -283,11 +283,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether it is not closed, by anybody."""
+        """Whether neither side has closed the connection."""
         return self._open
 
     async def greeted(self, seconds: float = HANDSHAKE_SECONDS) -> bool:
-        """Wait for the server's first words; False when there are none, or others than HTTP/2."""
+        """Wait for the server's SETTINGS frame; False if it does not arrive in time, or other data does."""
         try:
             async with asyncio.timeout(seconds):
                 await self._greeted
@@ -302,12 +302,12 @@ class Connection(asyncio.Protocol):
     def call(
         self, path: str, message: bytes, headers: Iterable[tuple[str, str]] = (), timeout: float = math.inf
     ) -> Call:
-        """Begin a call; `timeout` is in seconds."""
+        """Start a call; `timeout` is in seconds."""
         stream, self._next = self._next, self._next + 2
         self._budget.earn(_POINTS_PER_CALL)
         call = self._calls[stream] = Call(self, stream, self._stream_window, self._limit)
         if not self._open:
-            # Nobody will answer: without a timeout it would be waited for for ever.
+            # No response can arrive: without a timeout the caller would wait indefinitely.
             call.end(Status("UNAVAILABLE", "the connection is closed"))
             return call
         block = http2.request_headers(path, self._authority)
@@ -321,7 +321,7 @@ class Connection(asyncio.Protocol):
         return call
 
     def close(self, why: Status) -> None:
-        """End the connection and all calls."""
+        """Close the connection and end all calls with this status."""
         self._open = False
         if not self._greeted.done():
             self._greeted.set_result(None)
@@ -331,33 +331,33 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         if self._transport.get_write_buffer_size():
-            # The server does not read: a graceful close would wait for it until it ends.
+            # The server does not read: a graceful close would wait until it exits.
             self._transport.abort()
         else:
             self._transport.close()
 
-    # What calls ask
+    # Called by calls
 
     def earn_message(self) -> None:
-        """Record that the server sent a message."""
+        """Credit a message of the server to its frame budget."""
         self._budget.earn(1)
 
     def reset(self, stream: int) -> None:
-        """Tell the server that a call is over."""
+        """Send RST_STREAM for a call."""
         self._write(frame(FrameType.RST_STREAM, 0, stream, _CANCEL))
 
     def forget(self, stream: int) -> None:
-        """Drop a call that has ended."""
+        """Remove a call that has ended."""
         self._calls.pop(stream, None)
 
     def renew_window(self, stream: int, count: int) -> None:
-        """Let the server send so many bytes more."""
+        """Extend a flow-control window by `count` bytes."""
         self._write(frame(FrameType.WINDOW_UPDATE, 0, stream, http2.number(count)))
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce ourselves."""
+        """Send the connection preface and the settings."""
         self._transport = cast(asyncio.Transport, transport)
         greeting = {
             Setting.HEADER_TABLE_SIZE: 0,
@@ -369,21 +369,21 @@ class Connection(asyncio.Protocol):
         self.renew_window(0, http2.MAX_WINDOW - http2.FIRST_WINDOW)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell all calls."""
+        """End all calls with UNAVAILABLE."""
         self.close(Status("UNAVAILABLE", f"the connection broke: {exc}" if exc else "the connection broke"))
 
     def pause_writing(self) -> None:
-        """Stop reading from a server that does not read: replies to its pings alone would fill the memory."""
+        """Stop reading while the server does not read: replies to its PINGs alone would fill the memory."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again."""
+        """Resume reading."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Take whatever frames are complete."""
+        """Handle all complete frames."""
         data = self._buffer + data if self._buffer else data
         at, end = 0, len(data)
         try:
@@ -458,14 +458,14 @@ class Connection(asyncio.Protocol):
         if self._blocks_left < 0:
             raise ProtocolError("a response has too many headers")
         stream, flags, block = complete
-        # Also of a call that nobody waits for: the decoder must see every block.
+        # Also for a call that has ended: HPACK is stateful, and the decoder must see every block.
         headers = self._known_blocks.get(block) or self._decoded(block)
         if call := self._calls.get(stream):
             call.received_headers(headers, last=bool(flags & http2.END_STREAM))
 
     def _decoded(self, block: bytes) -> list[tuple[str, str]]:
         headers = self._headers.decode(block)
-        # Without a table the same bytes always mean the same, and need not be read again.
+        # Without a dynamic table equal bytes are equal headers, and need not be decoded again.
         if (
             self._headers.stateless
             and len(block) <= _LONGEST_KNOWN_BLOCK
@@ -496,7 +496,7 @@ class Connection(asyncio.Protocol):
         self._send_more()
 
     def _goaway_frame(self, payload: bytes) -> None:
-        """Make no new calls; those that the server still knows of are answered."""
+        """Make no new calls; calls that the server has accepted continue."""
         last = http2.read_number(payload)
         self._next = _LAST_STREAM
         for stream, call in list(self._calls.items()):
@@ -506,7 +506,7 @@ class Connection(asyncio.Protocol):
     # Sending
 
     def _sendable(self, stream: int, call: Call) -> bytes:
-        """Give the frames of a request that may be sent now."""
+        """Return the DATA frames of a request that flow control allows now."""
         frames, at, end = [], 0, len(call.unsent)
         while (size := min(end - at, self._max_frame, self._window, call.window)) > 0:
             part, at = call.unsent[at : at + size], at + size
@@ -528,9 +528,12 @@ class Connection(asyncio.Protocol):
 
 
 async def connect_unix(path: str, seconds: float = HANDSHAKE_SECONDS) -> Connection:
-    """Connect to a server's socket; raises OSError, also when nobody there speaks gRPC in so many seconds."""
+    """Connect to a gRPC server on a Unix socket.
+
+    Raises OSError, also if the server sends no SETTINGS within `seconds`.
+    """
     loop = asyncio.get_running_loop()
-    # Go's servers refuse a socket's path as the name of a host.
+    # Go servers reject a socket path as :authority.
     _, connection = await loop.create_unix_connection(lambda: Connection("localhost"), path)
     if not await connection.greeted(seconds):
         raise ConnectionError("it does not answer as a gRPC server does")
@@ -538,7 +541,7 @@ async def connect_unix(path: str, seconds: float = HANDSHAKE_SECONDS) -> Connect
 
 
 def grpc_timeout(seconds: float) -> str:
-    """Write a timeout as gRPC does: at most eight digits and a unit."""
+    """Format a timeout for the grpc-timeout header: at most eight digits and a unit."""
     for unit, per_second in _UNITS:
         amount = math.ceil(max(0.0, seconds) * per_second)
         if len(str(amount)) <= _MOST_DIGITS:

@@ -1,8 +1,8 @@
-"""A gRPC server on a Unix socket: the services that the agent offers to programs on its machine.
+"""gRPC server on a Unix socket, for the kubelet's node-local services.
 
-Device plugins register with the agent and monitors ask it who has which device, a few small calls per
-minute. grpcio's server would cost a thread, a C core and several megabytes for that; the frames are there
-already (`http2.py`), so this is what a server needs besides: methods by name, statuses, deadlines.
+Device plugins register with the kubelet and monitoring agents query the pod resources API: a few small calls
+per minute. grpcio's server would cost a thread, a C core and several megabytes for that; `http2.py` has the
+frames, and this module adds methods, statuses and deadlines.
 
     methods = {"/v1beta1.Registration/Register": Unary(pb.RegisterRequest, register)}
     async with serving(path, methods):
@@ -10,26 +10,14 @@ already (`http2.py`), so this is what a server needs besides: methods by name, s
 
 Guarantees:
 
-- A handler runs in a task of its own, which is cancelled when the client leaves, its deadline passes or
-  the server ends. A handler's fault is an answer with a status, and never the end of the agent.
-- What clients can make grow is bounded (`Limits`): the size of a request, the requests in memory, the
-  calls of a connection, the connections. Nobody is read from who does not read.
-- What is not HTTP/2 ends its connection and nothing else.
+- A handler runs in a task of its own, which is cancelled when the client disconnects, its deadline expires or
+  the server stops. A handler's exception becomes a status and never ends the kubelet.
+- What clients can consume is bounded (`Limits`): the size of a request, the bytes of incomplete requests, the
+  calls of a connection, the connections. A client that does not read is not read from.
+- A violation of HTTP/2 ends its connection with GOAWAY, and a violation of gRPC its call with a status.
 
-One HTTP/2 connection of a client to our gRPC server, as an asyncio protocol.
-
-Here are the rules of HTTP/2 and of gRPC's use of it; what methods do is `grpc_server.py`'s business. A
-call comes as headers and one message, and is answered by messages and a status. Requests are taken whole
-before anybody looks at them.
-
-Whoever breaks the rules of the connection is told so and cut off; a call that breaks its own ends with a
-status. Answers wait until the client makes room for them, one message per call.
-
-What a client of our gRPC server may do: the rules of gRPC, as pure functions, and the limits.
-
-Those of HTTP/2 are in `http2_rules`. A rule of a call that is broken ends the call with a status.
-
-One call to our gRPC server: what its handler sends goes out as the client makes room for it.
+A request is buffered until it is complete; then its handler starts. Responses wait for the client's
+flow-control window, with at most one unsent message per call.
 """
 
 from __future__ import annotations
@@ -69,17 +57,17 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 PREFIX = struct.Struct(">?L")
-"""What precedes each message: whether it is compressed, and its length."""
+"""Prefix of each message: the compressed flag and the length."""
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MOST_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may take.
+    """Limits per server.
 
-    `request` and `headers` are bytes of a call, `calls` are those of a connection at once, `held` are the
-    bytes of all requests that are not complete yet, of all connections.
+    `request` and `headers` are bytes per call, `calls` are concurrent calls per connection, `held` are the
+    bytes of incomplete requests of all connections.
     """
 
     request: int = 1024 * 1024
@@ -90,7 +78,7 @@ class Limits:
 
 
 def http_refusal(headers: dict[str, str]) -> bytes | None:
-    """Give the headers that answer a request which is not gRPC's; None when it is."""
+    """Return the response headers for a request that is not gRPC; None for a gRPC request."""
     if headers.get(":method") != "POST":
         status = "405"
     elif headers.get("content-type", "").partition(";")[0].partition("+")[0] != "application/grpc":
@@ -101,14 +89,14 @@ def http_refusal(headers: dict[str, str]) -> bytes | None:
 
 
 def read_timeout(text: str) -> float | None:
-    """Read a timeout as gRPC writes it, digits and a unit; gives seconds, None when it is none."""
+    """Parse a grpc-timeout value, digits and a unit; return seconds, or None if it is not valid."""
     amount, unit = text[:-1], text[-1:]
     digits = amount.isascii() and amount.isdigit() and len(amount) <= _MOST_DIGITS
     return int(amount) * _UNITS[unit] if digits and unit in _UNITS else None
 
 
 def request_problem(request: bytearray, limit: int) -> Status | None:
-    """Say what is wrong with a request as far as it has come; None when nothing is."""
+    """Return the status for a request that is already known to be invalid; None if it is valid so far."""
     if len(request) < PREFIX.size:
         return None
     compressed, size = PREFIX.unpack_from(request)
@@ -122,51 +110,51 @@ def request_problem(request: bytearray, limit: int) -> Status | None:
 
 
 def whole_message(request: bytearray) -> bytes | None:
-    """Give the message of a request that will not grow any more; None when a part is missing."""
+    """Return the message of a request that has ended; None if it is incomplete."""
     if len(request) < PREFIX.size or PREFIX.unpack_from(request)[1] != len(request) - PREFIX.size:
         return None
     return bytes(request[PREFIX.size :])
 
 
 HEADERS = b"\x88" + http2.more_headers([("content-type", "application/grpc")])
-"""What each answer begins with: the HTTP status 200, and that it is gRPC's."""
+"""Response headers: status 200 and the gRPC content type."""
 
-# Clients refuse trailers that are too long, and then know nothing at all.
+# Clients reject trailers that are too long, and would get no status at all.
 _LONGEST_MESSAGE = 2000
 _LATE = Status("DEADLINE_EXCEEDED", "context deadline exceeded")
 
-# gRPC's messages are percent-encoded but for printable ASCII.
+# grpc-message is percent-encoded except for printable ASCII.
 _PLAIN = "".join(char for char in string.printable[:95] if char != "%")
 
 
 class StreamSink(Protocol):
-    """What a call needs of its connection."""
+    """Interface of a connection to its calls."""
 
     def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
         """Send headers or trailers."""
 
     def reset(self, stream: int, code: Code) -> None:
-        """Tell the client that a call is over."""
+        """Send RST_STREAM for a call."""
 
     def forget(self, stream: int) -> None:
-        """Drop a call that has ended."""
+        """Remove a call that has ended."""
 
     def flush(self) -> None:
-        """Send of the answers what the client makes room for."""
+        """Send the response data that flow control allows."""
 
 
 class ServerStream:
-    """A call under way."""
+    """A call in progress."""
 
     def __init__(self, connection: StreamSink, number: int, path: str, window: int) -> None:
         self.path = path
         self.window = window
-        """How many bytes the client takes."""
+        """Bytes that may be sent to the client."""
         self.room = http2.FIRST_WINDOW
-        """How many bytes the client may send."""
+        """Bytes that the client may send."""
         self.request = bytearray()
         self.complete = False
-        """Whether the client has said all."""
+        """Whether the client has ended its side of the stream."""
         self.unsent = b""
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
@@ -177,7 +165,7 @@ class ServerStream:
         self._timer: asyncio.TimerHandle | None = None
 
     async def send(self, message: bytes) -> None:
-        """Send a message; waits until the client has made room for all of it."""
+        """Send a message; wait until flow control has let all of it through."""
         if self._over:
             return
         if not self._begun:
@@ -190,7 +178,7 @@ class ServerStream:
             await self._sent
 
     def finish(self, status: Status) -> None:
-        """End the call with a status; only the first end counts."""
+        """End the call with a status; only the first call of this has an effect."""
         if self._over:
             return
         trailers = [("grpc-status", str(CODES.index(status.code)))]
@@ -203,7 +191,7 @@ class ServerStream:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the call; whoever works on it is told to stop."""
+        """Remove the call and cancel its handler."""
         self._over = True
         self.unsent = b""
         self._connection.forget(self._number)
@@ -213,42 +201,42 @@ class ServerStream:
             self.task.cancel()
 
     def set_deadline(self, seconds: float) -> None:
-        """End the call after so many seconds, if it has not ended by then."""
+        """End the call with DEADLINE_EXCEEDED after so many seconds, unless it has ended."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.finish, _LATE)
 
     def sent(self) -> None:
-        """Take note that all of the message is on its way."""
+        """Record that all of the message is written to the transport."""
         if self._sent is not None and not self._sent.done():
             self._sent.set_result(None)
 
 
 HANDSHAKE_SECONDS = 10.0
-"""How long a client may take to introduce itself."""
+"""Seconds that a client may take to send its preface and SETTINGS."""
 _LEAST_ROOM = http2.FIRST_WINDOW // 2
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of its server."""
+    """Interface of the server to its connections."""
 
     limits: Limits
     held: int
-    """Bytes of requests that are not complete yet, of all connections."""
+    """Bytes of incomplete requests of all connections."""
 
     def enter(self, connection: ServerConnection) -> bool:
-        """Take a connection in; False when there are too many."""
+        """Register a connection; False if there are too many."""
 
     def leave(self, connection: ServerConnection) -> None:
-        """Forget a connection."""
+        """Unregister a connection."""
 
     def refusal(self, path: str) -> Status | None:
-        """Say why a method cannot be called; None when it can."""
+        """Return the status for a method that does not exist; None if it exists."""
 
     def start(self, stream: ServerStream, path: str, message: bytes) -> asyncio.Task[None]:
-        """Answer a call whose request is complete."""
+        """Start the handler of a call whose request is complete."""
 
 
 class ServerConnection(asyncio.Protocol):
-    """A connection of a client."""
+    """One HTTP/2 connection of a client, as an asyncio protocol."""
 
     def __init__(self, host: ConnectionOwner) -> None:
         self._host = host
@@ -257,9 +245,9 @@ class ServerConnection(asyncio.Protocol):
         self._buffer = b""
         self._streams: dict[int, ServerStream] = {}
         self._running = 0
-        """Handlers that have not ended, also of calls that have."""
+        """Handlers that have not ended, including those of calls that have."""
         self._last = 0
-        """The newest call's number."""
+        """Number of the newest call's stream."""
         self._introduced = self._greeted = False
         self._paused = False
         self._window = http2.FIRST_WINDOW
@@ -269,20 +257,20 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def close(self, code: Code = Code.NO_ERROR, why: str = "") -> None:
-        """End the connection and all its calls; the client is told why."""
+        """Close the connection with GOAWAY, `why` as debug data, and end all its calls."""
         if self._transport is not None and not self._transport.is_closing():
             last = http2.number(self._last)
             self._write(frame(FrameType.GOAWAY, 0, 0, last + http2.number(code) + why.encode()[:200]))
             if self._paused:
-                self._transport.abort()  # it does not read: nothing would ever be over
+                self._transport.abort()  # the client does not read: a graceful close would not end
             else:
                 self._transport.close()
         self._abandon()
 
-    # What calls ask
+    # Called by calls
 
     def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
-        """Send headers or trailers, in as many frames as the client's limit makes of them."""
+        """Send headers or trailers, split into frames of MAX_FRAME bytes, which every client accepts."""
         flags, kind = http2.END_STREAM if last else 0, FrameType.HEADERS
         while len(block) > http2.MAX_FRAME:
             self._write(frame(kind, flags, stream, block[: http2.MAX_FRAME]))
@@ -290,17 +278,17 @@ class ServerConnection(asyncio.Protocol):
         self._write(frame(kind, flags | http2.END_HEADERS, stream, block))
 
     def reset(self, stream: int, code: Code) -> None:
-        """Tell the client that a call is over."""
+        """Send RST_STREAM for a call."""
         self._write(frame(FrameType.RST_STREAM, 0, stream, http2.number(code)))
 
     def forget(self, stream: int) -> None:
-        """Drop a call that has ended."""
+        """Remove a call that has ended."""
         if ended := self._streams.pop(stream, None):
             self._host.held -= len(ended.request)
             ended.request.clear()
 
     def flush(self) -> None:
-        """Send of the answers what the client makes room for."""
+        """Send the response data that flow control allows."""
         for number, stream in tuple(self._streams.items()):
             while stream.unsent and not self._paused:
                 size = min(len(stream.unsent), self._max_frame, self._window, stream.window)
@@ -316,7 +304,7 @@ class ServerConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce ourselves."""
+        """Register with the server and send the settings; close the connection if there are too many."""
         self._transport = cast(asyncio.Transport, transport)
         if not self._host.enter(self):
             self.close(Code.CALM_DOWN, "too many connections")
@@ -325,24 +313,24 @@ class ServerConnection(asyncio.Protocol):
         self._write(http2.settings({Setting.MAX_CONCURRENT_STREAMS: self._host.limits.calls}))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all that is done for the client."""
+        """Cancel all calls of the client."""
         self._abandon()
 
     def pause_writing(self) -> None:
-        """Listen no more to a client that does not: its pings alone would fill the memory."""
+        """Stop reading while the client does not read: replies to its PINGs alone would fill the memory."""
         self._paused = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume reading, and send what is pending."""
         self._paused = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Take whatever frames are complete."""
+        """Handle all complete frames."""
         data = self._buffer + data if self._buffer else data
         self._buffer = b""
         at, end = 0, len(data)
@@ -429,7 +417,7 @@ class ServerConnection(asyncio.Protocol):
         content = http2.unpadded(flags, payload)
         stream = self._streams.get(number)
         if stream is None:
-            return  # it ended while this was under way
+            return  # the call ended while this frame was in flight
         if stream.complete:
             self.reset(number, Code.STREAM_CLOSED)
             stream.drop()
@@ -469,7 +457,7 @@ class ServerConnection(asyncio.Protocol):
         if complete is None:
             return
         number, flags, block = complete
-        # Also of a call that nobody answers: the decoder must see every block.
+        # Also for a rejected call: HPACK is stateful, and the decoder must see every block.
         headers = dict(self._headers.decode(block))
         if number <= self._last:
             self._trailers(number, flags)
@@ -503,7 +491,7 @@ class ServerConnection(asyncio.Protocol):
             stream.finish(problem)
 
     def _trailers(self, number: int, flags: int) -> None:
-        """Take headers after data: they can only say that the request is complete."""
+        """Handle headers after data, which may only end the request."""
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -557,7 +545,7 @@ _OK = Status("OK")
 
 
 class GrpcError(Exception):
-    """What a handler raises to refuse: one of gRPC's codes in upper case, and words for the caller."""
+    """Raised by a handler to fail its call: a gRPC code in upper case, and a message for the caller."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -567,7 +555,7 @@ class GrpcError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A method that is answered once; `handler` takes a message of the type `request`."""
+    """A unary method; `handler` takes a message of the type `request`."""
 
     request: type[Message]
     handler: Callable[[Any], Awaitable[Message]]
@@ -575,21 +563,21 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A method that is answered as often as its handler yields; it is closed when the client leaves."""
+    """A server-streaming method; its generator is closed when the client disconnects."""
 
     request: type[Message]
     handler: Callable[[Any], AsyncGenerator[Message, None]]
 
 
 Methods = Mapping[str, Unary | Streaming]
-"""Methods by their full path: `/package.Service/Method`."""
+"""Methods by full path: `/package.Service/Method`."""
 
 
 @asynccontextmanager
 async def serving(path: Path, methods: Methods, limits: Limits = _DEFAULTS) -> AsyncIterator[Server]:
-    """Serve on a socket at this path until the block is left; what lies there before is replaced.
+    """Serve on a socket at this path until the block is left; an existing file there is replaced.
 
-    The folder must exist. Raises OSError when there can be no socket.
+    The directory must exist. Raises OSError if the socket cannot be created.
     """
     listener = _listen(path)
     made = path.stat().st_ino
@@ -601,7 +589,7 @@ async def serving(path: Path, methods: Methods, limits: Limits = _DEFAULTS) -> A
             accepting = await loop.create_unix_server(server.connection, sock=listener, backlog=_BACKLOG)
             yield server
         finally:
-            # While ours is open, no other file can have the same number.
+            # While this socket is open, no other file can have its inode number.
             _remove(path, made)
             (accepting or listener).close()
             server.close()
@@ -613,7 +601,7 @@ class Server:
     def __init__(self, methods: Methods, limits: Limits, scope: TaskScope) -> None:
         self.limits = limits
         self.held = 0
-        """Bytes of requests that are not complete yet, of all connections."""
+        """Bytes of incomplete requests of all connections."""
         self._methods = methods
         self._services = {path.rpartition("/")[0] for path in methods}
         self._scope = scope
@@ -621,34 +609,34 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._connections)
 
     def connection(self) -> ServerConnection:
-        """Give the protocol of a new connection."""
+        """Return the protocol of a new connection."""
         return ServerConnection(self)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for connection in tuple(self._connections):
             connection.close()
 
-    # What connections ask
+    # Called by connections
 
     def enter(self, connection: ServerConnection) -> bool:
-        """Take a connection in; False when there are too many."""
+        """Register a connection; False if there are too many."""
         if len(self._connections) >= self.limits.connections:
-            log.v(2).info("Turned away a gRPC client, too many are connected", limit=self.limits.connections)
+            log.v(2).info("Rejected gRPC connection over limit", limit=self.limits.connections)
             return False
         self._connections.add(connection)
         return True
 
     def leave(self, connection: ServerConnection) -> None:
-        """Forget a connection."""
+        """Unregister a connection."""
         self._connections.discard(connection)
 
     def refusal(self, path: str) -> Status | None:
-        """Say why a method cannot be called; None when it can."""
+        """Return the status for a method that does not exist; None if it exists."""
         if path in self._methods:
             return None
         service, _, method = path.rpartition("/")
@@ -659,7 +647,7 @@ class Server:
         return Status("UNIMPLEMENTED", text)
 
     def start(self, stream: ServerStream, path: str, message: bytes) -> asyncio.Task[None]:
-        """Answer a call whose request is complete."""
+        """Start the handler of a call whose request is complete."""
         return self._scope.start(self._answer(stream, path, message), name=f"gRPC {path}")
 
     async def _answer(self, stream: ServerStream, path: str, message: bytes) -> None:
@@ -677,8 +665,8 @@ class Server:
             status = Status("INTERNAL", "the request cannot be decoded")
         except GrpcError as err:
             status = err.status
-        except Exception as err:  # the boundary of a call: its caller is told, the agent goes on
-            log.error(err, "A gRPC call failed", method=path)
+        except Exception as err:  # the boundary of a call: the client gets a status, the kubelet continues
+            log.error(err, "Failed to handle gRPC call", method=path)
             status = Status("UNKNOWN", f"{type(err).__name__}: {err}")
         stream.finish(status)
 
@@ -702,7 +690,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _remove(path: Path, made: int) -> None:
-    """Remove our socket; the next agent may be listening there already."""
+    """Remove this server's socket, unless the next kubelet process has already replaced it."""
     with contextlib.suppress(OSError):
         if path.stat().st_ino == made:
             path.unlink()

@@ -1,9 +1,9 @@
-"""Answers of HTTP/1.1, read piece by piece as they arrive.
+"""Incremental parser of HTTP/1.1 responses.
 
-Bytes in, facts out; nothing here waits. A general client takes several times the processor time of
-this for one answer, and probes and the agent's reports to the API server are many.
+It does no I/O. Probes and API requests are frequent, and a general HTTP client takes several times the CPU
+time of this parser per response.
 
-The reader trusts nothing: sizes are bounded, whatever does not look like HTTP is a WireError.
+The peer is not trusted: all sizes are bounded, and data that is not HTTP raises HttpProtocolError.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from typing import Literal
 
 HEAD_LIMIT = 64 * 1024
-"""The longest head of an answer, in bytes."""
+"""Largest status line and headers of a response, in bytes."""
 _LINE_LIMIT = 4096
 _INTERIM_LIMIT = 5
 _TRAILER_LIMIT = 64
@@ -25,26 +25,26 @@ Part = Literal["head", "sized", "chunk size", "chunk", "chunk end", "trailers", 
 
 
 class HttpProtocolError(Exception):
-    """A request that must not be sent, or an answer that is not HTTP."""
+    """Raised for a request that must not be sent, or a response that is not HTTP."""
 
 
 class ResponseReader:
-    """Takes an answer piece by piece (`feed`, and `end` when the peer closed).
+    """Parser of one response: `feed` for received data, `end` when the peer closed the connection.
 
-    It is done after `limit` bytes of the body: what follows is not read.
+    It is done after `limit` bytes of the body; the rest is not read.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.status = 0
-        """Zero until the whole head is there."""
+        """Status code; zero until the headers are complete."""
         self.headers: dict[str, str] = {}
-        """By lower-case name; the first value counts, as for redirects."""
+        """Headers by lower-case name; the first value counts, as for redirects."""
         self.body = bytearray()
         self._part: Part = "head"
         self._buffer = bytearray()
         self._searched = 0
-        """Bytes of the buffer in which the end of the head does not begin."""
+        """Bytes at the start of the buffer in which the end of the headers does not begin."""
         self._left = 0
         self._interim = 0
         self._trailers = 0
@@ -52,21 +52,21 @@ class ResponseReader:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to read: the answer's end, or enough of its body."""
+        """Whether the response is complete, or enough of its body was read."""
         return self._part == "done"
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may follow on the same connection: the answer was read to its very end."""
+        """Whether the connection can be reused: the response was read to its end, and nothing followed."""
         return self._whole and "close" not in self.headers.get("connection", "").lower()
 
     @property
     def begun(self) -> bool:
-        """Whether anything of an answer has arrived."""
+        """Whether any byte of a response has arrived."""
         return bool(self.status or self._buffer or self._interim)
 
     def feed(self, data: bytes) -> None:
-        """Take what arrived. Raises WireError."""
+        """Parse received data. Raises HttpProtocolError."""
         self._buffer += data
         while self._step():
             pass
@@ -75,7 +75,7 @@ class ResponseReader:
             self._finish()
 
     def end(self) -> None:
-        """Take the end of the connection. Raises WireError when the answer was not complete."""
+        """Handle the end of the connection. Raises HttpProtocolError if the response is incomplete."""
         if self._part == "until end":
             self._finish()
         elif self._part == "head":
@@ -86,7 +86,7 @@ class ResponseReader:
             raise HttpProtocolError("unexpected EOF")
 
     def _step(self) -> bool:
-        """Read one part, if it is all there."""
+        """Parse one part if it is complete; return whether another one may follow."""
         match self._part:
             case "head":
                 return self._read_head()
@@ -108,7 +108,7 @@ class ResponseReader:
         return True
 
     def _finish(self, *, whole: bool = False) -> None:
-        # What follows an answer that nobody asked for more after makes the connection unusable.
+        # Data after the response, without another request, makes the connection unusable.
         self._whole = whole and not self._buffer
         self._part = "done"
         self._buffer.clear()
@@ -118,7 +118,7 @@ class ResponseReader:
         if end is None:
             if len(self._buffer) > HEAD_LIMIT or not b"HTTP/".startswith(self._buffer[:5]):
                 raise HttpProtocolError(_malformed(self._buffer))
-            # A server may send each byte alone. The last three may be the first of b"\r\n\r\n".
+            # A server may send single bytes. The last three may be the first of b"\r\n\r\n".
             self._searched = max(0, len(self._buffer) - 3)
             return False
         self._searched = 0
@@ -177,7 +177,7 @@ class ResponseReader:
         return self._go("chunk" if self._left else "trailers")
 
     def _read_trailer(self) -> bool:
-        """Pass by what follows the last chunk, up to an empty line."""
+        """Skip one trailer line; the empty line ends the response."""
         line = self._read_line()
         if line is None:
             return False
@@ -204,7 +204,7 @@ def _read_headers(lines: list[bytes]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(b":")
         if line[:1] in (b" ", b"\t"):
-            continue  # the obsolete continuation of a line; no header that matters here is that long
+            continue  # obsolete line folding; no relevant header is that long
         if not colon or not name:
             raise HttpProtocolError(f"malformed MIME header line: {line[:64].decode('latin-1')}")
         headers.setdefault(name.strip().lower().decode("latin-1"), value.strip().decode("latin-1"))

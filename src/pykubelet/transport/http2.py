@@ -1,13 +1,12 @@
-"""The parts of HTTP/2 that a gRPC client needs: frames, and the headers of a request.
+"""HTTP/2 as gRPC uses it: frames, request headers, and validation and limits of what peers send.
 
-Pure: bytes in, bytes out. Request headers are written without compression, which every server must
-take and which makes all that is the same for each call of a method a constant.
+Pure: bytes in, bytes out, and time is an argument. Request headers are encoded without compression, which
+every server must accept, so that the headers of a method are a constant.
 
-Rules of HTTP/2 that our gRPC client and server enforce on their peers, and limits on what peers can cost.
-
-Pure: time is an argument. A peer is never trusted: clients of our sockets are any process that may open
-them, and servers include those in pods (gRPC probes). A broken rule or an exceeded limit raises
-ProtocolError, and the caller closes the connection.
+`check_frame`, `check_setting` and `HeaderBlocks` are used by the client and the server, `FrameBudget` by the
+client. Peers are not trusted: clients of the kubelet's sockets are any process that may open them, and
+servers include pods (gRPC probes). A violation or an exceeded limit raises ProtocolError, and the caller
+closes the connection.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import hpack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_FRAME = 16384
-"""The longest payload that may be sent unasked, and that we take."""
+"""Largest payload in bytes that is accepted, and that may be sent before the peer's settings allow more."""
 FIRST_WINDOW = 65535
-"""How many bytes may be sent before the receiver says that it can take more."""
+"""Initial flow-control window in bytes."""
 MAX_WINDOW = 2**31 - 1
 END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
@@ -35,7 +34,7 @@ HEAD_BYTES = _HEAD.size
 
 
 class FrameType(IntEnum):
-    """What a frame is."""
+    """Frame types."""
 
     DATA = 0
     HEADERS = 1
@@ -50,7 +49,7 @@ class FrameType(IntEnum):
 
 
 class Setting(IntEnum):
-    """What a peer can say about itself."""
+    """Identifiers of settings."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -61,48 +60,48 @@ class Setting(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The peer does not keep to HTTP/2."""
+    """Raised when the peer violates HTTP/2."""
 
 
 def frame(kind: FrameType, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Write a frame."""
+    """Encode a frame."""
     size = len(payload)
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
 def read_head(data: bytes | bytearray, at: int) -> tuple[int, int, int, int]:
-    """Read a frame's head: the payload's length, kind, flags and stream."""
+    """Decode a frame header: payload length, type, flags and stream."""
     high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
     return high << 16 | low, kind, flags, stream & 0x7FFFFFFF
 
 
 def settings(values: dict[Setting, int]) -> bytes:
-    """Write a SETTINGS frame."""
+    """Encode a SETTINGS frame."""
     payload = b"".join(struct.pack(">HL", name, value) for name, value in values.items())
     return frame(FrameType.SETTINGS, 0, 0, payload)
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Read a SETTINGS frame's payload; raises ProtocolError."""
+    """Decode the payload of a SETTINGS frame. Raises ProtocolError."""
     if len(payload) % 6:
         raise ProtocolError("settings of an odd length")
     return struct.iter_unpack(">HL", payload)
 
 
 def number(value: int) -> bytes:
-    """Write a 32-bit number: the payload of several frames."""
+    """Encode a 32-bit number: the payload of several frames."""
     return struct.pack(">L", value)
 
 
 def read_number(payload: bytes) -> int:
-    """Read the 31-bit number that begins a payload; raises ProtocolError."""
+    """Decode the 31-bit number at the start of a payload. Raises ProtocolError."""
     if len(payload) < 4:
         raise ProtocolError("a frame is too short")
     return int.from_bytes(payload[:4], "big") & 0x7FFFFFFF
 
 
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """Give the content of a DATA or HEADERS frame without its padding; raises ProtocolError."""
+    """Return the content of a DATA or HEADERS frame without its padding. Raises ProtocolError."""
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
@@ -112,7 +111,7 @@ def unpadded(flags: int, payload: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def request_headers(path: str, authority: str) -> bytes:
-    """Write the headers that each call of a gRPC method has."""
+    """Encode the headers that are equal in each call of a gRPC method."""
     return b"".join(
         (
             b"\x83\x86",  # :method POST, :scheme http
@@ -125,7 +124,7 @@ def request_headers(path: str, authority: str) -> bytes:
 
 
 def more_headers(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Write further headers; names are in lower case."""
+    """Encode further headers; names are lower-case."""
     return b"".join(b"\x00" + _text(name) + _text(value) for name, value in headers)
 
 
@@ -144,9 +143,9 @@ def _text(text: str) -> bytes:
 
 
 MOST_CONTINUATIONS = 8
-"""Frames of one header block."""
+"""Maximum frames of one header block."""
 HEADER_BYTES = 16 * 1024
-"""Bytes of one header block, compressed and as a list."""
+"""Maximum bytes of one header block, compressed and as a list."""
 _MOST_SIZE_UPDATES = 2
 _LARGEST_FRAME_SETTING = 2**24 - 1
 _SIZES = {FrameType.PRIORITY: 5, FrameType.RST_STREAM: 4, FrameType.WINDOW_UPDATE: 4, FrameType.PING: 8}
@@ -157,7 +156,7 @@ _BYTES_PER_POINT = 256
 
 
 class Code(IntEnum):
-    """Error codes of HTTP/2, with which a stream or a connection ends."""
+    """HTTP/2 error codes of RST_STREAM and GOAWAY."""
 
     NO_ERROR = 0
     PROTOCOL = 1
@@ -170,7 +169,7 @@ class Code(IntEnum):
 
 
 class Http2Error(ProtocolError):
-    """The peer broke a rule that has an error code of its own."""
+    """Raised for a violation that has its own error code."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -178,9 +177,9 @@ class Http2Error(ProtocolError):
 
 
 def check_frame(kind: int, flags: int, stream: int, payload: bytes) -> None:
-    """Raise ProtocolError for a frame of a length or on a stream that its kind cannot have."""
+    """Raise ProtocolError for a frame with a length or stream that its type does not allow."""
     if kind > FrameType.CONTINUATION:
-        return  # kinds that are not known are to be skipped
+        return  # unknown types must be ignored
     if kind != FrameType.WINDOW_UPDATE and (stream == 0) != (kind in _ON_CONNECTION):
         raise ProtocolError("a frame on the wrong stream")
     if kind == FrameType.HEADERS and stream % 2 == 0:
@@ -194,7 +193,7 @@ def check_frame(kind: int, flags: int, stream: int, payload: bytes) -> None:
 
 
 def check_setting(name: int, value: int) -> None:
-    """Raise ProtocolError for a value that a setting cannot have."""
+    """Raise ProtocolError for a setting with a value that is not allowed."""
     if name == Setting.INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
         raise Http2Error(Code.FLOW_CONTROL, "a window is too large")
     if name == Setting.MAX_FRAME_SIZE and not MAX_FRAME <= value <= _LARGEST_FRAME_SETTING:
@@ -202,14 +201,14 @@ def check_setting(name: int, value: int) -> None:
 
 
 def grown_window(window: int, count: int) -> int:
-    """Return a flow-control window after it grew by `count` bytes. Raises Violation when it is too large."""
+    """Return a flow-control window after it grew by `count` bytes. Raises Http2Error on overflow."""
     if window + count > MAX_WINDOW:
         raise Http2Error(Code.FLOW_CONTROL, "a window is too large")
     return window + count
 
 
 def header_block(flags: int, payload: bytes) -> bytes:
-    """Return the header block in a HEADERS frame, without padding and priority. Raises ProtocolError."""
+    """Return the header block of a HEADERS frame, without padding and priority. Raises ProtocolError."""
     block = unpadded(flags, payload)
     if not flags & PRIORITIZED:
         return block
@@ -219,13 +218,13 @@ def header_block(flags: int, payload: bytes) -> bytes:
 
 
 class HeaderBlocks:
-    """Header blocks of one connection: joined from their frames and decoded, within `limit` bytes each."""
+    """Assembler and HPACK decoder of one connection's header blocks, of at most `limit` bytes each."""
 
     def __init__(self, limit: int = HEADER_BYTES) -> None:
         self._limit = limit
         self._decoder = hpack.Decoder(max_header_list_size=limit)
         self._begun: tuple[int, int, list[bytes], int] | None = None
-        """Stream, flags, frames and bytes of a block that is not complete yet."""
+        """Stream, flags, frames and bytes of an incomplete block."""
 
     @property
     def interrupted(self) -> bool:
@@ -234,7 +233,7 @@ class HeaderBlocks:
 
     @property
     def stateless(self) -> bool:
-        """Whether the peer's dynamic table is empty, so that equal blocks are equal headers."""
+        """Whether the peer's dynamic table is empty, so that equal blocks mean equal headers."""
         return not self._decoder.header_table.dynamic_entries
 
     def begin(self, stream: int, flags: int, block: bytes) -> tuple[int, int, bytes] | None:
@@ -247,14 +246,14 @@ class HeaderBlocks:
         return self._add(stream, flags, block)
 
     def decode(self, block: bytes) -> list[tuple[str, str]]:
-        """Decode a complete block. Raises Violation; the connection cannot be used any more then."""
+        """Decode a complete block. Raises Http2Error, after which the connection is not usable any more."""
         _check_size_updates(block)
         try:
             return list(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
         except hpack.OversizedHeaderListError:
             raise Http2Error(Code.CALM_DOWN, "headers are too large") from None
         except (hpack.HPACKError, UnicodeDecodeError):
-            # The exception's text repeats the block.
+            # The exception's text contains the block.
             raise Http2Error(Code.COMPRESSION, "headers cannot be decoded") from None
 
     def _add(self, stream: int, flags: int, part: bytes) -> tuple[int, int, bytes] | None:
@@ -273,10 +272,10 @@ class HeaderBlocks:
 
 
 class FrameBudget:
-    """Token bucket of the frames that a peer may send without any progress of a call.
+    """Token bucket that bounds the frames of a peer without progress of a call.
 
     Every frame costs a point, and one more per setting or per 256 bytes that are not data of a call; calls,
-    messages, data and time earn points. Floods of PING, SETTINGS, empty or foreign frames exhaust it in
+    messages, data and time earn points. Floods of PING, SETTINGS, empty or unknown frames exhaust it in
     milliseconds.
     """
 
@@ -286,8 +285,8 @@ class FrameBudget:
         self._since = clock()
 
     def spend(self, kind: int, size: int) -> None:
-        """Charge a frame with `size` bytes of payload. Raises Violation when the budget is exhausted."""
-        cost = 6 if kind == FrameType.SETTINGS else _BYTES_PER_POINT  # each setting is handled by itself
+        """Charge a frame with `size` bytes of payload. Raises Http2Error when the budget is exhausted."""
+        cost = 6 if kind == FrameType.SETTINGS else _BYTES_PER_POINT  # each setting is handled separately
         self._points -= 1 if kind == FrameType.DATA else 1 + size // cost
         if self._points >= 0:
             return
@@ -298,16 +297,16 @@ class FrameBudget:
             raise Http2Error(Code.CALM_DOWN, "too many frames without progress")
 
     def earn(self, points: float) -> None:
-        """Credit progress, up to the bucket's capacity."""
+        """Credit points, up to the bucket's capacity."""
         self._points = min(_POINTS, self._points + points)
 
     def earn_bytes(self, count: int) -> None:
-        """Credit content of calls; tiny pieces earn nothing."""
+        """Credit data of calls: one point per 256 bytes; smaller pieces earn nothing."""
         self.earn(count // _BYTES_PER_POINT)
 
 
 def _check_size_updates(block: bytes) -> None:
-    """Raise Violation for more HPACK table size updates than an encoder can need."""
+    """Raise Http2Error for more HPACK table size updates than an encoder can need."""
     at = count = 0
     while at < len(block) and block[at] & 0xE0 == 0x20:
         count += 1

@@ -1,14 +1,13 @@
-"""Growing pauses between attempts at something that fails, one per key.
+"""Exponential back-off, and rate-limited logging of repeated errors.
 
-Used for crashing containers and for images that cannot be pulled: 10 s, doubling up to a limit,
-and forgotten once the thing has been well for twice the limit, or for a time of its own. All
-times are arguments (seconds, any clock), so that a five-minute back-off is tested in no time.
+`BackOff` keeps a delay per key, for crashing containers and failing image pulls: 10 s, doubling up to a
+limit, and reset after twice the limit (or `expiry`) without a failure. `Backoff` is one sequence of delays
+for retries of API requests, with jitter so that many nodes do not retry in step.
 
-Trying again without being a nuisance: growing pauses, and complaints that are made once.
+An API server can be away for an hour, or come and go: `ErrorLogLimiter` logs each type of failure once, and
+again every ten minutes while it persists.
 
-An API server can be away for an hour, or come and go. The pauses grow, with chance in them so that a
-thousand nodes do not come back in step; the log names each kind of failure once, and again every ten
-minutes while it goes on.
+All times are arguments (seconds of any clock), so that tests need not wait. State is in memory only.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ class _Entry:
 
 @dataclass(slots=True)
 class BackOff:
-    """Pauses in seconds by key."""
+    """Exponential back-off by key, in seconds."""
 
     first: float = 10.0
     limit: float = 300.0
     expiry: float | None = None
-    """Seconds without a failure after which a key starts over; None for twice the limit."""
+    """Seconds without a failure after which a key is reset; None for twice the limit."""
     _entries: dict[str, _Entry] = field(default_factory=dict)
 
     def remaining(self, key: str, since: float, now: float) -> float:
-        """Seconds still to wait when the last failure was at `since`; 0 when the next try is due."""
+        """Return the seconds to wait after the last failure, at `since`; 0 if the next attempt is due."""
         entry = self._entries.get(key)
         if entry is None or self._expired(entry, since):
             return 0.0
-        # A clock that was set back must not make the pause longer.
+        # A clock that was set back must not lengthen the delay.
         return min(entry.pause, max(0.0, entry.pause - (now - since)))
 
     def pause(self, key: str) -> float:
-        """The pause now in force for this key."""
+        """Return the current back-off delay of a key."""
         entry = self._entries.get(key)
         return entry.pause if entry else 0.0
 
     def attempt(self, key: str, since: float, now: float) -> None:
-        """Note that another attempt begins, after a failure at `since`: the next pause is longer."""
+        """Record an attempt after a failure at `since`: the delay is set to `first`, or doubled."""
         entry = self._entries.get(key)
         if entry is None or self._expired(entry, since):
             self._entries[key] = _Entry(min(self.first, self.limit), now)
@@ -59,11 +58,11 @@ class BackOff:
             entry.updated = now
 
     def forget(self, key: str) -> None:
-        """Start over for this key."""
+        """Reset a key."""
         self._entries.pop(key, None)
 
     def prune(self, now: float) -> None:
-        """Drop what has been well for long enough: memory must not grow with the node's history."""
+        """Remove expired keys, so that memory does not grow with the node's history."""
         for key in [key for key, entry in self._entries.items() if self._expired(entry, now)]:
             del self._entries[key]
 
@@ -76,18 +75,18 @@ LONGEST_PUT_OFF_SECONDS = 60.0
 
 
 def put_off(pause: float, retry_after: float | None) -> float:
-    """Give a pause as long as a server wants it (Retry-After), within reason.
+    """Return the longer of a delay and the server's Retry-After, which is limited to 60 s.
 
-    A proxy in front of it may say an hour on its page about maintenance, and be done in a minute.
+    A proxy in maintenance may send an hour, and be back after a minute.
     """
     return max(pause, min(retry_after or 0.0, LONGEST_PUT_OFF_SECONDS))
 
 
 class Backoff:
-    """Pauses in seconds: from `first`, doubling up to `limit`, each stretched by chance up to twofold.
+    """Exponential back-off with jitter: `first` seconds, doubling up to `limit`, times a random 1 to 2.
 
-    When none was needed for `reset_after` seconds, or for another cause, they begin anew. Times are of
-    any steady clock.
+    It restarts at `first` after `reset_after` seconds without a call, or for another cause. Times are of any
+    monotonic clock.
     """
 
     def __init__(
@@ -106,22 +105,22 @@ class Backoff:
         self._cause: object = None
 
     def next(self, now: float, cause: object = None) -> float:
-        """Give the pause before the next try.
+        """Return the delay before the next attempt.
 
-        An API server that answers again, if only by a refusal, should not be waited for as long as one
-        that is away: say by `cause` which it is.
+        A change of `cause` resets the delay: an API server that responds again, if only with an error, is
+        retried sooner than one that is not reachable.
         """
         if cause != self._cause or (self._last is not None and now - self._last > self._reset_after):
             self._next, self._cause = self._first, cause
         pause = self._next * (1 + self._chance())
         self._next = min(self._next * 2, self._limit)
-        # The pause itself is no sign of health.
+        # The delay itself does not count as time without a failure.
         self._last = now + pause
         return pause
 
 
 class ErrorLogLimiter:
-    """Says what fails, once for each kind of failure and then every ten minutes."""
+    """Logs failures, once per exception type and then every ten minutes."""
 
     def __init__(self, log: Log, message: str, **keys: object) -> None:
         self._log = log
@@ -132,7 +131,7 @@ class ErrorLogLimiter:
         self._said = False
 
     def failed(self, err: BaseException, now: float) -> None:
-        """Note a failure, and say it when it is worth a line."""
+        """Record a failure, and log it as an error if it is due, otherwise at -v=4."""
         if self._since is None:
             self._since = now
         told = self._told.get(type(err))
@@ -144,7 +143,7 @@ class ErrorLogLimiter:
             self._log.v(4).info(self._message, err=err, **self._keys)
 
     def succeeded(self, now: float) -> None:
-        """Note a success; when a failure was told before, say that it is over."""
+        """Record a success, and log the recovery after a failure."""
         if self._since is not None:
             speak = self._log if self._said else self._log.v(4)
             speak.info("Works again", **self._keys, afterSeconds=round(now - self._since))

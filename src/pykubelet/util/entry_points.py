@@ -1,7 +1,7 @@
-"""What is installed beside the agent to extend it: entry points, by their group.
+"""Python entry points of installed packages, by group.
 
-Nearly always there are none, and Python's own way to find that out costs 0.8 MB of memory. So the files that
-would name them are looked through first, as text.
+Usually the group is empty, and importing `importlib.metadata` to find that out costs 0.8 MB of memory. So the
+`entry_points.txt` files on sys.path are searched for the group first, as text.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class EntryPoint(Protocol[T_co]):
-    """Where somebody else's extension is."""
+    """An entry point of an installed package."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the entry point."""
 
     @property
     def value(self) -> str:
-        """The module and the object in it."""
+        """Module and object, as in `package.module:object`."""
 
     def load(self) -> T_co:
-        """Import it; anything may go wrong."""
+        """Import the object; may raise any exception."""
 
 
 def installed(group: str) -> Iterable[EntryPoint[Any]]:
-    """Give the entry points of a group."""
+    """Return the entry points of a group."""
     if not any(_names(group, Path(folder)) for folder in sys.path):
         return ()
     from importlib.metadata import entry_points

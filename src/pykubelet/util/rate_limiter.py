@@ -1,7 +1,7 @@
-"""How often the API server may be asked: a token bucket.
+"""Token bucket rate limiter for API requests.
 
-The bucket holds `burst` tokens and gains `qps` of them each second. Who finds it empty takes a token
-on credit and waits until it is paid for, so that everyone's turn comes in the order of asking.
+The bucket has a capacity of `burst` tokens and gains `qps` tokens per second. A caller that finds it empty
+reserves a future token and waits for it, so that callers are served in FIFO order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 
 class TokenBucket:
-    """A limit of `qps` requests per second after a burst; without a positive `qps` there is none."""
+    """A limit of `qps` requests per second after a burst; unlimited without a positive `qps`."""
 
     def __init__(self, qps: float, burst: int) -> None:
         self._qps = qps
@@ -19,7 +19,7 @@ class TokenBucket:
         self._updated: float | None = None
 
     def take(self, now: float) -> float:
-        """Take a token at this time (seconds of any steady clock); gives how long to wait for it."""
+        """Reserve a token at `now` (seconds of any monotonic clock); return the seconds to wait for it."""
         if self._qps <= 0:
             return 0.0
         self._fill(now)
@@ -27,7 +27,7 @@ class TokenBucket:
         return max(0.0, -self._tokens / self._qps)
 
     def take_if_free(self, now: float) -> bool:
-        """Take a token only when there is one."""
+        """Consume a token if one is available; return whether it was."""
         if self._qps <= 0:
             return True
         self._fill(now)
@@ -37,11 +37,11 @@ class TokenBucket:
         return True
 
     def give_back(self) -> None:
-        """Return a token that was taken and not used."""
+        """Return a token that was reserved and not used."""
         self._tokens = min(float(self._burst), self._tokens + 1)
 
     async def wait(self) -> float:
-        """Take a token and wait for it; gives how long that took."""
+        """Reserve a token and wait for it; return the seconds waited. A cancellation returns the token."""
         pause = self.take(asyncio.get_running_loop().time())
         if pause > 0:
             try:

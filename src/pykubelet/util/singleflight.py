@@ -1,8 +1,8 @@
-"""One call for many who ask the same thing at the same time.
+"""Deduplication of concurrent calls with the same key.
 
-Forty pods that start at once with the same image need one pull, not forty. The call runs in a task
-of its own, so that the one who asked first can be cancelled (its pod was deleted) without harm to
-the others; when nobody waits any more, the call is cancelled.
+Forty pods that start at the same time with the same image need one pull, not forty. The call runs in a task
+of its own, so that the first caller can be cancelled (its pod was deleted) without affecting the others; when
+no caller waits any more, the call is cancelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class ScopeClosed(Exception):
-    """The agent stops, and the call with it."""
+    """Raised when the task scope, and with it the call, ends before the result."""
 
     def __str__(self) -> str:
         return "the agent is stopping"
@@ -35,7 +35,7 @@ class _Call(Generic[V]):
 
 
 class Singleflight(Generic[K, V]):
-    """At most one call per key at a time."""
+    """At most one running call per key."""
 
     def __init__(self, tasks: TaskScope, name: str) -> None:
         self._tasks = tasks
@@ -43,12 +43,12 @@ class Singleflight(Generic[K, V]):
         self._calls: dict[K, _Call[V]] = {}
 
     async def run(self, key: K, make: Callable[[], Coroutine[Any, Any, V]], *, fresh: bool = False) -> V:
-        """Give the answer of the call under way for this key, or else of a new one.
+        """Return the result of the call in progress for this key, or else of a new one.
 
-        `fresh` wants an answer that is not older than the question: a call that has begun is not
-        joined then, and the next one begins when it ended. However many ask, that is one more call.
+        With `fresh` a call that has started is not joined, so that the result is not older than the request:
+        the next call starts when it ends, and all concurrent `fresh` callers share it.
 
-        Raises what the call raises, and Stopped when the task scope ends first.
+        Raises what the call raises, and ScopeClosed if the task scope ends first.
         """
         call = self._calls.get(key)
         if call is None or (fresh and call.begun):
@@ -80,7 +80,7 @@ class Singleflight(Generic[K, V]):
         try:
             return await make()
         except Exception as err:
-            # The edge of a task: whoever waits raises it, so a failed pull does not end the agent.
+            # Returned and raised by the waiters: an exception of the task would end the task scope.
             return err
 
     async def _answer(self, call: _Call[V]) -> V:

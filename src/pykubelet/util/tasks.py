@@ -1,8 +1,8 @@
-"""Long-lived tasks that end when their owner ends.
+"""Task scopes for long-lived tasks, and non-cancellable and blocking work.
 
-asyncio's TaskGroup waits for its tasks; an agent's tasks never finish by themselves. A
-`TaskScope` cancels them when its block is left, and still fails as a whole when one of them
-fails, so that no part of the agent can die silently.
+asyncio's TaskGroup waits for its tasks, but the kubelet's tasks do not finish by themselves. A `TaskScope`
+cancels them when its block is left, and still fails as a whole when one of them fails, so that no component
+can die silently.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Self, TypeVar, cast
 
 T = TypeVar("T")
 SHORTEST_WAIT_SECONDS = 0.001
-"""Lower bound of a wait that is computed from a due time."""
+"""Minimum seconds of a wait that is computed from a due time."""
 
 
 def wait_seconds(remaining: float) -> float:
     """Return the seconds to wait for a due time that is `remaining` seconds away, bounded below.
 
-    A timer ends up to one clock resolution early. A loop that sleeps for the remainder and compares the
-    clock with the due time again would spin for as long as the remainder is below that resolution: for a
-    moment on a real clock, and without end on a clock that moves by its resolution only (loop time).
+    A timer may fire up to one clock resolution early. A loop that sleeps for the remainder and compares the
+    clock with the due time again would spin while the remainder is below that resolution: briefly on a real
+    clock, and without end on a clock that only moves by its resolution (loop time).
     """
     return max(remaining, SHORTEST_WAIT_SECONDS)
 
@@ -37,7 +37,7 @@ class TaskScope:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
-        """Run the coroutine until it ends or the scope does."""
+        """Run the coroutine in a task until it ends or the scope is left."""
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -56,10 +56,10 @@ class TaskScope:
 
 
 async def begun(beginning: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
-    """Await the beginning of something that cannot be cut in two, such as the start of a program.
+    """Await an operation that cannot be interrupted midway, such as the start of a process.
 
-    A caller that is cancelled meanwhile waits until it has begun and has it undone: nobody else would
-    know of it.
+    A cancelled caller waits until the operation is complete and undoes it, since no other task has its
+    result.
     """
     task = asyncio.ensure_future(beginning)
     try:
@@ -74,9 +74,9 @@ async def begun(beginning: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable
 
 
 async def finish_in_thread(work: Callable[[], T]) -> T:
-    """Run blocking work in a thread; a caller that is cancelled waits for it, or others would race with it.
+    """Run blocking work in a thread; a cancelled caller waits for it, so that nothing races with it.
 
-    What the work raises after its caller was cancelled is lost with the caller's interest in it.
+    An exception of the work after a cancellation of its caller is dropped.
     """
     future = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled: asyncio.CancelledError | None = None
@@ -86,17 +86,17 @@ async def finish_in_thread(work: Callable[[], T]) -> T:
         except asyncio.CancelledError as err:
             cancelled = err
     if cancelled is not None:
-        future.exception()  # seen, so that nobody warns about it
+        future.exception()  # mark as retrieved, so that asyncio does not log it
         raise cancelled
     return future.result()
 
 
 async def in_own_thread(work: Callable[[], T], *, name: str, patience: float = 5.0) -> T:
-    """Run blocking work that may never end in a thread that nobody has to wait for.
+    """Run blocking work that may never end in a daemon thread of its own.
 
-    A call to a dead server hangs in the kernel and cannot be ended: in the pool of threads it would take
-    the place of others' work, and keep the process from ending. A caller that is cancelled waits for so
-    long (seconds), because work that does end must not race with what comes next, and then leaves.
+    A call to a dead server hangs in the kernel and cannot be interrupted: in the thread pool it would occupy
+    a worker, and keep the process from exiting. A cancelled caller waits up to `patience` seconds, because
+    work that does end must not race with what follows, and then abandons it.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -115,7 +115,7 @@ async def in_own_thread(work: Callable[[], T], *, name: str, patience: float = 5
             result = work()
         except BaseException as err:
             failure = err
-        # The loop may be closed by now: then nobody waits.
+        # The loop may be closed by now: then no caller waits.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, failure)
 
@@ -125,7 +125,7 @@ async def in_own_thread(work: Callable[[], T], *, name: str, patience: float = 5
     except asyncio.CancelledError:
         await _last_wait(future, patience)
         if future.done():
-            future.exception()  # seen, so that nobody warns about it
+            future.exception()  # mark as retrieved, so that asyncio does not log it
         else:
             future.cancel()
         raise
@@ -133,7 +133,7 @@ async def in_own_thread(work: Callable[[], T], *, name: str, patience: float = 5
 
 
 async def _last_wait(future: asyncio.Future[Any], seconds: float) -> None:
-    """Wait for work whose caller was cancelled, also when it is cancelled again."""
+    """Wait for the work of a cancelled caller, also if the caller is cancelled again."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not future.done() and (left := deadline - loop.time()) > 0:

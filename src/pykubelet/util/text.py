@@ -1,7 +1,4 @@
-"""Showing a stranger's text in a message of ours: on one line, and never a page of it.
-
-The hash that Kubernetes marks containers and state files with: FNV-1a of 32 bits.
-"""
+"""Safe rendering of untrusted text in messages, and the FNV-1a hash of containers and state files."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
 def quoted(text: str) -> str:
-    """Quote a text for a message; line breaks are escaped and a long middle is left out."""
+    """Quote a text for a message: control characters are escaped, a long text is shortened in the middle."""
     if len(text) > LONGEST_SHOWN:
         half = LONGEST_SHOWN // 2
         text = f"{text[:half]}…{text[-half:]}"
@@ -20,7 +17,7 @@ def quoted(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Give a text that can be sent: bytes that were none, kept as `surrogateescape` does, become U+FFFD."""
+    """Replace lone surrogates (undecodable bytes, as `surrogateescape` keeps them) by U+FFFD."""
     return _NO_TEXT.sub("\ufffd", text)
 
 
@@ -29,7 +26,7 @@ _PRIME = 0x01000193
 
 
 def fnv1a_32(data: bytes) -> int:
-    """The 32-bit FNV-1a hash."""
+    """Return the 32-bit FNV-1a hash, which Kubernetes uses for container specs and checkpoints."""
     value = _OFFSET
     for byte in data:
         value = (value ^ byte) * _PRIME & 0xFFFFFFFF
