@@ -4,9 +4,9 @@ import errno
 import os
 from pathlib import Path
 
-import pykubelet.linux.kernel
 import pytest
 
+import pykubelet.linux.kernel
 from pykubelet.agent.host_setup import warn_of_swap
 from pykubelet.linux.kernel import SwapArea, can_refuse_swap
 from pykubelet.linux.mounts import mounts_below, read_mounts

@@ -1,9 +1,9 @@
 import asyncio
 from ipaddress import ip_address
 
-import pykubelet.node.addresses
 import pytest
 
+import pykubelet.node.addresses
 from pykubelet.api.node import NodeAddress
 from pykubelet.linux.network import IPAddress, NodeIPError
 from pykubelet.node.addresses import HostIPs, told_to_pods
