@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.errors import Forbidden, Unreachable
-from pykubelet.objects.base import MOMENTS, NoObjects, ObjectError, ObjectNotFound
+from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
 from pykubelet.objects.cluster_objects import ClusterObjects, object_ttl
+from pykubelet.objects.fetch import MOMENTS
 from pykubelet.util.tasks import TaskScope
 from tests.pods.object_api import ObjectApi, pod, settle, volumes
 

@@ -6,7 +6,8 @@ import pytest
 
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.errors import Forbidden, KubeError, NotFound, StatusDetails, Unreachable
-from pykubelet.objects.base import MOMENTS, ObjectError
+from pykubelet.objects.base import ObjectError
+from pykubelet.objects.fetch import MOMENTS
 from pykubelet.objects.tokens import TokenCache
 from tests.pods.object_api import ObjectApi, pod
 

@@ -43,7 +43,7 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.options import knows_cdi
 from pykubelet.logs import get_logger
 from pykubelet.node.status import DeviceCapacity
-from pykubelet.objects.base import until_seen
+from pykubelet.objects.fetch import until_seen
 from pykubelet.pluginmanager.registration import PluginHandler
 from pykubelet.podsync.resource_allocator import DeviceHealth, DeviceProvider, ResourceAllocator
 from pykubelet.podworkers.active_pods import ActivePods

@@ -183,9 +183,7 @@ class ImageManager:
         if found is not None and not await self._must_pull(want, found, credentials):
             self._metrics.needed(policy, True, False)
             accessible = " and can be accessed by the pod" if self._pull_manager is not None else ""
-            self._say(
-                want, "Pulled", f"Container image {want.quoted} already present on machine{accessible}"
-            )
+            self._say(want, "Pulled", f"Container image {want.quoted} already present on machine{accessible}")
             return _present(found.id, found)
         if policy == "Never":
             # An image that the pod has no access to is reported like one that does not exist.

@@ -1,29 +1,17 @@
-"""Access of pods to API objects: interface, errors, and a single GET with retry.
+"""Interface through which pods access API objects, and its errors.
 
 Volumes, environment variables and image pulls use `PodObjects`, independent of its implementation
 (`cluster_objects.py`, or `NoObjects` without an API server).
-
-`fetch` raises ObjectError with the API server's own message, because users search for it; the request and
-a remedy are in the log.
-
-`until_seen` retries requests that the node authorizer denies because it has not observed a new pod yet: it
-follows the pods by its own watch, and the kubelet may be faster. The short retry saves the pod a failed
-start or mount, its event, and half a second.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, NoReturn, Protocol, TypeVar
+from collections.abc import Callable
+from typing import NoReturn, Protocol
 
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.pod import Pod
 from pykubelet.api.selector import LabelSelector
-from pykubelet.apiserver.client import ApiClient, HasMetadata, Params, RawPage, Resource, T
-from pykubelet.apiserver.errors import ApiError, Forbidden, KubeError, NotFound
-from pykubelet.apiserver.reflector import Key, ListerWatcher
 
 
 class ObjectError(Exception):
@@ -105,99 +93,3 @@ class NoObjects:
 
     def _refuse(self, what: str) -> NoReturn:
         raise ObjectError(f"couldn't get {what}: this node has no API server to ask")
-
-
-MOMENTS = (0.02, 0.05, 0.1, 0.2)
-"""Seconds before each retry."""
-R = TypeVar("R")
-
-
-async def until_seen(ask: Callable[[], Awaitable[R]]) -> R:
-    """Send a request for a pod, and retry it while the API server has not observed the pod.
-
-    Raises what the request raises: immediately if it fails for any other reason.
-    """
-    for moment in MOMENTS:
-        try:
-            return await ask()
-        except (NotFound, Forbidden) as err:
-            if not _is_behind(err):
-                raise
-        await asyncio.sleep(moment)
-    return await ask()
-
-
-class RetryingListerWatcher:
-    """ListerWatcher that retries the first list while the API server has not observed the pod."""
-
-    def __init__(self, source: ListerWatcher) -> None:
-        self._source = source
-        self._is_first = True
-
-    async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
-        """List objects without decoding the items."""
-        if not self._is_first:
-            return await self._source.list_page(resource, namespace, params)
-        # Only once: a persistent denial is permanent, and the reflector's back-off suffices.
-        self._is_first = False
-        return await until_seen(lambda: self._source.list_page(resource, namespace, params))
-
-    def watch(
-        self, resource: Resource[Any], namespace: str, params: Params, *, seconds: float
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a watch."""
-        return self._source.watch(resource, namespace, params, seconds=seconds)
-
-    async def pause(self, seconds: float) -> None:
-        """Sleep before a retry, or until the server is reachable again."""
-        await self._source.pause(seconds)
-
-
-def _is_behind(err: NotFound | Forbidden) -> bool:
-    """Return whether the API server has not observed the pod, or not its binding to this node."""
-    return err.details.kind == "pod" if isinstance(err, NotFound) else err.to_a_stranger
-
-
-FROM_SERVERS_CACHE = (("resourceVersion", "0"),)
-"""Parameters of a GET from the API server's watch cache: cheap, but possibly slightly stale."""
-
-
-class ImmutableObject(HasMetadata, Protocol):
-    """An object with an `immutable` field."""
-
-    @property
-    def immutable(self) -> bool | None:
-        """Whether the object never changes."""
-
-
-L = TypeVar("L", bound=ImmutableObject)
-L_co = TypeVar("L_co", bound=ImmutableObject, covariant=True)
-
-
-class ObjectStore(Protocol[L_co]):
-    """Store of the objects of one kind that pods refer to; a key is namespace and name."""
-
-    def hold(self, key: Key) -> None:
-        """Register an object: a pod refers to it."""
-
-    def drop(self, key: Key) -> None:
-        """Unregister an object: no pod refers to it any more."""
-
-    async def get(self, key: Key) -> L_co:
-        """Return an object. Raises ObjectError, ObjectNotFound if it does not exist."""
-
-
-async def fetch(client: ApiClient, resource: Resource[T], key: Key, params: Params = ()) -> T:
-    """Get an object from the API server. Raises ObjectError, ObjectNotFound if it does not exist."""
-    namespace, name = key
-    try:
-        return await until_seen(lambda: client.get(resource, name, namespace, params=params))
-    except NotFound as err:
-        raise ObjectNotFound(err_text(err)) from err
-    except KubeError as err:
-        raise ObjectError(err_text(err)) from err
-
-
-def err_text(err: KubeError) -> str:
-    """Return the API server's message, or the description of the failure."""
-    return (isinstance(err, ApiError) and err.message) or str(err)

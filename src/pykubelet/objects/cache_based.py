@@ -13,7 +13,8 @@ from typing import Generic
 
 from pykubelet.apiserver.client import ApiClient, Resource
 from pykubelet.apiserver.reflector import Key
-from pykubelet.objects.base import FROM_SERVERS_CACHE, L, ObjectError, ObjectNotFound, fetch
+from pykubelet.objects.base import ObjectError, ObjectNotFound
+from pykubelet.objects.fetch import FROM_SERVERS_CACHE, L, fetch
 
 DEFAULT_TTL_SECONDS = 60.0
 

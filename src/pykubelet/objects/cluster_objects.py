@@ -20,8 +20,8 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.selector import LabelSelector
 from pykubelet.apiserver.client import CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, ApiClient, Resource
 from pykubelet.apiserver.reflector import Key
-from pykubelet.objects.base import L, ObjectStore, fetch
 from pykubelet.objects.cache_based import CacheBasedObjects, UncachedObjects
+from pykubelet.objects.fetch import L, ObjectStore, fetch
 from pykubelet.objects.references import config_map_names, secret_names, uses_trust_bundles
 from pykubelet.objects.tokens import TokenCache
 from pykubelet.objects.trust_bundles import TrustBundles

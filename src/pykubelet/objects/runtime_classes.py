@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import RUNTIME_CLASSES, ApiClient
-from pykubelet.objects.base import ObjectError, ObjectNotFound, fetch
+from pykubelet.objects.base import ObjectError, ObjectNotFound
+from pykubelet.objects.fetch import fetch
 from pykubelet.objects.watch_based import LazyInformer
 from pykubelet.util.tasks import TaskScope
 

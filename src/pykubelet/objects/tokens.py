@@ -21,7 +21,8 @@ from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import SERVICE_ACCOUNTS, ApiClient
 from pykubelet.apiserver.errors import InvalidResponse, KubeError
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import ObjectError, err_text, until_seen
+from pykubelet.objects.base import ObjectError
+from pykubelet.objects.fetch import err_text, until_seen
 from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)

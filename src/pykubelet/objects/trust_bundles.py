@@ -18,7 +18,8 @@ from pykubelet.apiserver.client import ApiClient, Resource
 from pykubelet.apiserver.errors import KubeError, NotFound
 from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import ObjectError, ObjectNotFound, err_text
+from pykubelet.objects.base import ObjectError, ObjectNotFound
+from pykubelet.objects.fetch import err_text
 from pykubelet.objects.watch_based import LazyInformer
 from pykubelet.util.tasks import TaskScope
 

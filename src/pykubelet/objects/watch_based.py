@@ -19,7 +19,8 @@ from typing import Any, Generic
 from pykubelet.apiserver.client import ApiClient, Resource, T
 from pykubelet.apiserver.reflector import Key, Reflector, StoreDelta
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import L, ObjectError, ObjectNotFound, RetryingListerWatcher, fetch
+from pykubelet.objects.base import ObjectError, ObjectNotFound
+from pykubelet.objects.fetch import L, RetryingListerWatcher, fetch
 from pykubelet.util.backoff import Backoff
 from pykubelet.util.tasks import TaskScope
 

@@ -26,7 +26,7 @@ from pykubelet.api.storage import (
 from pykubelet.api.volume import Volume
 from pykubelet.apiserver.client import CLAIMS, PERSISTENT_VOLUMES, ApiClient
 from pykubelet.apiserver.errors import ApiError, KubeError
-from pykubelet.objects.base import until_seen
+from pykubelet.objects.fetch import until_seen
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.plugin import VolumeToMount

@@ -13,7 +13,7 @@ from pykubelet.api.storage import CsiDriver
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.volumes.csi.csinode import AttachLimitUpdater, CsiNodeManager
 from pykubelet.volumes.csi.drivers import CsiDriverInformer, CsiNodePublisher, Drivers
-from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.csi.types import NodeFacts
 from pykubelet.volumes.errors import VolumeLimitExceeded, VolumePluginError
 from tests.csi_driver.process import DriverProcess
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, api_of, make_pod, needs_root, persistent

@@ -12,7 +12,7 @@ from pykubelet.apiserver.errors import Unreachable
 from pykubelet.volumes.csi.csinode import CsiNodeManager
 from pykubelet.volumes.csi.drivers import PATIENCE_SECONDS, CsiDriverInformer, PodWaiters
 from pykubelet.volumes.csi.names import unique_name
-from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.csi.types import NodeFacts
 from pykubelet.volumes.csi.volume_attachments import Attachments
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from tests.volumes.csi.conftest import NODE, Rig, StorageApi, make_pod

@@ -29,9 +29,9 @@ from pykubelet.volumes.csi.drivers import best_version
 from pykubelet.volumes.csi.expansion import ExpansionPlan, GrowingClaim, decide, failed, finished, marked
 from pykubelet.volumes.csi.mounter import mount_label
 from pykubelet.volumes.csi.names import attachment_name, inline_handle, unique_name
-from pykubelet.volumes.csi.node_client import NodeFacts
 from pykubelet.volumes.csi.paths import CsiPaths
 from pykubelet.volumes.csi.request_context import token_end
+from pykubelet.volumes.csi.types import NodeFacts
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
 from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, refusal
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError

@@ -51,7 +51,7 @@ from pykubelet.cm.dra.metrics import ANY_DRIVER, DraMetrics
 from pykubelet.cm.dra.plugins import DraPluginRegistry
 from pykubelet.cm.podresources.server import ClaimedDevice, ClaimUse
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import err_text
+from pykubelet.objects.fetch import err_text
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import finish_in_thread

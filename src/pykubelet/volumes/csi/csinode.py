@@ -34,7 +34,7 @@ from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 from pykubelet.util.tasks import wait_seconds
 from pykubelet.volumes.csi.drivers import CsiDriverInformer, CsiNodePublisher, Drivers
 from pykubelet.volumes.csi.names import CSI_NODES
-from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.csi.types import NodeFacts
 from pykubelet.volumes.operations import side_by_side
 
 log = get_logger(__name__)

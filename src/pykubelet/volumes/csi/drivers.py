@@ -24,7 +24,7 @@ from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import Plugin, RegistrationRefused
 from pykubelet.volumes.csi.names import CSI_DRIVERS, KIND
-from pykubelet.volumes.csi.node_client import NodeFacts
+from pykubelet.volumes.csi.types import NodeFacts
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from pykubelet.volumes.metrics import VolumeMetrics
 

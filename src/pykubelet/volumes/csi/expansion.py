@@ -27,7 +27,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.apiserver.client import ApiClient, Resource
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import err_text
+from pykubelet.objects.fetch import err_text
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.volumes.csi.dependencies import CsiDependencies
 from pykubelet.volumes.csi.names import EXPAND, STAGE_UNSTAGE

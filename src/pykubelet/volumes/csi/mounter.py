@@ -24,8 +24,8 @@ from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
 from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, Sweeps, asking
 from pykubelet.volumes.csi.names import KIND, MOUNT_GROUP, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.node_client import Context, VolumeCapability
 from pykubelet.volumes.csi.paths import DATA_FILE, VolumeData, drop_place, drop_scraps, read_data, write_data
+from pykubelet.volumes.csi.types import Context, VolumeCapability
 from pykubelet.volumes.csi.unpublish import let_go, pay_before
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
 from pykubelet.volumes.errors import VolumePluginError

@@ -33,10 +33,10 @@ from pykubelet.volumes.csi.drivers import PLUGIN_TYPE, CsiDriverInformer, CsiNod
 from pykubelet.volumes.csi.expansion import NodeExpander, TellOf
 from pykubelet.volumes.csi.mounter import CsiMounter
 from pykubelet.volumes.csi.names import EPHEMERAL, FOLDER, GET_STATS, unique_name
-from pykubelet.volumes.csi.node_client import DriverUsage
 from pykubelet.volumes.csi.paths import CsiPaths, read_data
 from pykubelet.volumes.csi.pending_unpublish import PendingUnpublishStore
 from pykubelet.volumes.csi.request_context import CsiRequestContext
+from pykubelet.volumes.csi.types import DriverUsage
 from pykubelet.volumes.csi.unpublish import UnpublishRetrier
 from pykubelet.volumes.csi.volume import CsiVolume, check_mode, must_attach
 from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, Attachments

@@ -12,9 +12,10 @@ from pykubelet.api.storage import CsiDriverSpec
 from pykubelet.api.volume import SecretReference
 from pykubelet.apiserver.client import SECRETS, ApiClient
 from pykubelet.apiserver.errors import KubeError
-from pykubelet.objects.base import ObjectError, PodObjects, err_text
+from pykubelet.objects.base import ObjectError, PodObjects
+from pykubelet.objects.fetch import err_text
 from pykubelet.volumes.csi.names import KIND
-from pykubelet.volumes.csi.node_client import Context
+from pykubelet.volumes.csi.types import Context
 from pykubelet.volumes.csi.volume import CsiVolume, pod_info
 from pykubelet.volumes.errors import VolumePluginError
 

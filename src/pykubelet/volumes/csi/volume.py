@@ -9,7 +9,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.storage import CsiDriverSpec
 from pykubelet.api.volume import CsiInline, CsiPersistent, SecretReference
 from pykubelet.volumes.csi.names import EPHEMERAL, KIND, PERSISTENT, inline_handle, unique_name
-from pykubelet.volumes.csi.node_client import VolumeCapability
+from pykubelet.volumes.csi.types import VolumeCapability
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.plugin import VolumeToMount
 

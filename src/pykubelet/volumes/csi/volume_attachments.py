@@ -17,7 +17,7 @@ from pykubelet.api.storage import VolumeAttachment
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import KubeError, NotFound
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import err_text
+from pykubelet.objects.fetch import err_text
 from pykubelet.volumes.csi.drivers import PodWaiters
 from pykubelet.volumes.csi.names import ATTACHMENTS, attachment_name, unique_name
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
