@@ -1,13 +1,11 @@
-"""The command line's way to a running node: plain HTTP over the agent's control socket.
+"""Client of a running node: HTTP over the kubelet's control socket, and selection of pods by name.
 
-A question costs a few milliseconds and none of the agent's libraries, so that `ps` is instant.
-Everything that can go wrong is a NodeError with one line that says what to do.
+A request takes a few milliseconds and loads none of the kubelet's libraries, so `ps` starts without delay.
+Every failure is a NodeError with one line that contains the remedy.
 
-Which pod and which container a person means.
-
-A pod is named as it was written (`web`), as the node calls it (`web-node1`), with its namespace in
-front (`kube-system/dns`), or by the beginning of its uid. What fits several is refused with the list
-of them: a command must never hit a pod that was not meant.
+A pod is selected by its name in the manifest (`web`), its name on the node (`web-node1`), either with its
+namespace in front (`kube-system/dns`), or a prefix of its uid. An ambiguous name is an error that lists the
+candidates: a command must never act on a pod that was not meant.
 """
 
 from __future__ import annotations
@@ -29,51 +27,51 @@ from pykubelet.standalone.instance import Instance
 
 T = TypeVar("T")
 PATIENCE = 10.0
-"""How long an agent may take to answer, in seconds."""
+"""Timeout of connecting to the control socket and of each read, in seconds."""
 
 
 class NodeError(Exception):
-    """The node could not be asked, or refused; the text is one line with the cause and a remedy."""
+    """Raised when a request to the node fails; the text is one line with the cause and a remedy."""
 
 
 class KubeletNotRunning(NodeError):
-    """No agent runs on the data directory."""
+    """Raised when no kubelet runs on the data directory."""
 
 
 class NotFoundError(NodeError):
-    """The node has no such pod or container (any more)."""
+    """Raised when the node does not have the pod or the container, or no longer."""
 
 
 class ManifestRejected(NodeError):
-    """The node does not take a manifest; the text says why."""
+    """Raised when the node rejects a manifest; the text is the reason."""
 
 
 class NodeClient:
-    """Asks the agent that runs on a data directory; every method raises NodeError."""
+    """Client of the kubelet that runs on a data directory; every method raises NodeError."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._socket = instance.kubelet_root / SOCKET_NAME
 
     def pods(self) -> NodePods:
-        """All pods."""
+        """Return all pods of the node and the states of their workers."""
         return self._ask("GET", "/pods", NodePods)
 
     def pod(self, uid: str) -> NodePods:
-        """One pod; raises NotThere when it is gone."""
+        """Return one pod. Raises NotFoundError when the node does not have it."""
         return self._ask("GET", f"/pods/{quote(uid, safe='')}", NodePods)
 
     def journal(self, uid: str) -> PodJournal:
-        """What happened to a pod."""
+        """Return the events and the timeline of a pod."""
         return self._ask("GET", f"/pods/{quote(uid, safe='')}/journal", PodJournal)
 
     def restart(self, uid: str, container: str | None) -> list[str]:
-        """Restart a container of a pod, or all, in place; gives their names."""
+        """Restart one container of a pod, or all, in place; return the names of the restarted containers."""
         query = "?" + urlencode({"container": container}) if container else ""
         return self._ask("POST", f"/pods/{quote(uid, safe='')}/restart{query}", Restarted).containers
 
     def put_manifest(self, name: str, content: bytes, *, replace: bool) -> Manifest:
-        """Give the node a manifest under a file's name; raises NotTaken when it is refused."""
+        """Install a manifest under a file name. Raises ManifestRejected when the node rejects it."""
         path = f"/manifests/{quote(name, safe='')}{'?replace=true' if replace else ''}"
         return self._ask("PUT", path, Manifest, content)
 
@@ -137,20 +135,20 @@ _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
 class SelectionError(Exception):
-    """Nothing or too much fits; the text says what there is."""
+    """Raised when no pod or container matches, or several do; the text lists the candidates."""
 
 
 def choose_pod(pods: Sequence[Pod], text: str, states: Mapping[str, str] | None = None) -> Pod:
-    """Find the pod that `text` names; `states` are the workers' by uid.
+    """Return the pod that `text` selects; `states` maps uids to pod worker states.
 
-    Raises ChoiceError with the candidates.
+    Raises SelectionError with the candidates.
     """
     found = _matching(pods, text)
     if not found:
         if not pods:
             raise SelectionError(f"there is no pod {text!r}: this node has no pods at all")
         raise SelectionError(_listing(f"there is no pod {text!r}; there are:", pods))
-    # A pod that is being replaced has its successor's name until it is gone.
+    # A pod that is being replaced shares its name with its successor until it has terminated.
     if len({pod.full_name for pod in found}) == 1 and len(found) > 1:
         staying = [pod for pod in found if (states or {}).get(pod.uid, "syncing") == "syncing"]
         found = staying[-1:] or found[-1:]
@@ -160,10 +158,10 @@ def choose_pod(pods: Sequence[Pod], text: str, states: Mapping[str, str] | None 
 
 
 def choose_container(pod: Pod, name: str | None) -> tuple[Container, bool]:
-    """Find a container of a pod, and say whether it was chosen among several that were not named.
+    """Return a container of a pod, and whether it was picked by default from several.
 
-    Without a name it is the one that the pod's author made the default, or the first.
-    Raises ChoiceError with the containers that there are.
+    Without a name it is that of the annotation kubectl.kubernetes.io/default-container, or the first.
+    Raises SelectionError with the pod's containers.
     """
     containers = all_containers(pod)
     if name is None:
@@ -182,12 +180,12 @@ def choose_container(pod: Pod, name: str | None) -> tuple[Container, bool]:
 
 
 def all_containers(pod: Pod) -> list[Container]:
-    """A pod's containers of every kind, ordinary ones first."""
+    """Return the containers, init containers and ephemeral containers of a pod."""
     return [*pod.spec.containers, *pod.spec.init_containers, *pod.spec.ephemeral_containers]
 
 
 def written_name(pod: Pod) -> str:
-    """The pod's name as its author wrote it: static pods got the node's name behind it."""
+    """Return the pod's name as in its manifest: for static pods without the node name suffix."""
     suffix = f"-{pod.spec.node_name.lower()}"
     if is_static_pod(pod) and pod.spec.node_name:
         return pod.metadata.name.removesuffix(suffix)
@@ -195,7 +193,7 @@ def written_name(pod: Pod) -> str:
 
 
 def _matching(pods: Iterable[Pod], text: str) -> list[Pod]:
-    """Give what fits best: a full name beats a written one, and both beat a uid."""
+    """Return the best matches: by pod name, else by name in the manifest, else by uid prefix."""
     namespace, slash, name = text.rpartition("/")
     inside = [pod for pod in pods if not slash or pod.metadata.namespace == namespace]
     ways = (

@@ -1,4 +1,4 @@
-"""`pykubelet config …`: the configuration room's answers, printed."""
+"""`pykubelet config print|validate|convert-flags`: prints the results of the config package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pykubelet.config.load import load
 
 
 def print_effective(argv: Sequence[str]) -> int:
-    """Print what a `kubelet` with these flags would run with."""
+    """Print the effective configuration of a `kubelet` with these flags; return the exit code."""
     try:
         loaded = load(argv)
     except ConfigError as err:
@@ -27,7 +27,7 @@ def print_effective(argv: Sequence[str]) -> int:
 
 
 def validate_files(files: Sequence[Path]) -> int:
-    """Check each file on its own, as `--config` would load it."""
+    """Validate each file separately, as `--config` would load it; return the exit code."""
     code = 0
     for file in files:
         try:
@@ -40,7 +40,7 @@ def validate_files(files: Sequence[Path]) -> int:
 
 
 def convert(argv: Sequence[str]) -> int:
-    """Print the configuration file, and on standard error what stays on the command line."""
+    """Print the configuration file, and on standard error the remaining flags; return the exit code."""
     try:
         document, remaining, notes = convert_flags(argv)
     except ConfigError as err:

@@ -1,9 +1,6 @@
-"""The page that `pykubelet describe` prints: spec, states, conditions, events and the timeline.
+"""`pykubelet describe`: spec, container states, conditions, events and timeline of one pod.
 
-Pure: a pod and its journal in, lines out. Sections without content are left out, so that what is there
-is worth reading.
-
-`pykubelet describe`: everything about one pod on a page, up to why it is as it is.
+The text is a pure function of the pod and its history. Empty sections are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _OURS = "kubernetes.io/config."
 
 
 def describe_text(pod: Pod, state: str, journal: PodJournal, now: datetime) -> list[str]:
-    """Write the page; `state` is the pod's worker's."""
+    """Return the description as lines; `state` is that of the pod worker."""
     sections = [
         ("", _fields(_about(pod, state, now))),
         ("Init containers:", _containers(pod, pod.spec.init_containers, now)),
@@ -58,7 +55,7 @@ def describe_text(pod: Pod, state: str, journal: PodJournal, now: datetime) -> l
 
 
 def probe_text(probe: Probe) -> str:
-    """Say what a probe asks, and how often."""
+    """Return the handler, the periods and the thresholds of a probe as text."""
     if probe.exec is not None:
         asks = f"exec [{' '.join(probe.exec.command)}]"
     elif probe.http_get is not None:
@@ -79,7 +76,7 @@ def probe_text(probe: Probe) -> str:
 
 
 def state_text(state: ContainerState, now: datetime) -> str:
-    """Say in a line what a container does, or how it ended."""
+    """Return the state of a container in one line."""
     if state.running is not None:
         return f"Running, for {since(state.running.started_at, now)}"
     if state.terminated is not None:
@@ -231,7 +228,7 @@ def _events(events: Sequence[Event], now: datetime) -> list[str]:
 
 
 def _timeline(notes: Sequence[TimelineEntry]) -> list[str]:
-    """Each station's decision with its time, and how long after the one before it came."""
+    """Return each entry of the timeline with its time and the time since the previous one."""
     rows, before = [], notes[0].time if notes else 0.0
     for note in notes:
         moment = datetime.fromtimestamp(note.time, UTC).astimezone()
@@ -276,7 +273,7 @@ PROGRAM = "pykubelet describe"
 
 
 def run_describe(data_dir: Path, name: str) -> int:
-    """Print the page; returns the exit code."""
+    """Print the description; return the exit code."""
 
     def work() -> int:
         client = NodeClient(Instance.at(data_dir))

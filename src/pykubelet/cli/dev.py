@@ -1,6 +1,7 @@
-"""`pykubelet dev cluster up|down|status`: a control plane for a person, and what to type next.
+"""`pykubelet dev cluster up|down|status`: a local control plane for development.
 
-`pykubelet dev`: what developers of nodes and of clusters need beside a node.
+`up` also writes a kubeconfig and a KubeletConfiguration for a node of the cluster and prints the commands
+to start one. The control plane itself belongs to the devcluster package.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MINIMUM_SIGNING = 60.0
 
 
 def run_cluster_up(data_dir: Path, wish: UpOptions, node: str) -> int:
-    """Start the control plane and say what to do with it; returns the exit code."""
+    """Start the control plane, write a node's configuration, print the next steps; return the exit code."""
 
     def work() -> int:
         _check(wish)
@@ -54,7 +55,7 @@ def run_cluster_up(data_dir: Path, wish: UpOptions, node: str) -> int:
 
 
 def run_cluster_down(data_dir: Path) -> int:
-    """Stop the control plane and remove it; returns the exit code."""
+    """Stop the control plane and remove its files; return the exit code."""
 
     def work() -> int:
         found = lifecycle.take_down(data_dir, _say)
@@ -65,7 +66,7 @@ def run_cluster_down(data_dir: Path) -> int:
 
 
 def run_cluster_status(data_dir: Path) -> int:
-    """Show what runs; returns the exit code."""
+    """Print the state of the components and the API server; return 0 if all run and it is ready, else 1."""
 
     def work() -> int:
         state, layout = lifecycle.look(data_dir), Layout.at(data_dir)
@@ -89,9 +90,9 @@ def run_cluster_status(data_dir: Path) -> int:
 
 
 def node_config(layout: Layout) -> dict[str, Any]:
-    """A KubeletConfiguration for a node of this cluster on the machine's own containerd.
+    """Return a KubeletConfiguration for a node of this cluster that uses the host's containerd.
 
-    It names no cluster DNS, because nobody serves one here yet: pods get the machine's.
+    It sets no clusterDNS, because the cluster has no DNS server: pods use the host's resolver.
     """
     return {
         "apiVersion": API_VERSION,
@@ -109,7 +110,7 @@ def node_config(layout: Layout) -> dict[str, Any]:
 
 
 def next_steps(cluster: DevCluster, node: str, data_dir: Path) -> str:
-    """What a person can type now."""
+    """Return the text with the commands that a user can run next."""
     layout = cluster.layout
     admin, ready, bootstrap = (layout.kubeconfig(name) for name in ("admin", "node", "bootstrap"))
     kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.programs.kubectl)
@@ -192,8 +193,8 @@ def cluster_up(
 ) -> None:
     """Start etcd, kube-apiserver, kube-controller-manager and kube-scheduler in the background.
 
-    The first time they are built from source. A cluster that runs already is found, one that was
-    stopped or lost a process goes on where it was.
+    The first start builds them from source. A running cluster is left as it is; missing processes of a
+    stopped or damaged cluster are started again with its existing data.
     """
     from pykubelet.devcluster.lifecycle import UpOptions
 
@@ -203,13 +204,13 @@ def cluster_up(
 
 @cluster_app.command("down")
 def cluster_down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Stop the control plane and remove everything that belongs to it."""
+    """Stop the control plane and remove all of its data."""
 
     sys.exit(run_cluster_down(data_dir))
 
 
 @cluster_app.command("status")
 def cluster_status(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Show what runs; the exit code is 0 only when all of it does and the API server is ready."""
+    """Show the components; the exit code is 0 only if all of them run and the API server is ready."""
 
     sys.exit(run_cluster_status(data_dir))

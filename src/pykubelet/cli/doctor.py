@@ -1,15 +1,13 @@
-"""`pykubelet doctor`: is this machine fit to be a node, and if not, what to do.
+"""`pykubelet doctor`: checks whether this host can run a node, and prints a remedy for each problem.
 
-Runs every check, whatever the others say, and prints the findings: a table for people, plain
-lines into a pipe, JSON for programs. It changes nothing, and never shows a traceback.
+All checks run, whatever the others report; an exception in one is itself a finding. The findings are
+printed as a table on a terminal, as plain lines into a pipe, or as JSON. Nothing is changed, and no
+traceback is printed.
 
-What the doctor looks at: one small check per concern, each giving findings with a remedy.
-
-A check reads a few facts and hands them to a pure `judge_…` function, which is where the opinions
-are. The embedded runtime (no endpoint given) brings its own containerd and network, so more is
-asked of the machine then. `runtime_checks.py` holds the checks that look outside of the kernel.
-
-The doctor's checks of what surrounds the agent: runtime, programs, pod network, ports, packet filter.
+A check reads a few facts and passes them to a pure `judge_…` function, which contains the thresholds and
+texts. The embedded runtime (no endpoint set) brings its own containerd and network, so it has more
+requirements of the host. MACHINE_CHECKS cover the kernel and the host, RUNTIME_CHECKS the container
+runtime, executables, pod network, ports and iptables.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ GI = 1024 * MI
 WANTED_FILES = 1_000_000
 OLDEST_KERNEL = (4, 19)
 
-# Without these no container can be set up; CAP_SYS_RESOURCE is another matter, see below.
+# Without these no container can be set up; a missing CAP_SYS_RESOURCE is only a warning, see below.
 NEEDED_CAPABILITIES = frozenset(
     {
         "CAP_CHOWN",
@@ -75,12 +73,12 @@ NEEDED_CAPABILITIES = frozenset(
     }
 )
 
-# Without these there are no pods; the other features only some pods need.
+# Without these no pod can run; the other features are needed by some pods only.
 NEEDED_FEATURES = frozenset({"bridge", "veth"})
 
 
 class Status(Enum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -89,7 +87,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that the doctor saw; a remedy belongs to everything that is not ok."""
+    """Result of a check; every finding that is not ok has a remedy."""
 
     area: str
     status: Status
@@ -99,44 +97,44 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorContext:
-    """What is examined: this machine, as the home of a node."""
+    """Input of the checks: the planned node on this host."""
 
     data_dir: Path
     endpoint: str | None = None
-    """The runtime to use; None for the embedded one."""
+    """Endpoint of the container runtime; None for the embedded one."""
 
 
 Check = Callable[[DoctorContext], list[Finding]]
 
 
 def ok(area: str, what: str) -> Finding:
-    """Make a finding that needs no remedy."""
+    """Return a finding that needs no remedy."""
     return Finding(area, Status.OK, what)
 
 
 def warn(area: str, what: str, remedy: str) -> Finding:
-    """Make a finding that a node can live with."""
+    """Return a finding that does not keep a node from working."""
     return Finding(area, Status.WARN, what, remedy)
 
 
 def fail(area: str, what: str, remedy: str) -> Finding:
-    """Make a finding that keeps a node from working."""
+    """Return a finding that keeps a node from working."""
     return Finding(area, Status.FAIL, what, remedy)
 
 
 def split_remedy(err: Exception, separator: str) -> tuple[str, str]:
-    """Take apart one of our own error lines: the cause, and the remedy after the last separator."""
+    """Split the text of one of pykubelet's errors into the cause and the remedy after the last separator."""
     cause, found, remedy = str(err).rpartition(separator)
     return (cause, remedy) if found else (remedy, "see the documentation")
 
 
 def check_capabilities(_: DoctorContext) -> list[Finding]:
-    """Root, and what root may do."""
+    """Check for root and its capabilities."""
     return judge_capabilities(capabilities.is_root(), capabilities.effective())
 
 
 def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
-    """Judge the rights of this process."""
+    """Evaluate the effective capabilities of this process."""
     area = "capabilities"
     if not root:
         return [fail(area, "not running as root", "run it as root: sudo pykubelet doctor")]
@@ -151,12 +149,12 @@ def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
 
 
 def check_cgroups(_: DoctorContext) -> list[Finding]:
-    """The controllers, and their version."""
+    """Check the cgroup controllers and the cgroup version."""
     return judge_cgroups(detect_cgroups())
 
 
 def judge_cgroups(cgroups: Cgroups) -> list[Finding]:
-    """Judge the machine's cgroups."""
+    """Evaluate the host's cgroup controllers and version."""
     listed = ", ".join(sorted(cgroups.controllers)) or "none"
     if cgroups.missing:
         what = f"controllers missing: {', '.join(sorted(cgroups.missing))} (there are: {listed})"
@@ -174,12 +172,12 @@ def judge_cgroups(cgroups: Cgroups) -> list[Finding]:
 
 
 def check_swap(_: DoctorContext) -> list[Finding]:
-    """Swap, which `failSwapOn` refuses."""
+    """Check for swap, with which `failSwapOn` keeps the kubelet from starting."""
     return judge_swap(swap_areas())
 
 
 def judge_swap(areas: list[SwapArea]) -> list[Finding]:
-    """Judge what /proc/swaps lists."""
+    """Evaluate the swap areas of /proc/swaps."""
     if not areas:
         return [ok("swap", "off")]
     what = f"on: {'; '.join(str(area) for area in areas)}"
@@ -187,12 +185,12 @@ def judge_swap(areas: list[SwapArea]) -> list[Finding]:
 
 
 def check_kernel(_: DoctorContext) -> list[Finding]:
-    """Release, features, namespaces."""
+    """Check the kernel's release, features and namespaces."""
     return judge_kernel(read_kernel())
 
 
 def judge_kernel(facts: KernelFacts) -> list[Finding]:
-    """Judge what the kernel can do."""
+    """Evaluate the kernel's release, features and namespaces."""
     area, found = "kernel", []
     if parse_release(facts.release)[:2] < OLDEST_KERNEL:
         what = f"{facts.release} is older than {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]}"
@@ -216,12 +214,12 @@ def judge_kernel(facts: KernelFacts) -> list[Finding]:
 
 
 def check_kernel_defaults(_: DoctorContext) -> list[Finding]:
-    """The settings that `protectKernelDefaults` is about."""
+    """Check the sysctls that `protectKernelDefaults` requires."""
     return judge_kernel_defaults(kernel_default_differences())
 
 
 def judge_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> list[Finding]:
-    """Judge the settings that differ from the expected."""
+    """Evaluate the sysctls that differ: name to expected and actual value."""
     area = "kernel settings"
     if not differences:
         return [ok(area, "as the kubelet expects them")]
@@ -235,12 +233,12 @@ def judge_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> lis
 
 
 def check_clock(_: DoctorContext) -> list[Finding]:
-    """Whether someone keeps the clock right."""
+    """Check whether the clock is synchronized."""
     return judge_clock(clock_state())
 
 
 def judge_clock(state: ClockState) -> list[Finding]:
-    """Judge the kernel's word on its clock."""
+    """Evaluate the kernel's clock state."""
     if state.synchronised:
         return [ok("clock", f"synchronised, at most {state.max_error_seconds:.3g} s wrong")]
     what = "not synchronised: certificates and leases need the right time"
@@ -248,7 +246,7 @@ def judge_clock(state: ClockState) -> list[Finding]:
 
 
 def check_disk(patient: DoctorContext) -> list[Finding]:
-    """Room for images, logs and volumes."""
+    """Check the free disk space for images, logs and volumes."""
     place = patient.data_dir.absolute()
     while not place.exists():
         place = place.parent
@@ -263,7 +261,7 @@ def check_disk(patient: DoctorContext) -> list[Finding]:
 
 
 def judge_disk(place: Path, *, free: int, size: int, inodes_free: int, inodes: int) -> list[Finding]:
-    """Judge by the default eviction thresholds: 10 % (15 % for images) of the space, 5 % of the inodes."""
+    """Compare with the default eviction thresholds: 10 % (images: 15 %) of the space, 5 % of the inodes."""
     area, share = "disk", 100 * free / size if size else 0.0
     what = f"{free / GI:.1f} GiB ({share:.0f} %) free at {place}"
     remedy = "make room there, or give another --data-dir"
@@ -273,7 +271,7 @@ def judge_disk(place: Path, *, free: int, size: int, inodes_free: int, inodes: i
         found = [warn(area, f"{what}: images are removed below 15 %, and pods need room", remedy)]
     else:
         found = [ok(area, what)]
-    # Some filesystems (btrfs) make inodes as they are needed and say 0.
+    # File systems that allocate inodes on demand (btrfs) report 0.
     if inodes and 100 * inodes_free / inodes < 5:
         found.append(
             fail(area, f"only {inodes_free} of {inodes} inodes free: below 5 % pods are evicted", remedy)
@@ -282,12 +280,12 @@ def judge_disk(place: Path, *, free: int, size: int, inodes_free: int, inodes: i
 
 
 def check_memory(_: DoctorContext) -> list[Finding]:
-    """Room for pods."""
+    """Check the available memory."""
     return judge_memory(Path("/proc/meminfo").read_text())
 
 
 def judge_memory(meminfo: str) -> list[Finding]:
-    """Judge by the default eviction threshold of 100 MiB."""
+    """Compare with the default eviction threshold of 100 MiB."""
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in meminfo.splitlines() if line.strip()}
     total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
     what = f"{free / GI:.1f} of {total / GI:.1f} GiB available"
@@ -301,13 +299,13 @@ def judge_memory(meminfo: str) -> list[Finding]:
 
 
 def check_open_files(_: DoctorContext) -> list[Finding]:
-    """The limit that `maxOpenFiles` raises."""
+    """Check the limit on open files, which `maxOpenFiles` raises."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return judge_open_files(hard, capabilities.has("CAP_SYS_RESOURCE"))
 
 
 def judge_open_files(hard: int, may_raise: bool) -> list[Finding]:
-    """Judge the hard limit."""
+    """Evaluate the hard limit on open files."""
     area = "open files"
     if may_raise:
         return [ok(area, f"the limit can be raised to {WANTED_FILES}")]
@@ -318,12 +316,12 @@ def judge_open_files(hard: int, may_raise: bool) -> list[Finding]:
 
 
 def check_propagation(_: DoctorContext) -> list[Finding]:
-    """Whether mounts made in containers can reach the host."""
+    """Check whether mounts made in containers propagate to the host."""
     return judge_propagation(Path("/proc/self/mountinfo").read_text())
 
 
 def judge_propagation(mountinfo: str) -> list[Finding]:
-    """Judge the uppermost mount at / in the text of /proc/self/mountinfo."""
+    """Evaluate the topmost mount at / in the text of /proc/self/mountinfo."""
     area = "mount propagation"
     roots = [fields for line in mountinfo.splitlines() if (fields := line.split())[4:5] == ["/"]]
     if roots and any(field.startswith("shared:") for field in roots[-1][6:]):
@@ -333,7 +331,7 @@ def judge_propagation(mountinfo: str) -> list[Finding]:
 
 
 def check_identity(_: DoctorContext) -> list[Finding]:
-    """The node's name and address."""
+    """Check that the node's name and address can be determined."""
     found = []
     for area, ask, serious in (("node name", node_name, True), ("node IP", host_address, False)):
         try:
@@ -359,7 +357,7 @@ MACHINE_CHECKS: tuple[Check, ...] = (
 CNI_CONFIG = Path("/etc/cni/net.d")
 CNI_SUFFIXES = frozenset({".conf", ".conflist", ".json"})
 
-# Port, what it is for, and whether a node needs it with the default configuration.
+# Port, purpose, and whether a node needs it with the default configuration.
 PORTS = (
     (10248, "health", True),
     (10250, "the API", True),
@@ -367,13 +365,13 @@ PORTS = (
     (4194, "old cAdvisor", False),
 )
 
-# With a runtime of their own, people bring the runtime's programs, too.
+# The other executables belong to the runtime: with --container-runtime-endpoint its installation brings them.
 ALWAYS_NEEDED = frozenset({"iptables", "ip"})
 _PATIENCE = 5.0
 
 
 def check_data_dir(patient: DoctorContext) -> list[Finding]:
-    """Whether the embedded runtime can live in the data directory."""
+    """Check whether the embedded runtime can use the data directory."""
     if patient.endpoint is not None:
         return []
     area = "data directory"
@@ -389,7 +387,7 @@ def check_data_dir(patient: DoctorContext) -> list[Finding]:
 
 
 def check_programs(patient: DoctorContext) -> list[Finding]:
-    """The programs that are run."""
+    """Check that the required executables are installed."""
     wanted = {
         name: package
         for name, package in PROGRAMS.items()
@@ -400,7 +398,7 @@ def check_programs(patient: DoctorContext) -> list[Finding]:
 
 
 def judge_programs(found: Mapping[str, str | None], packages: Mapping[str, str]) -> list[Finding]:
-    """Judge what is on the search path; `packages` has each program's Debian package."""
+    """Evaluate the paths of the executables; `packages` maps each to its Debian package."""
     missing = sorted(name for name, place in found.items() if place is None)
     if missing:
         names = " ".join(sorted({packages[name] for name in missing}))
@@ -410,7 +408,7 @@ def judge_programs(found: Mapping[str, str | None], packages: Mapping[str, str])
 
 
 def check_runtime(patient: DoctorContext) -> list[Finding]:
-    """Whether the runtime answers; the embedded one need not run yet."""
+    """Check whether the runtime responds; the embedded one need not run yet."""
     if patient.endpoint is not None:
         return asyncio.run(_ask_runtime(patient.endpoint))
     if _running_node(patient) is None:
@@ -419,7 +417,7 @@ def check_runtime(patient: DoctorContext) -> list[Finding]:
 
 
 async def _ask_runtime(endpoint: str) -> list[Finding]:
-    # gRPC is heavy, and most of the doctor's work does not need it.
+    # Imported here: gRPC is slow to load, and the other checks do not need it.
     from prometheus_client import CollectorRegistry
 
     from pykubelet.api.duration import Duration
@@ -446,7 +444,7 @@ async def _ask_runtime(endpoint: str) -> list[Finding]:
 
 
 def judge_runtime(name: str, conditions: Mapping[str, str]) -> list[Finding]:
-    """Judge a runtime that answered: condition to what is wrong with it ("" for nothing)."""
+    """Evaluate the conditions of a runtime that responded: type to the failure, "" if it is true."""
     found = [ok("runtime", f"{name} speaks CRI v1")]
     if wrong := conditions.get("RuntimeReady"):
         found = [fail("runtime", f"{name} is not ready: {wrong}", "see the runtime's log, and restart it")]
@@ -457,7 +455,7 @@ def judge_runtime(name: str, conditions: Mapping[str, str]) -> list[Finding]:
 
 
 def check_cni(patient: DoctorContext) -> list[Finding]:
-    """The plugins and the configuration of the pod network."""
+    """Check the CNI plugins and the CNI configuration."""
     found = judge_cni_plugins({folder: _names(folder) for folder in CNI_FOLDERS})
     if patient.endpoint is None:
         return [*found, ok("CNI configuration", "embedded: 'pykubelet up' writes its own")]
@@ -471,7 +469,7 @@ def check_cni(patient: DoctorContext) -> list[Finding]:
 
 
 def judge_cni_plugins(folders: Mapping[Path, frozenset[str]]) -> list[Finding]:
-    """Judge the plugins that were found in each folder."""
+    """Evaluate the CNI plugins found in each directory."""
     needed = frozenset(CNI_PLUGINS)
     for folder, names in folders.items():
         if needed <= names:
@@ -483,7 +481,7 @@ def judge_cni_plugins(folders: Mapping[Path, frozenset[str]]) -> list[Finding]:
 
 
 def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
-    """Judge the network configurations in a folder: file name to text; the first in order is used."""
+    """Evaluate the CNI configurations of a directory: file name to text; the first by name is used."""
     area = "CNI configuration"
     if not texts:
         what = f"none in {folder}: pods stay in ContainerCreating"
@@ -500,12 +498,12 @@ def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
 
 
 def check_ports(patient: DoctorContext) -> list[Finding]:
-    """The ports that the agent listens on."""
+    """Check the ports that the kubelet listens on."""
     return judge_ports({port: port_holder(port) for port, *_ in PORTS}, _running_node(patient))
 
 
 def judge_ports(holders: Mapping[int, PortOwner | None], own: int | None) -> list[Finding]:
-    """Judge who holds the ports; `own` is the pid of the node that already runs here, if any."""
+    """Evaluate the owners of the ports; `own` is the pid of the node already running here, or None."""
     found = []
     for port, purpose, needed in PORTS:
         taken = holders.get(port)
@@ -523,7 +521,7 @@ def judge_ports(holders: Mapping[int, PortOwner | None], own: int | None) -> lis
 
 
 def check_packet_filter(_: DoctorContext) -> list[Finding]:
-    """Whether iptables really works: the program alone says nothing about the kernel."""
+    """Check that iptables works: an installed executable does not prove kernel support."""
     program = shutil.which("iptables", path=search_path())
     if program is None:
         return [fail("packet filter", "iptables is not installed", "apt-get install iptables")]
@@ -532,7 +530,7 @@ def check_packet_filter(_: DoctorContext) -> list[Finding]:
 
 
 def judge_packet_filter(version: str, listing: subprocess.CompletedProcess[str]) -> list[Finding]:
-    """Judge by whether the nat table can be listed."""
+    """Evaluate whether the nat table could be listed."""
     area = "packet filter"
     if listing.returncode == 0:
         return [ok(area, f"{version} lists the nat table")]
@@ -542,13 +540,13 @@ def judge_packet_filter(version: str, listing: subprocess.CompletedProcess[str])
 
 
 def _running_node(patient: DoctorContext) -> int | None:
-    """Give the pid of the node that already runs from the data directory."""
+    """Return the pid of the node that already runs on the data directory, or None."""
     if patient.endpoint is not None:
         return None
     try:
         busy = holder(Instance.at(patient.data_dir))
     except EmbeddedError:
-        return None  # check_data_dir tells
+        return None  # reported by check_data_dir
     return busy.pid if busy and busy.purpose == "up" else None
 
 
@@ -584,13 +582,13 @@ CHECKS: tuple[Check, ...] = (*MACHINE_CHECKS, *RUNTIME_CHECKS)
 
 
 def run_doctor(data_dir: Path, endpoint: str | None, as_json: bool) -> int:
-    """Examine this machine and print what was found; gives 1 when a node cannot work here, else 0.
+    """Check this host and print the findings; return 1 if a node cannot work here, else 0.
 
-    `endpoint` is the runtime to ask; without one the embedded runtime's needs are checked.
+    `endpoint` is the container runtime to query; None checks the embedded runtime's requirements.
     """
     findings = examine(DoctorContext(data_dir, endpoint))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may contain any bytes
     if as_json:
         print(as_document(findings))
     elif sys.stdout.isatty():
@@ -601,12 +599,12 @@ def run_doctor(data_dir: Path, endpoint: str | None, as_json: bool) -> int:
 
 
 def examine(patient: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Finding]:
-    """Run the checks; one that fails is a finding, too."""
+    """Run the checks and return their findings; an exception in a check is a warning."""
     findings: list[Finding] = []
     for check in checks:
         try:
             findings += check(patient)
-        # A doctor that falls ill helps nobody: whatever a check trips over, the others still count.
+        # The findings of the other checks are still useful.
         except Exception as err:
             area = check.__name__.removeprefix("check_").replace("_", " ")
             what = f"could not be checked: {type(err).__name__}: {err}"
@@ -617,7 +615,7 @@ def examine(patient: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Fi
 
 
 def as_document(findings: list[Finding]) -> str:
-    """Write the findings as JSON."""
+    """Return the findings as JSON."""
     counts = Counter(finding.status for finding in findings)
     document = {
         "findings": [
@@ -630,7 +628,7 @@ def as_document(findings: list[Finding]) -> str:
 
 
 def as_lines(findings: list[Finding]) -> list[str]:
-    """Write a line per finding and one per remedy, for logs and pipes."""
+    """Return a line per finding and one per remedy, for logs and pipes."""
     width = max((len(finding.area) for finding in findings), default=0)
     lines = []
     for finding in findings:
@@ -641,8 +639,8 @@ def as_lines(findings: list[Finding]) -> list[str]:
 
 
 def print_table(findings: list[Finding]) -> None:
-    """Print a table for people."""
-    # Imported here: the agent shares this package, and its memory counts.
+    """Print the findings as a table for a terminal."""
+    # Imported here: only this output needs rich.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -661,7 +659,7 @@ def print_table(findings: list[Finding]) -> None:
 
 
 def summary(findings: list[Finding]) -> str:
-    """Say it in one line."""
+    """Return the number of findings by severity and the conclusion, in one line."""
     counts = Counter(finding.status for finding in findings)
     verdict = "a node cannot work here yet" if counts[Status.FAIL] else "this machine can be a node"
     return (

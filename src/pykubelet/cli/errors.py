@@ -1,6 +1,7 @@
-"""How the commands for people end: what went wrong is a line, Ctrl-C and a closed pipe are no news.
+"""Error output and exit codes of the commands.
 
-How the programs say that something is wrong: a line each, on standard error.
+An error is one line on standard error. Ctrl-C and a closed output pipe end a command without a message,
+with the exit code that a shell reports for the signal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pykubelet.standalone.instance import EmbeddedError
 
 
 def complain(program: str, err: BaseException | str) -> int:
-    """Print what is wrong and give the exit code."""
+    """Print the error to standard error, each problem of a ConfigError on its own line, and return 1."""
     if isinstance(err, ConfigError) and len(err.problems) > 1:
         print(f"{program}: {len(err.problems)} problems:", file=sys.stderr)
         for problem in err.problems:
@@ -28,16 +29,16 @@ def complain(program: str, err: BaseException | str) -> int:
 
 _USUAL: tuple[type[Exception], ...] = (NodeError, SelectionError, EmbeddedError, ConfigError)
 _BY_SIGNAL = 128
-"""Shells report the end by a signal as this plus the signal's number."""
+"""Base of the exit code of a process ended by a signal; the signal's number is added."""
 
 
 def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -> int:
-    """Do the work and give the exit code; failures that are `expected` or usual are told in a line."""
+    """Run `work` and return its exit code; usual and `expected` exceptions become one line and code 1."""
     try:
         code = work()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has seen enough; what Python still holds for it must not fail again.
+        # The reader closed the pipe. Redirect stdout, so that flushing Python's buffer at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BY_SIGNAL + signal.SIGPIPE
     except _USUAL + expected as err:
@@ -48,5 +49,5 @@ def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -
 
 
 def end_politely() -> None:
-    """Unwind when we are told to end, so that a terminal gets its cursor back."""
+    """Exit with unwinding on SIGTERM, so that the terminal's cursor is restored."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))

@@ -1,30 +1,22 @@
-"""`pykubelet exec`: a command in a running container, with its input, output and exit code.
-
-This program's own terminal while a command in a container has it, and its input otherwise.
-
-In raw mode every key, Ctrl-C included, goes to the command. Whatever ends us, the terminal is given back
-as it was.
-
-A command that runs in a container, and its streams: the remote-command protocol v4 over SPDY.
+"""`pykubelet exec`: runs a command in a container, with its input, output and exit code.
 
     async with connect(url, streams={"stdin", "stdout", "stderr"}) as command:
         await command.send("stdin", b"…", last=True)
         async for stream, data in command.output():
             ...
-    command.result       # how it ended
+    command.result       # exit code, or the reason why the command did not run
 
-The runtime begins when all streams of the command are open, and says at its end on the stream
-`error` how it went, as a `Status` document of the API.
+The command is prepared with the CRI call Exec and run over the remote-command protocol v4 on SPDY/3.1. The
+runtime starts it when all streams are open, and reports the result at its end on the stream `error`, as an
+API `Status` object. CRI runtimes also serve WebSocket, but its v4 protocol cannot signal the end of input,
+so `… | pykubelet exec -i POD -- cat` would never end.
 
-As much of SPDY/3.1 as a client needs that opens streams and sends and receives bytes on them.
+FrameReader and FrameWriter implement the part of SPDY that a remote-command client needs, without sockets.
+Headers from the server are not decompressed (that needs the protocol's dictionary), and there is no flow
+control, because the servers do not implement it.
 
-Every CRI runtime serves interactive commands over SPDY, and also over WebSocket; but the WebSocket
-protocol that they know (v4) cannot say "no more input", so that `… | pykubelet exec -i POD -- cat`
-would never end. SPDY can.
-
-Only frames are here, no sockets: bytes in, frames out, and the other way round. What a client of a
-remote command has no use for is left out: headers that the server sends are not even decompressed
-(that would need the protocol's dictionary), and there is no flow control, because the servers have none.
+With a terminal, raw mode sends every key, Ctrl-C included, to the command; the terminal's settings are
+restored however the process ends, except by SIGKILL.
 """
 
 from __future__ import annotations
@@ -61,7 +53,7 @@ _BLOCK = 32 * 1024
 
 @contextmanager
 def raw_mode(fd: int) -> Iterator[None]:
-    """Pass every key on at once and unchanged, while inside."""
+    """Put a terminal into raw mode; restore its settings on exit."""
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd, termios.TCSADRAIN)
@@ -71,7 +63,7 @@ def raw_mode(fd: int) -> Iterator[None]:
 
 
 async def sizes(fd: int) -> AsyncIterator[bytes]:
-    """Give the terminal's size, now and whenever it changes, as the remote-command protocol writes it."""
+    """Yield the terminal's size, initially and after each change, as JSON of the remote-command protocol."""
     changed = asyncio.Event()
     changed.set()
     loop = asyncio.get_running_loop()
@@ -86,7 +78,7 @@ async def sizes(fd: int) -> AsyncIterator[bytes]:
 
 
 async def input_of(fd: int) -> AsyncIterator[bytes]:
-    """Give what can be read from a terminal, pipe or file, until its end."""
+    """Yield the data read from a terminal, pipe or file, until its end."""
     while True:
         await _readable(fd)
         try:
@@ -99,13 +91,13 @@ async def input_of(fd: int) -> AsyncIterator[bytes]:
 
 
 async def _readable(fd: int) -> None:
-    """Wait without making the descriptor non-blocking: it may be our shell's, too."""
+    """Wait until the descriptor is readable; it stays blocking, because the parent shell may share it."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
         loop.add_reader(fd, ready.set)
     except PermissionError:
-        return  # a plain file can always be read
+        return  # epoll rejects regular files, which are always readable
     try:
         await ready.wait()
     finally:
@@ -113,7 +105,7 @@ async def _readable(fd: int) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything; blocks as long as it takes."""
+    """Write all data; block until it is written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -127,12 +119,12 @@ _HEADER = struct.Struct(">II")
 _LENGTH = 0xFFFFFF
 _STREAM_ID = 0x7FFFFFFF
 MOST_DATA = 16 * 1024
-"""How much data to send at most in one frame, so that the other streams get their turn."""
+"""Maximum bytes per data frame, so that the streams interleave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes on a stream; `last` says that there will be no more."""
+    """Data frame; `last` is the FIN flag."""
 
     stream: int
     data: bytes
@@ -141,34 +133,34 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """A stream was given up."""
+    """RST_STREAM frame."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Asks for an answer with the same number."""
+    """PING frame, to be echoed with the same number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class GoAway:
-    """The connection is being closed."""
+    """GOAWAY frame: the peer closes the connection."""
 
 
 Frame = Data | Reset | Ping | GoAway
 
 
 class FrameReader:
-    """Cuts received bytes into frames; frames that say nothing to us are left out."""
+    """Incremental parser of SPDY frames; irrelevant frame types are skipped."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, received: bytes) -> Iterator[Frame]:
-        """Take bytes as they came and give the frames that are whole now."""
+        """Add received bytes and yield the frames that are complete."""
         self._buffer += received
         while len(self._buffer) >= _HEADER.size:
             first, second = _HEADER.unpack_from(self._buffer)
@@ -182,23 +174,23 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Writes frames; headers share one compression over the whole connection."""
+    """Encoder of SPDY frames; all headers of a connection share one compression context."""
 
     def __init__(self) -> None:
         self._compressor = zlib.compressobj()
         self._next_stream = 1
 
     def open_stream(self, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Open a stream; gives its number and the frame."""
+        """Return the number of a new stream and the SYN_STREAM frame that opens it."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         pairs = b"".join(_text(name.lower()) + _text(value) for name, value in headers.items())
         block = self._compressor.compress(struct.pack(">I", len(headers)) + pairs)
         block += self._compressor.flush(zlib.Z_SYNC_FLUSH)
-        # No associated stream, no priority, no slot.
+        # No associated stream, priority 0, slot 0.
         return stream, _control(_SYN_STREAM, struct.pack(">IIH", stream, 0, 0) + block)
 
     def data(self, stream: int, data: bytes, *, last: bool = False) -> bytes:
-        """Send bytes on a stream, in as many frames as it takes; `last` closes our half of it."""
+        """Return bytes as data frames of a stream; `last` closes the sending half."""
         pieces = [data[start : start + MOST_DATA] for start in range(0, len(data), MOST_DATA)] or [b""]
         flags = [0] * (len(pieces) - 1) + [_FIN if last else 0]
         return b"".join(
@@ -207,7 +199,7 @@ class FrameWriter:
         )
 
     def pong(self, ping: Ping) -> bytes:
-        """Answer a ping."""
+        """Return the reply to a PING."""
         return _control(_PING, struct.pack(">I", ping.number))
 
 
@@ -239,16 +231,16 @@ _LONGEST_ANSWER = 64 * 1024
 
 
 class StreamError(Exception):
-    """The command's streams could not be opened or broke; one line."""
+    """Raised when the command's streams cannot be opened or break; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a command ended."""
+    """Result of a command."""
 
     exit_code: int
     message: str = ""
-    """Why it could not be run; empty for a command that ran, however it ended."""
+    """Reason why the command could not run; empty for one that ran, whatever its exit code."""
 
 
 class _Cause(msgspec.Struct):
@@ -268,7 +260,7 @@ class _Status(msgspec.Struct):
 
 
 def read_result(document: bytes) -> Result:
-    """Read what the runtime said at a command's end."""
+    """Parse the `Status` object that the runtime sends at a command's end."""
     try:
         said = msgspec.json.decode(document, type=_Status)
     except msgspec.MsgspecError:
@@ -283,14 +275,14 @@ def read_result(document: bytes) -> Result:
 
 
 def _shell_code(message: str) -> int:
-    """The exit code that a shell gives for a command that cannot be run."""
+    """Return the exit code that a shell uses for a command that cannot be run."""
     if "executable file not found" in message or "no such file or directory" in message:
         return 127
     return 126 if "permission denied" in message else 1
 
 
 class RemoteCommand:
-    """A command under way."""
+    """Connection to a running command."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -302,11 +294,11 @@ class RemoteCommand:
 
     @property
     def result(self) -> Result:
-        """How the command ended; true after `output` has ended."""
+        """Result of the command; valid after `output` has ended."""
         return read_result(self._report)
 
     async def open(self, streams: Iterable[str]) -> None:
-        """Open the streams by name; the command begins with the last one."""
+        """Open the `error` stream and the named streams; the command starts with the last one."""
         for name in (_ERROR, *streams):
             number, frame = self._frames.open_stream({"streamType": name})
             self._numbers[name] = number
@@ -314,13 +306,13 @@ class RemoteCommand:
         await self._writer.drain()
 
     async def send(self, stream: str, data: bytes, *, last: bool = False) -> None:
-        """Send bytes; `last` closes the stream. It is no error if the command has ended by then."""
+        """Send bytes; `last` closes the stream. A command that has already ended is not an error."""
         with suppress(ConnectionError):
             self._writer.write(self._frames.data(self._numbers[stream], data, last=last))
             await self._writer.drain()
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
-        """Give what the command writes, with the name of the stream, until it has ended."""
+        """Yield the name of the stream and the data of each output, until the command has ended."""
         names = {number: name for name, number in self._numbers.items()}
         while received := await self._receive():
             for frame in self._received.feed(received):
@@ -350,10 +342,10 @@ class RemoteCommand:
 
 @asynccontextmanager
 async def connect(url: str, streams: Iterable[str]) -> AsyncIterator[RemoteCommand]:
-    """Begin the command that the runtime has prepared at `url`; leaving closes its streams.
+    """Start the command that the runtime prepared at `url`; exiting the context closes its streams.
 
-    `streams` are those that it was prepared with: `stdin`, `stdout`, `stderr`, and `resize` for a
-    terminal. Raises StreamError.
+    `streams` are those of the Exec request: `stdin`, `stdout`, `stderr`, and `resize` for a terminal.
+    Raises StreamError.
     """
     where = urlsplit(url)
     if where.scheme != "http" or where.hostname is None:
@@ -402,12 +394,12 @@ _FILES = {"stdout": 1, "stderr": 2}
 
 
 class NotRunning(Exception):
-    """The container does not run; the text says what it does instead."""
+    """Raised when the container is not running; the text contains its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """What a person wants to run, and where."""
+    """Options of `pykubelet exec`."""
 
     pod: str
     command: Sequence[str]
@@ -417,7 +409,7 @@ class ExecOptions:
 
 
 def run_exec(data_dir: Path, wish: ExecOptions) -> int:
-    """Run the command; returns its exit code, or 1 when it could not be run."""
+    """Run the command; return its exit code, or 1 if it could not be requested."""
 
     def work() -> int:
         instance = Instance.at(data_dir)
@@ -436,7 +428,7 @@ def run_exec(data_dir: Path, wish: ExecOptions) -> int:
 
 
 def running_id(pod: Pod, container: str) -> str:
-    """The runtime's id of a container that runs; raises NotRunning."""
+    """Return the runtime's ID of a running container. Raises NotRunning."""
     status = container_status(pod, container)
     if status is not None and status.state.running is not None and status.container_id:
         return status.container_id.partition("://")[2]
@@ -457,7 +449,7 @@ def _can_have_terminal(wish: ExecOptions) -> bool:
 
 
 def _endpoint(instance: Instance) -> str:
-    """Where this node's runtime listens: `up` writes down which one it uses."""
+    """Return the CRI endpoint of this node from the kubelet.yaml that `up` writes, else the private one."""
     import yaml
 
     try:
@@ -473,11 +465,11 @@ async def _exec(endpoint: str, container_id: str, wish: ExecOptions, tty: bool) 
     url = await _prepare(endpoint, container_id, wish, tty)
     with ExitStack() as stack:
         if tty:
-            # Ctrl-C is the command's; an end from outside must still give the terminal back.
+            # Ctrl-C goes to the command; other signals must still restore the terminal.
             _cancel_on(signal.SIGTERM, signal.SIGHUP)
             stack.enter_context(raw_mode(0))
         else:
-            # Nothing of ours needs to be undone, and a blocked pipe must not hold up Ctrl-C.
+            # There is no state to restore, and a blocked pipe must not delay Ctrl-C.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         result = await _converse(url, streams)
     if result.message:
@@ -501,7 +493,7 @@ async def _converse(url: str, streams: Sequence[str]) -> Result:
 
 
 async def _prepare(endpoint: str, container_id: str, wish: ExecOptions, tty: bool) -> str:
-    # Imported here: gRPC takes longer to load than most commands take to run.
+    # Imported here: loading gRPC takes longer than most commands run.
     from prometheus_client import CollectorRegistry
 
     from pykubelet.cri import runtime_pb2 as pb

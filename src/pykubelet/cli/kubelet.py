@@ -1,4 +1,4 @@
-"""`kubelet`: the drop-in. Same flags, same file, same exit codes as the reference."""
+"""Entry point of `kubelet`, with upstream's flags, configuration file and exit codes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pykubelet.config.load import load
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the `kubelet` program."""
+    """Run the `kubelet` command line and exit."""
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; returns the exit code."""
-    # What only prints must not pay for the agent's imports.
+    """Run the kubelet, or print its help or version; return the exit code."""
+    # Imported here, like the kubelet below: --help and --version must not load the kubelet's modules.
     from pykubelet.config.help import help_text, version_line
 
     try:

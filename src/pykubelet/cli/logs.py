@@ -1,12 +1,10 @@
-"""`pykubelet logs`: what a container says, from its log files.
+"""`pykubelet logs`: prints a container's log files.
 
-What it wrote to its standard output goes to ours, the same with errors. Following goes on over
-restarts of the container and rotations of its log, and ends when nothing more can come.
+Lines of the container's standard output are written to standard output, lines of its standard error to
+standard error. Following continues over container restarts and log rotation, and ends when no more lines
+can come. Runs of a container are counted from 0, as its log files are.
 
-Where a container's logs lie, which of its runs is meant, and whether more is to come.
-
-The decisions behind `pykubelet logs`, without any reading. Runs are counted from 0, as the log files are.
-Logs can also be read while no node runs: then the folders tell which pods there were.
+Logs can also be read while no node runs: the pods and containers are then those of the log directories.
 """
 
 from __future__ import annotations
@@ -43,30 +41,30 @@ from pykubelet.server.pods import NodePods
 from pykubelet.standalone.instance import Instance
 
 Prospect = Literal["writing", "later", "next", "over"]
-"""Of one run: it goes on; it may begin again; its successor is there; nothing more will come."""
+"""Outlook of one run's log: container runs; it may still start; the next run exists; log is complete."""
 
 
 class LogNotFound(Exception):
-    """There is no log to read; the text says why."""
+    """Raised when there is no log to read; the text contains the reason."""
 
 
 def log_file(instance: Instance, pod: Pod, container: str, attempt: int) -> Path:
-    """The log file of one run of a container."""
+    """Return the path of the log file of one run of a container."""
     meta = pod.metadata
     folder = pod_log_dir(str(instance.pod_logs), meta.namespace, meta.name, meta.uid)
     return Path(folder) / container_log_path(container, attempt)
 
 
 def find_attempt(pod: Pod, container: str, previous: bool, known_runs: int) -> int:
-    """Decide which run's log is meant; `known_runs` is how many there are by the log files.
+    """Return the number of the run whose log to print; `known_runs` is the number of runs with log files.
 
-    Raises NoLog when that run never was.
+    Raises LogNotFound when the container has no such run.
     """
     status = container_status(pod, container)
     newest = known_runs - 1 if status is None else status.restart_count
     waiting = status.state.waiting if status is not None else None
     if previous:
-        # Between two runs the last one that ended is the previous one, and also the newest.
+        # Between two runs the newest run has ended, so it is also the previous one.
         attempt = newest if waiting is not None and _has_run(status) else newest - 1
         if attempt < 0:
             raise LogNotFound(f"container {container} of pod {pod.metadata.name} did not run before")
@@ -78,7 +76,7 @@ def find_attempt(pod: Pod, container: str, previous: bool, known_runs: int) -> i
 
 
 def prospect(pod: Pod | None, state: str, container: Container, attempt: int) -> Prospect:
-    """Decide what is to come of a run's log, by the newest picture of its pod; None is a pod that is gone."""
+    """Return the prospect of a run's log from the latest state of its pod; None is a pod that was removed."""
     if pod is None:
         return "over"
     ends = is_finished(pod) or is_leaving(pod, state)
@@ -96,7 +94,7 @@ def prospect(pod: Pod | None, state: str, container: Container, attempt: int) ->
 
 
 def container_status(pod: Pod, name: str) -> ContainerStatus | None:
-    """Find a container's status, of whatever kind it is."""
+    """Return the status of a container of any type, or None."""
     found = pod.status
     for status in (
         *found.container_statuses,
@@ -109,7 +107,7 @@ def container_status(pod: Pod, name: str) -> ContainerStatus | None:
 
 
 def pods_with_logs(instance: Instance) -> list[Pod]:
-    """Give the pods that left logs here, for when there is no node to ask: identities and containers only."""
+    """Return the pods that have log directories, with names and containers only, for use without a node."""
     pods = []
     node = socket.gethostname().lower()
     for folder in _folders(instance.pod_logs):
@@ -125,7 +123,7 @@ def pods_with_logs(instance: Instance) -> list[Pod]:
 
 
 def known_runs(file: Path) -> int:
-    """How often a container ran, by the log files beside one of its log files."""
+    """Return the number of runs of a container, from the log files in the directory of `file`."""
     try:
         return attempts_in_logs(path.name for path in file.parent.iterdir())
     except OSError:
@@ -137,7 +135,7 @@ def _has_run(status: ContainerStatus | None) -> bool:
 
 
 def _as_run(pod: Pod, container: Container) -> Container:
-    """An init container that succeeded is done, whatever the pod's policy says."""
+    """Return the container with restart policy OnFailure if it is a plain init container of an Always pod."""
     initial = any(container.name == other.name for other in pod.spec.init_containers)
     if initial and container.restart_policy is None and pod.spec.restart_policy == "Always":
         return Container(name=container.name, restart_policy="OnFailure")
@@ -164,7 +162,7 @@ _EVERY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What a person wants to see of a container's log."""
+    """Options of `pykubelet logs`."""
 
     pod: str
     container: str | None = None
@@ -173,11 +171,11 @@ class LogOptions:
     tail: int | None = None
     timestamps: bool = False
     since: Duration | None = None
-    """How old a line may be."""
+    """Maximum age of a line."""
 
 
 def run_logs(data_dir: Path, wish: LogOptions) -> int:
-    """Print the log; returns the exit code."""
+    """Print the log; return the exit code."""
 
     def work() -> int:
         instance = Instance.at(data_dir)
@@ -194,14 +192,14 @@ def run_logs(data_dir: Path, wish: LogOptions) -> int:
 
 
 class Printer:
-    """Writes lines to the stream that they came from."""
+    """Output of log lines to the stream that the container wrote them to."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
         self._last: Stream = "stdout"
 
     def print(self, entries: Iterable[LogEntry]) -> None:
-        """Print entries; the order in which the container wrote to its two streams is kept."""
+        """Print entries in the order in which the container wrote them, across both streams."""
         for stream, text in self._writer.write(entries):
             if stream != self._last:
                 self.flush()
@@ -209,7 +207,7 @@ class Printer:
             (sys.stdout if stream == "stdout" else sys.stderr).buffer.write(text)
 
     def flush(self) -> None:
-        """Let everything be seen."""
+        """Flush the stream that was written last."""
         (sys.stdout if self._last == "stdout" else sys.stderr).buffer.flush()
 
 
@@ -223,7 +221,7 @@ class _Reader:
         self._container: Container
 
     def choose(self) -> None:
-        """Find out which container is meant; says so where it had to choose."""
+        """Select the pod and the container; print the container if it was picked by default."""
         try:
             node = self._client.pods()
         except KubeletNotRunning:
@@ -237,7 +235,7 @@ class _Reader:
             print(f"Container {self._container.name} of {names} (choose another with -c)", file=sys.stderr)
 
     def print(self) -> None:
-        """Print the log as it is now."""
+        """Print the current contents of the log."""
         attempt = find_attempt(
             self._pod, self._container.name, self._wish.previous, known_runs(self._file(0))
         )
@@ -252,7 +250,7 @@ class _Reader:
             self._printer.flush()
 
     async def follow(self) -> None:
-        """Print the log and what is added, run after run, until nothing more can come."""
+        """Print the log and appended lines, run after run, until the last log is complete."""
         tail, is_read = self._wish.tail, False
         try:
             attempt = find_attempt(self._pod, self._container.name, False, known_runs(self._file(0)))

@@ -1,15 +1,11 @@
-"""A pod's status in one word, and what else fits into a line: what `kubectl get pods` shows.
+"""Pod columns and ages as `kubectl get pods` prints them, and text that is safe for terminals.
 
-People have learned to read these words (`Init:0/2`, `CrashLoopBackOff`, `Completed`…), and scripts
-match on them, so they are the reference's to the letter. Pure functions of the pod's document and
-of where its worker is: a static pod that is being stopped has no deletion time that would tell.
+Users know these status texts (`Init:0/2`, `CrashLoopBackOff`, `Completed`) and scripts match them, so they
+equal upstream's exactly. All functions are pure; they take the pod object and the state of its pod worker,
+because a static pod that is being terminated has no deletionTimestamp.
 
-Spans of time the way `kubectl` shows them: two numbers at most, the smaller the older.
-
-Tables and text for terminals: plain columns, and nothing that a terminal would obey.
-
-What containers and registries say ends up on the screen of root. Escape sequences in it are shown,
-not sent.
+Text from containers and registries is printed on a root terminal, so escape sequences in it are made
+visible instead of being sent.
 """
 
 from __future__ import annotations
@@ -26,13 +22,13 @@ _MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86400, 365 * 86400
 
 
 def span(seconds: float) -> str:
-    """Write a length of time for people: `45s`, `5m30s`, `3h`, `2d4h`."""
+    """Format seconds as kubectl does, in at most two units: `45s`, `5m30s`, `3h`, `2d4h`."""
     whole = int(seconds)
     if whole < -1:
         return "<invalid>"
     if whole < 2 * _MINUTE:
         return f"{max(whole, 0)}s"
-    # From where on a unit stands alone, and until where it is the leading one.
+    # `alone`: seconds from which only the leading unit is shown; `end`: seconds up to which it leads.
     for unit, name, part, part_name, alone, end in (
         (_MINUTE, "m", 1, "s", 10 * _MINUTE, 3 * _HOUR),
         (_HOUR, "h", _MINUTE, "m", 8 * _HOUR, 2 * _DAY),
@@ -50,18 +46,18 @@ def _two(whole: int, unit: int, name: str, part: int, part_name: str, alone: int
 
 
 def since(moment: datetime | None, now: datetime) -> str:
-    """How long ago something was."""
+    """Return the age of a time, formatted by `span`."""
     return "<unknown>" if moment is None else span((now - moment).total_seconds())
 
 
 def pod_birth(pod: Pod) -> datetime | None:
-    """When a pod came to be: as its API server says, or when this node first saw it."""
+    """Return the pod's creationTimestamp, else its startTime, else the time when this node first saw it."""
     if pod.metadata.creation_timestamp is not None:
         return pod.metadata.creation_timestamp
     if pod.status.start_time is not None:
         return pod.status.start_time
     try:
-        # Nine digits of a second are three more than Python reads.
+        # datetime reads six fractional digits of a second; the annotation has nine.
         seen = pod.metadata.annotations[SEEN_ANNOTATION]
         moment = datetime.fromisoformat(seen[:26] + seen[29:])
     except (KeyError, ValueError):
@@ -74,7 +70,7 @@ NONE = "<none>"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One pod in a table."""
+    """One row of the table of `ps`."""
 
     name: str
     namespace: str
@@ -86,7 +82,7 @@ class Row:
 
 
 def row(pod: Pod, state: str, now: datetime) -> Row:
-    """Give a pod's line; `state` is its worker's."""
+    """Return the table row of a pod; `state` is that of its pod worker."""
     ready, total = ready_count(pod)
     return Row(
         name=pod.metadata.name,
@@ -100,7 +96,7 @@ def row(pod: Pod, state: str, now: datetime) -> Row:
 
 
 def status_word(pod: Pod, state: str = "syncing") -> str:
-    """Say how a pod is."""
+    """Return the STATUS column of a pod."""
     if is_leaving(pod, state) and not is_finished(pod):
         return "Unknown" if pod.status.reason == "NodeLost" else "Terminating"
     word = _scheduling_word(pod) or pod.status.reason or pod.status.phase or "Unknown"
@@ -111,7 +107,7 @@ def status_word(pod: Pod, state: str = "syncing") -> str:
 
 
 def ready_count(pod: Pod) -> tuple[int, int]:
-    """How many of the pod's lasting containers are ready, and how many there are."""
+    """Return the number of ready containers and sidecars, and the number of all of them."""
     sidecars = _sidecar_names(pod)
     ready = sum(
         status.ready and status.started is True
@@ -126,7 +122,7 @@ def ready_count(pod: Pod) -> tuple[int, int]:
 
 
 def restarts(pod: Pod, now: datetime) -> str:
-    """How often its containers were restarted, and when last: `3 (5m ago)`."""
+    """Return the RESTARTS column with the age of the last restart: `3 (5m ago)`."""
     sidecars = _sidecar_names(pod)
     if _init_word(pod) and not has_condition(pod, "Initialized"):
         counted = pod.status.init_container_statuses
@@ -139,22 +135,22 @@ def restarts(pod: Pod, now: datetime) -> str:
 
 
 def is_leaving(pod: Pod, state: str) -> bool:
-    """Whether the pod is being stopped, or was."""
+    """Return whether the pod is terminating or terminated."""
     return pod.metadata.deletion_timestamp is not None or state in ("terminating", "terminated")
 
 
 def is_finished(pod: Pod) -> bool:
-    """Whether nothing of the pod will run again."""
+    """Return whether the pod's phase is Succeeded or Failed."""
     return pod.status.phase in ("Succeeded", "Failed")
 
 
 def has_condition(pod: Pod, kind: str) -> bool:
-    """Whether a condition of the pod holds."""
+    """Return whether a condition of the pod is True."""
     return any(found.type == kind and found.status == "True" for found in pod.status.conditions)
 
 
 def ended_word(ended: ContainerStateTerminated) -> str:
-    """Say how a container ended."""
+    """Return the reason of a terminated container, else its signal or exit code."""
     if ended.reason:
         return ended.reason
     return f"Signal:{ended.signal}" if ended.signal else f"ExitCode:{ended.exit_code}"
@@ -168,7 +164,7 @@ def _scheduling_word(pod: Pod) -> str:
 
 
 def _init_word(pod: Pod) -> str:
-    """Say what the first init container that is not through is doing; "" when all are."""
+    """Return the `Init:…` status of the first init container that has not completed; "" if all have."""
     sidecars = _sidecar_names(pod)
     for index, status in enumerate(pod.status.init_container_statuses):
         if _ended_well(status) or (status.name in sidecars and status.started is True):
@@ -183,7 +179,7 @@ def _init_word(pod: Pod) -> str:
 
 
 def _running_word(pod: Pod, word: str) -> str:
-    """Let the first container that does not run speak for the pod, unless others make up for it."""
+    """Return the reason of the first container that does not run, else `word`; `Completed` as in kubectl."""
     words, failures = [], []
     for status in pod.status.container_statuses:
         ended, waiting = status.state.terminated, status.state.waiting
@@ -217,7 +213,7 @@ _GAP = "   "
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write rows as lines with aligned columns, the first row being the heading."""
+    """Return rows as lines with aligned columns; the first row is the heading."""
     cells = [[visible(cell, lines=False) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -227,7 +223,7 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    """Show what a terminal would take for a command; `lines` lets line breaks and tabs through."""
+    """Escape characters that are not printable; `lines` keeps line breaks and tabs."""
     kept = "\n\t" if lines else ""
     return "".join(
         character if character.isprintable() or character in kept else _escaped(character)

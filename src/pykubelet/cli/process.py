@@ -1,9 +1,9 @@
-"""From a loaded configuration to a running process and its exit code.
+"""Life cycle of a kubelet process: logging, root check, signals, event loop and exit code.
 
-Both programs start the agent through here: logging, the flags in force, the permissions check,
-signals, the event loop. A signal cancels the agent's task, and cancellation unwinds everything in
-reverse order; a second signal ends the process at once, for people who do not want to wait.
-Whatever goes wrong ends as one line on standard error and exit code 1.
+Both `kubelet` and `pykubelet up` start through `launch`. SIGINT and SIGTERM cancel the kubelet's task, and
+cancellation unwinds all components in reverse order of their start; a second signal exits immediately.
+Every failure ends with exit code 1: an expected one as one line on standard error, any other one with a
+logged traceback.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
 EXPECTED = (AuthConfigError, ConfigError, CriError, EmbeddedError, HostError, PortError, StartupError)
-"""Failures that are conditions of the machine or the input: no traceback."""
+"""Failures caused by the host or the input, reported without a traceback."""
 
 
 def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[None]]) -> int:
-    """Run the agent in the foreground until it stops or is told to; returns the exit code."""
+    """Run the kubelet in the foreground until it ends or a signal arrives; return the exit code."""
     configure_early()
     try:
         configure(loaded.log_options())
@@ -49,13 +49,13 @@ def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[Non
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_signal(agent))
-    except BaseException as err:  # the boundary of the process: whatever it is, it becomes an exit code
+    except BaseException as err:  # process boundary: every exception becomes an exit code
         failures = list(_leaves(err))
         if all(isinstance(failure, asyncio.CancelledError) for failure in failures):
             return 0
         unexpected = [f for f in failures if not isinstance(f, (*EXPECTED, asyncio.CancelledError))]
         for failure in unexpected:
-            log.exception(failure, "The agent failed: this is a bug, please report it")
+            log.exception(failure, "Kubelet failed with an unexpected error, please report this bug")
         if not unexpected:
             complain(program, next(f for f in failures if isinstance(f, EXPECTED)))
         return 1
@@ -72,7 +72,7 @@ async def _until_signal(agent: Callable[[], Awaitable[None]]) -> None:
             os._exit(1)
         seen.append(number)
         log.info(
-            "Got a signal: stopping (a second one ends the process at once)",
+            "Received signal, stopping; a second signal exits immediately",
             signal=signal.Signals(number).name,
         )
         task.cancel()

@@ -1,4 +1,4 @@
-"""`pykubelet ps`: the node's pods in a table, once or for as long as one watches."""
+"""`pykubelet ps`: the node's pods as a table or JSON, once or updated every second."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PASSING = ("ContainerCreating", "PodInitializing", "Pending", "Terminating", "N
 
 
 def run_ps(data_dir: Path, *, watch: bool, as_json: bool) -> int:
-    """Show the pods; returns the exit code."""
+    """Print the pods; return the exit code."""
 
     def work() -> int:
         client = NodeClient(Instance.at(data_dir))
@@ -44,13 +44,13 @@ def run_ps(data_dir: Path, *, watch: bool, as_json: bool) -> int:
 
 
 def table_rows(node: NodePods, now: datetime) -> list[Row]:
-    """Give the lines of the table, ordered by namespace and name."""
+    """Return the rows of the table, sorted by namespace and name."""
     pods = sorted(node.pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name))
     return [row(pod, node.states.get(pod.uid, "syncing"), now) for pod in pods]
 
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
-    """Give the lines that say something new; one that is missing says so once. Age alone is no news."""
+    """Return the rows that are new, changed in more than their age, or gone (with status Gone)."""
     old = {(line.namespace, line.name): line for line in before}
     new = {(line.namespace, line.name): line for line in after}
     gone = [replace(line, status=GONE, ready="-", ip="-") for place, line in old.items() if place not in new]
@@ -77,11 +77,11 @@ def _print_once(node: NodePods, instance: Instance) -> None:
 class _Look:
     rows: Sequence[Row]
     problem: str = ""
-    """Why the node could not be asked this time; it may come back."""
+    """Error of this request; the node may be reachable again later."""
 
 
 def _looks(client: NodeClient) -> Iterator[_Look]:
-    """Look again and again; only the first failure ends it."""
+    """Yield the table every second. A failed request yields the last rows and the error; the first raises."""
     rows = table_rows(client.pods(), datetime.now(UTC))
     yield _Look(rows)
     while True:
@@ -95,7 +95,7 @@ def _looks(client: NodeClient) -> Iterator[_Look]:
 
 
 def _watch_plainly(client: NodeClient) -> None:
-    """Print the heading once, and from then on only what is new."""
+    """Print the heading once, then only changed rows."""
     shown: Sequence[Row] = []
     complaint = ""
     for number, look in enumerate(_looks(client)):
@@ -109,7 +109,7 @@ def _watch_plainly(client: NodeClient) -> None:
 
 
 def _watch_live(client: NodeClient) -> None:
-    # Imported here: the agent shares this package, and its memory counts.
+    # Imported here: only terminal output needs rich.
     from rich.console import Console, Group
     from rich.live import Live
     from rich.table import Table

@@ -1,9 +1,7 @@
-"""`pykubelet`: the friendly command. Each sub-command is a few lines over the rooms that do the work.
+"""Entry point of `pykubelet`: the Typer application, and the `restart` command.
 
-Imports happen inside the commands: `up` becomes the agent, whose memory counts, and `--help`
-should be instant.
-
-`pykubelet restart`: containers of a pod anew, in place; the pod keeps its address and its volumes.
+The other commands are implemented in modules of their own, which are imported inside the command functions:
+`up` becomes the kubelet, whose memory use matters, and `--help` must start fast.
 """
 
 from __future__ import annotations
@@ -53,14 +51,14 @@ ContainerName = Annotated[
 
 
 class Output(StrEnum):
-    """How `ps` may write."""
+    """Output format of `ps`."""
 
     TABLE = "table"
     JSON = "json"
 
 
 def main() -> None:
-    """Entry point of the `pykubelet` program."""
+    """Run the `pykubelet` command line."""
     app()
 
 
@@ -71,9 +69,9 @@ def up(
     endpoint: Endpoint = None,
     verbosity: Annotated[int, typer.Option("-v", help="How much to say (0 to 10).")] = 0,
 ) -> None:
-    """Start the node in the foreground; Ctrl-C stops the agent and leaves containers running.
+    """Start the node in the foreground; Ctrl-C stops the kubelet and leaves containers running.
 
-    Any flag of the `kubelet` program may follow and wins over what `up` chooses itself.
+    Any flag of the `kubelet` command may follow and overrides what `up` configures.
     """
     from pykubelet.cli.up import run_up
 
@@ -82,7 +80,7 @@ def up(
 
 @app.command()
 def down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Remove everything that `up` ever made: containers, mounts, network, cgroups, files."""
+    """Remove everything that `up` created: containers, mounts, network, cgroups, files."""
     from pykubelet.cli.up import run_down
 
     sys.exit(run_down(data_dir))
@@ -101,7 +99,7 @@ def run(
     ] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="How long to wait, such as 90s or 5m.")] = "5m",
 ) -> None:
-    """Give the node a pod and follow it until it is ready; says what failed, and why."""
+    """Run a manifest on the node and wait until its pods are ready; on failure print the cause."""
     from pykubelet.cli.run import RunOptions, run_manifest
 
     seconds = _duration(timeout, "--timeout").seconds
@@ -135,7 +133,7 @@ def logs(
     timestamps: Annotated[bool, typer.Option("--timestamps", help="When each line was written.")] = False,
     since: Annotated[str | None, typer.Option("--since", help="Only lines this young, such as 5m.")] = None,
 ) -> None:
-    """Print what a container says."""
+    """Print the logs of a container."""
     from pykubelet.cli.logs import LogOptions, run_logs
 
     age = _duration(since, "--since") if since is not None else None
@@ -151,7 +149,7 @@ def exec_command(
     stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass our input on.")] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it a terminal (with -i).")] = False,
 ) -> None:
-    """Run a command in a container; its exit code becomes ours."""
+    """Run a command in a container and exit with its exit code."""
     from pykubelet.cli.exec import ExecOptions, run_exec
 
     sys.exit(run_exec(data_dir, ExecOptions(pod, command, container, stdin=stdin, tty=tty)))
@@ -159,7 +157,7 @@ def exec_command(
 
 @app.command()
 def describe(pod: PodName, data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
-    """Tell everything about a pod: spec, states, events, and its timeline."""
+    """Show a pod in detail: spec, container states, events and timeline."""
     from pykubelet.cli.describe import run_describe
 
     sys.exit(run_describe(data_dir, pod))
@@ -171,7 +169,7 @@ def restart(
     container: Annotated[str | None, typer.Argument(help="Only this container.", show_default=False)] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Restart a pod's containers in place; it keeps its address and volumes."""
+    """Restart a pod's containers in place; the pod keeps its IP address and volumes."""
 
     sys.exit(run_restart(data_dir, pod, container))
 
@@ -182,7 +180,7 @@ def doctor(
     endpoint: Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine and say what to do about each finding."""
+    """Check whether this host can run a node; print a remedy for each problem."""
     from pykubelet.cli.doctor import run_doctor
 
     sys.exit(run_doctor(data_dir, endpoint, as_json))
@@ -198,7 +196,7 @@ def version() -> None:
 
 @config_app.command("print", context_settings=FLAGS_FOLLOW)
 def config_print(context: typer.Context) -> None:
-    """Print the effective configuration of a `kubelet` command line, every field, as YAML."""
+    """Print the effective configuration of a `kubelet` command line as YAML, with every field."""
     from pykubelet.cli.config import print_effective
 
     sys.exit(print_effective(context.args))
@@ -206,7 +204,7 @@ def config_print(context: typer.Context) -> None:
 
 @config_app.command("validate")
 def config_validate(files: Annotated[list[Path], typer.Argument(help="Configuration files.")]) -> None:
-    """Check configuration files and report every problem with its field."""
+    """Validate configuration files and report every problem with its field."""
     from pykubelet.cli.config import validate_files
 
     sys.exit(validate_files(files))
@@ -214,7 +212,7 @@ def config_validate(files: Annotated[list[Path], typer.Argument(help="Configurat
 
 @config_app.command("convert-flags", context_settings=FLAGS_FOLLOW)
 def config_convert(context: typer.Context) -> None:
-    """Turn a `kubelet` command line into a configuration file that means the same."""
+    """Convert a `kubelet` command line to an equivalent configuration file."""
     from pykubelet.cli.config import convert
 
     sys.exit(convert(context.args))
@@ -233,7 +231,7 @@ PROGRAM = "pykubelet restart"
 
 
 def run_restart(data_dir: Path, name: str, container: str | None) -> int:
-    """Ask for the restart; returns the exit code."""
+    """Request the restart from the node; return the exit code."""
 
     def work() -> int:
         client = NodeClient(Instance.at(data_dir))

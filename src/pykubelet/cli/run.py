@@ -1,15 +1,16 @@
-"""`pykubelet run FILE`: gives the node a pod and stays with it until it is ready, or says why it is not.
+"""`pykubelet run FILE`: installs a manifest on the node and waits until its pods are ready or have failed.
 
-ConfigMaps and Secrets go the same way, alone or with the pods that use them; there is nothing to wait for.
+ConfigMaps and Secrets are installed the same way, alone or with the pods that use them; they need no
+waiting. A running node receives the manifest over its control socket; otherwise it is written to the
+manifest directory, which the node reads when it starts. After Ctrl-C or a timeout the manifest stays
+installed.
 
-How a pod gets on, and whether it has got there: the decisions behind `pykubelet run`.
+A pod is done when it is ready or has succeeded. It has failed when its phase is Failed, when it is
+terminating, or when a container waits for one of the HOPELESS reasons: the next attempt most likely fails
+in the same way, and the user needs the cause now. With `restartPolicy: OnFailure` CrashLoopBackOff is not a
+failure.
 
-Pure functions of the pod's document. A pod is there when it is ready or has finished. It has failed when
-it finished badly, or when the node has begun to wait between attempts: the next attempt will most
-likely fail in the same way, and whoever started it wants to know now. Work that is tried again until it
-succeeds (`restartPolicy: OnFailure`) may crash on its way.
-
-Progress on the screen: a picture that changes on a terminal, a line for each change elsewhere.
+Progress is redrawn in place on a terminal and printed as one line per change elsewhere.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from pykubelet.standalone.data_dir import holder
 from pykubelet.standalone.instance import Instance
 
 STEADY_SECONDS = 2.0
-"""How long a pod without readiness probes must be ready to be believed: it may crash at once."""
+"""Seconds that a pod without readiness probes must stay ready, because it may crash right after its start."""
 HOPELESS = frozenset(
     {
         "CrashLoopBackOff",
@@ -66,17 +67,17 @@ HOPELESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The end of the waiting."""
+    """Result of waiting for a pod."""
 
     good: bool
     word: str
-    """Such as `ready`, `succeeded`, `CrashLoopBackOff`."""
+    """Status text such as `ready`, `succeeded`, `CrashLoopBackOff`."""
 
 
 def judge(pod: Pod, state: str, ready_seconds: float) -> RunOutcome | None:
-    """Decide whether there is anything left to wait for.
+    """Return the outcome of a pod, or None to keep waiting.
 
-    `ready_seconds` is for how long the pod has been ready without a break.
+    `ready_seconds` is the time for which the pod has been ready without interruption.
     """
     if pod.status.phase == "Succeeded":
         return RunOutcome(True, "succeeded")
@@ -95,20 +96,20 @@ def judge(pod: Pod, state: str, ready_seconds: float) -> RunOutcome | None:
 
 
 def is_ready(pod: Pod) -> bool:
-    """Whether the pod says that it is ready."""
+    """Return whether the pod's Ready condition is true."""
     return has_condition(pod, "Ready")
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerProgress:
-    """What one container does at the moment."""
+    """Current state of one container, as text."""
 
     container: str
     doing: str
 
 
 def steps(pod: Pod, now: datetime) -> list[ContainerProgress]:
-    """Give a line for each container that has something to say, in the order in which they start."""
+    """Return the state of each container that has a status, init containers first."""
     passing = {container.name for container in pod.spec.init_containers if not is_sidecar(container)}
     found = []
     for status in _statuses(pod):
@@ -123,7 +124,7 @@ def steps(pod: Pod, now: datetime) -> list[ContainerProgress]:
 
 
 def explain(pod: Pod, events: Sequence[Event], now: datetime) -> list[str]:
-    """Say what went wrong: containers that do not run with the way they ended, and the last warnings."""
+    """Return lines on a failure: pod reason, failing containers and the last three warning events."""
     lines = []
     if pod.status.reason or pod.status.message:
         lines.append(f"{pod.status.reason}: {pod.status.message}".strip(": "))
@@ -138,7 +139,7 @@ def explain(pod: Pod, events: Sequence[Event], now: datetime) -> list[str]:
 
 
 def troubled(pod: Pod) -> list[ContainerStatus]:
-    """The containers that keep the pod from being well."""
+    """Return the statuses of the containers that failed or are not ready."""
     return [status for status in _statuses(pod) if not _is_well(pod, status)]
 
 
@@ -147,7 +148,7 @@ def _is_well(pod: Pod, status: ContainerStatus) -> bool:
         return status.ready or not any(status.name == one.name for one in pod.spec.containers)
     if status.state.terminated is not None:
         return status.state.terminated.exit_code == 0
-    # Those that wait for others are not what is wrong.
+    # A container that waits for others is not the cause.
     waiting = status.state.waiting
     return waiting is None or waiting.reason in ("", "PodInitializing", "ContainerCreating")
 
@@ -171,7 +172,7 @@ _LAST_EVENTS = 3
 
 @dataclass(frozen=True, slots=True)
 class PodSnapshot:
-    """One pod at one look; without a pod the node has not taken it up yet."""
+    """Observed state of one pod; `pod` is None until the node has read the manifest."""
 
     name: str
     pod: Pod | None = None
@@ -180,16 +181,16 @@ class PodSnapshot:
 
     @property
     def word(self) -> str:
-        """How the pod is."""
+        """STATUS column of the pod."""
         return status_word(self.pod, self.state) if self.pod is not None else "handed over"
 
     def steps(self) -> list[ContainerProgress]:
-        """What its containers do."""
+        """Return the states of its containers."""
         return steps(self.pod, datetime.now(UTC)) if self.pod is not None else []
 
 
 class PlainView:
-    """Prints each change once: for logs and pipes."""
+    """Progress output for logs and pipes: each change is printed once."""
 
     def __init__(self) -> None:
         self._shown: set[tuple[str, str]] = set()
@@ -203,7 +204,7 @@ class PlainView:
         return
 
     def show(self, sights: Sequence[PodSnapshot]) -> None:
-        """Print what is new."""
+        """Print status changes and new events."""
         for sight in sights:
             if self._words.get(sight.name) != sight.word:
                 self._words[sight.name] = sight.word
@@ -218,10 +219,10 @@ class PlainView:
 
 
 class LiveView:
-    """Draws the pods, their containers and the last events, over and over in the same place."""
+    """Progress output for terminals: pods, their containers and the last events, redrawn in place."""
 
     def __init__(self) -> None:
-        # Imported here: most commands need none of it.
+        # Imported here: only terminal output needs rich.
         from rich.console import Console
         from rich.live import Live
 
@@ -236,7 +237,7 @@ class LiveView:
         self._live.stop()
 
     def show(self, sights: Sequence[PodSnapshot]) -> None:
-        """Draw what is there now."""
+        """Redraw the current state."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -262,17 +263,17 @@ _LOG_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a person wants to run, and how long to stay with it."""
+    """Options of `pykubelet run`."""
 
     file: Path
     detach: bool = False
     replace: bool = False
     timeout: float = 300.0
-    """In seconds."""
+    """Seconds to wait for the pods."""
 
 
 def run_manifest(data_dir: Path, wish: RunOptions) -> int:
-    """Check the manifest, hand it over and follow it; returns the exit code."""
+    """Validate the manifest, install it and wait for its pods; return the exit code."""
 
     def work() -> int:
         instance = Instance.at(data_dir)
@@ -300,11 +301,11 @@ def _read(file: Path) -> bytes:
 
 
 def _checked(content: bytes, where: str) -> Contents:
-    """Give what the manifest holds, as it is written, if the node will take it; raises ConfigError."""
+    """Return the contents of a valid manifest, without defaults. Raises ConfigError."""
     try:
         node = node_name()
     except HostError:
-        node = "node"  # the agent was given another name; it matters little here
+        node = "node"  # the kubelet has a --hostname-override; validation does not depend on the name
     static_contents(
         content, source="file", origin=where, node_name=node, now=time.time_ns(), served=LOCAL_KINDS
     )
@@ -324,7 +325,7 @@ def _hand_over(instance: Instance, wish: RunOptions, content: bytes, written: Co
 
 
 def _give(instance: Instance, wish: RunOptions, content: bytes) -> Path | None:
-    """Give the manifest to a node that runs; None when there is none that can take it now."""
+    """Send the manifest to the running node and return its path; None if no node can accept it now."""
     if holder(instance) is None:
         return None
     try:
@@ -332,7 +333,7 @@ def _give(instance: Instance, wish: RunOptions, content: bytes) -> Path | None:
     except ManifestRejected:
         raise
     except NodeError:
-        # It is starting or stopping, or of an older version: it reads the folder when it is back.
+        # The node is starting or stopping, or of an older version; it reads the directory when it runs.
         return None
 
 
@@ -347,7 +348,7 @@ def _put(target: Path, wish: RunOptions, content: bytes, written: Contents) -> P
 
 @dataclass(slots=True)
 class _Charge:
-    """A pod that is waited for."""
+    """A pod to wait for, and its last observed state."""
 
     written: Pod
     target: Path
@@ -366,7 +367,7 @@ class _Charge:
         return PodSnapshot(self.name, self.pod, self.state, tuple(self.events))
 
     def look(self, client: NodeClient, node: NodePods, now: float) -> None:
-        """See how the pod is, and decide whether that is the end of the waiting."""
+        """Update the observed state of the pod and the outcome."""
         found = find_mine(node.pods, self.written, self.target)
         if found is None:
             self.verdict = RunOutcome(False, "gone") if self.pod is not None else None

@@ -1,9 +1,8 @@
-"""`pykubelet up`: a node in the foreground, with a container runtime of its own.
+"""`pykubelet up` runs a node with a private container runtime; `pykubelet down` removes it.
 
-What `up` chooses itself is written to `DIR/kubelet.yaml`, an ordinary configuration file, where
-people can read it; flags that follow on the command line win over it.
-
-`pykubelet down`: removes what `up` made, and says what it could not.
+`up` writes its settings to `DIR/kubelet.yaml`, an ordinary KubeletConfiguration that users can read; flags
+on the command line override it. The file is rewritten at each start. `down` removes what `up` created and
+reports what could not be removed; it can be repeated.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ FLAGS = {"API": "port", "health": "healthz-port", "read-only": "read-only-port"}
 
 
 def standalone_config(instance: Instance, endpoint: str) -> dict[str, Any]:
-    """Give the configuration of a node without a control plane, on a machine that others use too."""
+    """Return the configuration of a standalone node on a host that also serves other purposes."""
     return {
         **_common_config(instance, endpoint),
-        # Nobody but this machine may ask, and there is no API server to ask about permissions.
+        # Serve on loopback only: without an API server requests cannot be authorized.
         "address": "127.0.0.1",
         "readOnlyPort": 10255,
         "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
@@ -50,7 +49,7 @@ def standalone_config(instance: Instance, endpoint: str) -> dict[str, Any]:
 
 
 def cluster_config(instance: Instance, endpoint: str, authority: Path | None) -> dict[str, Any]:
-    """Give the configuration of a node of a cluster, whose clients `authority` certifies."""
+    """Return the configuration of a cluster node; `authority` is the CA file of its clients."""
     return {
         **_common_config(instance, endpoint),
         "authentication": {
@@ -74,15 +73,15 @@ def _common_config(instance: Instance, endpoint: str) -> dict[str, Any]:
         "podLogsDir": str(instance.pod_logs),
         "containerRuntimeEndpoint": endpoint,
         "cgroupRoot": instance.cgroup_root,
-        # A laptop has swap; pods still get none of it.
+        # Hosts such as laptops have swap; pods still get none of it.
         "failSwapOn": False,
-        # The packet filter is the machine's, and nobody here looks for a kubelet's chains in it.
+        # The iptables rules belong to the host, where no component uses the kubelet's chains.
         "makeIPTablesUtilChains": False,
     }
 
 
 def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence[str]) -> int:
-    """Start the node and stay until it is stopped; returns the exit code."""
+    """Run the node until it is stopped; return the exit code."""
     try:
         instance = Instance.at(data_dir)
         asked = load(flags)
@@ -99,7 +98,7 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
 
 
 def _refusal(asked: LoadedConfig) -> str | None:
-    """Why a start would fail, found out before anything is made."""
+    """Return the reason why a start would fail, or None; nothing is created before."""
     if not is_root():
         return "root is needed to manage containers: run it with sudo"
     if asked.flags.config or asked.flags.config_dir:
@@ -121,7 +120,7 @@ def _config(instance: Instance, endpoint: str, asked: LoadedConfig) -> dict[str,
     flags = asked.flags
     if flags.standalone:
         return standalone_config(instance, endpoint)
-    # The authority that vouches for the API server commonly does for its clients; a flag may say other.
+    # The CA of the API server usually signs client certificates, too; a flag can override it.
     known = [path for path in (flags.kubeconfig, flags.bootstrap_kubeconfig) if path and Path(path).exists()]
     authority = load_kubeconfig(Path(known[0] if known else flags.kubeconfig)).ca
     if isinstance(authority, bytes):
@@ -145,7 +144,7 @@ def _write_config(
         f"--config={path}",
         f"--root-dir={root}",
         f"--cert-dir={root / 'pki'}",
-        # Another kubelet of this host may serve the path that device plugins expect.
+        # Another kubelet on this host may use the default device plugin directory.
         f"--device-plugin-dir={root / 'device-plugins'}",
     ]
     return [*own, *([f"--v={verbosity}"] if verbosity else []), *flags]
@@ -179,7 +178,7 @@ DOWN_PROGRAM = "pykubelet down"
 
 
 def run_down(data_dir: Path) -> int:
-    """Remove everything; returns the exit code."""
+    """Remove everything that `up` created; return the exit code."""
     if not is_root():
         return complain(DOWN_PROGRAM, "root is needed to remove containers: run it with sudo")
     configure_early()

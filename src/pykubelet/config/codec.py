@@ -1,13 +1,11 @@
-"""From plain data to configuration structs, strictly, with every mistake told at once.
+"""Strict decoding of plain data into configuration structs, and encoding of the configuration.
 
-The structs' own type hints are the schema. A field that is wrong keeps its default, so that the
-reading goes on and finds the next mistake; the caller must not use the result when there are
-problems. Any input that JSON can express ends in a struct and a list, never in an exception.
+The structs' type hints are the schema. An invalid field keeps its default and decoding continues, so that
+all mistakes are found; the caller must not use the result if there are problems. Any input that JSON can
+express results in a struct and a list of problems, never in an exception.
 
-The configuration as a document: for `/configz`, for `config print`, for a file.
-
-Every field is shown, also those that are empty, so that a reader sees what can be set and what is
-in force. What is written here reads back as the same configuration.
+The encoded document is used for `/configz`, `config print` and files. It contains every field, also empty
+ones, so that a reader sees what can be set and what is in effect, and decodes to the same configuration.
 """
 
 from __future__ import annotations
@@ -42,16 +40,16 @@ _MOST_HINTS = 50
 
 
 def decode(cls: type[S], data: Any, path: str = "") -> tuple[S, list[Problem]]:
-    """Read a struct; `path` is what the problems' paths begin with.
+    """Return the decoded struct and the problems; `path` is the prefix of the problems' paths.
 
-    None is the same as leaving a field out, and so is a zero in a field that is not a `Pointer`.
+    None means that a field is not set, and so does a zero value in a field that is not a `Pointer`.
     """
     problems: list[Problem] = []
     return _struct(cls, data, path, problems), problems
 
 
 def explicit_fields(cls: type[msgspec.Struct], data: Mapping[str, Any]) -> set[str]:
-    """Give the JSON names of the struct's fields that the data sets: what `decode` counts as given."""
+    """Return the JSON names of the fields that the data sets, by the rules of `decode`."""
     fields = _fields(cls)
     return {
         key
@@ -63,7 +61,7 @@ def explicit_fields(cls: type[msgspec.Struct], data: Mapping[str, Any]) -> set[s
 
 
 def kind_of(value: object) -> str:
-    """Say what a value is, for a sentence; scalars are shown."""
+    """Describe a value for an error message; scalars are shown."""
     match value:
         case None:
             return "empty"
@@ -79,7 +77,7 @@ def kind_of(value: object) -> str:
 
 
 class _Hint(NamedTuple):
-    """A type hint without its wrapping: `Annotated[int | None, X()]` is `int` and `(X(),)`."""
+    """A type hint without Annotated and Optional: `Annotated[int | None, X()]` is `int` and `(X(),)`."""
 
     type: Any
     marks: tuple[Any, ...]
@@ -95,7 +93,7 @@ class _Field(NamedTuple):
 
 @functools.cache
 def _fields(cls: type[msgspec.Struct]) -> dict[str, _Field]:
-    """Give the fields of a struct by their JSON names."""
+    """Return the fields of a struct by their JSON names."""
     hints = get_type_hints(cls, include_extras=True)
     return {
         info.encode_name: _Field(info.name, _unwrap(hints[info.name])) for info in msgspec.structs.fields(cls)
@@ -132,7 +130,7 @@ def _struct(cls: type[S], data: Any, path: str, problems: list[Problem]) -> S:
 
 
 def _value(hint: _Hint, data: Any, path: str, problems: list[Problem]) -> Any:
-    """Read one value; what is wrong with it goes into `problems`, and _ABSENT comes back."""
+    """Return one decoded value, or _ABSENT after adding its problem to `problems`."""
     if isinstance(hint.type, type) and issubclass(hint.type, msgspec.Struct):
         return _struct(hint.type, data, path, problems)
     if get_origin(hint.type) is list:
@@ -159,7 +157,7 @@ def _value(hint: _Hint, data: Any, path: str, problems: list[Problem]) -> Any:
 
 
 def _counts(hint: _Hint, result: Any) -> bool:
-    """Whether a value that was read is set, and not a zero that stands for nothing."""
+    """Return whether a decoded value counts as set: valid, and no zero value unless in a `Pointer`."""
     is_zero = isinstance(result, bool | int | float | str) and not result
     return result is not _ABSENT and (not is_zero or hint.has(PointerMark))
 
@@ -202,7 +200,7 @@ def _quantity(data: Any) -> str:
     if isinstance(data, bool) or not isinstance(data, str | int | float):
         raise ValueError(f"must be a quantity such as 64Mi, not {kind_of(data)}")
     quantity = Quantity.parse(data.strip() if isinstance(data, str) else _digits(data))
-    # Twice, because a binary amount without a binary suffix (2000) is decimal to its next reader (2k).
+    # Twice: a binary amount whose text has no binary suffix (2000) is decimal when parsed again (2k).
     return str(Quantity.parse(str(quantity)))
 
 
@@ -235,21 +233,21 @@ def _unquote(data: Any) -> str:
 def _unknown(keys: list[str], known: Iterable[str], path: str) -> Iterable[Problem]:
     by_lower = {name.lower(): name for name in known}
     for index, key in enumerate(keys):
-        # A file with this many unknown fields is of another kind, and comparing takes time.
+        # A file with so many unknown fields is not a KubeletConfiguration, and the comparison is slow.
         close = difflib.get_close_matches(key[:99].lower(), by_lower, n=1) if index < _MOST_HINTS else []
         hint = f"did you mean {by_lower[close[0]]}?" if close else "remove it"
         yield Problem(field_path(path, key), f"there is no such field: {hint}")
 
 
 def to_document(config: KubeletConfiguration) -> dict[str, Any]:
-    """Give the whole configuration in JSON's types, fields in the order of their definition."""
+    """Return the complete configuration as JSON types, with the fields in the order of their definition."""
     document = _plain(config)
     assert isinstance(document, dict)
     return document
 
 
 def to_yaml(config: KubeletConfiguration) -> str:
-    """Give the whole configuration as YAML text."""
+    """Return the complete configuration as YAML."""
     return yaml.dump(to_document(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -270,7 +268,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Quotes the texts that Kubernetes' YAML, unlike Python's, would not read as text (`y`, `1e3`)."""
+    """YAML dumper that quotes strings which Kubernetes' parser reads as another type (`y`, `1e3`)."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,12 +1,11 @@
-"""Turns a long command line into a configuration file and the few flags that must stay.
+"""Conversion of a command line to a configuration file and the flags that must remain.
 
-The file says what the flags say and no more, except where it has to: fields whose default is another
-one with a file than without (anonymous requests, for example), or follows from a field that is now
-in the file, are written out. So the file with the remaining flags means exactly what the command
-line meant, which is checked here by reading the result back; a value that a file cannot express
+The file contains only what the flags set, and fields whose default differs with a file (anonymous requests,
+for example) or depends on a field that is now in the file. So the file and the remaining flags are
+equivalent to the command line, which is verified by decoding the result; a value that a file cannot express
 stays a flag.
 
-If the command line already names a file or drop-ins, their settings are in the new file as well.
+Settings of a file or of drop-ins that the command line names are in the new file as well.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ _PATHS = (
     "tls_private_key_file",
     "volume_plugin_dir",
 )
-"""Fields whose relative paths a file takes from its own folder, and a flag from the current one."""
+"""Paths: relative ones in a file start at its directory, those in flags at the current directory."""
 _REPLACED = ("config", "config-dir")
 _DROPPED = ("help", "version")
 
 
 class Converted(NamedTuple):
-    """A command line in its two halves."""
+    """A command line split into a configuration file and flags."""
 
     yaml: str
-    """The configuration file."""
+    """Configuration file as YAML."""
     flags: list[str]
-    """What must stay on the command line, ready to be used; `--config` with the new file is to be added."""
+    """Flags that must stay on the command line; `--config` with the new file must be added."""
     notes: list[str]
-    """Sentences for the person who asked."""
+    """Remarks for the user."""
 
 
 def convert_flags(argv: Sequence[str]) -> Converted:
-    """Convert a command line (without the command); raises ConfigError when it is not valid."""
+    """Convert a command line (without the command). Raises ConfigError when it is not valid."""
     loaded = load(argv)
     given = parse_flags(argv).given
     notes = _make_paths_absolute(loaded.config)
@@ -76,7 +75,7 @@ def convert_flags(argv: Sequence[str]) -> Converted:
 
 
 def _document(loaded: LoadedConfig, flags: list[Flag]) -> tuple[dict[str, Any], set[str]]:
-    """Build the smallest document that gives this configuration, and name the fields that it cannot give."""
+    """Return the smallest document for this configuration, and the fields that it cannot express."""
     wanted = loaded.config
     written = {flag.field for flag in flags if flag.field}
     stubborn: set[str] = set()
@@ -92,7 +91,7 @@ def _document(loaded: LoadedConfig, flags: list[Flag]) -> tuple[dict[str, Any], 
 
 
 def _pick(config: KubeletConfiguration, fields: set[str]) -> dict[str, Any]:
-    """Give the document of some fields, in the order of their definition, without empty ones."""
+    """Return the document of some fields, in the order of their definition, without nulls."""
     whole = to_document(config)
     picked: dict[str, Any] = {}
     for path in fields:
@@ -122,7 +121,7 @@ def _in_order(picked: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(wanted: msgspec.Struct, other: msgspec.Struct, prefix: str = "") -> Iterator[str]:
-    """Name the fields that differ, structs field by field, maps and lists as a whole."""
+    """Yield the paths of the fields that differ; maps and lists are compared as a whole."""
     for field in msgspec.structs.fields(type(wanted)):
         mine, theirs = getattr(wanted, field.name), getattr(other, field.name)
         if isinstance(mine, msgspec.Struct) and isinstance(theirs, msgspec.Struct):
@@ -148,7 +147,7 @@ def _as_argument(item: FlagOccurrence) -> str:
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Quotes the texts that Kubernetes' YAML, unlike Python's, would not read as text (`y`, `1e3`)."""
+    """YAML dumper that quotes strings which Kubernetes' parser reads as another type (`y`, `1e3`)."""
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:

@@ -1,15 +1,13 @@
-"""Files of YAML or JSON as plain data, with every bad input named in one line.
+"""YAML and JSON files as plain data, parsed as Kubernetes parses them.
 
-What comes out is a mapping of JSON's types (text keys, text, numbers, booleans, None, lists,
-mappings), at most `MAX_DEPTH` levels deep; everything else is a ConfigError that names the file,
-the line where there is one, and what to do.
+The result is a mapping of JSON types (string keys, strings, numbers, booleans, None, lists, mappings), at
+most `MAX_DEPTH` levels deep; every other input is a ConfigError that names the file, the line if there is
+one, and the remedy.
 
-YAML as Kubernetes reads it, built from the library's events.
-
-Version 1.1 words (`yes`, `off`) are booleans, `010` is octal, `1:30` and dates are text, `<<`
-merges. A loop builds the tree, not recursion, so the nesting of a hostile file cannot exhaust the
-stack; aliases are counted by what they stand for, so a small file cannot unfold to a huge one; and
-every repeated key is known with its line.
+YAML 1.1 booleans (`yes`, `off`) are booleans, `010` is octal, `1:30` and dates are strings, `<<` merges.
+The tree is built from the parser's events in a loop without recursion, so that deep nesting cannot exhaust
+the stack; aliases count as the values that they expand to, so that a small file cannot expand to a huge
+one; and every repeated key is reported with its line.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from pykubelet.config.errors import ConfigError, Problem, field_path, key_path
 
 MAX_DEPTH = 100
 MAX_VALUES = 250_000
-"""How many values a document may have, counting what its aliases stand for."""
+"""Maximum number of values of a document, expanded aliases included."""
 _WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys(["y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"], True),
     **dict.fromkeys(["n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"], False),
@@ -38,7 +36,7 @@ _WORDS: dict[str, bool | float | None] = {
     **dict.fromkeys(["-.inf", "-.Inf", "-.INF"], -math.inf),
 }
 
-# Python refuses to convert more than some thousand digits: longer ones stay text.
+# int() rejects more than a few thousand digits; longer numbers stay strings.
 _INTEGER = re.compile(
     r"[-+]?(?:0[bB][01]{1,999}|0[xX][0-9a-fA-F]{1,999}|0[oO]?[0-7]{1,999}|0|[1-9][0-9]{0,999})", re.ASCII
 )
@@ -48,7 +46,7 @@ _RESOLVED_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int
 
 
 def yaml_documents(text: str, where: str) -> list[Any]:
-    """Read every document of a text; raises ConfigError, whose problems name `where` and a line."""
+    """Return every document of a YAML text. Raises ConfigError with `where` and a line in each problem."""
     tree = _Tree(where)
     try:
         for event in yaml.parse(text, Loader=yaml.CSafeLoader):
@@ -64,7 +62,7 @@ def yaml_documents(text: str, where: str) -> list[Any]:
 
 
 def plain_value(text: str) -> Any:
-    """Give what an unquoted word of YAML stands for."""
+    """Return the value of an unquoted YAML scalar."""
     if text in _WORDS:
         return _WORDS[text]
     digits = text.replace("_", "") if text[0] in "+-0123456789" else text
@@ -76,7 +74,7 @@ def plain_value(text: str) -> Any:
 
 
 def depth_of(value: Any) -> int:
-    """Count the levels of lists and mappings, level by level."""
+    """Return the nesting depth of lists and mappings, without recursion."""
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
@@ -86,7 +84,7 @@ def depth_of(value: Any) -> int:
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or a list whose end has not been seen yet."""
+    """A mapping or list whose end event has not been seen yet."""
 
     path: str
     anchor: str | None
@@ -94,7 +92,7 @@ class _Open:
     items: list[Any] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     key: str | None = None
-    """The key whose value comes next."""
+    """Key whose value comes next; None if a key comes next."""
     lines: dict[str, int] = field(default_factory=dict)
     merging: bool = False
     merges: list[dict[str, Any]] = field(default_factory=list)
@@ -113,7 +111,7 @@ class _Open:
 
 
 class _Tree:
-    """The documents seen so far, and the path to the place that is being read."""
+    """Builder of documents from parser events: the complete documents, and a stack of open containers."""
 
     def __init__(self, where: str) -> None:
         self.documents: list[Any] = []
@@ -138,7 +136,7 @@ class _Tree:
                 self._place(value, merge=plain and text == "<<")
             case yaml.AliasEvent(anchor=anchor):
                 if anchor not in self._anchors:
-                    # Its name is not shown: a password that begins with * and is not quoted looks like this.
+                    # The alias is not shown: it may be an unquoted password that begins with *.
                     self._refuse(
                         "a * refers to no & that ends before it: put text that begins with * in quotes"
                     )
@@ -164,7 +162,7 @@ class _Tree:
                 self._place(value)
 
     def _place(self, value: Any, merge: bool = False) -> None:
-        """Put a finished value where it belongs: a document, an item, a key, or a key's value."""
+        """Add a complete value as a document, a list item, a key, or the value of a key."""
         if not self._stack:
             self.documents.append(value)
             return
@@ -223,7 +221,7 @@ MAX_BYTES = 10 * 1024 * 1024
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read a file that holds one YAML or JSON mapping; raises ConfigError."""
+    """Return the one YAML or JSON mapping of a file. Raises ConfigError."""
     where = str(path)
     try:
         with path.open("rb") as file:
@@ -248,11 +246,11 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def read_text_document(text: str, where: str) -> dict[str, Any]:
-    """Read a text that holds one YAML or JSON mapping; `where` names it in the ConfigError."""
+    """Return the one YAML or JSON mapping of a text. Raises ConfigError, with `where` as the location."""
     if "\0" in text:
         _refuse_binary(where)
-    # JSON is read as JSON, because YAML knows neither its surrogate pairs nor its long keys.
-    # Whatever is wrong with it, the YAML reader finds too, and tells the line.
+    # JSON needs its own parser, because YAML supports neither surrogate pairs nor long keys.
+    # Invalid JSON goes through the YAML parser, which reports the line.
     if text.lstrip().startswith("{") and (document := _strict_json(text)) is not None:
         return document
     documents = [document for document in yaml_documents(text, where) if document is not None]
@@ -266,7 +264,7 @@ def read_text_document(text: str, where: str) -> dict[str, Any]:
 
 
 def _strict_json(text: str) -> dict[str, Any] | None:
-    """Read JSON that has nothing wrong with it, or give None."""
+    """Return the JSON object of a valid text without repeated keys, else None."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(mapping := dict(pairs)) != len(pairs):
@@ -278,7 +276,7 @@ def _strict_json(text: str) -> dict[str, Any] | None:
 
     try:
         document = json.loads(text, object_pairs_hook=without_repeats, parse_constant=finite)
-        # Half a surrogate pair could never be written out again.
+        # A lone surrogate cannot be encoded again.
         json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None

@@ -1,7 +1,7 @@
-"""What is wrong with a configuration, told all at once.
+"""Configuration errors, which report all problems of the input together.
 
-A person who fixes one mistake per run loses patience; so everything in this room that looks at
-input collects `Problem`s, and the few places that must stop raise one `ConfigError` with all of them.
+An operator should not need one run per mistake. So the modules of this package collect `Problem`s and
+continue, and the few functions that must stop raise one `ConfigError` with all of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SIMPLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One mistake: where it is, and one sentence that says what is allowed there."""
+    """One invalid setting: its location, and one sentence on the allowed values."""
 
     path: str
-    """A field (`evictionHard[memory.available]`), a flag (`--max-pods`) or a file."""
+    """Field (`evictionHard[memory.available]`), flag (`--max-pods`) or file."""
     message: str
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `str()` gives one line per problem."""
+    """Raised when the configuration is invalid; `str()` returns one line per problem."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
@@ -36,12 +36,12 @@ class ConfigError(Exception):
 
 
 def field_path(parent: str, name: str) -> str:
-    """Give the path of a field below another: `a.b`, or `a[b.c]` where a dot would mislead."""
+    """Return the path of a field below another: `a.b`, or `a[b.c]` for a name with dots."""
     if not _SIMPLE_NAME.fullmatch(name):
         return key_path(parent, name)
     return f"{parent}.{name}" if parent else name
 
 
 def key_path(parent: str, key: str | int) -> str:
-    """Give the path of an entry of a map or list: `a[b.c]`, `a[0]`; always on one line."""
+    """Return the path of an entry of a map or list: `a[b.c]`, `a[0]`; always on one line."""
     return f"{parent}[{quoted(str(key))[1:-1]}]"

@@ -1,11 +1,11 @@
-"""Feature gates: which optional behaviour is on, by the rules of the reference v1.36.
+"""Feature gates with the rules of upstream v1.36.
 
-The facts (every gate's stages, defaults, locks and what it needs) are in `feature_gates.tsv`; the
-entry in force is the newest that is not newer than v1.36. Gates of other components are known too,
-because one `featureGates` map is often shared by a whole cluster.
+Every gate's stages, defaults, locks and dependencies are in `feature_gates.tsv`; the effective entry is the
+newest one that is not newer than v1.36. Gates of other components are known too, because one `featureGates`
+map is often shared by a whole cluster.
 
-A `FeatureGates` never changes. `with_overrides` gives a new one that also carries everything that
-was wrong with the request, so that the caller can report all of it together with the rest.
+A `FeatureGates` is immutable. `with_overrides` returns a new one that also contains the problems of the
+request, so that the caller can report them together with all others.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ ALIASES = {
     "CPUCFSQuotaPeriod": "CustomCPUCFSQuotaPeriod",
     "RuntimeClassInImageCriAPI": "RuntimeClassInImageCriApi",
 }
-"""Names by which lists of the reference's gates call two of them; its flag takes only the others."""
+"""Names of two gates in upstream's lists of gates, to the names that upstream's flag accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One gate as it stands at the version that is served."""
+    """Effective entry of one gate at KUBERNETES_VERSION."""
 
     name: str
     stage: Stage
     default: bool
     locked: bool = False
-    """The default cannot be changed any more."""
+    """Whether the gate is locked to its default."""
     needs: tuple[str, ...] = ()
-    """Gates that must be on whenever this one is."""
+    """Gates that must be enabled when this one is."""
 
 
 def gate_path(name: str) -> str:
-    """Give the path of a gate in the configuration file, for a problem."""
+    """Return the path of a gate in the configuration file, for a Problem."""
     return (
         f"featureGates.{name}" if name.isidentifier() and len(name) < 80 else f"featureGates[{quoted(name)}]"
     )
@@ -53,15 +53,15 @@ def gate_path(name: str) -> str:
 
 @dataclass(frozen=True)
 class FeatureGates:
-    """The state of every gate; `FeatureGates()` has the defaults."""
+    """State of all gates; `FeatureGates()` has the defaults."""
 
     overrides: Mapping[str, bool] = field(default_factory=dict)
-    """What was asked for, by name: valid requests only."""
+    """Requested values by gate name; valid requests only."""
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def enabled(self, name: str) -> bool:
-        """Whether a gate is on; asking for a gate that does not exist is a bug (KeyError)."""
+        """Return whether a gate is enabled. Raises KeyError for an unknown gate, a bug of the caller."""
         gate = known_gates()[ALIASES.get(name, name)]
         if gate.name in self.overrides:
             return self.overrides[gate.name]
@@ -71,10 +71,10 @@ class FeatureGates:
     def with_overrides(
         self, wanted: Mapping[str, bool], where: Callable[[str], str] = gate_path
     ) -> FeatureGates:
-        """Set gates, on top of what was set before.
+        """Return the gates with `wanted` set in addition to the present overrides.
 
-        `where` names the place a gate was set at, for the problems. A request that cannot be met
-        becomes a problem and is left out; the rest holds.
+        `where` maps a gate to the location of its setting, for the problems. An invalid request becomes a
+        problem and is not applied; the others are.
         """
         problems = list(self.problems)
         warnings = list(self.warnings)
@@ -94,7 +94,7 @@ class FeatureGates:
                     )
         gates = FeatureGates(accepted, tuple(problems), tuple(warnings))
         if len(problems) > len(self.problems):
-            # What a refused gate would have been is unknown, so needs cannot be judged.
+            # The value of a rejected gate is unknown, so dependencies cannot be checked.
             return gates
         return FeatureGates(accepted, (*problems, *gates._unmet(wanted, where)), gates.warnings)
 
@@ -118,7 +118,7 @@ class FeatureGates:
 
 @functools.cache
 def known_gates() -> Mapping[str, Gate]:
-    """Every gate by name, as it stands at v1.36, `AllAlpha` and `AllBeta` included."""
+    """Return every gate of v1.36 by name, `AllAlpha` and `AllBeta` included."""
     gates = {
         ALL_ALPHA: Gate(ALL_ALPHA, "Alpha", default=False),
         ALL_BETA: Gate(ALL_BETA, "Beta", default=False),
@@ -132,7 +132,7 @@ def known_gates() -> Mapping[str, Gate]:
 
 
 def known_features() -> list[str]:
-    """What `--help` lists: the gates that are still a choice, `Name=true|false (STAGE - default=…)`."""
+    """Return the alpha and beta gates as `--help` lists them: `Name=true|false (STAGE - default=…)`."""
     return [
         f"{gate.name}=true|false ({gate.stage.upper()} - default={_word(gate.default)})"
         for gate in sorted(known_gates().values(), key=lambda gate: gate.name)
@@ -141,7 +141,7 @@ def known_features() -> list[str]:
 
 
 def _in_force(history: str) -> tuple[Stage, bool, bool]:
-    """Give stage, default and lock of the newest entry that is not newer than the served version."""
+    """Return stage, default and lock of the newest entry that is not newer than KUBERNETES_VERSION."""
     chosen, best = "", (-1, -1)
     for entry in history.split():
         version, _, rest = entry.partition(":")

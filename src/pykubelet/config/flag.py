@@ -1,13 +1,11 @@
-"""One flag as a row of data, and the few ways of writing such a row.
+"""Types of flag values, and rows of the flag table.
 
-Every flag goes to exactly one place: a field of KubeletConfiguration, an attribute of `KubeletFlags`,
-or nowhere, when it is accepted only because old command lines carry it.
+A `FlagType` parses one occurrence as upstream's command line does, combines repeated occurrences and
+formats a value. Parsers raise ValueError with a one-line message that contains an example; the caller
+prepends the flag.
 
-The kinds of values that flags take, read the way the reference's command line reads them.
-
-A `FlagType` is plain data: how one occurrence is parsed, how a repeated flag adds to the first, and how a
-value is shown. Parsers raise ValueError with one line that says what is wrong and shows an
-example; the caller puts the flag's name in front.
+A `Flag` sets exactly one target: a field of KubeletConfiguration, an attribute of `KubeletFlags`, or
+nothing if it is accepted only for compatibility with old command lines.
 """
 
 from __future__ import annotations
@@ -29,18 +27,18 @@ from pykubelet.util.text import quoted
 
 @dataclass(frozen=True, slots=True)
 class FlagType:
-    """One type of flag value."""
+    """Type of a flag's value."""
 
     name: str
-    """As the reference's help calls it."""
+    """Name of the type in upstream's help."""
     parse: Callable[[str], Any]
-    """Reads one occurrence. None means: as if the flag had not been given."""
+    """Parser of one occurrence; None means that the flag counts as not set."""
     show: Callable[[Any], str] = str
-    """Writes a value for people."""
+    """Formatter of a value for help and logs."""
     join: Callable[[Any, Any], Any] | None = None
-    """Adds a later occurrence to what earlier ones gave; without it the last one counts."""
+    """Function that combines the value so far with a later occurrence; None if the last one wins."""
     bare: str = ""
-    """What `--flag` alone means. Such flags never take the next word as their value."""
+    """Value of `--flag` alone; such flags never consume the next argument."""
 
 
 _TRUE = {"1", "t", "T", "TRUE", "true", "True"}
@@ -82,12 +80,12 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
 
 
 def _digits(text: str, base: int) -> int:
-    # Python refuses to read thousands of digits; 80 of them are out of any range already.
+    # int() rejects thousands of digits; 80 digits are already out of every range.
     return int(text.replace("_", "").lstrip("0")[:80] or "0", base)
 
 
 def _decimal(text: str) -> int:
-    """Read a verbosity: plain digits, as klog does."""
+    """Parse a verbosity: decimal digits only, as in klog."""
     if not re.fullmatch(r"[0-9]{1,20}", text, re.ASCII) or int(text) > 2**31 - 1:
         raise ValueError(
             f"{quoted(text)} is not a verbosity: write a number from 0 to {2**31 - 1}, such as 4"
@@ -150,7 +148,7 @@ def _headers(text: str) -> dict[str, list[str]]:
     try:
         return _add_headers({}, _pairs(text, ":", ""))
     except ValueError:
-        # Headers carry credentials, which an error message must not repeat.
+        # Headers may contain credentials, which an error message must not show.
         raise ValueError("a header has no colon: write name:value, such as X-Role:node") from None
 
 
@@ -308,12 +306,12 @@ SEVERITY = FlagType("severity", _severity)
 TRACE_LOCATION = FlagType("traceLocation", _trace_location)
 VERSION = FlagType("version", _version, bare="true")
 Status = Literal["current", "file", "deprecated", "ignored"]
-"""`file`: works, and belongs in the configuration file. `ignored`: accepted without effect."""
+"""`file`: supported, but belongs in the configuration file; `ignored`: accepted without effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Everything there is to know about one flag."""
+    """Row of the flag table."""
 
     name: str
     kind: FlagType
@@ -322,42 +320,42 @@ class Flag:
     field: str = ""
     """Path of Python names in KubeletConfiguration, such as `authentication.anonymous.enabled`."""
     attribute: str = ""
-    """Name in KubeletFlags."""
+    """Attribute of KubeletFlags."""
     default: str = ""
-    """Shown in the help of flags that go nowhere; all others have the default of their target."""
+    """Default of a flag without target, as text; all others have the default of their target."""
     note: str = ""
-    """What a user of a deprecated or ignored flag should know or do."""
+    """Reason and replacement of a deprecated or ignored flag."""
     short: str = ""
     secret: bool = False
-    """The value must never be shown."""
+    """Whether the value must never be shown."""
     group: str = ""
 
 
 def group(title: str, *rows: Flag) -> tuple[Flag, ...]:
-    """Put rows under one heading of the help."""
+    """Return the rows with a heading of the help."""
     return tuple(replace(row, group=title) for row in rows)
 
 
 def in_file(name: str, kind: FlagType, field: str, text: str, *, secret: bool = False) -> Flag:
-    """Make a row for a flag that sets a field of the configuration file, where it should be set."""
+    """Return a row for a flag that sets a field which belongs in the configuration file."""
     return Flag(name, kind, text, "file", field=field, secret=secret)
 
 
 def in_both(name: str, kind: FlagType, field: str, text: str, *, short: str = "") -> Flag:
-    """Make a row for a flag that sets a field of the configuration file, and is fine as a flag too."""
+    """Return a row for a flag that sets a field of the configuration file and is not discouraged."""
     return Flag(name, kind, text, "current", field=field, short=short)
 
 
 def here(name: str, kind: FlagType, text: str, *, short: str = "") -> Flag:
-    """Make a row for a flag that exists only on the command line."""
+    """Return a row for a flag that exists only on the command line."""
     return Flag(name, kind, text, "current", attribute=name.replace("-", "_"), short=short)
 
 
 def old(name: str, kind: FlagType, text: str, note: str) -> Flag:
-    """Make a row for a deprecated flag that still works."""
+    """Return a row for a deprecated flag that still works."""
     return Flag(name, kind, text, "deprecated", attribute=name.replace("-", "_"), note=note)
 
 
 def gone(name: str, kind: FlagType, default: str, note: str, *, secret: bool = False) -> Flag:
-    """Make a row for a flag that is accepted and does nothing."""
+    """Return a row for a flag that is accepted without effect."""
     return Flag(name, kind, "No effect.", "ignored", default=default, note=note, secret=secret)

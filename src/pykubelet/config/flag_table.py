@@ -1,15 +1,9 @@
-"""All flags in one table: those of v1.25 that nodes in the field still pass, and those of v1.36.
+"""Table of all flags: those of v1.36, and those of v1.25 that existing nodes still pass.
 
-The rows are in the `flags_*` modules by theme, in the order in which the help shows them. What a flag
-sets and what its default is follow from its row; nothing about a flag is written anywhere else.
-
-Flags about the node itself: its configuration, its name, its cluster, its clients.
-
-Flags about pods: where they come from, and how their containers, images and volumes are kept.
-
-Flags about the machine's resources: cgroups, CPUs, memory, reservations, eviction, measuring.
-
-Flags about the agent's own logs, and the flags that are accepted only for old times' sake.
+The rows are grouped by topic, in the order of the help: the node (configuration, name, cluster, clients),
+pods (sources, containers, images, volumes), resources (cgroups, CPUs, memory, reservations, eviction,
+statistics), the kubelet's own logs, and flags accepted only for compatibility. A row defines the target of
+a flag, and the target the default; no other code contains either.
 """
 
 from collections.abc import Mapping
@@ -622,7 +616,7 @@ BY_NAME: Mapping[str, Flag] = MappingProxyType({flag.name: flag for flag in FLAG
 
 
 def get_field(config: KubeletConfiguration, path: str) -> Any:
-    """Read a field by its path of Python names."""
+    """Return a field by its path of Python names."""
     value: Any = config
     for name in path.split("."):
         value = getattr(value, name)
@@ -630,14 +624,14 @@ def get_field(config: KubeletConfiguration, path: str) -> Any:
 
 
 def set_field(config: KubeletConfiguration, path: str, value: Any) -> None:
-    """Write a field by its path of Python names."""
+    """Set a field by its path of Python names."""
     *parents, last = path.split(".")
     target: Any = get_field(config, ".".join(parents)) if parents else config
     setattr(target, last, value)
 
 
 def field_path(path: str) -> str:
-    """Give the path as the configuration file writes it: `authentication.x509.clientCAFile`."""
+    """Return the JSON path of a path of Python names: `authentication.x509.clientCAFile`."""
     return ".".join(map(wire_name, path.split(".")))
 
 
@@ -646,7 +640,7 @@ def default_text(flag: Flag, config: KubeletConfiguration) -> str:
     if not (flag.field or flag.attribute):
         return flag.default
     value = _default(flag, config)
-    # Zero values are not worth showing; those of quantities are texts.
+    # Zero values are not shown; that of a quantity is a string.
     return flag.kind.show(value) if value not in ("", "0") and value and flag.attribute != "version" else ""
 
 

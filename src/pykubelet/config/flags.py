@@ -1,9 +1,8 @@
-"""Reads a command line the way the reference does, and reports everything wrong with it at once.
+"""Command line parser with upstream's syntax, which reports all problems together.
 
-`--flag value`, `--flag=value`, `-v 4`, `-v=4` and `-v4` are the same; so are `--node_ip` and
-`--node-ip`. A flag that means something alone (`--runonce`) never takes the next word. `--` ends
-the flags. argparse is not used because it differs in all of these, abbreviates, and stops at the
-first mistake.
+`--flag value`, `--flag=value`, `-v 4`, `-v=4` and `-v4` are equivalent; so are `--node_ip` and `--node-ip`.
+A flag that needs no value (`--runonce`) never consumes the next argument. `--` ends the flags. argparse
+differs in all of these, accepts abbreviations, and stops at the first error.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SHORT = {flag.short: flag for flag in FLAGS if flag.short}
 
 @dataclass(frozen=True, slots=True)
 class FlagOccurrence:
-    """One occurrence of a flag."""
+    """One occurrence of a flag on the command line."""
 
     flag: Flag
     text: str
@@ -31,21 +30,21 @@ class FlagOccurrence:
 
 @dataclass(slots=True)
 class ParsedFlags:
-    """A command line, read."""
+    """A parsed command line."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    """The typed value of every flag that was given, occurrences put together."""
+    """Typed value of every flag that is set; repeated flags are combined."""
     given: list[FlagOccurrence] = field(default_factory=list)
-    """The occurrences, in order, valid or not."""
+    """All occurrences in order, valid or not."""
     problems: list[Problem] = field(default_factory=list)
 
     def names(self) -> list[str]:
-        """The flags that were given, each once, in order."""
+        """Return the names of the flags that are set, each once, in order."""
         return list(dict.fromkeys(given.flag.name for given in self.given))
 
 
 def parse_flags(argv: Sequence[str]) -> ParsedFlags:
-    """Read the arguments of the command, without the command itself."""
+    """Parse the arguments, without the name of the command."""
     parsed = ParsedFlags()
     words = list(argv)
     while words:
@@ -69,7 +68,7 @@ def _long(word: str, words: list[str], parsed: ParsedFlags) -> None:
     if flag is None:
         parsed.problems.append(_unknown(word, name))
         if not equals and words and not words[0].startswith("-"):
-            # Most likely the value of the unknown flag; complaining about it too would only confuse.
+            # Most likely the value of the unknown flag; a second error for it would only confuse.
             words.pop(0)
     elif equals:
         _set(flag, text, parsed)
@@ -136,5 +135,5 @@ def _stray(word: str) -> Problem:
 
 
 def _safe(word: str) -> str:
-    """Keep what cannot be printed, or is very long, out of the path of a problem."""
+    """Return the argument for use in a problem's path; quote it if it is very long or not printable."""
     return word if word.isprintable() and len(word) < LONGEST_SHOWN else quoted(word)

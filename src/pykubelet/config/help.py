@@ -1,7 +1,7 @@
-"""What `--help` and `--version` print.
+"""Output of `--help` and `--version`.
 
-The help comes from the flag table alone. It shows, beside type and default, the field of the
-configuration file that a flag stands for, so that reading it is also how one leaves flags behind.
+The help is generated from the flag table alone. Next to type and default it shows the field of the
+configuration file that a flag sets, which helps to replace flags by a file.
 """
 
 import json
@@ -26,7 +26,7 @@ and keeps them healthy."""
 
 
 def help_text(width: int = 100) -> str:
-    """Give the whole help, wrapped to a terminal of this width."""
+    """Return the complete help, wrapped to `width` columns."""
     width = max(width, _NARROWEST)
     defaults = baseline()
     lines = [
@@ -52,7 +52,7 @@ def help_text(width: int = 100) -> str:
 
 
 def version_line(form: str = "true") -> str:
-    """Give what `--version` prints; `form` is `raw` for `--version=raw`."""
+    """Return the output of `--version`; `form` is `raw` for `--version=raw`."""
     if form != "raw":
         return f"Kubernetes {reported_version()}"
     major, minor, _ = pykubelet.KUBERNETES_VERSION.removeprefix("v").split(".")
@@ -69,7 +69,7 @@ def version_line(form: str = "true") -> str:
 
 
 def reported_version(form: str = "true") -> str:
-    """Give the version that the node reports: ours, or the one that `--version=v…` asked for."""
+    """Return the version that the node reports: pykubelet's, or that of `--version=v…`."""
     if form.startswith("v"):
         return form
     return f"{pykubelet.KUBERNETES_VERSION}+pykubelet{pykubelet.__version__}"
@@ -96,7 +96,7 @@ def _sentences(flag: Flag, defaults: KubeletConfiguration) -> list[str]:
     sentences.append(flag.help if flag.status != "ignored" else f"{flag.note[0].upper()}{flag.note[1:]}.")
     default = default_text(flag, defaults)
     if default and flag.status != "ignored":
-        # A long list is only broken into lines after spaces.
+        # textwrap breaks a long list only at spaces.
         sentences.append(f"Default {default.replace(',', ', ') if len(default) > _INDENT else default}.")
     if flag.field:
         sentences.append(f"[{field_path(flag.field)}]")

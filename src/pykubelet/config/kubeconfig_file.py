@@ -1,4 +1,4 @@
-"""Kubeconfig files as the agent's flags name them: read like any other configuration."""
+"""Kubeconfig files that flags name, read with the parser of configuration files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pykubelet.config.errors import ConfigError
 
 
 def load_kubeconfig(path: Path) -> RestConfig:
-    """Read the file and take its current context; raises KubeconfigError, whatever is wrong with it."""
+    """Return the current context of a kubeconfig file. Raises KubeconfigError for any invalid file."""
     try:
         return kubeconfig.load(path.absolute(), read_document)
     except ConfigError as err:

@@ -1,7 +1,7 @@
-"""What only the command line can say: things that differ from node to node, or are needed first.
+"""Settings that exist only as flags: they differ between nodes or are needed before the configuration file.
 
-Every attribute is the flag of the same name (`--cert-dir` is `cert_dir`); everything that nodes can
-share is in `KubeletConfiguration` instead.
+Every attribute is the flag of the same name (`--cert-dir` is `cert_dir`). Settings that nodes can share are
+in `KubeletConfiguration` instead.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletFlags:
-    """The flags that are not fields of the configuration file, with their defaults."""
+    """Flags that are not fields of the configuration file, with their defaults."""
 
     help: bool = False
     version: str = "false"
-    """`false`, `true`, `raw`, or the version to report instead of our own."""
+    """`false`, `true`, `raw`, or the version to report instead of pykubelet's."""
 
     config: str = ""
     config_dir: str = ""
@@ -60,15 +60,15 @@ class KubeletFlags:
     """Empty: standalone."""
     bootstrap_kubeconfig: str = ""
     pod_checkpoint_dir: str = ""
-    """Empty: pods of the API server are not kept on the disk."""
+    """Empty: pods of the API server are not stored on disk."""
     hostname_override: str = ""
     node_ip: str = ""
-    """Use `node_ips`."""
+    """Value of `--node-ip`; `node_ips` has it as addresses."""
     node_labels: Mapping[str, str] = field(default_factory=dict)
     cloud_provider: str = ""
     """Empty or `external`."""
     register_schedulable: bool = True
-    """False: register as unschedulable, beside the taints of `registerWithTaints`."""
+    """False: register as unschedulable, in addition to the taints of `registerWithTaints`."""
 
     image_credential_provider_config: str = ""
     image_credential_provider_bin_dir: str = ""
@@ -89,7 +89,7 @@ class KubeletFlags:
     logtostderr: bool = True
     alsologtostderr: bool = False
     stderrthreshold: int = 2
-    """0 to 3: information, warning, error, fatal."""
+    """Severity: 0 info, 1 warning, 2 error, 3 fatal."""
     log_file: str = ""
     log_dir: str = ""
     log_file_max_size: int = 1800
@@ -99,17 +99,17 @@ class KubeletFlags:
 
     @property
     def standalone(self) -> bool:
-        """Whether there is no API server."""
+        """Whether the kubelet runs without an API server."""
         return not self.kubeconfig
 
     @property
     def node_ips(self) -> tuple[str, ...]:
-        """The addresses of `--node-ip`: none, one, or an IPv4 and an IPv6 one."""
+        """Addresses of `--node-ip`: none, one, or an IPv4 and an IPv6 one."""
         return tuple(part.strip() for part in self.node_ip.split(",") if part.strip())
 
 
 def log_options(flags: KubeletFlags, config: KubeletConfiguration) -> LogOptions:
-    """Put together what flags and configuration say about the agent's own logs."""
+    """Return the settings of the kubelet's own logs from flags and configuration."""
     logs = config.logging
     routing = logs.options.json if logs.format == "json" else logs.options.text
     return LogOptions(
@@ -129,7 +129,7 @@ def log_options(flags: KubeletFlags, config: KubeletConfiguration) -> LogOptions
 
 
 def check_flags(flags: KubeletFlags, config: KubeletConfiguration) -> list[Problem]:
-    """Find everything that is wrong with the flags themselves, or with flags and file together."""
+    """Return all problems of the flags alone and of flags and configuration in combination."""
     problems = [Problem("--node-labels", fault) for fault in _label_faults(flags.node_labels)]
     if fault := _node_ip_fault(flags.node_ips):
         problems.append(Problem("--node-ip", fault))

@@ -1,20 +1,14 @@
-"""From a command line to everything the agent was told: flags, configuration, gates.
+"""Loading of flags, configuration files and feature gates from a command line, with upstream's precedence.
 
-The order is the reference's: flags are read; without `--config` the old defaults of the command line
-hold, with it those of the file; drop-ins go over the file; flags go over everything, feature gates
-name by name, lists and maps as a whole. Then all of it is checked.
+Flags are parsed first. Without `--config` the legacy defaults of the command line apply, with it those of
+the file. Drop-ins override the file and flags override both: feature gates name by name, lists and maps as
+a whole. The result is validated, and all problems anywhere are raised as one `ConfigError`.
 
-Whatever is wrong anywhere is raised as one `ConfigError` that lists every problem.
-
-The configuration file and its drop-ins, as one configuration.
-
-The main file is read and completed with its defaults first; then each drop-in is laid over the
-result: fields replace fields, mappings merge key by key, lists are replaced whole, and an explicit
-null takes a field back to its default. So a drop-in that sets one threshold of `evictionHard` keeps
-the others, also those that were defaults.
-
-Relative paths in the main file start at the file's folder. Those in drop-ins are left as they are,
-as in the reference.
+The main file is decoded and completed with defaults before the drop-ins are merged: fields replace fields,
+mappings merge key by key, lists are replaced as a whole, and an explicit null resets a field to its
+default. So a drop-in that sets one threshold of `evictionHard` keeps the others, also default ones.
+Relative paths in the main file start at the file's directory; those in drop-ins are left as they are, as
+upstream does.
 """
 
 from __future__ import annotations
@@ -49,12 +43,12 @@ from pykubelet.logs.setup import LogOptions
 from pykubelet.util.text import quoted
 
 GatesFor = Callable[[dict[str, bool]], Callable[[str], bool]]
-"""Given the `featureGates` of a file, tells which gates are on."""
+"""Function from the `featureGates` of a file to a function that returns whether a gate is enabled."""
 DROP_IN_SUFFIX = ".conf"
 
 
 class DropIns(NamedTuple):
-    """The files of a drop-in folder: those to read, in order, and those that are not drop-ins."""
+    """Files of a drop-in directory: those to read, in order, and those without the suffix of drop-ins."""
 
     used: list[Path]
     skipped: list[Path]
@@ -69,11 +63,11 @@ class ConfigFiles(NamedTuple):
 
 
 def load_config_files(path: Path | None, drop_in_dir: Path | None, gates_for: GatesFor) -> ConfigFiles:
-    """Read and merge all files; without any, return the defaults of a node that has none.
+    """Read and merge all files; without any, return the legacy defaults.
 
-    Raises one ConfigError with the problems of all files; they name their file when there are
-    several. The result is not validated, because flags may still change it; but when a file is
-    malformed, the error also tells what else would be wrong.
+    Raises one ConfigError with the problems of all files, which contain the file's path if there are
+    several. The result is not validated, because flags may still change it; but if a file is malformed,
+    the error also contains the problems that validation finds.
     """
     unreadable: list[Problem] = []
     drop_ins: list[Path] = []
@@ -96,7 +90,7 @@ def load_config_files(path: Path | None, drop_in_dir: Path | None, gates_for: Ga
     if problems:
         names = {re.split(r"[.\[]", found.path)[0] for source in sources for found in source.malformed}
         malformed = names & to_document(config).keys()
-        # Nothing can be said about a malformed field, nor about those that are compared with it.
+        # Malformed fields, and those compared with them, cannot be validated.
         problems += (
             problem
             for problem in validate(config, gate_enabled)
@@ -110,9 +104,9 @@ def load_config_files(path: Path | None, drop_in_dir: Path | None, gates_for: Ga
 
 
 def find_drop_ins(folder: Path) -> DropIns:
-    """List a drop-in folder and its subfolders, each sorted by name; raises ConfigError.
+    """List a drop-in directory and its subdirectories, each sorted by name. Raises ConfigError.
 
-    Hidden files count too; only the suffix decides.
+    Only the suffix decides: hidden files are used, too.
     """
     found = DropIns([], [])
     waiting = [folder]
@@ -132,7 +126,7 @@ def find_drop_ins(folder: Path) -> DropIns:
 
 
 def merge_patch(target: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one document over another: a JSON merge patch (RFC 7386); neither is changed."""
+    """Return a document with a JSON merge patch (RFC 7386) applied; neither argument is changed."""
     merged = dict(target) if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -153,7 +147,7 @@ def _leaf_paths(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 class _Source(NamedTuple):
-    """One file: what is in it, or why that cannot be told, and the fields that are not as they should be."""
+    """One file: its document, the problems of reading it, and those of malformed fields."""
 
     path: Path
     document: dict[str, Any]
@@ -168,7 +162,7 @@ def _read(path: Path, patch: bool = False) -> _Source:
         return _Source(path, {}, err.problems, [])
     if wrong := _wrong_kind(document):
         return _Source(path, {}, [Problem(f"{path}: {found.path}", found.message) for found in wrong], [])
-    # In a drop-in, null takes something back; only the rest has a type.
+    # In a drop-in null resets a field, so only the other values have the field's type.
     _, malformed = decode(KubeletConfiguration, merge_patch({}, document) if patch else document)
     return _Source(path, document, [], malformed)
 
@@ -176,7 +170,7 @@ def _read(path: Path, patch: bool = False) -> _Source:
 def _assemble(
     main: _Source | None, patches: list[dict[str, Any]], gates_for: GatesFor
 ) -> tuple[KubeletConfiguration, Callable[[str], bool]]:
-    """Decode, complete and merge; malformed fields count as not set."""
+    """Decode, complete and merge the documents; malformed fields count as not set."""
     if main is None:
         config, gate_enabled = legacy_defaults(), gates_for({})
         complete(config, (), gate_enabled)
@@ -185,7 +179,7 @@ def _assemble(
         _resolve_paths(config, main.path.absolute().parent)
     if not patches:
         return config, gate_enabled
-    # What a gate gave as default must not look like the operator's wish when a drop-in turns it off.
+    # A default that depends on a gate must not count as set if a drop-in disables the gate.
     chosen = main.document if main else {}
     merged = {
         field: value
@@ -207,7 +201,7 @@ def _complete(
 
 
 def _wrong_kind(document: dict[str, Any]) -> list[Problem]:
-    """Say when a document is something else: its fields are then not worth looking at."""
+    """Return the problems of apiVersion and kind; the fields of another kind are not checked."""
     wanted = {"apiVersion": API_VERSION, "kind": KIND}
     found = []
     for field, value in wanted.items():
@@ -239,26 +233,26 @@ Action = Literal["run", "help", "version"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """What the operator asked for."""
+    """Complete configuration of a kubelet process."""
 
     flags: KubeletFlags
     config: KubeletConfiguration
     gates: FeatureGates
     warnings: list[str]
-    """Sentences for the log: deprecated flags, gates that will go."""
+    """Warnings to log: deprecated flags, gates to be removed, settings without effect."""
     flag_values: dict[str, str]
-    """Every flag by name, in order: its value on the command line or its default, secrets masked."""
+    """Value or default of every flag by name, sorted, with secrets masked."""
     action: Action
 
     def log_options(self) -> LogOptions:
-        """Give the settings of the agent's own logs."""
+        """Return the settings of the kubelet's own logs."""
         return log_options(self.flags, self.config)
 
 
 def load(argv: Sequence[str]) -> LoadedConfig:
-    """Read a command line (without the command) and the files it names.
+    """Load a command line (without the command) and the files that it names.
 
-    Raises ConfigError with everything that is wrong.
+    Raises ConfigError with all problems.
     """
     parsed = parse_flags(argv)
     flags = _kubelet_flags(parsed)
@@ -288,7 +282,7 @@ def load(argv: Sequence[str]) -> LoadedConfig:
 
 
 def baseline() -> KubeletConfiguration:
-    """Give the configuration of a command line without flags."""
+    """Return the configuration of a command line without flags."""
     return load_config_files(None, None, lambda gates: FeatureGates().with_overrides(gates).enabled).config
 
 
@@ -330,9 +324,9 @@ def _overlay(config: KubeletConfiguration, parsed: ParsedFlags) -> None:
 
 
 def _name_flags(problems: list[Problem], by_flag: Mapping[str, str], *, only: bool) -> list[Problem]:
-    """Say which flag a problem comes from; `only` drops those that come from no flag.
+    """Return the problems with the flags that cause them; `only` drops those of fields that no flag sets.
 
-    When the file could not be read, nothing can be said about fields that only the file would set.
+    If the file could not be read, fields that only the file sets cannot be validated.
     """
     result = []
     for problem in problems:

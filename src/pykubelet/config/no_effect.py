@@ -139,7 +139,7 @@ def no_effect_warnings(
 
 
 def flag_reason(flag: Flag) -> str:
-    """Return why a flag has no effect, "" for one that has."""
+    """Return the reason why a flag has no effect, "" for one that has an effect."""
     if flag.status == "ignored":
         return flag.note
     return FIELDS.get(flag.field) or FLAG_ATTRIBUTES.get(flag.attribute) or ""

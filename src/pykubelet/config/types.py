@@ -1,17 +1,13 @@
-"""KubeletConfiguration v1beta1: every field of the node's configuration file, with its default.
+"""KubeletConfiguration v1beta1: every field of the kubelet's configuration file, with its default.
 
-The names are Kubernetes' own in snake_case (`api.casing` gives the JSON name), the defaults are
-those of the reference v1.36, with one deliberate difference: `fail_cgroup_v1` is false, because
-the nodes we serve are still cgroup v1; the agent warns instead.
+Field names are those of Kubernetes in snake_case (`wire_name` returns the JSON name). The defaults are
+upstream's of v1.36, with one deliberate difference: `fail_cgroup_v1` is false, because cgroup v1 nodes are
+supported; the kubelet logs a warning instead. `complete` fills in defaults that depend on other fields or
+on gates, and `legacy_defaults` returns those of a command line without a file.
 
-`Pointer[...]` marks the fields that the reference keeps as pointers. It matters for one thing
-only: an explicit zero (`0`, `0s`, `""`, `false`) in a pointer field is obeyed, while in any other
-field it means "not set" and becomes the default. An empty list or map that is written out is a
-value everywhere. Defaults that depend on other fields are filled in by `defaults.py`.
-
-The defaults that depend on other fields, on gates, or on there being a file at all.
-
-All other defaults are in `types.py`, next to their fields.
+`Pointer[...]` marks fields that are pointers upstream. It matters for one thing only: an explicit zero
+(`0`, `0s`, `""`, `false`) is a value in a pointer field, while in any other field it means "not set" and
+becomes the default. An explicit empty list or map is a value everywhere.
 """
 
 from __future__ import annotations
@@ -31,22 +27,22 @@ T = TypeVar("T")
 
 
 class IntRange(msgspec.Struct, frozen=True):
-    """The values that an integer field can hold on the wire."""
+    """Range of an integer field's type on the wire."""
 
     low: int
     high: int
 
 
 class PointerMark(msgspec.Struct, frozen=True):
-    """Marks a field whose explicit zero is a value and not an absence."""
+    """Marker of a field in which an explicit zero counts as set."""
 
 
 class QuantityMark(msgspec.Struct, frozen=True):
-    """Marks a text that is a quantity: kept in canonical form, and also read from a bare number."""
+    """Marker of a string that is a quantity: stored in canonical form, and also decoded from a number."""
 
 
 class NanosecondsMark(msgspec.Struct, frozen=True):
-    """Marks a duration that may also be written as a number of nanoseconds."""
+    """Marker of a duration that may also be a number of nanoseconds."""
 
 
 Int32 = Annotated[int, IntRange(-(2**31), 2**31 - 1)]
@@ -61,30 +57,30 @@ def _span(text: str) -> Duration:
 
 
 class ConfigStruct(msgspec.Struct, kw_only=True, rename=wire_name):
-    """Common shape of everything in the configuration file."""
+    """Base class of all structs of the configuration file."""
 
 
 class X509Authentication(ConfigStruct):
-    """Clients that show a certificate."""
+    """Authentication by client certificate."""
 
     client_ca_file: str = ""
 
 
 class WebhookAuthentication(ConfigStruct):
-    """Clients that show a bearer token, checked by the API server."""
+    """Authentication by bearer token, verified with TokenReview."""
 
     enabled: Pointer[bool] = True
     cache_ttl: Duration = _span("2m")
 
 
 class AnonymousAuthentication(ConfigStruct):
-    """Clients that show nothing."""
+    """Requests without credentials."""
 
     enabled: Pointer[bool] = False
 
 
 class Authentication(ConfigStruct):
-    """Who may speak to the agent's API."""
+    """Authentication of clients of the kubelet's API."""
 
     x509: X509Authentication = field(default_factory=X509Authentication)
     webhook: WebhookAuthentication = field(default_factory=WebhookAuthentication)
@@ -92,27 +88,27 @@ class Authentication(ConfigStruct):
 
 
 class WebhookAuthorization(ConfigStruct):
-    """How long the API server's answers are remembered."""
+    """Cache lifetimes of SubjectAccessReview results."""
 
     cache_authorized_ttl: Duration = _span("5m")
     cache_unauthorized_ttl: Duration = _span("30s")
 
 
 class Authorization(ConfigStruct):
-    """What an authenticated client may do: `AlwaysAllow` or `Webhook`."""
+    """Authorization of clients of the kubelet's API: `AlwaysAllow` or `Webhook`."""
 
     mode: str = "Webhook"
     webhook: WebhookAuthorization = field(default_factory=WebhookAuthorization)
 
 
 class MemorySwap(ConfigStruct):
-    """How much swap workloads get: "", `NoSwap` or `LimitedSwap`."""
+    """Swap available to workloads: "", `NoSwap` or `LimitedSwap`."""
 
     swap_behavior: str = ""
 
 
 class OutputRouting(ConfigStruct):
-    """Where a log format sends its lines."""
+    """Output options of a log format."""
 
     split_stream: bool = False
     info_buffer_size: QuantityText = "0"
@@ -126,14 +122,14 @@ class LogFormats(ConfigStruct):
 
 
 class VModuleItem(ConfigStruct):
-    """A verbosity for the files that match a pattern."""
+    """Verbosity for source files that match a pattern."""
 
     file_pattern: str = ""
     verbosity: UInt32 = 0
 
 
 class Logging(ConfigStruct):
-    """The agent's own logging: `text` or `json`."""
+    """The kubelet's own logs, in format `text` or `json`."""
 
     format: str = "text"
     flush_frequency: Annotated[Duration, NanosecondsMark()] = _span("5s")
@@ -143,27 +139,27 @@ class Logging(ConfigStruct):
 
 
 class ShutdownGracePeriodByPodPriority(ConfigStruct):
-    """Seconds that pods of at least this priority get when the machine shuts down."""
+    """Grace period in seconds of pods with at least this priority at node shutdown."""
 
     priority: Int32 = 0
     shutdown_grace_period_seconds: Int64 = 0
 
 
 class CrashLoopBackOff(ConfigStruct):
-    """How long the pause before restarting a crashing container may grow."""
+    """Maximum back-off delay before restarting a crashing container."""
 
     max_container_restart_period: Pointer[Duration | None] = None
 
 
 class MemoryReservation(ConfigStruct):
-    """Memory of one NUMA node that pods do not get."""
+    """Memory of one NUMA node that is reserved from pods."""
 
     numa_node: Int32 = 0
     limits: dict[str, QuantityText] = {}
 
 
 class Taint(ConfigStruct):
-    """A taint that the node registers with."""
+    """Taint to register the node with."""
 
     key: str = ""
     value: str = ""
@@ -172,25 +168,25 @@ class Taint(ConfigStruct):
 
 
 class Tracing(ConfigStruct):
-    """Where OpenTelemetry spans go."""
+    """Export of OpenTelemetry spans."""
 
     endpoint: Pointer[str | None] = None
     sampling_rate_per_million: Pointer[Int32 | None] = None
 
 
 class UserNamespaces(ConfigStruct):
-    """How many ids each pod with its own user namespace gets."""
+    """Number of user and group IDs of each pod with a user namespace."""
 
     ids_per_pod: Pointer[Int64 | None] = None
 
 
 class KubeletConfiguration(ConfigStruct):
-    """The node's configuration, as in the file and at `/configz`."""
+    """The kubelet's configuration, as in the file and at `/configz`."""
 
     kind: str = KIND
     api_version: str = API_VERSION
 
-    # What the agent takes pods from, and what it serves.
+    # Pod sources and servers.
     enable_server: Pointer[bool] = True
     static_pod_path: str = ""
     pod_logs_dir: str = "/var/log/pods"
@@ -212,7 +208,7 @@ class KubeletConfiguration(ConfigStruct):
     authentication: Authentication = field(default_factory=Authentication)
     authorization: Authorization = field(default_factory=Authorization)
 
-    # Images, events and the debugging surfaces.
+    # Image pulls, events and debugging endpoints.
     registry_pull_qps: Pointer[Int32] = 5
     registry_burst: Int32 = 10
     image_pull_credentials_verification_policy: str = "NeverVerifyPreloadedImages"
@@ -222,7 +218,7 @@ class KubeletConfiguration(ConfigStruct):
     enable_debugging_handlers: Pointer[bool] = True
     enable_contention_profiling: bool = False
 
-    # Health, identity on the network, and reporting.
+    # Health, DNS and node status.
     healthz_port: Pointer[Int32] = 10248
     healthz_bind_address: str = "127.0.0.1"
     oom_score_adj: Pointer[Int32] = -999
@@ -233,7 +229,7 @@ class KubeletConfiguration(ConfigStruct):
     node_status_report_frequency: Duration = _span("5m")
     node_lease_duration_seconds: Int32 = 40
 
-    # Images and volumes kept and collected.
+    # Garbage collection of images, and volume statistics.
     image_minimum_gc_age: Duration = _span("2m")
     image_maximum_gc_age: Duration = Duration(0)
     image_gc_high_threshold_percent: Pointer[Int32] = 85
@@ -256,7 +252,7 @@ class KubeletConfiguration(ConfigStruct):
     topology_manager_policy_options: dict[str, str] = {}
     qos_reserved: dict[str, str] = {}
 
-    # Pods and the runtime.
+    # Pods and the container runtime.
     runtime_request_timeout: Duration = _span("2m")
     hairpin_mode: str = "promiscuous-bridge"
     max_pods: Int32 = 110
@@ -269,16 +265,16 @@ class KubeletConfiguration(ConfigStruct):
     node_status_max_images: Pointer[Int32] = 50
     max_open_files: Int64 = 1000000
 
-    # The API server.
+    # Client of the API server.
     content_type: str = "application/vnd.kubernetes.protobuf"
     kube_api_qps: Pointer[Int32] = 50
     kube_api_burst: Int32 = 100
 
-    # Pulling images.
+    # Parallel image pulls.
     serialize_image_pulls: Pointer[bool] = True
     max_parallel_image_pulls: Pointer[Int32 | None] = None
 
-    # Keeping the machine alive.
+    # Eviction.
     eviction_hard: dict[str, str] = {}
     eviction_soft: dict[str, str] = {}
     eviction_soft_grace_period: dict[str, str] = {}
@@ -295,7 +291,7 @@ class KubeletConfiguration(ConfigStruct):
     iptables_masquerade_bit: Pointer[Int32] = 14
     iptables_drop_bit: Pointer[Int32] = 15
 
-    # Gates, swap, logs of containers.
+    # Feature gates, swap, container logs.
     feature_gates: dict[str, bool] = {}
     fail_swap_on: Pointer[bool] = True
     memory_swap: MemorySwap = field(default_factory=MemorySwap)
@@ -303,10 +299,10 @@ class KubeletConfiguration(ConfigStruct):
     container_log_max_files: Pointer[Int32] = 5
     container_log_max_workers: Pointer[Int32] = 1
     container_log_monitor_interval: Pointer[Duration] = _span("10s")
-    # field(): next to "secret", a bare text looks like a password to the linter.
+    # field(): the linter takes a string literal next to "secret" for a password.
     config_map_and_secret_change_detection_strategy: str = field(default="Watch")
 
-    # What is reserved for the system, and enforced.
+    # Reserved resources and their enforcement.
     system_reserved: dict[str, str] = {}
     kube_reserved: dict[str, str] = {}
     reserved_system_cpus: str = ""
@@ -319,7 +315,7 @@ class KubeletConfiguration(ConfigStruct):
     provider_id: str = ""
     kernel_memcg_notification: bool = False
 
-    # The agent's own logs, and shutting down with the machine.
+    # The kubelet's own logs, and node shutdown.
     logging: Logging = field(default_factory=Logging)
     enable_system_log_handler: Pointer[bool] = True
     enable_system_log_query: Pointer[bool] = False
@@ -329,7 +325,7 @@ class KubeletConfiguration(ConfigStruct):
     crash_loop_back_off: CrashLoopBackOff = field(default_factory=CrashLoopBackOff)
     reserved_memory: list[MemoryReservation] = []
 
-    # Everything newer.
+    # Newer fields.
     enable_profiling_handler: Pointer[bool] = True
     enable_debug_flags_handler: Pointer[bool] = True
     seccomp_default: Pointer[bool] = False
@@ -341,7 +337,7 @@ class KubeletConfiguration(ConfigStruct):
     local_storage_capacity_isolation: Pointer[bool] = True
     container_runtime_endpoint: str = "unix:///run/containerd/containerd.sock"
     image_service_endpoint: str = ""
-    fail_cgroup_v1: Pointer[bool] = False  # the reference says True; see the module docstring
+    fail_cgroup_v1: Pointer[bool] = False  # upstream: True; see the module docstring
     user_namespaces: Pointer[UserNamespaces | None] = None
 
 
@@ -354,18 +350,18 @@ DEFAULT_EVICTION_HARD: Mapping[str, str] = {
 }
 LONGEST_RESTART_PAUSE = Duration.parse("5m")
 GATED_FIELDS = ("crashLoopBackOff", "imagePullCredentialsVerificationPolicy")
-"""Fields whose default exists only while a gate is on."""
+"""Fields that have a default only if a feature gate is enabled."""
 
 
 def complete(
     config: KubeletConfiguration, explicit: Container[str], gate_enabled: Callable[[str], bool]
 ) -> None:
-    """Fill in what follows from the rest; `explicit` has the JSON names of the fields that were set.
+    """Fill in defaults that depend on other fields; `explicit` has the JSON names of the fields that are set.
 
-    A field that was set is left alone, with one exception: any negative `podPidsLimit` means -1.
+    A field that is set keeps its value, with one exception: any negative `podPidsLimit` becomes -1.
     """
     if "nodeStatusReportFrequency" not in explicit and "nodeStatusUpdateFrequency" in explicit:
-        # Whoever chose how often the status is computed wants it reported as often.
+        # A configured update frequency also applies to reports.
         config.node_status_report_frequency = config.node_status_update_frequency
     if "serializeImagePulls" not in explicit:
         config.serialize_image_pulls = (config.max_parallel_image_pulls or 1) < 2
@@ -384,10 +380,10 @@ def complete(
 
 
 def legacy_defaults() -> KubeletConfiguration:
-    """Give what a node that has no configuration file starts from.
+    """Return the defaults of a node without a configuration file.
 
-    The reference keeps the old, open defaults there, because command lines from before the file
-    existed rely on them.
+    As upstream, these are the old, permissive defaults, because command lines from before the file existed
+    rely on them.
     """
     config = KubeletConfiguration(read_only_port=10255)
     config.authentication.anonymous.enabled = True

@@ -1,13 +1,13 @@
-"""Is this configuration one that the agent can run with?
+"""Validation of the configuration: all checks of upstream, before any component starts.
 
-Everything that the reference checks is checked here, at once and before anything starts: also what
-it finds out only when a part comes up, such as a malformed threshold. Left out are the checks
-behind gates that are locked on in v1.36. One rule is deliberately not kept: `runOnce` may be true.
+Also checked is what upstream finds only when a component starts, such as a malformed threshold. Checks
+behind gates that are locked on in v1.36 are left out. One rule is deliberately not applied: `runOnce` may
+be true.
 
-Each theme is a module of its own with one function `problems`; checks that need the machine are in
-`validate_machine`, because a configuration may be checked elsewhere than where it will run.
-
-How many pods, which images, how long things may take, what happens when the machine goes down.
+`validate` needs only the configuration and runs all checks: those of `validate_serving` and
+`validate_resources`, and those of this module on pods, images, shutdown and taints. `validate_machine`
+needs the host, and is separate because a configuration may be validated on another host than the one that
+uses it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PULL_POLICIES = ("NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowl
 
 
 def pod_problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
-    """Check all fields about pods, images and the node's own life."""
+    """Yield the problems of the fields on pods, images, logs, shutdown and taints."""
     yield from check(_RULES, config)
     yield from _images(config)
     yield from _pull_policy(config, gates)
@@ -190,7 +190,7 @@ def _logs_folder(path: str) -> Iterator[Problem]:
             "podLogsDir", f"must be a plain path without //, /./, /../ or a / at the end, not {quoted(path)}"
         )
     if not path.isascii():
-        # Metrics carry it.
+        # The path is used in metrics, as upstream.
         yield Problem("podLogsDir", f"must be ASCII text, not {quoted(path)}")
 
 
@@ -216,14 +216,14 @@ _CHECKS = (
 
 
 def validate(config: KubeletConfiguration, gate_enabled: Gates) -> list[Problem]:
-    """Give everything that is wrong; nothing, when the agent can run with it."""
+    """Return all problems of a configuration; empty if the kubelet can run with it."""
     return [problem for check in _CHECKS for problem in check(config, gate_enabled)]
 
 
 def validate_machine(
     config: KubeletConfiguration, *, cgroup_v2: bool, online_cpus: frozenset[int]
 ) -> list[Problem]:
-    """Give what is wrong with a valid configuration on this machine."""
+    """Return the problems of a valid configuration on this host."""
     problems = []
     if config.fail_cgroup_v1 and not cgroup_v2:
         problems.append(

@@ -1,9 +1,4 @@
-"""Policies about CPUs, memory, topology, swap and user namespaces, and their options.
-
-What is kept back for the system: amounts, CPUs, memory per NUMA node, and how it is enforced.
-
-Eviction thresholds: signals, amounts, grace periods, what to reclaim.
-"""
+"""Validation of the fields on resources: CPU, memory and topology managers, eviction and reservations."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ CPU_OPTIONS = {
     "align-by-socket": "CPUManagerPolicyAlphaOptions",
     "distribute-cpus-across-cores": "CPUManagerPolicyAlphaOptions",
 }
-"""Options of the static CPU policy, and the gate that each needs."""
+"""Options of the static CPU manager policy, and the feature gate that each needs."""
 CPU_OPTION_CONFLICTS = (
     ("full-pcpus-only", "distribute-cpus-across-cores"),
     ("distribute-cpus-across-numa", "distribute-cpus-across-cores"),
@@ -54,7 +49,7 @@ _RULES = (
 
 
 def manager_problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
-    """Check all fields about how CPUs and memory are managed."""
+    """Yield the problems of the fields on the resource managers, swap and user namespaces."""
     yield from check(_RULES, config)
     yield from _cpu_options(config, gates)
     yield from _topology_options(config.topology_manager_policy_options)
@@ -129,7 +124,7 @@ def _reserves_cpu(config: KubeletConfiguration) -> bool:
             for reserved in (config.kube_reserved, config.system_reserved)
         )
     except ValueError:
-        # The amount is malformed, which is reported where it stands.
+        # A malformed amount is reported with its own field.
         return True
 
 
@@ -145,12 +140,12 @@ SIGNALS = (
     "allocatableMemory.available",
 )
 IGNORED_THRESHOLDS = ("0%", "100%")
-"""Thresholds that switch a signal off."""
+"""Thresholds that disable a signal."""
 _PERCENTAGE = re.compile(r"[+-]?(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})%", re.ASCII)
 
 
 def eviction_problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[Problem]:
-    """Check all fields about eviction."""
+    """Yield the problems of the eviction fields."""
     yield from check([between("eviction_pressure_transition_period", Duration(0))], config)
     yield from _signals("evictionHard", config.eviction_hard, _threshold)
     yield from _signals("evictionSoft", config.eviction_soft, _threshold)
@@ -211,11 +206,11 @@ ENFORCEMENTS = {
     "kube-reserved-compressible": "kubeReservedCgroup",
     "none": "",
 }
-"""What can be enforced, and the field that must name the cgroup for it."""
+"""Values of enforceNodeAllocatable, and the field of the cgroup that each needs."""
 
 
 def reserved_problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[Problem]:
-    """Check all fields about reservations."""
+    """Yield the problems of the fields on reserved resources."""
     yield from check([readable("reserved_system_cpus", cpuset.parse)], config)
     yield from _amounts("kubeReserved", config.kube_reserved)
     yield from _amounts("systemReserved", config.system_reserved)
@@ -298,10 +293,10 @@ def _memory(config: KubeletConfiguration) -> Iterator[Problem]:
 
 
 def _memory_total(config: KubeletConfiguration) -> Iterator[Problem]:
-    """The static memory policy hands out what is left, so both ways to say what is kept must agree."""
+    """Yield a problem if reservedMemory and the other reservations differ, with the static memory policy."""
     threshold = config.eviction_hard.get("memory.available", "0%")
     if config.memory_manager_policy != "Static" or (
-        # A share of memory that this machine may not have: only the node itself can tell.
+        # A percentage depends on the memory of the node, which may be another host.
         threshold.endswith("%") and threshold not in IGNORED_THRESHOLDS
     ):
         return
@@ -315,7 +310,7 @@ def _memory_total(config: KubeletConfiguration) -> Iterator[Problem]:
         wanted = sum(Quantity.parse(text).nanos for text in kept_back)
         given = sum(Quantity.parse(text).nanos for text in per_node)
     except ValueError:
-        # A malformed amount is reported where it stands.
+        # A malformed amount is reported with its own field.
         return
     if wanted != given:
         yield Problem(

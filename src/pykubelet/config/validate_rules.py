@@ -1,7 +1,7 @@
-"""Rules about single fields as data, so that a check is a row in a table and not a branch.
+"""Validation rules for single fields as data: a check is a row of a table instead of a branch.
 
-Fields are named by their path of Python names; problems carry the JSON path. A rule for a list or
-a map holds for each of its values.
+Fields are identified by their path of Python names; problems contain the JSON path. A rule for a list or a
+map applies to each of its values.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.util.text import quoted
 
 Gates = Callable[[str], bool]
-"""Tells whether a feature gate is on."""
+"""Function that returns whether a feature gate is enabled."""
 
 
 class Rule(NamedTuple):
-    """One row: a field, and what says in a sentence what is wrong with its value, or None."""
+    """A field, and a function that returns the error message for its value, or None."""
 
     field: str
     fault: Callable[[Any], str | None]
 
 
 def between(field: str, low: int, high: int | None = None) -> Rule:
-    """Make a rule for a number or duration with a smallest and perhaps a largest value."""
+    """Return a rule for a number or duration with a minimum and optionally a maximum."""
     allowed = f"{low} or more" if high is None else f"between {low} and {high}"
 
     def fault(value: int | None) -> str | None:
@@ -39,12 +39,12 @@ def between(field: str, low: int, high: int | None = None) -> Rule:
 
 
 def positive(field: str) -> Rule:
-    """Make a rule for a number or duration above zero."""
+    """Return a rule for a number or duration above zero."""
     return Rule(field, lambda value: None if value > 0 else f"must be more than zero, not {value}")
 
 
 def one_of(field: str, *allowed: str) -> Rule:
-    """Make a rule for a text with a few allowed values."""
+    """Return a rule for a string with a fixed set of values."""
     words = ", ".join(word or '""' for word in allowed)
     return Rule(
         field, lambda text: None if text in allowed else f"must be one of {words}, not {quoted(text)}"
@@ -52,7 +52,7 @@ def one_of(field: str, *allowed: str) -> Rule:
 
 
 def readable(field: str, read: Callable[[str], object]) -> Rule:
-    """Make a rule for text that a reader accepts; it raises ValueError with the sentence."""
+    """Return a rule for a string that `read` parses; `read` raises ValueError with the message."""
 
     def fault(text: str) -> str | None:
         try:
@@ -65,7 +65,7 @@ def readable(field: str, read: Callable[[str], object]) -> Rule:
 
 
 def shaped(field: str, problem: Callable[[str], str | None]) -> Rule:
-    """Make a rule for text of a shape; `problem` gives the sentence that says which, or None."""
+    """Return a rule for a string with a format; `problem` returns the message, or None."""
 
     def fault(text: str) -> str | None:
         message = problem(text)
@@ -75,12 +75,12 @@ def shaped(field: str, problem: Callable[[str], str | None]) -> Rule:
 
 
 def unless_empty(rule: Rule) -> Rule:
-    """Make a rule that lets the field be empty, which means that it is not set."""
+    """Return the rule for a field that may also be empty, which means that it is not set."""
     return Rule(rule.field, lambda value: rule.fault(value) if value else None)
 
 
 def check(rules: Iterable[Rule], config: KubeletConfiguration) -> Iterator[Problem]:
-    """Apply the rows of a table."""
+    """Yield the problems of all rules."""
     for rule in rules:
         path = ".".join(wire_name(name) for name in rule.field.split("."))
         for where, value in _values(operator.attrgetter(rule.field)(config), path):

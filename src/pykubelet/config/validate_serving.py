@@ -1,7 +1,4 @@
-"""What the agent serves and speaks to: ports, authorization, logs, traces, the static pod URL.
-
-Names of TLS versions, cipher suites and key exchanges, and whether the TLS fields fit together.
-"""
+"""Validation of the fields on servers and clients: ports, authorization, logs, tracing, URLs and TLS."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from pykubelet.util.text import quoted
 
 
 def serving_problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
-    """Check all fields about serving and speaking."""
+    """Yield the problems of the fields on servers, clients and logs."""
     yield from check(_RULES, config)
     yield from _logging(config, gates)
     yield from _tracing(config)
@@ -52,7 +49,7 @@ def _web_address(text: str) -> None:
     except ValueError:
         good = False
     if not good or re.search(r"\s", text):
-        # Not shown, because addresses may carry passwords.
+        # The URL is not shown, because it may contain a password.
         raise ValueError("is not a web address: write one such as https://example.com/pods")
 
 
@@ -148,7 +145,7 @@ def _headers(headers: dict[str, list[str]]) -> Iterator[Problem]:
         path = key_path("staticPodURLHeader", name)
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name, re.ASCII):
             yield Problem(path, "is not the name of an HTTP header: use letters, digits and '-'")
-        # Values are often credentials, so they are not shown.
+        # Values may be credentials and are not shown.
         if any(re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value) for value in values):
             yield Problem(path, "has a value with line breaks or control characters: remove them")
 
@@ -185,7 +182,7 @@ WEAK_CIPHER_SUITES = (
     "TLS_RSA_WITH_AES_256_GCM_SHA384",
     "TLS_RSA_WITH_RC4_128_SHA",
 )
-"""Accepted, because old clients need them; whoever serves TLS should warn."""
+"""Accepted, because old clients need them; the server should log a warning."""
 CURVES = {
     23: "P-256",
     24: "P-384",
@@ -195,11 +192,11 @@ CURVES = {
     4588: "X25519MLKEM768",
     4589: "SecP384r1MLKEM1024",
 }
-"""Key exchanges by their number in IANA's registry."""
+"""Key exchange groups by their number in the IANA registry."""
 
 
 def tls_problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
-    """Check all fields about TLS."""
+    """Yield the problems of the TLS fields."""
     yield from check([one_of("tls_min_version", "", *TLS_VERSIONS)], config)
     if bool(config.tls_cert_file) != bool(config.tls_private_key_file):
         missing = "tlsCertFile" if config.tls_private_key_file else "tlsPrivateKeyFile"

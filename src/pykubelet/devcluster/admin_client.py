@@ -1,12 +1,11 @@
-"""The admin's line to the API server: a request, an answer. Blocking, and a new connection each time.
+"""API client of the cluster administrator, and the bootstrap objects of a new cluster.
 
-For starting a cluster and for tests, where being plain counts; nodes have `pykubelet.kube`.
+The client is blocking and opens a new connection for each request. It is used to start a cluster and in
+tests, where simplicity matters; kubelets use `pykubelet.apiserver`.
 
-What is in a new cluster besides what the API server makes itself: what kubeadm would create.
-
-Nodes may join with the bootstrap token, their client certificates are approved by themselves, and
-the API server may ask kubelets for logs and the like. Serving certificates are not approved by
-themselves anywhere: a person does that (`kubectl certificate approve`).
+The bootstrap objects are those that kubeadm creates: nodes can join with the bootstrap token, their client
+certificates are approved automatically, and the API server may access the kubelets' API. Serving
+certificates are not approved automatically; the administrator does that with `kubectl certificate approve`.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from pykubelet.devcluster.identities import KUBELET_CLIENT, LOOPBACK
 from pykubelet.devcluster.layout import Layout, Settings
 
 UNREACHABLE = (OSError, http.client.HTTPException)
-"""What a request raises when there is no API server to answer it."""
+"""Exceptions of a request when the API server is not reachable."""
 
 
 class ApiStatusError(Exception):
-    """The API server answered, and the answer is no."""
+    """Raised when the API server responds with an error status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
-        """The HTTP status."""
+        """HTTP status code."""
 
 
 class AdminClient:
-    """Requests to one API server, as whom the certificate says."""
+    """Client of one API server, with a client certificate."""
 
     def __init__(self, port: int, authority: Path, certificate: Path, key: Path) -> None:
         self._port = port
@@ -50,7 +49,7 @@ class AdminClient:
         content_type: str = "application/json",
         timeout: float = 10,
     ) -> Any:
-        """Give the answer, a document or text; raises ApiRefusal, or one of UNREACHABLE."""
+        """Return the response body, decoded if it is JSON. Raises ApiStatusError or one of UNREACHABLE."""
         connection = http.client.HTTPSConnection(LOOPBACK, self._port, timeout=timeout, context=self._context)
         try:
             data = None if body is None else json.dumps(body).encode()
@@ -67,7 +66,7 @@ class AdminClient:
         return told
 
     def ready(self) -> bool:
-        """Whether the API server says that it is ready."""
+        """Return whether `/readyz` of the API server returns ok."""
         try:
             return bool(self.request("GET", "/readyz", timeout=5) == "ok")
         except (*UNREACHABLE, ApiStatusError):
@@ -75,7 +74,7 @@ class AdminClient:
 
 
 def admin_api(layout: Layout, settings: Settings) -> AdminClient:
-    """The admin's line to a cluster; raises OSError when its certificates are not there."""
+    """Return the administrator's client of a cluster. Raises OSError when its certificates do not exist."""
     return AdminClient(settings.port, layout.authority, layout.certificate("admin"), layout.key("admin"))
 
 
@@ -87,7 +86,7 @@ _CSR = "system:certificates.k8s.io:certificatesigningrequests"
 
 
 def first_objects(token: str) -> list[tuple[str, Document]]:
-    """Give what to create, each with the collection that it belongs to."""
+    """Return the bootstrap objects, each with the path of its collection."""
     roles, bindings = (f"/apis/{_RBAC}/v1/{kind}" for kind in ("clusterroles", "clusterrolebindings"))
     return [
         (roles, _role("kubeadm:get-nodes", verbs=["get"], resources=["nodes"])),
@@ -112,7 +111,7 @@ def first_objects(token: str) -> list[tuple[str, Document]]:
 
 
 def bootstrap_token(token: str) -> Document:
-    """The secret that makes a token, ID.SECRET, good for joining the cluster."""
+    """Return the Secret of a bootstrap token ID.SECRET."""
     identifier, _, secret = token.partition(".")
     return {
         "apiVersion": "v1",

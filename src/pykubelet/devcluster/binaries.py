@@ -1,14 +1,12 @@
-"""Where the control plane's programs come from.
+"""Executables of the control plane: lookup, and builds from Go modules into a cache.
 
-`$KUBEBUILDER_ASSETS` first, as everywhere in the Kubernetes world; what is not there is built from
-source once (`build.py`). etcd comes from the assets or from the machine (Debian: etcd-server).
+`$KUBEBUILDER_ASSETS` is searched first, as by other Kubernetes tools; missing executables are built from
+source once. etcd comes from the assets or from the host (Debian: etcd-server).
 
-Building programs from a Go module of ours, once, into a cache.
-
-The control plane is one such module beside the tests: one program that acts as whichever of its
-names it is called by. The conformance suite is another. The cache's folder bears the hash of the
-module, so a changed version is built anew, and a folder appears only when it is complete: a build that
-is interrupted leaves nothing that could be mistaken for one.
+The control plane is a Go module in `tests/`, one executable that acts as the component by whose name it is
+called; the conformance suite is another module. A cache directory is named by the hash of its module, so
+that a changed module is built again, and is renamed into place only when complete: an interrupted build
+leaves no partial result.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from pykubelet.linux.processes import search_path
 
 BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 GO_PLACES = "/usr/local/go/bin"
-"""Where Go's own installation puts it, which root's PATH often lacks."""
+"""Directory of Go's own installation, which root's PATH often lacks."""
 _PROGRAM = "controlplane"
 _MAIN_SOURCES = ("go.mod", "go.sum", "main.go")
 _SAY_EVERY = 15.0
@@ -40,34 +38,34 @@ _ENOUGH_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class GoBuild:
-    """One program of a Go module: the package, the go subcommand and its flags."""
+    """Build of one executable of a Go module: package, go subcommand, environment and links."""
 
     package: str = "."
     subcommand: tuple[str, ...] = ("build",)
     """`build`, or `test -c` for the binary of a package's tests."""
     env: Mapping[str, str] = field(default_factory=dict)
     links: tuple[str, ...] = ()
-    """Further names of the program, as symbolic links."""
+    """Additional names of the executable, as symbolic links."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoModule:
-    """A Go module in a checkout and the programs that are built from it, by file name."""
+    """A Go module in a checkout, and the executables built from it by file name."""
 
     directory: Path
     name: str
-    """The name of its directory in the cache."""
+    """Name of its directory in the cache."""
     title: str
-    """What it is in messages: `the control plane`."""
+    """Name in messages, such as `the control plane`."""
     remedy: str
-    """What else can be done where it cannot be built, appended to errors; may be empty."""
+    """Alternative to a build, appended to errors; may be empty."""
     programs: Mapping[str, GoBuild]
 
 
 def built_programs(say: Callable[[str], None], module: Path | None = None) -> dict[str, Path]:
-    """Give the built programs by name, from the cache or by building them now.
+    """Return the executables of the control plane by name, from the cache or newly built.
 
-    Raises NotAvailable with the reason why there are none.
+    Raises NotAvailable with the reason why they cannot be built.
     """
     place = built_module(control_plane(module or source_module()), say)
     return {name: place / name for name in BUILT}
@@ -85,7 +83,7 @@ def control_plane(module: Path) -> GoModule:
 
 
 def built_module(module: GoModule, say: Callable[[str], None]) -> Path:
-    """Return the cache directory with the module's programs, building them if they are missing.
+    """Return the cache directory with the module's executables, building them if they are missing.
 
     Raises NotAvailable with the reason why they cannot be built.
     """
@@ -104,7 +102,7 @@ def built_module(module: GoModule, say: Callable[[str], None]) -> Path:
 
 
 def source_module() -> Path:
-    """Give the folder of the Go module in a checkout of this project."""
+    """Return the directory of the control plane's Go module in a checkout. Raises NotAvailable."""
     module = Path(__file__).parents[3] / "tests" / "controlplane" / "module"
     if not all((module / name).is_file() for name in _MAIN_SOURCES):
         raise NotAvailable(
@@ -115,7 +113,7 @@ def source_module() -> Path:
 
 
 def cache_place(module: Path, name: str = _PROGRAM) -> Path:
-    """Give where the programs built from this module belong."""
+    """Return the cache directory of the executables built from a module."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     sources = [module / "go.mod", module / "go.sum", *sorted(module.rglob("*.go"))]
     whole = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
@@ -147,7 +145,7 @@ def _build(go: Path, module: GoModule, place: Path, say: Callable[[str], None]) 
 
 
 def _run(command: list[str], module: GoModule, env: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Run the compiler; it names each package that it has compiled, which is our progress."""
+    """Run the compiler; report progress by the packages that it prints."""
     began = said = time.monotonic()
     lines: list[str] = []
     packages = 0
@@ -193,7 +191,7 @@ def _version(module: Path) -> str:
 
 @contextmanager
 def _one_builder(place: Path) -> Iterator[None]:
-    """Have others wait who want to build the same."""
+    """Hold the lock of a build; concurrent builds of the same module wait."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -213,7 +211,7 @@ _WANTED = ("kube-controller-manager", "kube-scheduler", "kubectl")
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """The programs of a control plane, and two that go with it."""
+    """Executables of a control plane, and kubectl and kubelet."""
 
     etcd: Path
     apiserver: Path
@@ -221,15 +219,15 @@ class Binaries:
     scheduler: Path
     kubectl: Path
     kubelet: Path | None
-    """The reference kubelet, to compare ourselves with."""
+    """Upstream kubelet, for comparison."""
 
 
 def find_programs(
     say: Callable[[str], None], environ: Mapping[str, str] = os.environ, module: Path | None = None
 ) -> Binaries:
-    """Find the programs, building what is missing; `say` hears of a build's progress.
+    """Return the executables, building missing ones; `say` is called with a build's progress.
 
-    Raises NotAvailable with the reason. Only the reference kubelet may be missing.
+    Raises NotAvailable with the reason. Only the upstream kubelet may be missing.
     """
     found = _assets(environ)
     if "etcd" not in found:
@@ -247,7 +245,7 @@ def find_programs(
 
 
 def version_of(programs: Binaries) -> str:
-    """The control plane's version, such as v1.36.3; empty when it does not say."""
+    """Return the version of the control plane, such as v1.36.3; empty if it prints none."""
     done = subprocess.run([programs.apiserver, "--version"], capture_output=True, text=True, check=False)
     return done.stdout.split()[-1] if done.stdout.split() else ""
 

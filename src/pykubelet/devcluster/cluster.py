@@ -1,16 +1,12 @@
-"""One control plane as a whole: made ready, started, watched until it can be used, stopped.
+"""One control plane: command lines, processes, start until it is usable, and stop.
 
-etcd and kube-apiserver start at once, the other two as soon as the API server answers at all: they
-would give up on one that does not. Usable means that a pod can be created: the API server says
-`/readyz`, and the default namespace has its service account and the cluster's authority.
+etcd and kube-apiserver are started together, the other two once the API server responds, because they exit
+without one. The cluster is usable when a pod can be created: `/readyz` is ok, and the default namespace has
+its service account and the ConfigMap of the cluster CA.
 
-The command lines of the four programs: those of kubeadm, on ports and in files of our own.
-
-The control plane's processes: starting them, finding them again, ending them.
-
-They are found by what they were started with, not by pid files, so a cluster whose starter was
-killed in the middle, or that lost one of its processes, is seen as it is. A process is signalled
-through a pidfd: never another one that got its pid.
+The flags are those of kubeadm, with other ports and files. Processes are found by their arguments, not by
+pid files, so that a cluster is seen as it is even if its start was killed or a process exited. Signals are
+sent through a pidfd, so that they never reach another process with a reused pid.
 """
 
 from __future__ import annotations
@@ -68,7 +64,7 @@ rules:
 
 
 def command(component: Component, programs: Binaries, layout: Layout, settings: Settings) -> list[str]:
-    """Give the command that starts a component."""
+    """Return the command line of a component."""
     match component:
         case Component.ETCD:
             return [str(programs.etcd), *_etcd(layout, settings)]
@@ -81,7 +77,7 @@ def command(component: Component, programs: Binaries, layout: Layout, settings: 
 
 
 def mark(component: Component, layout: Layout) -> str:
-    """Give the argument by which a process is known to be this cluster's."""
+    """Return the argument that identifies a process as this cluster's."""
     match component:
         case Component.ETCD:
             return f"--data-dir={layout.etcd_data}"
@@ -113,7 +109,7 @@ def _etcd(layout: Layout, settings: Settings) -> list[str]:
         f"--peer-key-file={pair[1]}",
         "--peer-client-cert-auth",
         f"--peer-trusted-ca-file={authority}",
-        # One member has nobody to lose an election to; by default it would wait a second for one.
+        # A single member always wins the election; by default it would wait a second for it.
         "--heartbeat-interval=20",
         "--election-timeout=100",
         "--snapshot-count=10000",
@@ -164,7 +160,7 @@ def _apiserver(layout: Layout, settings: Settings) -> list[str]:
         f"--service-account-key-file={layout.pki / 'sa.pub'}",
         f"--service-account-signing-key-file={layout.key('sa')}",
         f"--service-cluster-ip-range={SERVICE_CIDR}",
-        # Or it would wait a minute for watches to end when it is stopped.
+        # By default it waits a minute for watches to end when it is stopped.
         "--shutdown-watch-termination-grace-period=1s",
         *auditing,
         *settings.api_flags,
@@ -190,9 +186,9 @@ def _controller_manager(layout: Layout, settings: Settings) -> list[str]:
         f"--cluster-cidr={POD_CIDR}",
         f"--service-cluster-ip-range={SERVICE_CIDR}",
         "--cluster-name=dev",
-        # It makes this folder, which is /usr/libexec/kubernetes/… by default.
+        # It creates this directory, by default below /usr/libexec/kubernetes.
         f"--flex-volume-plugin-dir={layout.directory / 'volume-plugins'}",
-        # With the default of 20 a second it takes five seconds to start its forty controllers.
+        # With the default of 20 requests per second its forty controllers take five seconds to start.
         "--kube-api-qps=500",
         "--kube-api-burst=500",
     ]
@@ -217,7 +213,7 @@ _KILL_TIMEOUT = 10.0
 
 
 def running(layout: Layout) -> dict[Component, Process]:
-    """Give the components of this cluster that run now."""
+    """Return the running components of this cluster."""
     found = {}
     marks = {component: mark(component, layout) for component in Component}
     for process in list_processes():
@@ -228,13 +224,12 @@ def running(layout: Layout) -> dict[Component, Process]:
 
 
 def spawn(command: Sequence[str], log: Path, *, owned: bool) -> subprocess.Popen[bytes]:
-    """Start a component, with what it says appended to its log.
+    """Start a component in its own session, with its output appended to `log`.
 
-    Owned ones are killed when the thread that started them ends, in whatever way; the others have a
-    session of their own and outlive everybody.
+    An owned process is killed when the thread that started it ends in any way; others keep running.
     """
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if owned else []
-    # The control plane talks to itself and to nodes; a proxy for the world outside is none for that.
+    # The control plane connects only to itself and to nodes, never through a proxy.
     env = {name: value for name, value in environment().items() if not name.lower().endswith("_proxy")}
     try:
         with log.open("ab") as output:
@@ -252,7 +247,7 @@ def spawn(command: Sequence[str], log: Path, *, owned: bool) -> subprocess.Popen
 
 
 def end(process: Process, *, grace: float) -> bool:
-    """Ask a process to end, kill it after `grace` seconds (at once with 0); returns whether it is gone."""
+    """Terminate a process, kill it after `grace` seconds (0: immediately); return whether it has exited."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -269,7 +264,7 @@ def end(process: Process, *, grace: float) -> bool:
 
 
 def last_words(log: Path, limit: int = 500) -> str:
-    """Give in one line what a component said last, complaints before chatter."""
+    """Return the last error in a component's log, else its last line."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
@@ -282,7 +277,7 @@ def last_words(log: Path, limit: int = 500) -> str:
 
 
 def _signal(fd: int, number: signal.Signals, timeout: float) -> bool:
-    """Signal a process and say whether it ends within the time."""
+    """Send a signal and return whether the process exits within `timeout` seconds."""
     try:
         signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
@@ -296,7 +291,7 @@ START_TIMEOUT = 120.0
 STOP_GRACE = 15.0
 _LOOK_AGAIN = 0.05
 _PORTS = range(20000, 32000)
-"""Below what the kernel gives to outgoing connections, so that a free one stays free."""
+"""Ports below the kernel's ephemeral range, so that a free port is not taken by an outgoing connection."""
 _USABLE = (
     "/api/v1/namespaces/default/serviceaccounts/default",
     "/api/v1/namespaces/default/configmaps/kube-root-ca.crt",
@@ -304,19 +299,19 @@ _USABLE = (
 )
 _THE_OTHERS = (Component.CONTROLLER_MANAGER, Component.SCHEDULER)
 _AGAIN = 5
-"""How often they are started again: on a slow machine they give up before the API server is ready."""
+"""Maximum number of restarts: on a slow host these components exit before the API server is ready."""
 
 
 def new_settings(port: int = 0, *, address: str = "") -> Settings:
-    """Choose for a new cluster: free ports, this machine's address, a bootstrap token.
+    """Return the settings of a new cluster: free ports, this host's address, a bootstrap token.
 
-    Raises DevClusterError when the machine has no address to be reached at.
+    Raises DevClusterError when the host has no usable address.
     """
     try:
         address = address or str(host_address())
     except HostError as err:
         raise DevClusterError(f"this machine has no address that a node could use: {err}") from err
-    # The one that was given is free, too.
+    # `port` itself may be among the free ones.
     ports = [free for free in free_ports(4) if free != port]
     return Settings(
         address=address,
@@ -328,7 +323,7 @@ def new_settings(port: int = 0, *, address: str = "") -> Settings:
 
 
 def free_ports(count: int) -> list[int]:
-    """Give ports that nobody listens on."""
+    """Return ports that are not in use. Raises DevClusterError."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
@@ -343,9 +338,9 @@ def free_ports(count: int) -> list[int]:
 
 
 class DevCluster:
-    """A control plane in a directory that is ours.
+    """A control plane in a directory.
 
-    With `owned`, its processes end with the thread that starts them; else they outlive us.
+    With `owned`, its processes end with the thread that starts them; else they outlive this process.
     """
 
     def __init__(self, layout: Layout, settings: Settings, programs: Binaries, *, owned: bool) -> None:
@@ -358,18 +353,18 @@ class DevCluster:
 
     @property
     def server(self) -> str:
-        """The API server's address for everybody but this machine."""
+        """URL of the API server for other hosts and for pods."""
         return f"https://{self.settings.address}:{self.settings.port}"
 
     @property
     def api(self) -> AdminClient:
-        """The admin's line to the API server."""
+        """Client of the administrator."""
         if self._api is None:
             self._api = admin_api(self.layout, self.settings)
         return self._api
 
     def prepare(self) -> None:
-        """Make every file that the programs need; authorities and keys that are there already stay."""
+        """Create all files that the components need; existing CAs and their keys are kept."""
         layout = self.layout
         layout.directory.mkdir(mode=0o700, exist_ok=True)
         make_identities(layout, self.settings)
@@ -378,9 +373,9 @@ class DevCluster:
         self._api = None
 
     def start(self, timeout: float = START_TIMEOUT) -> None:
-        """Start what does not run yet and return when the cluster is usable.
+        """Start the components that do not run and return when the cluster is usable.
 
-        Raises DevClusterError, and then nothing runs that this call has started.
+        Raises DevClusterError; the components that this call started are then stopped.
         """
         present = set(self.running())
         deadline = time.monotonic() + timeout
@@ -401,42 +396,42 @@ class DevCluster:
             raise
 
     def stop(self, grace: float = STOP_GRACE) -> None:
-        """End everything, in the order in which that goes without complaints."""
+        """Stop all components, in reverse order of their start."""
         for component in reversed(Component):
             self.end_component(component, grace=grace)
 
     def start_component(self, component: Component) -> None:
-        """Start one process."""
+        """Start one component."""
         argv = command(component, self.programs, self.layout, self.settings)
         if component is Component.ETCD and not self.settings.durable and _can_skip_fsync(self.programs):
             argv.append("--unsafe-no-fsync")
         self._started[component] = spawn(argv, self.layout.log(component), owned=self._owned)
 
     def end_component(self, component: Component, *, grace: float = STOP_GRACE) -> None:
-        """End one process if it runs; with a grace of 0 as a power cut would."""
+        """Stop one component if it runs; with a grace of 0 it is killed."""
         process = self.running().get(component)
         gone = process is None or end(process, grace=grace)
         if (child := self._started.pop(component, None)) is not None:
-            child.poll()  # or it would stay as a zombie
+            child.poll()  # reap the zombie
         if not gone:
             raise DevClusterError(f"{component} does not end: it hangs in the kernel, look at dmesg")
 
     def restart_component(self, component: Component, **changes: object) -> None:
-        """End one process and start it again, with other settings if some are given."""
+        """Stop one component and start it again, with changed settings if given."""
         self.end_component(component)
         self.settings = msgspec.structs.replace(self.settings, **changes)
         self.start_component(component)
 
     def running(self) -> dict[Component, Process]:
-        """Give the processes that run now."""
+        """Return the running components."""
         return running(self.layout)
 
     def is_ready(self) -> bool:
-        """Whether the API server says that it is."""
+        """Return whether the API server is ready."""
         return self.api.ready()
 
     def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
-        """Return when the API server is ready; raises DevClusterError when it is not in time."""
+        """Wait until the API server is ready. Raises DevClusterError after `timeout` seconds."""
         self._wait("the API server to be ready", self.is_ready, time.monotonic() + timeout)
 
     def _answers(self) -> bool:
@@ -488,7 +483,7 @@ class DevCluster:
 
 
 def _can_skip_fsync(programs: Binaries) -> bool:
-    """Whether this etcd knows how to be quick instead of safe (from 3.5 on)."""
+    """Return whether this etcd has the flag --unsafe-no-fsync (from 3.5 on)."""
     done = subprocess.run([programs.etcd, "--help"], capture_output=True, text=True, check=False)
     return "--unsafe-no-fsync" in done.stdout + done.stderr
 

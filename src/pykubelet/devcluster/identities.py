@@ -1,15 +1,11 @@
-"""Who is who in a control plane: every certificate and every kubeconfig, in one list.
+"""Certificates, keys and kubeconfigs of a control plane.
 
-The same names, groups and authorities as kubeadm makes: one authority for the cluster, one for etcd,
-one for the front proxy, and a key for service accounts' tokens.
+Names, groups and CAs are those of kubeadm: one CA for the cluster, one for etcd, one for the front proxy,
+and a key for service account tokens. CAs and that key are created once and kept; all other certificates are
+issued again at each start, because that takes milliseconds and the host's address may have changed. Keys
+use the curve P-256, which all clients support and which is a hundred times faster to generate than RSA.
 
-Keys and certificates of a control plane.
-
-Authorities are made once and stay; everything that they sign is signed anew at each start, because
-that takes milliseconds and a machine's address may have changed. Keys are on the curve P-256:
-every client can use them, and they are made a hundred times faster than RSA ones.
-
-`cryptography` is imported inside the functions: it takes 10 MB, and only these need it.
+`cryptography` is imported inside the functions: it takes 10 MB of memory, and only these need it.
 """
 
 from __future__ import annotations
@@ -35,12 +31,12 @@ if TYPE_CHECKING:
 _AUTHORITY_LIFE = timedelta(days=3650)
 _LIFE = timedelta(days=365)
 _BEFORE = timedelta(days=1)
-"""How far back validity begins: clocks differ."""
+"""Time before the present at which validity begins, to allow for clock skew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who signs: a certificate and its key, in files."""
+    """Files of a CA: its certificate and its key."""
 
     certificate: Path
     key: Path
@@ -48,18 +44,18 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate is for, and what it may be used for."""
+    """Subject of a certificate, and its usage."""
 
     name: str
     groups: tuple[str, ...] = ()
     server_names: tuple[str, ...] = ()
-    """DNS names and IP addresses under which it serves; without any it is a client's."""
+    """DNS names and IP addresses of a serving certificate; empty for a client certificate."""
     both: bool = False
-    """Whether a server's certificate is a client's, too."""
+    """Whether a serving certificate is also valid for clients."""
 
 
 def ensure_authority(place: Authority, name: str) -> Authority:
-    """Make an authority in these files unless they are there already."""
+    """Ensure that a CA exists in these files."""
     if place.key.exists() and place.certificate.exists():
         return place
     from cryptography import x509
@@ -80,14 +76,14 @@ def ensure_authority(place: Authority, name: str) -> Authority:
 def issue(
     authority: Authority, subject: Subject, certificate: Path, key: Path, life: timedelta = _LIFE
 ) -> None:
-    """Sign a certificate for a new key and write both."""
+    """Issue a certificate for a new key and write both files."""
     pem, own = issue_pem(authority, subject, life)
     _write(key, own, 0o600)
     _write(certificate, pem, 0o644)
 
 
 def issue_pem(authority: Authority, subject: Subject, life: timedelta = _LIFE) -> tuple[bytes, bytes]:
-    """Sign a certificate for a new key; gives the certificate and the key."""
+    """Issue a certificate for a new key; return the certificate and the key as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -114,7 +110,7 @@ def issue_pem(authority: Authority, subject: Subject, life: timedelta = _LIFE) -
 
 
 def ensure_key_pair(private: Path, public: Path) -> None:
-    """Make the key that signs service accounts' tokens, unless it is there already."""
+    """Ensure that the signing key of service account tokens exists."""
     if private.exists() and public.exists():
         return
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -211,21 +207,21 @@ KUBELET_CLIENT = "kube-apiserver-kubelet-client"
 LOOPBACK = "127.0.0.1"
 _AUTHORITIES = {"ca": "kubernetes", "etcd-ca": "etcd-ca", "front-proxy-ca": "front-proxy-ca"}
 _CLIENTS = {
-    # file: authority, name, groups
+    # file name: CA, user name, groups
     "apiserver-etcd-client": ("etcd-ca", "kube-apiserver-etcd-client", ()),
     "apiserver-kubelet-client": ("ca", KUBELET_CLIENT, ()),
     "front-proxy-client": ("front-proxy-ca", "front-proxy-client", ()),
     "admin": ("ca", "kubernetes-admin", ("system:masters",)),
 }
 _USERS = {
-    # kubeconfig: name, groups
+    # kubeconfig: user name, groups
     "controller-manager": ("system:kube-controller-manager", ()),
     "scheduler": ("system:kube-scheduler", ()),
 }
 
 
 def make_identities(layout: Layout, settings: Settings) -> None:
-    """Make every key, certificate and kubeconfig that the control plane and its admin need."""
+    """Create every key, certificate and kubeconfig of the control plane and its administrator."""
     layout.pki.mkdir(mode=0o700, exist_ok=True)
     for file, name in _AUTHORITIES.items():
         ensure_authority(_authority(layout, file), name)
@@ -244,7 +240,7 @@ def make_identities(layout: Layout, settings: Settings) -> None:
 
 
 def servers(settings: Settings) -> dict[str, Subject]:
-    """The certificates that servers show, and under which names."""
+    """Return the subjects of the serving certificates by file name."""
     host = socket.gethostname().lower()
     service = "kubernetes.default.svc"
     names = ("kubernetes", "kubernetes.default", service, f"{service}.{CLUSTER_DOMAIN}", "localhost", host)
@@ -258,7 +254,7 @@ def servers(settings: Settings) -> dict[str, Subject]:
 def node_kubeconfig(
     layout: Layout, settings: Settings, node: str, path: Path, life: timedelta = timedelta(days=365)
 ) -> None:
-    """Write the kubeconfig of a node, as a finished TLS bootstrap would."""
+    """Write the kubeconfig of a node, as after a TLS bootstrap."""
     user_kubeconfig(layout, settings, Subject(f"system:node:{node}", ("system:nodes",)), path, life)
 
 
@@ -269,24 +265,24 @@ def user_kubeconfig(
     path: Path,
     life: timedelta = timedelta(days=365),
 ) -> None:
-    """Write a kubeconfig for whoever this is, with a new client certificate in it."""
+    """Write the kubeconfig of a user with a new client certificate."""
     certificate, key = issue_pem(_authority(layout, "ca"), subject, life)
     write_private(path, client_kubeconfig(layout, settings, certificate, key))
 
 
 def client_kubeconfig(layout: Layout, settings: Settings, certificate: bytes, key: bytes) -> str:
-    """A kubeconfig with a client certificate inside."""
+    """Return a kubeconfig with an embedded client certificate."""
     user = {"client-certificate-data": _base64(certificate), "client-key-data": _base64(key)}
     return _kubeconfig(layout, settings, user)
 
 
 def token_kubeconfig(layout: Layout, settings: Settings, token: str) -> str:
-    """A kubeconfig with a bearer token inside."""
+    """Return a kubeconfig with a bearer token."""
     return _kubeconfig(layout, settings, {"token": token})
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file at once and whole that only its owner may read."""
+    """Write a file atomically, readable only by its owner."""
     hidden = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
@@ -294,7 +290,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _kubeconfig(layout: Layout, settings: Settings, user: dict[str, str]) -> str:
-    # Loopback: it is there on every network, and nobody sends it through a proxy.
+    # Loopback works on every network and is never sent through a proxy.
     cluster = {
         "server": f"https://{LOOPBACK}:{settings.port}",
         "certificate-authority-data": _base64(layout.authority.read_bytes()),

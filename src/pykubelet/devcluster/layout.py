@@ -1,10 +1,8 @@
-"""One control plane, as the files in its directory and the choices that were made for it.
+"""Files and settings of one control plane, and the errors of this package.
 
-Everything lies below one directory, and each of its processes is started with an argument that
-names a file in it: that is how a process is recognised as this cluster's, so there are no pid files
-that could be stale.
-
-What can go wrong with a control plane of our own: always one line with the cause and a remedy.
+Everything is below one directory, and each process is started with an argument that contains the path of a
+file in it. Processes are identified by that argument, so there are no pid files that could be stale. Errors
+are one line with the cause and a remedy.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ import msgspec
 
 
 class DevClusterError(Exception):
-    """The control plane cannot do what was asked."""
+    """Raised when an operation on the control plane fails."""
 
 
 class NotAvailable(DevClusterError):
-    """Its programs are not here and cannot be built here."""
+    """Raised when the executables are not installed and cannot be built."""
 
 
 SERVICE_CIDR = "10.96.0.0/16"
 SERVICE_IP = "10.96.0.1"
-"""The first address of the services' network: the API server's own."""
+"""First address of the service network, which is the API server's."""
 DNS_IP = "10.96.0.10"
 POD_CIDR = "10.244.0.0/16"
 CLUSTER_DOMAIN = "cluster.local"
@@ -37,7 +35,7 @@ YEAR = "8760h"
 
 
 class Component(StrEnum):
-    """The processes of a control plane, in the order in which they are needed."""
+    """Processes of a control plane, in the order of their start."""
 
     ETCD = "etcd"
     APISERVER = "kube-apiserver"
@@ -46,36 +44,36 @@ class Component(StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was chosen for one control plane; kept beside it."""
+    """Settings of one control plane, stored in its directory."""
 
     address: str
-    """The machine's own address, at which nodes and pods reach the API server."""
+    """IP address of the host, at which nodes and pods reach the API server."""
     port: int
     etcd_port: int
     etcd_peer_port: int
     token: str
-    """The bootstrap token, ID.SECRET."""
+    """Bootstrap token, ID.SECRET."""
     signing_duration: str = YEAR
-    """How long certificates live that are signed for nodes, as a Go duration."""
+    """Lifetime of certificates signed for nodes, as a Go duration."""
     audit: bool = False
-    """Whether every request is written down, without its body."""
+    """Whether requests are written to the audit log, without bodies."""
     verify_kubelets: bool = False
-    """Whether the API server talks only to kubelets whose certificate the cluster has signed."""
+    """Whether the API server verifies kubelets' serving certificates with the cluster CA."""
     durable: bool = True
-    """Whether the data must survive a power cut."""
+    """Whether etcd calls fsync, so that the data survives a power failure."""
     api_flags: tuple[str, ...] = ()
-    """More flags for kube-apiserver."""
+    """Additional flags of kube-apiserver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The files of one control plane; `directory` is absolute."""
+    """Paths of one control plane; `directory` is absolute."""
 
     directory: Path
 
     @classmethod
     def at(cls, directory: Path) -> Layout:
-        """Take a directory as given by a person; raises DevClusterError for one that cannot work."""
+        """Return the layout of a directory. Raises DevClusterError for a path that cannot be used."""
         try:
             path = directory.resolve()
             str(path).encode()
@@ -87,67 +85,67 @@ class Layout:
 
     @property
     def marker(self) -> Path:
-        """The file that says that this directory is ours to remove."""
+        """Marker file of a directory that pykubelet created and may remove."""
         return self.directory / ".pykubelet-dev"
 
     @property
     def lock(self) -> Path:
-        """Locked while somebody starts or removes the cluster."""
+        """File that is locked while the cluster is started or removed."""
         return self.directory / "lock"
 
     @property
     def settings(self) -> Path:
-        """What was chosen."""
+        """File of the `Settings`."""
         return self.directory / "cluster.json"
 
     @property
     def pki(self) -> Path:
-        """Keys and certificates."""
+        """Directory of keys and certificates."""
         return self.directory / "pki"
 
     @property
     def etcd_data(self) -> Path:
-        """Everything that the cluster knows."""
+        """etcd's data directory."""
         return self.directory / "etcd"
 
     @property
     def audit_policy(self) -> Path:
-        """What the API server writes down."""
+        """Audit policy of the API server."""
         return self.directory / "audit-policy.yaml"
 
     @property
     def audit_log(self) -> Path:
-        """Where it writes it, a JSON document per line."""
+        """Audit log, one JSON object per line."""
         return self.directory / "audit.log"
 
     @property
     def kubelet_config(self) -> Path:
-        """A KubeletConfiguration for a node of this cluster."""
+        """KubeletConfiguration of a node of this cluster."""
         return self.directory / "kubelet.yaml"
 
     @property
     def authority(self) -> Path:
-        """The certificate of the cluster's authority."""
+        """Certificate of the cluster CA."""
         return self.certificate("ca")
 
     def certificate(self, name: str) -> Path:
-        """The certificate with this name."""
+        """Return the path of a certificate."""
         return self.pki / f"{name}.crt"
 
     def key(self, name: str) -> Path:
-        """The private key with this name."""
+        """Return the path of a private key."""
         return self.pki / f"{name}.key"
 
     def kubeconfig(self, name: str) -> Path:
-        """The kubeconfig of this user."""
+        """Return the path of a user's kubeconfig."""
         return self.directory / f"{name}.kubeconfig"
 
     def log(self, component: Component) -> Path:
-        """What a component says."""
+        """Return the path of a component's log."""
         return self.directory / f"{component}.log"
 
     def load_settings(self) -> Settings | None:
-        """Read what was chosen; None when nothing was yet. Raises DevClusterError when unreadable."""
+        """Return the settings, or None if they do not exist. Raises DevClusterError when unreadable."""
         try:
             return msgspec.json.decode(self.settings.read_bytes(), type=Settings)
         except FileNotFoundError:
@@ -158,7 +156,7 @@ class Layout:
             ) from err
 
     def save_settings(self, settings: Settings) -> None:
-        """Write what was chosen, at once and whole; the token is for nobody else to read."""
+        """Write the settings atomically, readable only by the owner because of the token."""
         hidden = self.settings.with_name(".cluster.json.new")
         fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "wb") as file:

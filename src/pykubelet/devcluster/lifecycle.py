@@ -1,7 +1,7 @@
-"""A control plane for a person: up, down, and how it is doing. One at a time per directory.
+"""`up`, `down` and `status` of a control plane in a directory, serialized by a lock file.
 
-`up` may be killed at any moment: what it has made so far is found and used by the next one, and
-`down` removes it. A directory is removed only if our marker is in it.
+`up` may be killed at any time: the next one finds and uses what exists so far, and `down` removes it. A
+directory is removed only if it contains the marker file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOTHING = frozenset({"lost+found", "lock"})
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What a person asked for; None where nothing was said."""
+    """Options of `up`; None if not set."""
 
     port: int | None = None
     signing_duration: str | None = None
@@ -45,27 +45,27 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a cluster is doing."""
+    """Observed state of a cluster."""
 
     settings: Settings | None
-    """None when there is none."""
+    """None if there is no cluster."""
     running: dict[Component, Process]
     ready: bool
 
     @property
     def missing(self) -> list[Component]:
-        """What should run and does not."""
+        """Components that do not run."""
         return [component for component in Component if component not in self.running]
 
 
 def bring_up(directory: Path, wish: UpOptions, say: Callable[[str], None]) -> tuple[DevCluster, bool]:
-    """Start a cluster, or find it running; gives it and whether anything had to be started.
+    """Ensure that a cluster runs; return it and whether a process had to be started.
 
     Raises DevClusterError.
     """
     layout = Layout.at(directory)
     _require_ours(layout)
-    # Before anything is made: without programs, or with a taken port, there is nothing to make.
+    # Nothing is created if the executables are missing or the port is in use.
     programs = find_programs(say)
     found = processes.running(layout)
     settings = _settings(layout, wish, found)
@@ -87,7 +87,7 @@ def bring_up(directory: Path, wish: UpOptions, say: Callable[[str], None]) -> tu
 
 
 def take_down(directory: Path, say: Callable[[str], None]) -> bool:
-    """Stop a cluster and remove its directory; returns whether there was anything.
+    """Stop a cluster and remove its directory; return whether there was a cluster.
 
     Raises DevClusterError.
     """
@@ -97,7 +97,7 @@ def take_down(directory: Path, say: Callable[[str], None]) -> bool:
         return _end_all(layout, say)
     with _held(layout, "down"):
         found = _end_all(layout, say) or layout.marker.exists()
-        # The marker goes last, so that an interrupted `down` can be repeated.
+        # The marker is removed last, so that an interrupted `down` can be repeated.
         try:
             for path in layout.directory.iterdir():
                 if path not in (layout.marker, layout.lock):
@@ -111,20 +111,20 @@ def take_down(directory: Path, say: Callable[[str], None]) -> bool:
 
 
 def look(directory: Path) -> State:
-    """See how a cluster is doing; raises DevClusterError for a directory that is not ours."""
+    """Return the state of a cluster. Raises DevClusterError for a directory without the marker."""
     layout = Layout.at(directory)
     _require_ours(layout)
     settings = layout.load_settings()
     found = processes.running(layout)
     ready = False
     if settings is not None and Component.APISERVER in found:
-        with suppress(OSError):  # its certificates are not all there
+        with suppress(OSError):  # some certificates do not exist
             ready = admin_api(layout, settings).ready()
     return State(settings, found, ready)
 
 
 def _settings(layout: Layout, wish: UpOptions, found: dict[Component, Process]) -> Settings:
-    """What to start with: what was chosen before as far as nobody wishes otherwise."""
+    """Return the stored settings, changed by the options; new ones for a new cluster."""
     kept = layout.load_settings()
     if kept is None:
         if found:
@@ -148,7 +148,7 @@ def _settings(layout: Layout, wish: UpOptions, found: dict[Component, Process]) 
             "remove it first with `pykubelet dev cluster down`"
         )
     if not found:
-        # Nobody knows these but its own processes, and the machine may have moved.
+        # Only the cluster's own processes use these ports, and the host's address may have changed.
         fresh = new_settings(changed.port)
         changed = msgspec.structs.replace(
             changed,
@@ -168,7 +168,7 @@ def _end_all(layout: Layout, say: Callable[[str], None]) -> bool:
     for component in reversed(Component):
         if component in found:
             say(f"Stopping {component}")
-            # Its data is about to be removed: there is nothing to save.
+            # No grace period: the data is about to be removed.
             if not processes.end(found[component], grace=0):
                 raise DevClusterError(f"{component} (pid {found[component].pid}) does not end: see dmesg")
     return bool(found)
@@ -208,7 +208,7 @@ def _claim(layout: Layout) -> None:
 
 @contextmanager
 def _held(layout: Layout, purpose: str) -> Iterator[None]:
-    """Keep others from starting or removing the same cluster."""
+    """Hold the lock, so that no other process starts or removes the cluster."""
     fd = _lock(layout)
     try:
         os.ftruncate(fd, 0)
@@ -234,7 +234,7 @@ def _lock(layout: Layout) -> int:
             raise DevClusterError(
                 f"`pykubelet dev cluster {told}` is at work on {layout.directory}: wait until it is done"
             ) from None
-        # A `down` may have removed the file between our opening and locking it.
+        # A `down` may have removed the file between open and flock.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), layout.lock.stat()):
                 return fd

@@ -1,20 +1,18 @@
-"""The private container runtime that `pykubelet up` owns: its files, its supervision and its removal.
+"""Private container runtime of `pykubelet up`: its files, its supervision and its removal.
 
     instance = Instance.at(Path("/var/lib/pykubelet"))
     async with PrivateRuntime(instance) as runtime:
-        ...                                  # an agent that uses runtime.endpoint
+        ...                                  # a kubelet that uses runtime.endpoint
     leftovers = await down(instance, print)
 
-- `instance.py`: the one data directory, and every path and name that follows from it.
-- `claim.py`: making the directory ours, and never touching one that is not.
-- `lock.py`: one agent (or one `down`) per directory.
-- `needs.py`: the programs and what this machine can do.
-- `state.py`, `registry.py`: what was there before us; who else of us is on this machine.
-- `prepare.py`: the choices of the first start, and what is written at every start.
-- `containerd_config.py`, `pod_network.py`: the two configurations.
-- `oci.py`, `seed_images.py`: the images that need no registry.
-- `daemon.py`: one containerd process; `runtime.py`: keeping one alive.
-- `leftovers.py`, `teardown.py`: what is there of ours, and taking it all away.
+- `instance`: paths and names that follow from the data directory, and the errors of this package.
+- `data_dir`: ownership marker, lock and state of a data directory, and the registry of all of the host.
+- `requirements`: required executables and features of the host.
+- `containerd_config`: configuration of containerd and of the pod network, and the choices of the first start.
+- `seed_images`: images that need no registry.
+- `daemon`: one containerd process; `runtime`: its supervision, and the iptables rule that protects loopback.
+- `teardown`: search for and removal of everything that belongs to a data directory.
+- `__main__`: a private runtime without a kubelet.
 
-Nothing is imported here: asking for a path must not cost the memory of gRPC.
+Nothing is imported here, so that a module that needs only a path does not load gRPC.
 """

@@ -1,8 +1,8 @@
-"""A private runtime without an agent: `python -m pykubelet.embedded DIRECTORY [CGROUP-DRIVER]`.
+"""Private runtime without a kubelet: `python -m pykubelet.standalone DIRECTORY [CGROUP-DRIVER]`.
 
-For tests, and for people who want to look at containerd alone. Says `ready` on standard output with
-the names that a caller needs, then keeps the runtime alive until SIGTERM or SIGINT. The cgroup driver
-is `cgroupfs`, unless `systemd` is asked for.
+For tests and for debugging of containerd alone. Prints `ready` and the endpoint and image names as JSON on
+standard output, then keeps the runtime running until SIGTERM or SIGINT. The default cgroup driver is
+`cgroupfs`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pykubelet.standalone.runtime import PrivateRuntime
 
 
 async def serve(directory: Path, cgroup_driver: str) -> None:
-    """Run until a signal comes."""
+    """Run the private runtime until SIGTERM or SIGINT."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -30,7 +30,7 @@ async def serve(directory: Path, cgroup_driver: str) -> None:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the command line; return the exit code."""
     configure_early()
     if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["cgroupfs"], ["systemd"]):
         print("usage: python -m pykubelet.embedded DIRECTORY [cgroupfs|systemd]", file=sys.stderr)

@@ -1,20 +1,15 @@
-"""containerd's configuration for a private runtime.
+"""Configuration of containerd and of the pod network, written before containerd starts.
 
-Everything that it would put at fixed places of the machine is moved below the data directory,
-everything that costs memory or wakes up for nothing is switched off, and what depends on the
-machine is filled in. Written in version 2 of the format, which containerd 1.3 to 2.x read; the
-sections that only newer ones know are ignored by older ones.
+Choices (subnet, snapshotter) are made at the first start and stored in the state: running pods keep their
+addresses and layers, whatever changes on the host. The configuration files are written at every start, so
+that they follow the host and the version of pykubelet.
 
-The pods' network: which addresses, and the CNI configuration that hands them out.
+containerd: all paths are below the data directory, plugins that cost memory or wake up periodically are
+disabled, and host features are filled in. The format is version 2, which containerd 1.3 to 2.x read; older
+versions ignore sections that only newer ones know.
 
-One bridge per private runtime with a /24 of its own; pods reach the outside under the node's
-address, and host ports lead to them. IPv4 only: a private node is a node for one machine.
-
-What has to be decided and written before containerd starts.
-
-Choices are made once and remembered: a pod that runs keeps its address and its layers, whatever the
-machine looks like at the next start. The configurations are written anew at every start, so that
-they follow the machine and the version of this program.
+Pod network: one bridge per private runtime with its own /24, masquerading and host ports. IPv4 only,
+because a private node serves a single host.
 """
 
 import json
@@ -33,16 +28,16 @@ from pykubelet.standalone.requirements import HostRequirements, choose_snapshott
 
 log = get_logger(__name__)
 _OOM_SCORE = -999
-"""As the reference's unit files: the kernel shall take containers before their runtime."""
+"""As in upstream's unit files: the OOM killer must choose containers before their runtime."""
 _DISABLED = (
-    # File systems that we do not use; each probes the machine at start.
+    # Unused file systems; each probes the host at start.
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.blockfile",
     "io.containerd.snapshotter.v1.btrfs",
     "io.containerd.snapshotter.v1.devmapper",
     "io.containerd.snapshotter.v1.erofs",
     "io.containerd.snapshotter.v1.zfs",
-    # The agent restarts containers; this one would wake up every ten seconds to find none.
+    # The kubelet restarts containers; this plugin would wake up every ten seconds for nothing.
     "io.containerd.internal.v1.restart",
     "io.containerd.internal.v1.tracing",
     "io.containerd.tracing.processor.v1.otlp",
@@ -112,7 +107,7 @@ SystemdCgroup = {systemd_cgroup}
 def containerd_config(
     instance: Instance, machine: HostRequirements, *, pause_image: str, snapshotter: str, cgroup_driver: str
 ) -> str:
-    """Write the configuration; `cgroup_driver` is `cgroupfs` or `systemd`."""
+    """Return containerd's configuration; `cgroup_driver` is `cgroupfs` or `systemd`."""
     disabled = (
         [*_DISABLED] if snapshotter == "native" else [*_DISABLED, "io.containerd.snapshotter.v1.native"]
     )
@@ -137,7 +132,7 @@ def containerd_config(
 
 
 def toml(value: str | Path | bool) -> str:
-    """Write a value in TOML; its basic strings are JSON's, but for one control character."""
+    """Return a value in TOML; its basic strings are JSON's, except for DEL, which TOML must escape."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -146,11 +141,11 @@ def toml(value: str | Path | bool) -> str:
 _SIZE = 256
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 _FIRST = IPv4Address("10.85.0.0")
-"""Where the search starts: the range that CNI's own examples use for pods."""
+"""First candidate: the range that CNI's examples use for pods."""
 
 
 def choose_subnet(used: Iterable[IPv4Network]) -> IPv4Network:
-    """Give the first /24, from 10.85.0.0 on, that overlaps none of the used networks.
+    """Return the first /24, from 10.85.0.0 on, that overlaps none of the used networks.
 
     Raises EmbeddedError when every private address is in use.
     """
@@ -169,7 +164,7 @@ def choose_subnet(used: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def conflist(instance: Instance, subnet: IPv4Network, mtu: int | None = None) -> str:
-    """Write the CNI configuration list of the pods' network."""
+    """Return the CNI configuration list of the pod network."""
     bridge: dict[str, object] = {
         "type": "bridge",
         "bridge": instance.bridge,
@@ -187,7 +182,7 @@ def conflist(instance: Instance, subnet: IPv4Network, mtu: int | None = None) ->
     if mtu is not None:
         bridge["mtu"] = mtu
     document = {
-        # The newest version that the plugins of every supported distribution speak.
+        # The newest version that the plugins of all supported distributions implement.
         "cniVersion": "0.4.0",
         "name": instance.name,
         "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}],
@@ -210,9 +205,9 @@ _ETHERNET_MTU = 1500
 
 
 async def remember(instance: Instance) -> State:
-    """Give the choices of earlier starts, or make them now, one private runtime after the other.
+    """Return the choices of earlier starts, or make them, while holding the lock of the registry.
 
-    Raises EmbeddedError when the state is damaged or no network is free.
+    Raises EmbeddedError when the state is damaged or no subnet is free.
     """
     kept = load(instance)
     async with open_registry() as registry:
@@ -231,9 +226,9 @@ async def remember(instance: Instance) -> State:
 async def configure(
     instance: Instance, machine: HostRequirements, kept: State, *, pause_image: str, cgroup_driver: str
 ) -> None:
-    """Write the configurations of the pods' network and of containerd."""
+    """Write the configuration files of the pod network and of containerd."""
     uplink = await links.uplink_mtu()
-    # Larger packets than the way out can carry would be lost or cut.
+    # Packets above the MTU of the uplink would be dropped or fragmented.
     mtu = uplink if uplink is not None and uplink < _ETHERNET_MTU else None
     network = conflist(instance, IPv4Network(kept.subnet), mtu)
     (instance.cni_conf / "10-pykubelet.conflist").write_text(network)
@@ -261,15 +256,15 @@ async def _first_choices(instance: Instance, others: list[State], used: list[IPv
 
 
 def _follow_the_machine(instance: Instance, kept: State, used: list[IPv4Network]) -> None:
-    """Change what an earlier start chose where the machine leaves no other way."""
+    """Drop runtime state of an earlier boot, and change the subnet if it conflicts and no pod uses it."""
     if kept.boot_id != boot_id():
-        log.info("The machine was restarted: forgetting the containers of before")
+        log.info("Host was rebooted, removing containerd state of the previous boot")
         for stale in (instance.containerd_state, instance.cni_leases):
             remove_tree(stale)
         kept.boot_id = boot_id()
     subnet = IPv4Network(kept.subnet)
-    # Pods that have addresses keep them; without a bridge there are none.
+    # Running pods keep their addresses; without the bridge no pod has one.
     if any(subnet.overlaps(network) for network in used) and not links.link_exists(instance.bridge):
         kept.subnet = str(choose_subnet(used))
         remove_tree(instance.cni_leases)
-        log.warning("The pods' network is used by others now: choosing another", was=subnet, now=kept.subnet)
+        log.warning("Pod subnet conflicts, chose a new one", oldSubnet=subnet, subnet=kept.subnet)

@@ -1,8 +1,8 @@
-"""One containerd process: started, awaited until it really works, stopped.
+"""One containerd process: started, awaited until it is ready to run pods, stopped.
 
-It gets a session of its own, so that Ctrl-C in a terminal reaches only the agent, and a
-parent-death signal, so that it does not outlive an agent that was killed. Containers outlive both:
-their shims are nobody's children.
+It runs in its own session, so that Ctrl-C in a terminal reaches only the kubelet, and has a parent-death
+signal, so that it does not outlive a killed kubelet. Containers outlive both: their shims are not children
+of either.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CALL_TIMEOUT = Duration.of(60)
 
 
 class Daemon:
-    """The containerd of a private runtime; may be started again after it ended."""
+    """The containerd process of a private runtime; can be started again after it exits."""
 
     def __init__(
         self, instance: Instance, machine: HostRequirements, *, start_timeout: float = START_TIMEOUT
@@ -46,14 +46,14 @@ class Daemon:
 
     @property
     def pid(self) -> int | None:
-        """The running process; None when there is none."""
+        """Pid of the running process, or None."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start it and return when it can run pods.
+        """Start containerd and return when it is ready to run pods.
 
-        A containerd that an earlier agent left behind is replaced. Raises RuntimeFailed, with the
-        last words of its log, when it ends or is not ready in time; nothing is running then.
+        A containerd left by an earlier kubelet process is stopped first. Raises RuntimeFailed, with the end
+        of its log, when it exits or is not ready in time; it is not running then.
         """
         await stop_strays(self._instance)
         self._instance.socket.unlink(missing_ok=True)
@@ -71,12 +71,12 @@ class Daemon:
             raise
 
     async def wait(self) -> int:
-        """Wait until it ends and give its exit status."""
+        """Wait until the process exits and return its exit status."""
         assert self._process is not None
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End it, and return when it has ended; containers go on."""
+        """Stop the process and wait until it has exited; containers keep running."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -86,14 +86,14 @@ class Daemon:
             async with asyncio.timeout(STOP_GRACE):
                 await process.wait()
         except TimeoutError:
-            log.warning("containerd does not stop: killing it", pid=process.pid)
+            log.warning("Private containerd did not stop in time, killing it", pid=process.pid)
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
 
     async def connect(self) -> RuntimeConnection:
-        """Give a connection to it."""
-        # Our own calls are not the agent's: they must not show in its metrics.
+        """Return a CRI connection."""
+        # These calls must not count in the kubelet's metrics.
         return await connect(
             self._instance.endpoint,
             timeout=_CALL_TIMEOUT,
@@ -142,36 +142,36 @@ class Daemon:
         raise RuntimeFailed(f"containerd ended with status {self._process.returncode} while starting")
 
     async def _ask(self) -> str:
-        """Give what is missing before pods can run; nothing when all is well."""
+        """Return the runtime conditions that are not met; empty if pods can run."""
         async with await self.connect() as cri:
             status: pb.RuntimeStatus = (await cri.runtime.status()).status
         return "; ".join(f"{it.type}: {it.reason} {it.message}" for it in status.conditions if not it.status)
 
 
 async def stop_strays(instance: Instance) -> None:
-    """End every containerd of this data directory, whoever started it."""
+    """Stop every containerd of this data directory, whichever process started it."""
     for process in find_daemons(instance):
         if process.pid != os.getpid():
-            log.info("Stopping a containerd that was left behind", pid=process.pid)
+            log.info("Stopping orphaned containerd", pid=process.pid)
             await end(process, grace=STOP_GRACE)
 
 
 def find_daemons(instance: Instance) -> list[Process]:
-    """Give every containerd that runs with this data directory's configuration."""
+    """Return every containerd process with this data directory's configuration."""
     arguments = _config_arguments(instance)
     return [process for process in list_processes() if process.argv[-2:] == arguments]
 
 
 def log_is_long(path: Path, limit: int = LOG_LIMIT) -> bool:
-    """Whether `bound_log` would do something."""
+    """Return whether a log exceeds `limit` bytes."""
     return _size(path) > limit
 
 
 def bound_log(path: Path, limit: int = LOG_LIMIT) -> None:
-    """Keep a log from growing: beyond `limit` bytes it becomes `…log.1` and starts over.
+    """Rotate a log above `limit` bytes to `…log.1`.
 
-    It is copied and emptied, not renamed, because containerd keeps it open; it appends, so it goes
-    on at the new beginning.
+    The log is copied and truncated, not renamed, because containerd keeps it open; it is opened for
+    appending, so containerd continues at the new end.
     """
     if log_is_long(path, limit):
         shutil.copyfile(path, path.with_name(path.name + ".1"))
@@ -179,7 +179,7 @@ def bound_log(path: Path, limit: int = LOG_LIMIT) -> None:
 
 
 def last_words(path: Path, position: int = 0, limit: int = 600) -> str:
-    """Give the end of a log after `position` in one line: its complaints, else its last line."""
+    """Return the last warnings and errors of a log after `position` in one line, else its last line."""
     try:
         with path.open("rb") as file:
             file.seek(max(position, _size(path) - 64 * 1024))

@@ -1,25 +1,19 @@
-"""Making a directory ours, and knowing that it is.
+"""Ownership marker, lock and state of a data directory, and the registry of all private runtimes of the host.
 
-`down` deletes a directory whole, so it must never be handed a stranger's. A directory is ours when
-it holds our marker and marker and directory belong to root (or to whoever we run as); the marker
-is the first thing written into a directory that was empty, and the last thing removed.
+Marker: `down` deletes the whole directory, so it must never act on one that pykubelet did not create. A
+directory is pykubelet's if it contains the marker file, and both belong to the user of this process. The
+marker is the first file written to an empty directory and the last one removed.
 
-One at a time: an agent or a `down` holds its data directory with a lock on a file in it.
+Lock: a kubelet or a `down` holds an flock on a file in the data directory. The kernel releases it when the
+process ends in any way, so it is never stale. The file contains the pid and the purpose of the holder, for
+error messages and for `down`, which must stop a running kubelet.
 
-The kernel gives the lock back when the holder ends in whatever way, so there is no stale lock. The
-file says who holds it, for the error message and for `down`, which has to stop an agent.
+State (`state.json`): choices that must survive restarts, and the paths and iptables chains that existed
+before the first start, which `down` therefore keeps.
 
-Who else of us is on this machine.
-
-Private runtimes share a few things: the address space for pods, directories that containerd's shims
-and libcni make at fixed places, chains of the packet filter. A link per data directory in
-`/run/pykubelet` lets each know of the others; the directory's lock makes their choices one after
-the other. It is gone after a reboot and filled again by those that start.
-
-What has to be remembered between starts: choices that must stay, and what was there before us.
-
-The second is how `down` can tell a directory or a packet filter chain that exists because of us
-from one that somebody else needs.
+Registry (`/run/pykubelet`): one symbolic link per data directory. Private runtimes share the address space
+of pods, fixed directories of containerd's shims and libcni, and iptables chains; the directory's lock
+serializes their choices. It is empty after a reboot and filled again by each start.
 """
 
 from __future__ import annotations
@@ -43,22 +37,22 @@ This directory belongs to pykubelet, a Kubernetes node agent.
 `pykubelet down --data-dir ...` removes it with everything in it.
 """
 
-# What a fresh file system and an interrupted `down` leave.
+# Entries of a new file system, and of an interrupted `down`.
 _NOTHING = frozenset({"lost+found", "lock"})
 
 
 def is_ours(instance: Instance) -> bool:
-    """Whether the data directory exists and was made ours by `claim`."""
+    """Return whether the data directory exists and has the marker that `claim` writes."""
     return _owned(instance.data_dir, stat.S_ISDIR) and _owned(instance.marker, stat.S_ISREG)
 
 
 def is_untouched(instance: Instance) -> bool:
-    """Whether there is nothing at all: no directory, or an empty one that somebody prepared."""
+    """Return whether the data directory does not exist or is empty."""
     return not os.path.lexists(instance.data_dir) or _entries(instance.data_dir) == set()
 
 
 def require_ours(instance: Instance) -> None:
-    """Raise DirectoryError when the data directory holds anything but our own things."""
+    """Raise DirectoryError if the data directory is neither pykubelet's nor empty."""
     if not is_ours(instance) and not is_untouched(instance):
         raise DirectoryError(
             f"{instance.data_dir} was not made by pykubelet (it has no {instance.marker.name} file of ours): "
@@ -67,9 +61,9 @@ def require_ours(instance: Instance) -> None:
 
 
 def claim(instance: Instance) -> bool:
-    """Make the data directory ours; returns whether it was made just now.
+    """Ensure that the data directory exists with its marker; return whether the marker is new.
 
-    Raises DirectoryError when it holds something else, or cannot be made.
+    Raises DirectoryError when the directory has other contents or cannot be created.
     """
     if is_ours(instance):
         return False
@@ -93,12 +87,12 @@ def claim(instance: Instance) -> bool:
 
 
 def make_folders(instance: Instance) -> None:
-    """Make the folders in a data directory that is ours."""
+    """Ensure that the subdirectories of a claimed data directory exist."""
     for folder, mode in (
         (instance.manifests, 0o755),
         (instance.kubelet_root, 0o750),
         (instance.pod_logs, 0o755),
-        # Containers in a user namespace must be able to pass through to their root file system.
+        # Containers in a user namespace need search permission on the path to their root file system.
         (instance.containerd, 0o711),
         (instance.cni_conf, 0o755),
     ):
@@ -122,7 +116,7 @@ def _owned(path: Path, is_kind: Callable[[int], bool]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LockOwner:
-    """Who holds a data directory, as far as it has said so."""
+    """Process that holds the lock of a data directory, as written in the lock file."""
 
     pid: int | None
     purpose: str
@@ -130,9 +124,9 @@ class LockOwner:
 
 @contextmanager
 def hold(instance: Instance, purpose: str) -> Iterator[None]:
-    """Hold the data directory, which must exist, until the block ends; the purpose is `up` or `down`.
+    """Hold the lock of an existing data directory; the purpose is `up` or `down`.
 
-    Raises AlreadyRunning, with the holder's pid, when someone else holds it.
+    Raises AlreadyRunning, with the holder's pid, when another process holds it.
     """
     fd = _lock(instance)
     try:
@@ -145,7 +139,7 @@ def hold(instance: Instance, purpose: str) -> Iterator[None]:
 
 
 def holder(instance: Instance) -> LockOwner | None:
-    """Give the process that holds the data directory; None when nobody does."""
+    """Return the process that holds the lock of the data directory, or None."""
     try:
         fd = os.open(instance.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -171,7 +165,7 @@ def _lock(instance: Instance) -> int:
             found = _read(fd)
             os.close(fd)
             raise AlreadyRunning(_refusal(instance, found), found.pid) from None
-        # A `down` may have deleted the file between our opening and locking it.
+        # A `down` may have deleted the file between open and flock.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), instance.lock.stat()):
                 return fd
@@ -189,7 +183,7 @@ def _refusal(instance: Instance, found: LockOwner) -> str:
 
 
 def _read(fd: int) -> LockOwner:
-    """Read who holds the lock; whoever has just taken it may not have written that yet."""
+    """Return the holder from the lock file; right after locking it may not be written yet."""
     words = os.pread(fd, 64, 0).split()
     if len(words) == 2 and words[0].isdigit():
         return LockOwner(int(words[0]), words[1].decode(errors="replace"))
@@ -202,35 +196,35 @@ OUTSIDE = (
     Path("/var/lib/cni/results"),
     Path("/var/lib/cni"),
 )
-"""Directories that containerd's shims and libcni make at fixed places, children first."""
+"""Directories that containerd's shims and libcni create at fixed paths, children first."""
 
 
 class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The content of `state.json`."""
+    """Contents of `state.json`."""
 
     version: int = 1
     boot_id: str
-    """The boot in which the state directory was last used."""
+    """Boot ID of the last use of containerd's state directory."""
     subnet: str
-    """The pods' network, such as `10.85.0.0/24`."""
+    """Pod subnet, such as `10.85.0.0/24`."""
     snapshotter: str
     found_paths: list[str]
-    """Those of `OUTSIDE` that nobody of us made."""
+    """Paths of `OUTSIDE` that no private runtime created."""
     found_chains: list[str]
-    """Those shared packet filter chains that nobody of us made."""
+    """Shared iptables chains that no private runtime created."""
     removing: list[str] = []
-    """Ids of the containers and sandboxes that `down` has begun to remove.
+    """IDs of the containers and sandboxes that a `down` has started to remove.
 
-    A `down` that is interrupted may have removed their files, from which the next one would learn the ids.
+    An interrupted `down` may have removed the files from which the next one would read the IDs.
     """
     seeds: dict[str, str] = {}
-    """For each imported image what it was built from."""
+    """Fingerprint of the executable that each imported image was built from."""
 
 
 def load(instance: Instance) -> State | None:
-    """Read the state; None when there is none yet.
+    """Return the state, or None if it does not exist yet.
 
-    Raises EmbeddedError when it is damaged.
+    Raises EmbeddedError when the file is damaged.
     """
     try:
         found = msgspec.json.decode(instance.state.read_bytes(), type=State)
@@ -246,7 +240,7 @@ def load(instance: Instance) -> State | None:
 
 
 def save(instance: Instance, state: State) -> None:
-    """Write the state so that a crash leaves either the old or the new one."""
+    """Write the state atomically: a crash leaves either the old or the new one."""
     text = msgspec.json.format(msgspec.json.encode(state), indent=2)
     draft = instance.state.with_suffix(".new")
     with draft.open("wb") as file:
@@ -257,10 +251,10 @@ def save(instance: Instance, state: State) -> None:
 
 
 def before_us(present: Iterable[str], others: Iterable[Iterable[str]]) -> list[str]:
-    """Decide which of the things that are present now were made by none of us.
+    """Return those of the present names that no private runtime of this host created.
 
-    `others` are the answers that the other private runtimes of this machine gave when they
-    started: what one of them did not find is there because of one of us.
+    `others` are the results of the other private runtimes at their first start: a name that one of them did
+    not find was created by a private runtime.
     """
     result = set(present)
     for found in others:
@@ -274,12 +268,12 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The registry while it is locked."""
+    """Locked registry of the private runtimes of this host."""
 
     directory: Path
 
     def others(self, instance: Instance) -> list[State]:
-        """Give the states of all other private runtimes; those that no longer exist are forgotten."""
+        """Return the states of all other private runtimes; remove entries of those that no longer exist."""
         states = []
         for entry in self.directory.iterdir():
             if entry.name == instance.name:
@@ -292,18 +286,18 @@ class Registry:
         return states
 
     def enter(self, instance: Instance) -> None:
-        """Make this one known."""
+        """Register this private runtime."""
         with suppress(FileExistsError):
             (self.directory / instance.name).symlink_to(instance.data_dir)
 
     def leave(self, instance: Instance) -> None:
-        """Forget this one."""
+        """Unregister this private runtime."""
         (self.directory / instance.name).unlink(missing_ok=True)
 
 
 @asynccontextmanager
 async def open_registry(directory: Path = DIRECTORY) -> AsyncIterator[Registry]:
-    """Hold the machine's registry; it vanishes when nobody is left in it."""
+    """Lock the registry of the host; its directory is removed at exit if it is empty."""
     fd = await _lock_registry(directory)
     try:
         yield Registry(directory)
@@ -320,7 +314,7 @@ async def _lock_registry(directory: Path) -> int:
             directory.mkdir(mode=0o755, exist_ok=True)
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            # Someone left and took the directory along; make it again.
+            # Another process removed the empty directory; create it again.
             continue
         except OSError as err:
             raise EmbeddedError(f"{directory} cannot be used: {err.strerror}: root is needed") from err
@@ -341,7 +335,7 @@ async def _lock_registry(directory: Path) -> int:
 def _state_of(entry: Path) -> State | None:
     try:
         other = Instance.at(entry.readlink())
-        # A link that does not bear its target's name is not one that `enter` made.
+        # `enter` creates only links that have the name of their target.
         return load(other) if other.name == entry.name and is_ours(other) else None
     except (OSError, EmbeddedError):
         return None

@@ -1,10 +1,8 @@
-"""One private runtime, as the paths and names that follow from its data directory.
+"""Paths and names of one private runtime, derived from its data directory, and the errors of this package.
 
-Everything it makes lies below that one directory or bears a name derived from it, so that several
-can live on one machine and each can be removed without touching the others. Nothing is created
-here; `claim.py` does that.
-
-What can go wrong with the private runtime: always one line with the cause and a remedy.
+Everything that a private runtime creates is below its data directory or has a name derived from it, so that
+several can run on one host and each can be removed without affecting the others. Nothing is created here;
+`data_dir` does that. Errors are one line with the cause and a remedy.
 """
 
 from __future__ import annotations
@@ -19,33 +17,33 @@ from pykubelet.transport.endpoint import MAX_PATH_BYTES, Endpoint
 
 
 class EmbeddedError(Exception):
-    """The private runtime cannot do what was asked."""
+    """Base class of the errors of the private runtime."""
 
 
 class DirectoryError(EmbeddedError):
-    """The data directory cannot be used, or is not ours."""
+    """Raised when the data directory cannot be used, or is not pykubelet's."""
 
 
 class AlreadyRunning(EmbeddedError):
-    """Another process holds the data directory."""
+    """Raised when another process holds the lock of the data directory."""
 
     def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
         self.pid = pid
-        """Who holds it; None when that could not be found out."""
+        """Pid of the holder; None if it is unknown."""
 
 
 class MissingPrograms(EmbeddedError):
-    """Programs that the private runtime consists of are not installed."""
+    """Raised when executables of the private runtime are not installed."""
 
 
 class RuntimeFailed(EmbeddedError):
-    """containerd does not start, or does not answer."""
+    """Raised when containerd does not start or does not respond."""
 
 
 DEFAULT_DATA_DIR = Path("/var/lib/pykubelet")
 NAMESPACE = "k8s.io"
-"""containerd's own namespace for everything that comes through CRI."""
+"""Namespace of containerd's CRI plugin."""
 _LONGEST_SOCKET = "kubelet/device-plugins/kubelet.sock"
 _SYSTEM = """
 / /bin /boot /etc /home /lib /lib32 /lib64 /media /mnt /opt /root /run /sbin /srv /tmp
@@ -59,18 +57,18 @@ _NEVER_IN = (Path("/proc"), Path("/sys"), Path("/dev"))
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A data directory and all that is derived from it; make one with `Instance.at`."""
+    """A data directory and the names derived from it; created by `Instance.at`."""
 
     data_dir: Path
     name: str
-    """Unique on this machine: the CNI network, the cgroup root and the registry entry bear it."""
+    """Name of the CNI network, the cgroup root and the registry entry; unique on this host."""
     bridge: str
 
     @classmethod
     def at(cls, data_dir: Path = DEFAULT_DATA_DIR) -> Instance:
-        """Derive everything from a data directory, which need not exist.
+        """Return the instance of a data directory, which need not exist.
 
-        Raises DirectoryError for a path that could not work or that must never be ours.
+        Raises DirectoryError for a path that cannot work or that belongs to the system.
         """
         path = _resolve(data_dir)
         _refuse(path)
@@ -79,63 +77,63 @@ class Instance:
         tag = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
         return cls(path, name=f"pykubelet-{tag}", bridge=f"pyk-{tag}")
 
-    # The agent's side
+    # The kubelet's paths
 
     @property
     def manifests(self) -> Path:
-        """The folder whose pods the agent runs."""
+        """Directory of static pod manifests."""
         return self.data_dir / "manifests"
 
     @property
     def kubelet_root(self) -> Path:
-        """The agent's root directory: pods, plugins, checkpoints."""
+        """The kubelet's root directory: pods, plugins, checkpoints."""
         return self.data_dir / "kubelet"
 
     @property
     def pod_logs(self) -> Path:
-        """The folder of the containers' logs."""
+        """Directory of the container logs."""
         return self.data_dir / "logs" / "pods"
 
     @property
     def cgroup_root(self) -> str:
-        """The cgroup below which all pods live, for the cgroupfs driver."""
+        """Cgroup of all pods, for the cgroupfs driver."""
         return f"/{self.name}"
 
-    # containerd's side
+    # containerd's paths
 
     @property
     def containerd(self) -> Path:
-        """The folder of everything that belongs to containerd."""
+        """Directory of all files of containerd."""
         return self.data_dir / "containerd"
 
     @property
     def containerd_config(self) -> Path:
-        """Its configuration; also how its process is recognised."""
+        """Configuration file; the process is identified by this argument."""
         return self.containerd / "config.toml"
 
     @property
     def containerd_root(self) -> Path:
-        """Images, snapshots and metadata: what outlives a reboot."""
+        """Images, snapshots and metadata, which survive a reboot."""
         return self.containerd / "root"
 
     @property
     def containerd_state(self) -> Path:
-        """Bundles, network namespaces, runc's state: what means nothing after a reboot."""
+        """Bundles, network namespaces and runc's state, which are void after a reboot."""
         return self.containerd / "state"
 
     @property
     def socket(self) -> Path:
-        """Where it listens."""
+        """Path of the CRI socket."""
         return self.containerd / "containerd.sock"
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, as `--container-runtime-endpoint` takes it."""
+        """Endpoint of the socket, for `--container-runtime-endpoint`."""
         return str(Endpoint(str(self.socket)))
 
     @property
     def containerd_log(self) -> Path:
-        """What it says."""
+        """Log file of containerd."""
         return self.containerd / "containerd.log"
 
     @property
@@ -145,29 +143,29 @@ class Instance:
 
     @property
     def cni_conf(self) -> Path:
-        """The folder of the pod network's configuration."""
+        """Directory of the CNI configuration."""
         return self.data_dir / "cni" / "conf"
 
     @property
     def cni_leases(self) -> Path:
-        """Which pod has which address."""
+        """Directory of the IP address leases of pods."""
         return self.data_dir / "cni" / "ipam"
 
-    # Its own bookkeeping
+    # Marker, lock and state
 
     @property
     def marker(self) -> Path:
-        """The file that says that this directory is ours."""
+        """Marker file of a data directory that pykubelet created."""
         return self.data_dir / ".pykubelet"
 
     @property
     def lock(self) -> Path:
-        """The file that is locked while an agent or a `down` is at work."""
+        """File that a running kubelet or `down` holds a lock on."""
         return self.data_dir / "lock"
 
     @property
     def state(self) -> Path:
-        """What was chosen, and what was there before us."""
+        """File of the `State`."""
         return self.data_dir / "state.json"
 
 
@@ -187,13 +185,13 @@ def _resolve(data_dir: Path) -> Path:
 
 
 def _refuse(path: Path) -> None:
-    """Raise for paths that containerd could not work in, or that hold what is not ours."""
+    """Raise DirectoryError for paths that containerd cannot use, or that belong to the system or a user."""
     if path in _NEVER or path in _homes() or any(path.is_relative_to(place) for place in _NEVER_IN):
         raise DirectoryError(
             f"data directory {path} belongs to the system or to a person: "
             f"choose a directory of its own, such as {DEFAULT_DATA_DIR}"
         )
-    # overlayfs separates its directories by colons and its options by commas, and knows no quoting.
+    # overlayfs separates directories by colons and options by commas, without quoting.
     if bad := sorted({char for char in str(path) if char in ":,\\" or not char.isprintable()}):
         shown = " ".join(repr(char) for char in bad)
         raise DirectoryError(

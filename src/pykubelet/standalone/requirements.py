@@ -1,4 +1,4 @@
-"""What the private runtime needs of the machine: programs, and facts that its configuration depends on."""
+"""Requirements of the private runtime on the host: executables, and features that its configuration uses."""
 
 import shutil
 import tempfile
@@ -21,27 +21,27 @@ PROGRAMS = {
     "busybox": "busybox-static",
     "catatonit": "catatonit",
 }
-"""Each program with the Debian package that brings it."""
+"""Executables, each with its Debian package."""
 CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
 
 
 @dataclass(frozen=True, slots=True)
 class HostRequirements:
-    """What was found."""
+    """Executables and features found on the host."""
 
     programs: dict[str, Path]
     cni_folder: Path
     apparmor: bool
-    """Whether containers can be confined by AppArmor profiles."""
+    """Whether AppArmor profiles can be applied to containers."""
     may_lower_oom_score: bool
-    """Whether a process may be given a better OOM score than our own (CAP_SYS_RESOURCE)."""
+    """Whether oom_score_adj can be set below that of this process (CAP_SYS_RESOURCE)."""
 
 
 def inspect_machine() -> HostRequirements:
-    """Find everything that is needed.
+    """Return the executables and features of the host.
 
-    Raises MissingPrograms, naming all that is missing with its package.
+    Raises MissingPrograms with all missing executables and their packages.
     """
     path = search_path()
     found = {name: shutil.which(name, path=path) for name in PROGRAMS}
@@ -64,10 +64,10 @@ def inspect_machine() -> HostRequirements:
 
 
 def choose_snapshotter(directory: Path) -> str:
-    """Give the way to stack image layers that works in this directory: `overlayfs`, else copies.
+    """Return the snapshotter that works in this directory: `overlayfs`, else `native` (copies).
 
-    Overlays cannot lie on an overlay, as in a container, or on some network file systems. Whether
-    they can is not written anywhere, so one is made to find out.
+    An overlay does not work on another overlay, as in a container, or on some network file systems. The
+    kernel does not report this, so a test mount is made.
     """
     with tempfile.TemporaryDirectory(prefix=".overlay-", dir=directory) as name:
         base = Path(name)

@@ -1,28 +1,26 @@
-"""The private runtime of a running agent: prepared, started, and kept alive.
+"""Private runtime of a running kubelet: preparation, start and supervision of containerd.
 
     async with PrivateRuntime(Instance.at(path)) as runtime:
-        await agent(runtime.endpoint)
+        await run_kubelet(runtime.endpoint)
 
-If containerd dies it is started again, at first after a tenth of a second, then with growing
-pauses; the containers do not notice, since their shims live on. When the block is left containerd
-is stopped and containers still go on, to be found again by the next one. A start that fails leaves
-nothing running, and nothing at all if it was the first on this data directory.
+If containerd exits it is restarted with exponential back-off, at first after 0.1 seconds; containers are
+not affected, since their shims keep running. On exit from the context containerd is stopped and containers
+keep running, to be found by the next start. A failed start leaves nothing running, and removes everything
+it created if it was the first on this data directory. A containerd that hangs without exiting is not
+restarted here: the kubelet detects it through CRI and reports the node as not ready, and only an operator
+can decide on a restart.
 
-A containerd that hangs without dying is not restarted here: the agent sees it through CRI and
-reports the node as not ready, and only a person can know whether a restart helps.
-
-Packet filter rule that keeps pods away from services on the node's loopback (CVE-2020-8558).
-
-The CNI plugin `portmap` sets `route_localnet` on the bridge, so that host ports work on 127.0.0.1. With it
-the kernel accepts packets for 127.0.0.0/8 from the bridge, which a pod with NET_RAW can send: to services
-that rely on being reachable from the node only, such as the read-only port. The upstream kubelet's KUBE-
-FIREWALL drops such packets in the INPUT chain unless their source is 127.0.0.0/8, which a pod can forge as
-well. This rule drops all of them, before address translation: on the bridge itself no packet of a host port
-has such a destination, since replies are addressed to the bridge until they are translated back.
+An iptables rule keeps pods away from services on the node's loopback (CVE-2020-8558). The CNI plugin
+`portmap` sets `route_localnet` on the bridge, so that host ports work on 127.0.0.1. With it the kernel
+accepts packets for 127.0.0.0/8 from the bridge, which a pod with NET_RAW can send: to services that rely on
+being reachable from the node only, such as the read-only port. The upstream kubelet's KUBE-FIREWALL drops
+such packets in the INPUT chain unless their source is 127.0.0.0/8, which a pod can forge as well. This rule
+drops all of them, before address translation: on the bridge itself no packet of a host port has such a
+destination, since replies are addressed to the bridge until they are translated back.
 
 The rule carries the label of the CNI network, by which `pykubelet down` finds and removes it
-(`host.iptables.remove_network`). It stays while the kubelet is stopped, because pods run on. `keep_guard`
-adds it again after another process flushed the packet filter.
+(`linux.iptables.remove_network`). It stays while the kubelet is stopped, because pods keep running.
+`keep_guard` adds it again after another process flushed the iptables rules.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 CHECK_SECONDS = 10.0
-"""Seconds between checks that the rule is still there."""
+"""Seconds between checks that the rule exists."""
 
 
 def guard_rule(instance: Instance) -> list[str]:
-    """Return the rule's specification: chain mangle/PREROUTING, in the arguments of iptables."""
+    """Return the rule as arguments of iptables, for the chain PREROUTING of the table mangle."""
     label = f'name: "{instance.name}" id: "loopback"'
     match = ["-i", instance.bridge, "-d", "127.0.0.0/8", "-m", "comment", "--comment", label]
     return ["PREROUTING", *match, "-j", "DROP"]
@@ -99,16 +97,16 @@ _LOG_CHECK = 60.0
 
 
 def restart_delay(previous: float, lived: float) -> float:
-    """Decide how long to wait before the next start, given the last wait and how long it lived since."""
+    """Return the back-off delay in seconds, given the previous one and the uptime of containerd since."""
     if previous == 0 or lived >= HEALTHY_AFTER:
         return FIRST_DELAY
     return min(previous * 2, LONGEST_DELAY)
 
 
 class PrivateRuntime:
-    """A containerd of our own, as an async context manager; `cgroup_driver` is `cgroupfs` or `systemd`.
+    """A private containerd, as an async context manager; `cgroup_driver` is `cgroupfs` or `systemd`.
 
-    Entering raises EmbeddedError, one line with the cause and a remedy.
+    Entering raises EmbeddedError with one line that contains the cause and a remedy.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class PrivateRuntime:
         self.pause_image = seed_images.PAUSE_IMAGE
         self.busybox_image = seed_images.BUSYBOX_IMAGE
         self.restarts = 0
-        """How often containerd has been started again."""
+        """Number of restarts of containerd."""
         self._cgroup_driver = cgroup_driver
         self._start_timeout = start_timeout
         self._daemon: Daemon | None = None
@@ -127,7 +125,7 @@ class PrivateRuntime:
 
     @property
     def pid(self) -> int | None:
-        """The containerd that runs now; None while there is none."""
+        """Pid of the running containerd; None if it is not running."""
         return self._daemon.pid if self._daemon is not None else None
 
     async def __aenter__(self) -> Self:
@@ -150,14 +148,14 @@ class PrivateRuntime:
         await self._resources.aclose()
 
     async def _start_or_undo(self) -> AsyncExitStack:
-        """Start everything and give what has to be closed at the end."""
+        """Start everything and return the stack to close at the end; undo a failed first start."""
         first = not self.instance.state.exists()
         try:
             async with AsyncExitStack() as until_failure:
                 await self._start(until_failure)
                 return until_failure.pop_all()
         except (EmbeddedError, CommandError, OSError):
-            # Manifests are a person's work: with these in it a directory is never taken back.
+            # Manifests are the user's files: a directory that contains any is never removed.
             if first and not _has_entries(self.instance.manifests):
                 await erase(self.instance)
             raise
@@ -185,12 +183,12 @@ class PrivateRuntime:
         self._daemon = daemon
         tasks = TaskScope()
         await tasks.__aenter__()
-        # What goes wrong in the owner's block is not the tasks' failure: they only end.
+        # An exception in the caller's block must not be raised again by the tasks: they are only cancelled.
         resources.push_async_callback(tasks.__aexit__, None, None, None)
         tasks.start(self._supervise(daemon), name="containerd-supervisor")
         tasks.start(self._bound_log(), name="containerd-log")
         tasks.start(keep_guard(self.instance), name="loopback-guard")
-        log.info("The private containerd runs", pid=daemon.pid, endpoint=self.endpoint)
+        log.info("Started private containerd", pid=daemon.pid, endpoint=self.endpoint)
 
     async def _supervise(self, daemon: Daemon) -> None:
         loop = asyncio.get_running_loop()
@@ -199,15 +197,15 @@ class PrivateRuntime:
             since = loop.time()
             status = await daemon.wait()
             delay = restart_delay(delay, loop.time() - since)
-            log.error(None, "containerd ended: starting it again", status=status, delaySeconds=delay)
+            log.error(None, "Private containerd exited, restarting", status=status, delaySeconds=delay)
             await asyncio.sleep(delay)
             try:
                 await daemon.start()
             except (EmbeddedError, OSError) as err:
-                log.error(err, "containerd does not start again; containers go on without it")
+                log.error(err, "Failed to restart private containerd, containers keep running")
                 continue
             self.restarts += 1
-            log.info("containerd is back", pid=daemon.pid)
+            log.info("Restarted private containerd", pid=daemon.pid)
 
     async def _bound_log(self) -> None:
         while True:
@@ -216,7 +214,7 @@ class PrivateRuntime:
                 if log_is_long(self.instance.containerd_log):
                     await asyncio.to_thread(bound_log, self.instance.containerd_log)
             except OSError as err:
-                log.error(err, "Could not shorten containerd's log", path=self.instance.containerd_log)
+                log.error(err, "Failed to truncate containerd log", path=self.instance.containerd_log)
 
 
 def _has_entries(folder: Path) -> bool:

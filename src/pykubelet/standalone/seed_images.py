@@ -1,14 +1,11 @@
-"""The two images that every private runtime has without a registry: pause and busybox.
+"""Images that every private runtime has without a registry, pause and busybox, and the OCI archives of them.
 
-Built from two statically linked programs of the machine's own packages, so that the first pod of a
-machine without a network starts like any other. They are imported when they are missing or when
-the programs have changed, which a start without changes finds out without reading them.
+They are built from two statically linked executables of the host's packages, so that pods start on a host
+without a network. An image is imported if it is missing or if its executable has changed, by path, size and
+mtime.
 
-A small writer of OCI images: files in, one tar archive out that any runtime can import.
-
-Pure and reproducible: the same files give the same bytes, and so the same digests, on every machine
-and at any time. One layer, not compressed, because an image that is imported locally has nothing to
-gain from compression.
+The archive is reproducible: the same files result in the same bytes, and so the same digests, on every host
+at any time. It has one uncompressed layer, because a local import gains nothing from compression.
 """
 
 from __future__ import annotations
@@ -41,32 +38,32 @@ _EPOCH = "1970-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file, a directory (neither data nor link) or a symbolic link in an image; root owns it."""
+    """A file, a directory (neither data nor link) or a symbolic link in an image, owned by root."""
 
     path: str
-    """Relative to the image's root: `bin/busybox`."""
+    """Path relative to the image's root, such as `bin/busybox`."""
     data: bytes | None = None
     link: str | None = None
-    """What a symbolic link points to."""
+    """Target of a symbolic link."""
     mode: int = 0o755
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """For which machines an image is."""
+    """CPU architecture of an image."""
 
     architecture: str
     variant: str = ""
 
     def document(self) -> dict[str, str]:
-        """Give it as the image's documents spell it."""
+        """Return the platform as an OCI object."""
         found = {"architecture": self.architecture, "os": "linux"}
         return {**found, "variant": self.variant} if self.variant else found
 
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """How an image's containers run unless a pod says otherwise."""
+    """Defaults of an image's containers."""
 
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()
@@ -75,7 +72,7 @@ class ImageConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """Give it as the image's configuration spells it, without what is empty."""
+        """Return the `config` object of an OCI image, without empty fields."""
         found: dict[str, Any] = {
             "User": self.user,
             "Env": [f"{name}={value}" for name, value in self.env.items()],
@@ -87,9 +84,9 @@ class ImageConfig:
 
 
 def image_archive(name: str, entries: Iterable[Entry], config: ImageConfig, platform: Platform) -> bytes:
-    """Write an image, with its full name such as `pykubelet.local/pause:1`, as an OCI archive.
+    """Return an image, with its full name such as `pykubelet.local/pause:1`, as an OCI archive.
 
-    Raises ValueError for entries that no file system could hold.
+    Raises ValueError for entries that do not form a file system tree.
     """
     layer = layer_tar(entries)
     layer_descriptor = _descriptor(_LAYER, layer)
@@ -118,7 +115,7 @@ def image_archive(name: str, entries: Iterable[Entry], config: ImageConfig, plat
                 {
                     **_descriptor(_MANIFEST, manifest),
                     "platform": platform.document(),
-                    # containerd wants the whole name, everybody else only what follows the colon.
+                    # containerd reads the full name, other tools only the tag.
                     "annotations": {
                         "io.containerd.image.name": name,
                         "org.opencontainers.image.ref.name": tag,
@@ -133,9 +130,9 @@ def image_archive(name: str, entries: Iterable[Entry], config: ImageConfig, plat
 
 
 def layer_tar(entries: Iterable[Entry]) -> bytes:
-    """Write the files of one layer, directories that were not named included.
+    """Return the tar archive of one layer; missing parent directories are added.
 
-    Raises ValueError for paths that leave the image, appear twice, or lie below a file.
+    Raises ValueError for paths outside the image, repeated paths, and paths below a file.
     """
     given: dict[str, Entry] = {}
     for entry in entries:
@@ -192,7 +189,7 @@ def _json(document: dict[str, Any]) -> bytes:
 PAUSE_IMAGE = "pykubelet.local/pause:1"
 BUSYBOX_IMAGE = "pykubelet.local/busybox:1"
 _RECIPE = "1"
-"""To be raised when what is put around the programs changes."""
+"""Version of the image contents; must change with everything but the executables."""
 _PT_INTERP = 3
 _NOBODY = "65535:65535"
 _ARCHITECTURES = {
@@ -221,19 +218,19 @@ nogroup:x:65534:
 
 @dataclass(frozen=True, slots=True)
 class SeedImage:
-    """An image that can be built from a program of this machine."""
+    """An image that can be built from an executable of this host."""
 
     name: str
     source: str
-    """What it is built from; it changes when the program does."""
+    """Fingerprint of the executable that the image is built from."""
     build: Callable[[], bytes]
-    """Writes its archive; blocks for some milliseconds."""
+    """Function that returns the archive; it blocks for some milliseconds."""
 
 
 async def find_seeds(machine: HostRequirements) -> list[SeedImage]:
-    """Find out which images this machine's programs give, pause first.
+    """Return the images that can be built from the host's executables, pause first.
 
-    Raises EmbeddedError when a program is not as it has to be.
+    Raises EmbeddedError when busybox does not run or the CPU architecture is not supported.
     """
     pause, busybox = machine.programs["catatonit"], machine.programs["busybox"]
     applets = (await _ask(busybox, "--list")).split()
@@ -251,15 +248,15 @@ async def find_seeds(machine: HostRequirements) -> list[SeedImage]:
 async def plant(
     seeds: Iterable[SeedImage], known: Mapping[str, str], cri: RuntimeConnection, importer: Sequence[str]
 ) -> dict[str, str]:
-    """Make sure that the runtime has the images; returns what each was built from, for next time.
+    """Ensure that the runtime has the images; return the fingerprint of each.
 
-    `known` is what an earlier call returned, `importer` the command that reads an archive from its
+    `known` is the result of the previous call, `importer` the command that imports an archive from its
     standard input. Raises EmbeddedError when an image cannot be imported.
     """
     planted = {}
     for seed in seeds:
         if known.get(seed.name) != seed.source or not await _has(cri, seed.name):
-            log.info("Importing an image", image=seed.name)
+            log.info("Importing seed image", image=seed.name)
             archive = await asyncio.to_thread(seed.build)
             try:
                 await run(*importer, input=archive, timeout=120)
@@ -271,13 +268,13 @@ async def plant(
 
 
 def pause_archive(program: bytes, target: Platform) -> bytes:
-    """Write the image of the process that holds a pod's namespaces and reaps its orphans."""
+    """Return the image of the process that holds a pod's namespaces and reaps orphaned processes."""
     config = ImageConfig(entrypoint=["/pause", "-P"], user=_NOBODY)
     return image_archive(PAUSE_IMAGE, [Entry("pause", data=program)], config, target)
 
 
 def busybox_archive(program: bytes, applets: list[str], target: Platform) -> bytes:
-    """Write the image of a small shell with everything around it."""
+    """Return the image of busybox with a shell and all applets."""
     config = ImageConfig(command=["sh"], env={"PATH": "/bin"})
     return image_archive(BUSYBOX_IMAGE, busybox_entries(program, applets), config, target)
 
@@ -295,14 +292,14 @@ def busybox_entries(program: bytes, applets: Iterable[str]) -> list[Entry]:
         Entry("etc/passwd", data=_USERS.encode(), mode=0o644),
         Entry("etc/group", data=_GROUPS.encode(), mode=0o644),
     ]
-    # Scripts in the wild say so.
+    # Many scripts start with #!/usr/bin/env.
     return [*entries, Entry("usr/bin/env", link="../../bin/busybox")]
 
 
 def machine_platform(machine: str) -> Platform:
-    """Translate the kernel's name of a processor into that of images.
+    """Return the image platform of a machine name of uname(2).
 
-    Raises EmbeddedError for a processor that containers do not know.
+    Raises EmbeddedError for an unsupported architecture.
     """
     try:
         return _ARCHITECTURES[machine]
@@ -312,7 +309,7 @@ def machine_platform(machine: str) -> Platform:
 
 
 def read_static(program: Path) -> bytes:
-    """Read a program that needs nothing but the kernel.
+    """Return the contents of a statically linked executable.
 
     Raises EmbeddedError when it needs shared libraries, which an image of one file does not have.
     """
@@ -328,9 +325,9 @@ def read_static(program: Path) -> bytes:
 
 
 def is_static(program: bytes) -> bool:
-    """Whether an ELF program runs without a dynamic loader.
+    """Return whether an ELF executable runs without a dynamic loader.
 
-    Raises ValueError when it is no ELF program.
+    Raises ValueError when it is not an ELF executable.
     """
     try:
         if program[:4] != b"\x7fELF":
@@ -357,7 +354,7 @@ async def _ask(program: Path, *arguments: str) -> str:
 
 
 async def _wait_until_seen(cri: RuntimeConnection, image: str) -> None:
-    # The runtime's CRI side hears of an import a moment later, through an event of its own.
+    # containerd's CRI plugin sees an import after a short delay, through an internal event.
     for _ in range(250):
         if await _has(cri, image):
             return

@@ -1,18 +1,15 @@
-"""Removing a private runtime: everything that it ever made, whatever state it is in.
+"""Removal of a private runtime: everything that it created, whatever state it is in.
 
-First politely, through CRI, so that the CNI plugins free what they took. Then by force, by name
-and by path, which also works when containerd is broken, was removed, or the machine was restarted
-in between. Every step may find its work already done: an interrupted `down` is finished by the
-next. The data directory goes last and its marker at the very end, so that what is left can always
-be recognised.
+Pods are first removed through CRI, so that the CNI plugins release their resources. Then everything is
+removed by name and by path, which also works if containerd is broken or uninstalled, or the host was
+rebooted in between. Every step is idempotent: an interrupted `down` is completed by the next one. The data
+directory is removed last and its marker at the very end, so that the remains can always be recognized.
 
-Forwarding of IPv4 packets, which the bridge plugin switches on for the whole machine, stays on:
-nobody can know who else relies on it by now.
+`leftovers` inspects the present state of the host (processes, mounts, cgroups, links, iptables, files), not
+stored state, so that `down` can find what to remove and verify that it is gone.
 
-What is there of a private runtime on this machine.
-
-Goes by what can be seen now (processes, mounts, cgroups, links, packet filter, files), not by what
-was remembered, so that `down` can use it to find its work and to prove that it is done.
+IPv4 forwarding, which the bridge plugin enables for the whole host, stays enabled, because other software
+may rely on it by now.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ _ID = r"[0-9a-f]{64}"
 
 
 async def leftovers(instance: Instance) -> list[str]:
-    """Give one line for each thing of this private runtime that exists; empty means clean."""
+    """Return one line for each existing object of this private runtime; empty if nothing is left."""
     found = [f"containerd with pid {process.pid}" for process in find_daemons(instance)]
     found += [f"shim with pid {process.pid}" for process in find_shims(instance)]
     for tree in find_cgroups(instance):
@@ -76,7 +73,7 @@ async def leftovers(instance: Instance) -> list[str]:
 
 
 def find_shims(instance: Instance) -> list[Process]:
-    """Give the processes that watch over our containers."""
+    """Return the shim processes of this private runtime."""
     address = str(instance.socket)
     return [
         process
@@ -90,7 +87,7 @@ def find_shims(instance: Instance) -> list[Process]:
 def find_cni_plugins(ids: set[str]) -> list[Process]:
     """Return the CNI plugins that run for these sandboxes, with the processes that they have started.
 
-    A plugin outlives a containerd that is killed, and may create an empty chain in the packet filter again.
+    A plugin outlives a containerd that is killed, and may create an empty iptables chain again.
     """
     wanted = {f"CNI_CONTAINERID={id}".encode() for id in ids}
     found = []
@@ -103,20 +100,20 @@ def find_cni_plugins(ids: set[str]) -> list[Process]:
 
 
 def find_cgroups(instance: Instance) -> list[Path]:
-    """Give our cgroups in every hierarchy, of either cgroup driver."""
+    """Return the cgroups of this private runtime in every hierarchy, for both cgroup drivers."""
     return [
         tree for name in (instance.name, systemd_slice(instance)) for tree in cgroup_tree.find_trees(name)
     ]
 
 
 def systemd_slice(instance: Instance) -> str:
-    """Give the cgroup root as the systemd driver names it: there a dash would mean a parent."""
+    """Return the cgroup root's name with the systemd driver, where a dash would separate a parent slice."""
     return instance.name.replace("-", "_") + ".slice"
 
 
 def find_cni_results(instance: Instance) -> list[Path]:
-    """Give the files in which libcni keeps what our pods' networks look like."""
-    # Another private runtime's name may begin with ours, hence the whole form and not a prefix.
+    """Return libcni's result files of this private runtime's pods."""
+    # The name of another private runtime may begin with this one, so a prefix match is not enough.
     ours = re.compile(rf"{re.escape(instance.name)}-({_ID})-[^/]+")
     names = _names(CNI_RESULTS)
     ids = {match[1] for name in names if (match := ours.fullmatch(name))} | find_ids(instance)
@@ -125,7 +122,7 @@ def find_cni_results(instance: Instance) -> list[Path]:
 
 
 def find_ids(instance: Instance) -> set[str]:
-    """Give the ids of all containers and sandboxes of which there is a trace."""
+    """Return the IDs of all containers and sandboxes that have files or a shim."""
     cri = instance.containerd_root / "io.containerd.grpc.v1.cri"
     folders = [
         cri / "sandboxes",
@@ -140,7 +137,7 @@ def find_ids(instance: Instance) -> set[str]:
 
 
 def shim_sockets(instance: Instance, ids: set[str]) -> list[Path]:
-    """Give where the shims of these containers listen: containerd's own rule."""
+    """Return the paths of the shim sockets of these containers, by containerd's own rule."""
     return [
         SHIM_SOCKETS / hashlib.sha256(f"{instance.socket}/{NAMESPACE}/{id}".encode()).hexdigest()
         for id in sorted(ids)
@@ -148,14 +145,14 @@ def shim_sockets(instance: Instance, ids: set[str]) -> list[Path]:
 
 
 def dead_sockets(sockets: Iterable[Path]) -> list[Path]:
-    """Give those that exist although no shim listens there any more; nobody can be using them."""
+    """Return the sockets that exist but are not bound by any process, so that none can be in use."""
     existing = [path for path in sockets if path.is_socket()]
     bound = bound_unix_sockets()
     return [path for path in existing if str(path) not in bound]
 
 
 def runc_root(instance: Instance) -> Path:
-    """Give where runc keeps the state of our containers, one folder each."""
+    """Return the directory in which runc stores the state of the containers, one directory each."""
     return instance.containerd_state / "runc" / NAMESPACE
 
 
@@ -180,10 +177,10 @@ _START_TIMEOUT = 15.0
 
 
 async def down(instance: Instance, say: Say) -> list[str]:
-    """Stop the agent of a data directory and remove everything of it; `say` gets a line per step.
+    """Stop the kubelet of a data directory and remove everything of it; `say` is called with a line per step.
 
-    Returns what could not be removed, one line each; empty means that nothing is left. Raises
-    EmbeddedError when the directory is not ours or another `down` is at work.
+    Return what could not be removed, one line each; empty if nothing is left. Raises EmbeddedError when the
+    directory is not pykubelet's or another `down` is running.
     """
     if os.geteuid() != 0:
         raise EmbeddedError("root is needed to remove containers: use sudo")
@@ -197,16 +194,16 @@ async def down(instance: Instance, say: Say) -> list[str]:
         await _remove_pods(instance, say)
         await erase(instance, say)
     left = await leftovers(instance)
-    # Without its marker it no longer shows as ours, but it was.
+    # Without its marker `leftovers` does not report the directory.
     if instance.data_dir.is_dir() and not claim.is_ours(instance) and not instance.data_dir.is_mount():
         left.append(f"directory {instance.data_dir}")
     return left
 
 
 async def erase(instance: Instance, say: Say = log.info) -> None:
-    """Remove everything by name and by path, without asking any runtime; the caller holds the lock.
+    """Remove everything by name and by path, without CRI; the caller holds the lock.
 
-    What resists is logged and left; `leftovers` shows it.
+    Failures are logged and skipped; `leftovers` reports what remains.
     """
     kept = _state(instance)
     ids = find_ids(instance) | set(kept.removing if kept is not None else ())
@@ -224,9 +221,9 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
     for path in [*find_cni_results(instance), *shim_sockets(instance, ids)]:
         with _going_on("remove the file"):
             path.unlink(missing_ok=True)
-    # One that starts now must not take what we are about to remove for somebody else's.
+    # A private runtime that starts now must not record the objects being removed as foreign.
     async with open_registry() as registry:
-        # What all of us share goes with the last of us: the others' plugins may be using it right now.
+        # Shared objects are removed with the last private runtime: plugins of the others may be using them.
         shared = None if registry.others(instance) else kept
         chains = iptables.SHARED_CHAINS if shared is None else shared.found_chains
         await _remove_network(instance, ids, keep_chains=chains, sweep=shared is not None)
@@ -240,7 +237,7 @@ async def erase(instance: Instance, say: Say = log.info) -> None:
 
 
 def _record_ids(instance: Instance) -> None:
-    """Store the ids of all containers and sandboxes, for a `down` that follows an interrupted one."""
+    """Store the IDs of all containers and sandboxes, for a `down` that follows an interrupted one."""
     kept, ids = _state(instance), find_ids(instance)
     if kept is not None and not ids.issubset(kept.removing):
         kept.removing = sorted(ids | set(kept.removing))
@@ -263,14 +260,14 @@ async def _stop_agent(instance: Instance, say: Say) -> None:
             say(f"Stopping the agent with pid {found.pid}")
             if not await end(process, grace=AGENT_GRACE):
                 raise EmbeddedError(f"the agent with pid {found.pid} cannot be stopped, not even killed")
-        # Its pid is written a moment after the lock is taken, and the lock falls a moment after the end.
+        # The pid is written shortly after locking, and the lock is released shortly after the exit.
         await asyncio.sleep(0.1)
 
 
 async def _remove_pods(instance: Instance, say: Say) -> None:
-    """Remove all pods through a containerd that is started for this alone, if there is any pod."""
+    """Remove all pods through CRI, with a containerd started for this purpose, if there are any."""
     kept = _state(instance)
-    # containerd forgets shims that it finds dead, and with them where their sockets are.
+    # containerd drops shims that it finds dead, and with them the paths of their sockets.
     for path in dead_sockets(shim_sockets(instance, find_ids(instance))):
         path.unlink(missing_ok=True)
     if not find_ids(instance) or kept is None or kept.boot_id != boot_id():
@@ -322,7 +319,7 @@ async def _remove_cgroups(instance: Instance) -> None:
 
 
 def _unmount_all(instance: Instance) -> None:
-    # Unmounting can uncover what lay below, hence more than one round.
+    # Unmounting can reveal mounts below, so several rounds may be needed.
     for _ in range(10):
         points = plan_unmounts(read_mounts(), instance.data_dir)
         if not points:
@@ -347,9 +344,9 @@ async def _remove_network(
 
 
 def _remove_outside(kept: state.State) -> None:
-    """Remove the directories that exist because of us, if they serve nobody else by now."""
+    """Remove the shared directories that private runtimes created, if they are empty."""
     if str(SHIM_SOCKETS) not in kept.found_paths and SHIM_SOCKETS.is_dir():
-        # Shims that crashed while an agent ran left these.
+        # Sockets of shims that crashed while a kubelet was running.
         for path in dead_sockets(SHIM_SOCKETS.iterdir()):
             path.unlink(missing_ok=True)
     for folder in state.OUTSIDE:
@@ -359,9 +356,9 @@ def _remove_outside(kept: state.State) -> None:
 
 
 def _remove_directory(instance: Instance) -> None:
-    """Delete the data directory's content and at last the marker.
+    """Delete the contents of the data directory, with state, marker and lock at the end.
 
-    The directory itself stays when a file system is mounted on it: that is its owner's.
+    The directory itself stays if a file system is mounted on it, which belongs to the administrator.
     """
     mounted = instance.data_dir.is_mount()
     last = (instance.state, instance.marker, instance.lock)
@@ -378,13 +375,13 @@ def _state(instance: Instance) -> state.State | None:
     try:
         return state.load(instance)
     except EmbeddedError:
-        # Without it we cannot know what was here before us, so that stays.
+        # Without the state it is unknown what existed before, so shared objects are kept.
         return None
 
 
 @contextmanager
 def _going_on(task: str) -> Iterator[None]:
-    """Log what a step could not do and go on: one thing that resists must not keep the others."""
+    """Log the failure of a step and continue: one failure must not prevent the other steps."""
     try:
         yield
     except (OSError, CommandError, EmbeddedError) as err:

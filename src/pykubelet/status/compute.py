@@ -1,22 +1,17 @@
-"""A pod's status document, computed purely from its spec, the runtime's picture and the probes.
+"""Computation of pod statuses, also of terminated and rejected pods, and the status store.
 
-One call gives the whole document; whoever publishes it compares it with the last one and sends
-only what changed.
+`compute_status` is a pure function of the spec, the observed runtime state and the probe results. It
+returns the complete status; the status manager sends only what changed.
 
-A pod's phase from its containers' statuses.
+`final_status` is the last status of a pod of which nothing runs any more. Controllers wait for the end of a
+pod and act on its result, so the phase is always Succeeded or Failed, also for a pod deleted before it
+started; and a container whose result is unknown is reported as failed instead of waiting for a start that
+never comes.
 
-The last status of a pod of which nothing runs any more, and nothing will.
+The status of a pod rejected at admission has no conditions and no containers, because the node never ran
+it. After a kubelet restart it is recognized by its message. Clients match the reasons and messages.
 
-Controllers wait for a pod to end, and act on how it did. So a pod that is over is always said to be
-over, Succeeded or Failed, also one that was deleted before it began; and a container of which
-nobody knows how it ended is said to have failed, rather than to wait for a start that never comes.
-
-The statuses of pods that the node turns away: refused before they began, or ended for a critical pod.
-
-Clients match on these words. A refused pod's status says no more than that: the node never had it, so
-there are no conditions and no containers. After a restart of the agent it is recognised by its message.
-
-The last status of every pod: written by the workers, read by everybody, sent by whoever listens.
+`StatusStore` has the last status of every pod: pod workers write it, listeners are notified of changes.
 """
 
 from __future__ import annotations
@@ -69,10 +64,10 @@ class _Counts:
 def phase_of(
     pod: Pod, statuses: Mapping[str, ContainerStatus], *, terminal: bool, initialized: bool, static: bool
 ) -> str:
-    """Give the phase.
+    """Return the phase of a pod from its containers' statuses.
 
-    `initialized` says that an ordinary container is or was active, so that a sidecar that restarts
-    does not take the pod back to Pending; `terminal` that nothing will run again.
+    `initialized` is whether an ordinary container is or was active, so that a restarting sidecar does not
+    set the pod back to Pending; `terminal` is whether no container will run again.
     """
     init_pending, init_failed = _initialization(pod, statuses)
     sidecars_pending, counts = _sidecars(pod, statuses)
@@ -93,7 +88,7 @@ def phase_of(
 
 
 def _initialization(pod: Pod, statuses: Mapping[str, ContainerStatus]) -> tuple[bool, bool]:
-    """Whether init containers are still to finish, and whether one failed for good."""
+    """Return whether init containers have not completed, and whether one failed for good."""
     pending = failed = False
     for container in pod.spec.init_containers:
         if is_sidecar(container):
@@ -143,7 +138,7 @@ def _count(pod: Pod, container: Container, status: ContainerStatus | None, count
 
 
 def _exit_code(status: ContainerStatus | None) -> int | None:
-    """How a container that does not run ended last; None when it runs or never ran."""
+    """Return the last exit code of a container that does not run; None if it runs or never ran."""
     if status is None or status.state.running is not None:
         return None
     ended = status.state.terminated
@@ -162,13 +157,13 @@ OWNED = (
     "PodScheduled",
     KIND,
 )
-"""Conditions that only the agent writes; all others are kept as they are."""
+"""Conditions that only the kubelet writes; all others are kept as they are."""
 SHARED = ("DisruptionTarget",)
-"""Conditions that the node and others write: the node's only when the pod ends by it."""
+"""Conditions that the kubelet and other components write; the kubelet's only if it terminates the pod."""
 
 
 def compute_status(view: StatusInputs, now: datetime) -> PodStatus:
-    """Give the pod's status as of `now`."""
+    """Return the pod's status as of `now`."""
     pod, observed, previous = view.pod, view.observed, view.previous
     ordinary = container_statuses(view, "ordinary")
     init = container_statuses(view, "init")
@@ -202,7 +197,7 @@ def compute_status(view: StatusInputs, now: datetime) -> PodStatus:
 
 
 def says_more(before: Pod, after: Pod) -> bool:
-    """Whether others have written something into a pod's status that the node must act on."""
+    """Return whether another writer set a terminal phase or changed a readiness gate's condition."""
     if after.status.phase in TERMINAL and before.status.phase not in TERMINAL:
         return True
     gates = {gate.condition_type for gate in after.spec.readiness_gates}
@@ -279,7 +274,7 @@ def _containers_ready(pod: Pod, statuses: dict[str, ContainerStatus], phase: str
 
 
 def _got_through(pod: Pod, observed: ObservedPod) -> bool:
-    """Whether the present sandbox got as far as an ordinary container, whatever became of that."""
+    """Return whether an ordinary container was created in the current ready sandbox, in any state."""
     newest = next(iter(observed.sandboxes), None)
     if newest is None or not newest.ready:
         return False
@@ -335,7 +330,7 @@ _MESSAGE = "The container could not be located when the pod was terminated"
 
 
 def final_status(pod: Pod, status: PodStatus) -> PodStatus:
-    """Give the status with which a pod's life on this node ends; the one that was passed stays."""
+    """Return the final status of a terminated pod; the argument is not modified."""
     ordinary = status.container_statuses
     if _is_initialized(pod, status):
         ordinary = [_ended(container) for container in ordinary]
@@ -357,7 +352,7 @@ def _ended(status: ContainerStatus) -> ContainerStatus:
 
 
 def _is_initialized(pod: Pod, status: PodStatus) -> bool:
-    """Whether the pod ever got as far as its ordinary containers."""
+    """Return whether the pod ever completed its initialization."""
     if not pod.spec.init_containers or any(map(_container_has_begun, status.container_statuses)):
         return True
     last = next(reversed(status.init_container_statuses), None)
@@ -374,7 +369,7 @@ def _container_has_begun(status: ContainerStatus) -> bool:
 
 
 def _begun(statuses: Sequence[ContainerStatus]) -> int:
-    """Give how many init containers were tried: up to the last that began, and at least the first."""
+    """Return the number of init containers up to the last one that started, at least one if there are any."""
     tried = [number for number, status in enumerate(statuses, 1) if _container_has_begun(status)]
     return tried[-1] if tried else min(1, len(statuses))
 
@@ -385,7 +380,7 @@ _REJECTED = "Pod was rejected: "
 
 
 def refused_status(pod: Pod, refusal: AdmitRejection, now: datetime) -> PodStatus:
-    """Give the status of a pod that may not run here."""
+    """Return the status of a pod that was rejected at admission."""
     return PodStatus(
         observed_generation=pod.metadata.generation,
         phase="Failed",
@@ -397,7 +392,7 @@ def refused_status(pod: Pod, refusal: AdmitRejection, now: datetime) -> PodStatu
 
 
 def preempted_status(pod: Pod, status: PodStatus, now: datetime) -> PodStatus:
-    """Give the status of a pod that has to go for a critical one."""
+    """Return the status of a pod that is preempted for a critical one."""
     target = PodCondition(
         type="DisruptionTarget",
         status="True",
@@ -416,31 +411,31 @@ def preempted_status(pod: Pod, status: PodStatus, now: datetime) -> PodStatus:
 
 
 def was_refused(status: PodStatus) -> bool:
-    """Whether this is the status of a pod that was refused."""
+    """Return whether a status is that of a pod rejected at admission."""
     return status.phase == "Failed" and status.message.startswith(_REJECTED)
 
 
 Listener = Callable[[Pod, PodStatus, PodStatus | None], None]
-"""Takes a pod, its new status and the one before."""
+"""Callback with a pod, its new status and the previous one."""
 
 
 class StatusStore:
-    """Statuses by pod uid; listeners hear only of real changes."""
+    """Last statuses by pod uid; listeners are called only for changes."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, PodStatus] = {}
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` for every changed status from now on; it must not block."""
+        """Add a listener that is called for every changed status; it must not block."""
         self._listeners.append(listener)
 
     def get(self, uid: str) -> PodStatus | None:
-        """The last status of a pod, if one was set."""
+        """Return the last status of a pod, or None."""
         return self._statuses.get(uid)
 
     def set(self, pod: Pod, status: PodStatus) -> bool:
-        """Keep a pod's status; True when it differs from the last one."""
+        """Set a pod's status; return whether it differs from the last one."""
         before = self._statuses.get(pod.uid)
         if before == status:
             return False
@@ -450,5 +445,5 @@ class StatusStore:
         return True
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone."""
+        """Remove the status of a pod."""
         self._statuses.pop(uid, None)

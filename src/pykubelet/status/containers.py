@@ -1,20 +1,17 @@
-"""One container's status from its spec, its incarnations in the runtime and what was said before.
+"""Status of one container, from its spec, its instances in the runtime and the previous status.
 
-The runtime forgets: dead containers are removed, nodes reboot, the agent restarts. What was once
-reported as ended stays reported, and a container that vanished is shown as ended in an unknown
-way rather than as never started, because users and controllers act on the difference.
+The runtime loses state: dead containers are removed, nodes reboot, the kubelet restarts. A container once
+reported as terminated stays so, and one that vanished is reported as terminated with an unknown result
+rather than as never started, because users and controllers act on the difference.
 
-What a pod's status says while all of its containers restart in place.
+While all containers restart in place (RestartAllContainers), the condition `AllContainersRestarting` is
+true from the termination of the container that triggered it until no old container is left. The restart is
+decided by this condition, so it continues under a kubelet that did not see its beginning. Pods that are
+being deleted or are terminal do not restart.
 
-The condition `AllContainersRestarting` is true from the end of the container that asked for it until
-no trace of the old containers is left, and it is what the restart is decided by: a pod that was said
-to restart goes on with that, also under an agent that did not see how it began. Pods that are being
-deleted or are over do not restart.
-
-What a container's status says that it has: what the runtime tells, or what it was last set to. Pure.
-
-While nothing is being resized that is what the pod was promised, in its author's words. The kernel counts
-cpus more coarsely than people write them: amounts at its least stand for anything up to that.
+The resources in the status are the runtime's values, else the actuated ones; without a resize in progress
+they are the allocated ones as written in the spec. The kernel's CPU units are coarser than those of the
+API: an amount at the kernel's minimum stands for any amount up to it. All functions are pure.
 """
 
 from __future__ import annotations
@@ -50,17 +47,17 @@ from pykubelet.probes.types import Health
 
 KIND = "AllContainersRestarting"
 REASON = "RestartingAllContainers"
-"""Why a container that was removed for this waits, and how its last run is said to have ended."""
+"""Reason of the waiting state and of the last termination of a container removed for the restart."""
 _MESSAGE = "The container is removed because RestartAllContainers in place"
 
 
 def says_restarting(status: PodStatus) -> bool:
-    """Whether the status says that all containers restart."""
+    """Return whether the condition AllContainersRestarting is true."""
     return any(condition.type == KIND and condition.status == "True" for condition in status.conditions)
 
 
 def is_restarting(pod: Pod, observed: ObservedPod, previous: PodStatus, *, terminal: bool) -> bool:
-    """Whether the pod's containers all restart: it was said, or one of them has ended in such a way."""
+    """Return whether all containers restart: it was reported, or the exit of a container triggers it."""
     if terminal or pod.metadata.deletion_timestamp is not None or not may_restart_all(pod.spec):
         return False
     return says_restarting(previous) or bool(reasons_of(pod, observed))
@@ -69,7 +66,7 @@ def is_restarting(pod: Pod, observed: ObservedPod, previous: PodStatus, *, termi
 def restart_condition(
     pod: Pod, observed: ObservedPod, previous: PodStatus, phase: str, *, terminal: bool, now: datetime
 ) -> list[PodCondition]:
-    """Give the condition, for pods that could ever restart so."""
+    """Return the condition AllContainersRestarting, if the pod has such a restart rule."""
     if not may_restart_all(pod.spec):
         return []
     status, reason, message = "False", "", ""
@@ -91,7 +88,7 @@ def restart_condition(
 
 
 def removed_for_restart(status: ContainerStatus, old: ContainerStatus) -> None:
-    """Show a container that was removed to begin anew; it must not pass for one that never ran."""
+    """Set the states of a container removed for the restart, to distinguish it from one that never ran."""
     ended = ContainerStateTerminated(exit_code=137, reason=REASON, message=_MESSAGE)
     status.state = ContainerState(waiting=ContainerStateWaiting(reason=REASON, message=_MESSAGE))
     status.last_state = ContainerState(terminated=ended)
@@ -99,20 +96,20 @@ def removed_for_restart(status: ContainerStatus, old: ContainerStatus) -> None:
 
 
 def will_run_again(status: ContainerStatus) -> bool:
-    """Whether a container ended only because all restart: then it runs again, whatever its policy is."""
+    """Return whether RestartAllContainers ended a container, which then restarts regardless of its policy."""
     ended = status.state.terminated or status.last_state.terminated
     return ended is not None and ended.reason == REASON
 
 
 _NANOS_PER_MILLI = 10**6
 _LEAST_LIMIT = MIN_QUOTA * 1000 // DEFAULT_PERIOD
-"""The smallest limit of cpu that the kernel knows, in thousandths."""
+"""Smallest CPU limit that the kernel supports, in millicores."""
 
 
 def actual_resources(
     promised: ResourceRequirements, seen: ObservedContainer, actuated: ResourceRequirements | None
 ) -> StatusResources:
-    """Give the resources of a container for its status."""
+    """Return the resources of a container for its status; `promised` are the allocated ones."""
     told = seen.resources or ActualResources()
     settled = actuated is None or actuated == promised
     if seen.phase != "running" or (settled and seen.resources is None):
@@ -129,7 +126,7 @@ def actual_resources(
 
 
 def _tell(amounts: Resources, name: str, told: Quantity | None, known: Resources, least: int = 0) -> None:
-    """Replace one of the amounts by what the runtime told, or else by what is known."""
+    """Set one amount to the runtime's value, else to the known one, unless both are at most `least`."""
     asked = amounts.get(name)
     actual = told if told is not None else known.get(name)
     if actual is None:
@@ -148,14 +145,14 @@ def _bytes(size: int) -> Quantity | None:
 
 Kind = Literal["ordinary", "init", "ephemeral"]
 LOST = 137
-"""The exit code reported for a container whose end nobody saw."""
+"""Exit code reported for a container whose termination was not observed."""
 UNKNOWN = "ContainerStatusUnknown"
-"""The reason reported with it."""
+"""Reason reported with this exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Why a container could not be started last time: a reason such as `ErrImagePull`, and its story."""
+    """Last start failure of a container: a reason such as `ErrImagePull`, and the message."""
 
     reason: str
     message: str
@@ -163,7 +160,7 @@ class StartFailure:
 
 @dataclass(frozen=True, slots=True)
 class StatusInputs:
-    """Everything that a pod's status is computed from."""
+    """Inputs of a pod's status."""
 
     pod: Pod
     observed: ObservedPod
@@ -171,26 +168,26 @@ class StatusInputs:
     failures: Mapping[str, StartFailure] = field(default_factory=dict)
     health: Mapping[str, Health] = field(default_factory=dict)
     terminal: bool = False
-    """Nothing of this pod will run again (its worker is past termination)."""
+    """Whether no container will run again (the pod worker has terminated the pod)."""
     host_ips: Sequence[str] = ()
     runtime_name: str = "containerd"
     recursive_handlers: frozenset[str] = frozenset()
-    """The runtime's handlers that can make mounts below a read-only mount read-only too."""
+    """Runtime handlers that support recursive read-only mounts."""
     stays_initialized: bool = True
     """Whether `Initialized` stays true when init containers run again, as with the feature gate
     RestartAllContainersOnContainerExits."""
     resizes: Sequence[PodCondition] = ()
-    """What is to be told of a resize."""
+    """Conditions of a resize."""
     actuated: Mapping[str, ResourceRequirements] = field(default_factory=dict)
-    """What containers were last set to, where that is known."""
+    """Actuated resources by container name, where known."""
     in_force: StatusResources | None = None
-    """What the pod's cgroup enforces, where that is to be told instead of what was asked for."""
+    """Resources enforced by the pod's cgroup, if reported instead of the spec's."""
     device_health: Mapping[str, list[ResourceStatus]] = field(default_factory=dict)
-    """How devices are, by the container that has them."""
+    """Health of allocated devices by container name."""
 
 
 def container_statuses(view: StatusInputs, kind: Kind) -> list[ContainerStatus]:
-    """Give the statuses of all containers of one kind: init ones in their order, others by name."""
+    """Return the statuses of all containers of one type: init containers in their order, others by name."""
     spec, previous = view.pod.spec, view.previous
     containers, before = {
         "ordinary": (spec.containers, previous.container_statuses),
@@ -203,7 +200,7 @@ def container_statuses(view: StatusInputs, kind: Kind) -> list[ContainerStatus]:
 
 
 def api_time(nanoseconds: int) -> datetime | None:
-    """Give a runtime's time as the API writes it; 0 is none."""
+    """Return a runtime's time in the API's resolution of seconds; None for 0."""
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC) if nanoseconds else None
 
 
@@ -223,7 +220,7 @@ def _status(
     health = view.health.get(container.name, Health(started=False, ready=False))
     status.started, status.ready = health.started, health.ready
     if kind == "init" and not is_sidecar(container):
-        # The runtime may have forgotten it; what is known of its end decides.
+        # The runtime may have removed it; its reported termination decides.
         status.ready = status.state.terminated is not None and status.state.terminated.exit_code == 0
     return status
 
@@ -301,7 +298,7 @@ def _restarting(view: StatusInputs) -> bool:
 def _without_runtime(
     view: StatusInputs, container: Container, kind: Kind, old: ContainerStatus | None
 ) -> ContainerStatus:
-    """A container that the runtime does not have: not made yet, or gone."""
+    """Return the status of a container that is not in the runtime: not created yet, or removed."""
     restarting = kind != "ephemeral" and old is not None and _restarting(view)
     if old is not None and old.state.terminated is not None and not restarting:
         return msgspec.structs.replace(old)
@@ -330,7 +327,7 @@ def _without_runtime(
 
 
 def _explain_waiting(view: StatusInputs, container: Container, kind: Kind, status: ContainerStatus) -> None:
-    """Show a container that will be tried again as waiting, with the reason of the last failure."""
+    """Set a container that will be restarted to waiting, with the reason of the last failure."""
     last = view.observed.latest(container.name)
     if kind == "init":
         if last is not None and last.phase == "exited" and last.exit_code == 0:
@@ -379,6 +376,6 @@ def _recursive(view: StatusInputs, mount: VolumeMount) -> str:
 def _can_recurse(view: StatusInputs) -> bool:
     newest = next(iter(view.observed.sandboxes), None)
     if newest is None:
-        # Before it has one, nobody has asked yet which handler its class means.
+        # Without a sandbox the handler of the RuntimeClass is not resolved yet.
         return not view.pod.spec.runtime_class_name and "" in view.recursive_handlers
     return newest.runtime_handler in view.recursive_handlers

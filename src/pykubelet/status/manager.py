@@ -1,20 +1,21 @@
-"""Brings pods' statuses to the API server: only what differs, one request per pod, the newest wins.
+"""Status manager: sends each pod's latest status to the API server as a patch, one request per pod at a time.
 
-The sender hears of every status the node computes (`changed`) and of every change of what the API
-server has (`seen`), and sends the difference between the two. What the API server has is the newer
-of the watched object and the answer to the last request; a difference that the server answers to
-without taking it (a field it does not know) is not sent again until something else changes.
+It is notified of every status that the kubelet computes (`changed`) and of every change of the object in
+the API server (`seen`), and sends the difference. The API server's object is the newer one of the watched
+object and the response to the last patch; a difference that the server does not apply (an unknown field) is
+not sent again until something else changes. All state is in memory; after a restart the statuses are
+computed and compared again.
 
-- The statuses of a pod that is on its way are held back for a moment: a quick start is one
-  request, and a slow one still shows what it waits for. Longer while many pods are being started:
-  telling would take from the machine what they wait for. Longest where a status says nothing but that
-  its pod waits for its start. What users wait for is sent at once.
-- A request that fails is made again after growing pauses. While the API server is away nobody
-  asks but one, and afterwards pods are told in the order in which they changed.
-- A pod that the API server no longer has, or has anew under the same name, is let be.
+- The status of a starting or terminating pod is delayed by HOLD_SECONDS: a quick start is one request, and a
+  slow one still shows what it waits for. During a burst of pod starts it is delayed longer, because requests
+  would take CPU time from the starts, and longest if it only reports that the pod waits for its start. All
+  other statuses are sent immediately.
+- A failed request is retried with exponential back-off. While the API server is unreachable only one request
+  is tried at a time; afterwards statuses are sent in the order of their changes.
+- A pod that the API server no longer has, or that was recreated under the same name, is skipped.
 
-`told` waits until the API server knows a pod's newest status, `remove` until it has let go of a
-pod that has ended here: together the end of a deletion.
+At the end of a deletion the caller awaits `told` until the API server has the pod's latest status, then
+`remove` until the terminated pod is deleted.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _STATUSES = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 20, 30, 45, 60)
 
 
 class StatusMetrics:
-    """How long the API server waits for pods' statuses."""
+    """Metrics of status updates."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._sent = Histogram(
@@ -56,24 +57,24 @@ class StatusMetrics:
         )
 
     def sent(self, seconds: float) -> None:
-        """Count a status that the API server took."""
+        """Observe the seconds from a pod's first unreported change to the successful patch."""
         self._sent.observe(seconds)
 
 
 HOLD_SECONDS = 1.0
-"""How long a status that is likely to be replaced by a better one is held back."""
+"""Seconds by which the status of a starting or terminating pod is delayed."""
 CROWDED_HOLD_SECONDS = 10.0
-"""How long it is while pods wait for each other to start, or when nobody waits to hear it."""
+"""Seconds by which it is delayed during a burst of pod starts, or if it only acknowledges a generation."""
 QUEUED_HOLD_SECONDS = 30.0
-"""Seconds for which a status is held back while many pods start that says nothing but that its pod waits."""
+"""Seconds by which it is delayed during a burst of pod starts if it only reports that the pod waits."""
 SLACK_SECONDS = 0.001
-"""How early a look may be: event loops wake up to a tick before the moment they were asked for."""
+"""Seconds by which an entry may be early: event loops wake up to one clock tick before a deadline."""
 AT_ONCE = 8
-"""How many requests may be under way."""
+"""Maximum number of concurrent requests."""
 
 
 class PodApi(Protocol):
-    """What is asked of the API server's client (`kube.client.ApiClient`)."""
+    """Interface of the API client (`apiserver.client.ApiClient`)."""
 
     async def get(self, resource: Resource[Pod], name: str, namespace: str = "") -> Pod:
         """Get a pod."""
@@ -88,7 +89,7 @@ class PodApi(Protocol):
         *,
         subresource: str = "",
     ) -> Pod:
-        """Change a pod's status; gives the pod as it is then."""
+        """Patch a pod's status; return the resulting pod."""
         ...
 
     async def delete(
@@ -100,35 +101,35 @@ class PodApi(Protocol):
         grace_period_seconds: int | None = None,
         uid: str = "",
     ) -> None:
-        """Delete this very pod."""
+        """Delete the pod with this uid."""
         ...
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try, or until the server is back."""
+        """Wait before a retry, or until the API server is reachable again."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One pod's status on its way."""
+    """Status of one pod and the state of its reporting."""
 
     pod: Pod
     status: PodStatus
     due: float | None = None
-    """When to look whether there is something to send; None when there is no reason to."""
+    """Loop time at which to check for something to send; None if nothing changed."""
     untold: float | None = None
-    """When the first change came that the API server does not know."""
+    """Loop time of the first change that is not reported yet."""
     taken: float = 0.0
-    """When the look that is under way was due."""
+    """Loop time at which the check in progress was due."""
     busy: bool = False
     answer: Pod | None = None
-    """The pod as of the last answer, until the watch has caught up with it."""
+    """Pod of the last response, until the watch has caught up with it."""
     known: str = ""
-    """The uid of the object that was sent a status before."""
+    """Uid of the last object that was patched."""
     absent: str = ""
-    """The uid of an object that the API server no longer has, whatever the watch says yet."""
+    """Uid of an object that the API server no longer has, even if the watch still shows it."""
     refused: Patch | None = None
-    """What the API server was sent and did not take."""
+    """Patch that the API server accepted without applying it."""
     pauses: Backoff | None = None
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -140,11 +141,10 @@ class _Entry:
 
 
 class StatusManager:
-    """Sends statuses; all methods but the awaitable ones return at once.
+    """Reporter of pod statuses to the API server; all methods except coroutines return immediately.
 
-    `object_of` gives what the API server was last seen to have of a pod: the pod itself, or the
-    mirror of a static one. `may_run` says whether something of a pod could still run, `crowded`
-    whether pods wait for each other to start.
+    `object_of` returns the watched object of a pod: the pod itself, or the mirror pod of a static one.
+    `may_run` returns whether a container of a pod may still run, `crowded` whether a burst of pods starts.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class StatusManager:
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._held: dict[str, None] = {}
-        """Uids of the pods whose statuses are held back while many pods start, the oldest first."""
+        """Uids of the pods whose statuses are delayed by a burst of pod starts, the oldest first."""
         self._release_timer: asyncio.TimerHandle | None = None
         self._away = False
         self._outage = Backoff()
@@ -177,7 +177,7 @@ class StatusManager:
         self._refusals = ErrorLogLimiter(log, "Failed to remove a terminated pod from the API server")
 
     def changed(self, pod: Pod, status: PodStatus) -> None:
-        """Take a pod's new status."""
+        """Set a pod's new status and schedule its patch."""
         entry = self._entries.get(pod.uid)
         if entry is None:
             entry = self._entries[pod.uid] = _Entry(pod, status)
@@ -187,7 +187,7 @@ class StatusManager:
         self._schedule(entry, HOLD_SECONDS if is_passing(pod, status) else 0.0)
 
     def seen(self, uid: str) -> None:
-        """Take note that what the API server has of a pod has changed, perhaps by our own doing."""
+        """Handle a change of the pod's object in the watch, which may be the result of an own patch."""
         entry, seen = self._entries.get(uid), self._object_of(uid)
         if entry is None:
             return
@@ -198,24 +198,24 @@ class StatusManager:
             entry.answer = None
             if _version(seen) == _version(answer):
                 return
-        # Whoever overwrites a status time and again must not be answered as fast as he can.
+        # Delay the patch: another writer may keep overwriting this status.
         overwritten = seen is not None and seen.uid == entry.known
         self._schedule(entry, HOLD_SECONDS if overwritten else 0.0)
 
     def check(self, uid: str) -> None:
-        """Look at once whether the API server can be told more than it was."""
+        """Schedule an immediate check for a difference, such as a phase that can be reported now."""
         entry = self._entries.get(uid)
         if entry is not None:
             self._schedule(entry, 0.0)
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone."""
+        """Remove a pod and release its waiters."""
         entry = self._entries.pop(uid, None)
         if entry is not None:
             entry.release()
 
     async def told(self, uid: str) -> None:
-        """Wait until the API server knows the pod's newest status, or does not have the pod."""
+        """Wait until the API server has the pod's latest status, or does not have the pod."""
         entry = self._entries.get(uid)
         if entry is None:
             return
@@ -225,7 +225,7 @@ class StatusManager:
         await done
 
     async def remove(self, pod: Pod) -> None:
-        """Remove a pod that has ended from the API server, or find it gone; tries until it is."""
+        """Delete a terminated pod from the API server; retry until it no longer exists."""
         pauses, meta = Backoff(), pod.metadata
         while self._object_of(pod.uid) is not None:
             try:
@@ -248,7 +248,7 @@ class StatusManager:
             await self._api.pause(pauses.next(asyncio.get_running_loop().time()))
 
     async def run(self) -> NoReturn:
-        """Send for ever."""
+        """Send statuses until cancelled."""
         loop = asyncio.get_running_loop()
         try:
             async with TaskScope() as requests:
@@ -267,10 +267,10 @@ class StatusManager:
             if self._release_timer is not None:
                 self._release_timer.cancel()
 
-    # Whose turn it is
+    # Queue
 
     def _schedule(self, entry: _Entry, seconds: float) -> None:
-        """Look at an entry after so many seconds at the latest."""
+        """Schedule the check of an entry in at most this many seconds."""
         due = asyncio.get_running_loop().time() + seconds
         if entry.due is not None and entry.due <= due:
             return
@@ -283,14 +283,14 @@ class StatusManager:
         self._wake.set()
 
     async def _next(self) -> _Entry:
-        """Wait for the entry that is due first, and take it."""
+        """Wait for the next entry that is due, mark it as busy and return it."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             while self._queue and self._queue[0][0] <= loop.time() + SLACK_SECONDS:
                 due, _, uid = heapq.heappop(self._queue)
                 entry = self._entries.get(uid)
-                # An entry that was hurried, or is being served, has another place in the queue.
+                # An entry that was rescheduled, or is being processed, has another item in the queue.
                 if entry is not None and entry.due == due and not entry.busy:
                     entry.busy, entry.taken, entry.due = True, due, None
                     return entry
@@ -305,9 +305,9 @@ class StatusManager:
         again: float | None = None
         try:
             again = await self._send(entry)
-        except Exception as err:  # the boundary of a task: one pod's status must not end all others'
+        except Exception as err:  # task boundary: a failure of one pod must not stop the others
             again = asyncio.get_running_loop().time() + HOLD_SECONDS
-            log.exception(err, "Unexpected error while sending a status", pod=entry.pod.full_name)
+            log.exception(err, "Failed to send pod status with an unexpected error", pod=entry.pod.full_name)
         finally:
             entry.busy = False
             self._slots.release()
@@ -321,7 +321,7 @@ class StatusManager:
     # Sending
 
     async def _send(self, entry: _Entry) -> float | None:
-        """Bring the API server up to date; gives when to try again (the loop's time), None if it worked."""
+        """Send the patch, if any; return the loop time of the next attempt, or None if no retry is needed."""
         target = self._known(entry)
         if target is None:
             return None
@@ -356,23 +356,23 @@ class StatusManager:
         if entry.status is not status:
             return None
         rest = self._patch(entry, answer.status)
-        # What differs although it was not sent is of somebody whom the watch has not shown yet.
+        # A difference outside the patch is a change by another writer that the watch has not shown yet.
         refused = rest.keys() <= patch.keys()
         entry.refused = rest if rest and refused else None
         return None if refused else loop.time()
 
     def _hold_in_crowd(self, entry: _Entry) -> float | None:
-        """Return the loop time until which a status is held back because many pods start; None if it is not.
+        """Return the loop time until which a burst of pod starts delays a status; None if it does not.
 
-        It is looked at again as soon as they have started. Nothing is computed before that: the cost of
-        a pod that waits for its start must not grow with the time it waits.
+        The status is checked again as soon as the burst is over. Nothing is computed before that: the cost
+        of a pod that waits for its start must not grow with the time it waits.
         """
         if entry.untold is None:
-            return None  # perhaps there is nothing to send
+            return None  # there may be nothing to send
         return self._hold(entry, QUEUED_HOLD_SECONDS if is_queued(entry.status) else CROWDED_HOLD_SECONDS)
 
     def _hold_until(self, entry: _Entry, theirs: PodStatus, patch: Patch) -> float | None:
-        """Return the loop time until which a status is held back that is worth little; None if it is not."""
+        """Return the loop time until which a status of low priority is delayed; None to send it now."""
         if entry.untold is None:
             entry.untold = asyncio.get_running_loop().time()
         if not only_acknowledges(theirs, patch):
@@ -381,7 +381,7 @@ class StatusManager:
         return until if until is not None else self._hold(entry, QUEUED_HOLD_SECONDS)
 
     def _hold(self, entry: _Entry, seconds: float) -> float | None:
-        """Return the loop time until which a status is held back while many pods start; None if it is not."""
+        """Return the loop time until which a status is delayed if a burst of pods starts, else None."""
         until = self._longest_hold(entry, seconds)
         if until is None or not self._crowded():
             return None
@@ -390,14 +390,14 @@ class StatusManager:
         return until
 
     def _longest_hold(self, entry: _Entry, seconds: float) -> float | None:
-        """Return the loop time until which a status may be held back; None when it must be sent now."""
+        """Return the loop time until which a status may be delayed; None if it must be sent now."""
         if not is_passing(entry.pod, entry.status) or entry.waiting or entry.untold is None:
             return None
         until = entry.untold + seconds
         return until if asyncio.get_running_loop().time() < until - SLACK_SECONDS else None
 
     def _watch_crowd(self) -> None:
-        """Look at the held statuses again when the crowd is over, with one timer for all of them."""
+        """Schedule the check whether the burst is over, with one timer for all delayed statuses."""
         if self._release_timer is None:
             self._release_timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_held)
 
@@ -411,7 +411,7 @@ class StatusManager:
             self.check(uid)
 
     def _known(self, entry: _Entry) -> Pod | None:
-        """What the API server has of a pod, as far as is known; None when there is nothing to tell it."""
+        """Return the newest known object of a pod in the API server; None if no object can be patched."""
         seen, answer = self._object_of(entry.pod.uid), entry.answer
         if seen is None or seen.uid == entry.absent:
             return None
@@ -427,18 +427,18 @@ class StatusManager:
         now = asyncio.get_running_loop().time()
         self._complaints.failed(err, now)
         if isinstance(err, Unreachable | Unauthorized):
-            # Nobody gets through: all wait, and this one keeps its turn.
+            # The API server is unreachable: all requests wait, and this entry keeps its position.
             self._away = True
             return entry.taken
         if isinstance(err, Invalid):
-            # Trying again may help, waiting for it does not: a pod must be able to end.
+            # A retry may succeed, but waiters are released: termination must not depend on it.
             entry.release()
         if entry.pauses is None:
             entry.pauses = Backoff()
         return now + entry.pauses.next(now)
 
     async def _is_other(self, pod: Pod) -> bool:
-        """Whether the API server has another pod of this name, or none."""
+        """Return whether the API server has another pod of this name, or no pod."""
         try:
             found = await self._api.get(PODS, pod.metadata.name, pod.metadata.namespace)
         except NotFound:
@@ -449,14 +449,14 @@ class StatusManager:
 
 
 def is_passing(pod: Pod, status: PodStatus) -> bool:
-    """Whether a status is likely to be followed by a better one soon: the pod is coming, or going."""
+    """Return whether another status is likely to follow soon, because the pod is starting or terminating."""
     if status.phase in TERMINAL:
         return False
     return status.phase == "Pending" or pod.metadata.deletion_timestamp is not None
 
 
 def is_queued(status: PodStatus) -> bool:
-    """Return whether a status only says that the pod waits for its start."""
+    """Return whether a status only reports that the pod waits for its start."""
     if status.phase != "Pending":
         return False
     found = (*status.init_container_statuses, *status.container_statuses)
@@ -467,6 +467,6 @@ def is_queued(status: PodStatus) -> bool:
 
 
 def _version(pod: Pod) -> int:
-    """How new an object is; of servers whose versions are no numbers the watched one counts."""
+    """Return the resourceVersion as a number; 0 if it is not numeric, so that the watched object wins."""
     version = pod.metadata.resource_version
     return int(version) if version.isdecimal() else 0

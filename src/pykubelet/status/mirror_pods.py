@@ -1,11 +1,13 @@
-"""Mirror pods: the pictures of static pods in the API server, for everyone who looks there.
+"""Mirror pods: representations of static pods in the API server.
 
-A mirror is made for each static pod and shows its status; it is none of the node's wishes, and
-deleting it does nothing to the static pod: it is made again. One whose manifest has changed is
-replaced, one whose manifest is gone is removed, but only when the old pod itself is gone: until then it
-shows that pod, which is still running. Which ones to
-make and to remove is decided by `plan`, a pure function; `MirrorPods` does it whenever something
-changed and every now and then, and goes on trying while the API server is away.
+A mirror pod shows the status of its static pod to API clients. It is not a source of pods: if it is
+deleted, the static pod keeps running and the mirror is created again. A mirror whose manifest changed is
+replaced and one whose manifest was removed is deleted, but only after the old pod has terminated: until
+then it shows that pod.
+
+`plan` is a pure function that returns the mirrors to create and to delete. `MirrorPods` applies it after
+each change and periodically, and retries with back-off while the API server is unreachable. It has no state
+on disk; after a restart the mirrors are those of the watch.
 """
 
 from __future__ import annotations
@@ -29,27 +31,27 @@ from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 
 log = get_logger(__name__)
 PERIOD_SECONDS = 10.0
-"""How often to look although nobody said that something changed."""
+"""Seconds between reconciliations without a change."""
 SEEN_SECONDS = 10.0
-"""How long a mirror that was made may take to be watched before it counts as lost."""
+"""Seconds within which the watch must show a created mirror, before it counts as lost."""
 NO_NODE_SECONDS = 1.0
-"""When to look again whether the node is registered: a mirror belongs to it."""
+"""Seconds between checks whether the node is registered, since a mirror needs it as its owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Static pods that need a mirror, and mirrors that must go."""
+    """Static pods to create a mirror for, and mirrors to delete."""
 
     create: tuple[Pod, ...] = ()
     delete: tuple[Pod, ...] = ()
 
 
 def plan(static: Iterable[Pod], mirrors: Iterable[Pod], keep: Collection[str] = ()) -> Plan:
-    """Say which mirrors to make and to remove.
+    """Return the mirrors to create and to delete.
 
-    `keep` holds names (`namespace/name`) of pods that are no longer wanted and not gone yet: their
-    mirrors stay, also when another static pod of that name waits for their end. A mirror that must
-    be replaced only goes; the next plan makes the new one.
+    `keep` has the names (`namespace/name`) of removed pods that are still terminating: their mirrors stay,
+    also if another static pod of that name waits for their end. A mirror that must be replaced is only
+    deleted; the next plan creates the new one.
     """
     wanted = {pod.full_name: pod for pod in static}
     there = {mirror.full_name: mirror for mirror in mirrors}
@@ -61,14 +63,14 @@ def plan(static: Iterable[Pod], mirrors: Iterable[Pod], keep: Collection[str] = 
 
 
 def fits(mirror: Pod, static: Pod) -> bool:
-    """Whether a mirror shows this very static pod and may stay."""
+    """Return whether a mirror shows this version of the static pod and is not being deleted."""
     meta = mirror.metadata
     shown = meta.annotations.get(MIRROR_ANNOTATION)
     return meta.deletion_timestamp is None and shown == static.metadata.annotations.get(HASH_ANNOTATION)
 
 
 def mirror_of(static: Pod, node_name: str, node_uid: str) -> Pod:
-    """Make the mirror of a static pod, as it is sent; the node owns it, nobody else may have made it."""
+    """Return the mirror pod to create for a static pod, with the node as its owner."""
     meta = static.metadata
     annotations = {**meta.annotations, MIRROR_ANNOTATION: meta.annotations.get(HASH_ANNOTATION, "")}
     owner = OwnerReference(api_version="v1", kind="Node", name=node_name, uid=node_uid, controller=True)
@@ -86,7 +88,7 @@ def mirror_of(static: Pod, node_name: str, node_uid: str) -> Pod:
 
 
 class MirrorApi(Protocol):
-    """What is asked of the API server's client (`kube.client.ApiClient`)."""
+    """Interface of the API client (`apiserver.client.ApiClient`)."""
 
     async def create(self, resource: Resource[Pod], obj: Pod, namespace: str = "") -> Pod:
         """Create a pod."""
@@ -101,28 +103,28 @@ class MirrorApi(Protocol):
         grace_period_seconds: int | None = None,
         uid: str = "",
     ) -> None:
-        """Delete this very pod."""
+        """Delete the pod with this uid."""
         ...
 
     async def pause(self, seconds: float) -> None:
-        """Wait before the next try, or until the server is back."""
+        """Wait before a retry, or until the API server is reachable again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredMirrors:
-    """What mirrors are made from."""
+    """Input of the plan."""
 
     static: list[Pod]
     leaving: Callable[[], set[str]]
-    """Gives the names (`namespace/name`) of pods that are no longer wanted and not gone yet."""
+    """Function that returns the names (`namespace/name`) of removed pods that are still terminating."""
 
 
 class MirrorPods:
-    """Keeps the mirrors in the API server; `wake` it when something changed.
+    """Reconciler of the mirror pods in the API server; `wake` must be called after a change.
 
-    `wishes` gives the static pods and the names of those that are going, or None as long as some
-    source has not reported; `node_uid` is empty as long as the node is not registered.
+    `wishes` returns the static pods and the names of terminating ones, or None until all pod sources are
+    ready; `node_uid` returns "" until the node is registered.
     """
 
     def __init__(
@@ -140,9 +142,9 @@ class MirrorPods:
         self._wishes = wishes
         self._node_uid = node_uid
         self._made: dict[str, tuple[Pod, float]] = {}
-        """Mirrors that the watch has not shown yet, and until when to wait for that."""
+        """Created mirrors that the watch has not shown yet, and the loop time until which to wait."""
         self._taken: set[str] = set()
-        """Names that were taken when their mirror was to be made, and of which the watch has shown none."""
+        """Names whose creation failed with AlreadyExists, and of which the watch has not shown a mirror."""
         self._changed = asyncio.Event()
         self._pauses = Backoff()
         self._complaints = ErrorLogLimiter(log, "Failed to keep a mirror pod")
@@ -151,17 +153,17 @@ class MirrorPods:
         )
 
     def wake(self) -> None:
-        """Look soon: a static pod came, changed or went."""
+        """Request a reconciliation: a static pod was added, changed or removed."""
         self._changed.set()
 
     def seen(self, mirror: Pod) -> None:
-        """Take note that the watch has shown a mirror that came, changed or went."""
+        """Handle a watch event of a mirror pod."""
         self._made.pop(mirror.full_name, None)
         self._taken.discard(mirror.full_name)
         self._changed.set()
 
     async def run(self) -> NoReturn:
-        """Keep the mirrors for ever."""
+        """Reconcile the mirrors until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
@@ -173,7 +175,7 @@ class MirrorPods:
                 if isinstance(err, Unreachable):
                     await self._api.pause(wait)
                     continue
-                # One that is refused, perhaps for ever, must not delay those of new pods.
+                # A mirror that the API server rejects must not delay those of new pods.
             try:
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
@@ -181,7 +183,7 @@ class MirrorPods:
                 continue
 
     async def _reconcile(self) -> float:
-        """Bring the mirrors nearer to what they should be; gives in how many seconds to look again."""
+        """Apply the plan; return the seconds until the next reconciliation. Raises the last KubeError."""
         wishes, mirrors = self._wishes(), self._mirrors()
         if wishes is None:
             return PERIOD_SECONDS
@@ -198,14 +200,14 @@ class MirrorPods:
                 await self._create(static, node_uid)
             except KubeError as err:
                 failure = err
-        # One mirror that is refused must not keep the others from being made.
+        # Raised only now: one failure must not prevent the creation of the other mirrors.
         if failure is not None:
             raise failure
         self._complaints.succeeded(asyncio.get_running_loop().time())
         return NO_NODE_SECONDS if todo.create and not node_uid else PERIOD_SECONDS
 
     def _mirrors(self) -> list[Pod]:
-        """All mirrors that are watched, or were made a moment ago."""
+        """Return the mirrors of the watch and those created within SEEN_SECONDS."""
         now, watched = asyncio.get_running_loop().time(), self._store.mirrors()
         names = {mirror.full_name for mirror in watched}
         self._made = {
@@ -222,7 +224,7 @@ class MirrorPods:
         try:
             made = await self._api.create(PODS, mirror, static.metadata.namespace)
         except AlreadyExists as err:
-            # At first the watch may only lag behind; then somebody has the name, and must give it back.
+            # The first time the watch may only lag behind; the second time another pod has the name.
             if static.full_name in self._taken:
                 self._clashes.failed(err, asyncio.get_running_loop().time())
             self._taken.add(static.full_name)
@@ -237,5 +239,5 @@ class MirrorPods:
         try:
             await self._api.delete(PODS, meta.name, meta.namespace, grace_period_seconds=0, uid=meta.uid)
         except (NotFound, Conflict):
-            log.v(3).info("The mirror pod was gone already", pod=mirror.full_name, podUID=mirror.uid)
+            log.v(3).info("Mirror pod was already deleted", pod=mirror.full_name, podUID=mirror.uid)
         self._made.pop(mirror.full_name, None)

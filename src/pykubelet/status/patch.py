@@ -1,20 +1,15 @@
-"""The difference between two statuses of a pod, as a strategic merge patch.
+"""Merge of the kubelet's pod status with the API server's, and the strategic merge patch of two statuses.
 
-Only what differs is sent: less to write, and nothing of others is overwritten. How the API server
-joins a patch with what it has is a matter of each field: conditions are joined by their type and
-addresses by themselves, maps by their keys, all other lists are replaced.
+Merge: the kubelet owns most of a pod's status, but conditions of controllers and readiness gates belong to
+their writers. Some fields never go back: a terminal phase, a container that terminated for good, restart
+counts, the start time. A terminal phase is not reported while a container may still run, because other
+components then reuse the pod's resources.
 
-Two statuses that say the same have no difference, whatever the order of their conditions and
-containers, and when nothing but a moment of transition differs.
+Patch: only differences are sent, so that nothing of other writers is overwritten. The API server merges
+conditions by type, addresses by value and maps by key; all other lists are replaced. Statuses that differ
+only in the order of their conditions and containers, or only in transition times, have an empty patch.
 
-What a pod's status in the API server shall become: the node's word, joined with that of others.
-
-The node owns most of a pod's status, but not all of it: conditions of controllers and readiness
-gates stay theirs. And whatever the node says, some things never go back: a pod that has ended, a
-container that has ended for good, a count of restarts, the time of the start. A pod is not said to
-have ended while something of it may still run, because others then use what it held.
-
-Pure: from two statuses and a few facts to a third, and neither of the two is written to.
+All functions are pure and do not modify their arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ _CONTAINERS = ("container_statuses", "init_container_statuses", "ephemeral_conta
 _ADDRESSES = ("host_ips", "pod_ips")
 _ACKNOWLEDGING = {"observedGeneration", "conditions", "$setElementOrder/conditions", "resources"}
 _OF_OTHERS = ("resource_claim_statuses", "extended_resource_claim_status")
-"""What only the scheduler and controllers write: a node that knows an old version must not undo theirs."""
+"""Fields that only the scheduler and controllers write: a kubelet with an old version must not undo them."""
 _FIELDS = {
     field.name: field.encode_name
     for field in msgspec.structs.fields(PodStatus)
@@ -45,7 +40,7 @@ _FIELDS = {
 
 
 def status_patch(before: PodStatus, after: PodStatus) -> Patch:
-    """Give what makes `after` of `before`; empty when they say the same."""
+    """Return the patch from `before` to `after`; empty if they are equivalent."""
     if before == after:
         return {}
     patch: Patch = {}
@@ -67,7 +62,7 @@ def status_patch(before: PodStatus, after: PodStatus) -> Patch:
 
 
 def only_acknowledges(before: PodStatus, patch: Patch) -> bool:
-    """Whether a patch tells nothing but that the pod's newest version was seen."""
+    """Return whether a patch only acknowledges a new generation: no condition changes more than its times."""
     if not patch.keys() <= _ACKNOWLEDGING:
         return False
     old = {condition.type: to_document(condition) for condition in before.conditions}
@@ -78,7 +73,7 @@ def only_acknowledges(before: PodStatus, patch: Patch) -> bool:
 
 
 def _conditions(before: Sequence[PodCondition], after: Sequence[PodCondition]) -> Patch:
-    """Give the conditions that differ, each whole, and those that are to go."""
+    """Return the patch of the changed conditions, each complete, and of the owned ones to delete."""
     old = {condition.type: condition for condition in before}
     changed: list[Patch] = [
         _replaced(old.get(condition.type), condition)
@@ -94,7 +89,7 @@ def _conditions(before: Sequence[PodCondition], after: Sequence[PodCondition]) -
 
 
 def _said(condition: PodCondition | None) -> tuple[object, ...] | None:
-    """What a condition says, apart from when it came to be."""
+    """Return the contents of a condition without its transition time."""
     if condition is None:
         return None
     return condition.status, condition.reason, condition.message, condition.observed_generation
@@ -105,7 +100,7 @@ def _without_time(condition: Patch) -> tuple[object, ...]:
 
 
 def _replaced(before: PodCondition | None, after: PodCondition) -> Patch:
-    """Give a condition so that nothing of the old one shines through."""
+    """Return a condition with null for each field that only the old one has."""
     new: Patch = to_document(after)
     old: Patch = to_document(before) if before is not None else {}
     return {**dict.fromkeys(old.keys() - new.keys()), **new}
@@ -125,7 +120,7 @@ def _addresses(wire: str, before: Sequence[AddressStatus], after: Sequence[Addre
 
 
 def _changes(before: Any, after: Any) -> Any:
-    """Give the difference of two maps; what is gone is null."""
+    """Return the difference of two maps; removed keys are null."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return after
     gone: Patch = dict.fromkeys(before.keys() - after.keys())
@@ -137,13 +132,13 @@ def _changes(before: Any, after: Any) -> Any:
 
 
 MESSAGE_BYTES = 12 * 1024
-"""How much all of a pod's containers together may say about their ends."""
+"""Maximum bytes of termination messages of all containers of a pod together."""
 
 
 def merged_status(pod: Pod, theirs: PodStatus, ours: PodStatus, *, may_run: bool, now: datetime) -> PodStatus:
-    """Give the status that the API server, which has `theirs`, shall have after `ours`.
+    """Return the status to report, given the API server's `theirs` and the kubelet's `ours`.
 
-    `may_run` says that something of the pod could still run.
+    `may_run` is whether a container of the pod may still run.
     """
     ending = theirs.phase not in TERMINAL and ours.phase in TERMINAL
     phase = theirs if theirs.phase in TERMINAL or (ending and may_run) else ours
@@ -173,7 +168,7 @@ def merged_status(pod: Pod, theirs: PodStatus, ours: PodStatus, *, may_run: bool
 
 
 def _merged_conditions(theirs: PodStatus, ours: PodStatus, *, shared: bool) -> list[PodCondition]:
-    """Put the foreign ones as they are in the API server before the node's own."""
+    """Return the API server's conditions of other writers, followed by the kubelet's own."""
     foreign = {c.type: c for c in theirs.conditions if c.type not in OWNED}
     if shared:
         foreign |= {c.type: c for c in ours.conditions if c.type in SHARED and c.type not in foreign}
@@ -186,7 +181,7 @@ def _merged_conditions(theirs: PodStatus, ours: PodStatus, *, shared: bool) -> l
 
 
 def _not_ready(status: PodStatus, now: datetime) -> list[PodCondition]:
-    """Give the conditions of a pod that has ended: whoever ended it, it is not ready."""
+    """Return the conditions of a terminal pod, with Ready and ContainersReady set to False."""
     reason = "PodFailed" if status.phase == "Failed" else "PodCompleted"
 
     def settled(condition: PodCondition) -> PodCondition:
@@ -219,7 +214,7 @@ def _merged_containers(
             back
             and ended is not None
             and not restarts_after_exit(pod, container, ended.exit_code)
-            # What has ended for good may run again with all the others.
+            # RestartAllContainers can run it again in spite of its restart policy.
             and not may_restart_all(pod.spec)
         ):
             return old
@@ -231,7 +226,7 @@ def _merged_containers(
 
 
 def _room(pod: Pod) -> int:
-    """Bytes that each container's last words may take."""
+    """Return the maximum bytes of each container's termination message."""
     spec = pod.spec
     count = len(spec.containers) + len(spec.init_containers) + len(spec.ephemeral_containers)
     return MESSAGE_BYTES // max(1, count)
@@ -246,7 +241,7 @@ def _bounded(status: ContainerStatus, room: int) -> ContainerStatus:
 
 def _short(state: ContainerState, room: int) -> ContainerState:
     ended = state.terminated
-    # No character takes more than four bytes, so a short text need not be measured.
+    # A character takes at most four bytes, so a short text need not be encoded.
     if ended is None or ended.message is msgspec.UNSET or len(ended.message) * 4 <= room:
         return state
     written = ended.message.encode()
@@ -257,5 +252,5 @@ def _short(state: ContainerState, room: int) -> ContainerState:
 
 
 def _whole(moment: datetime | None) -> datetime | None:
-    """Give a time as the API keeps it, in whole seconds."""
+    """Return a time in whole seconds, the API's resolution."""
     return moment.replace(microsecond=0) if moment is not None and moment.microsecond else moment

@@ -1,13 +1,13 @@
-"""Readiness of static pods' containers, kept over restarts of the kubelet.
+"""Readiness of static pods' containers, kept across kubelet restarts.
 
-A pod of the API server brings its last status along, so a kubelet that restarts knows which of its containers
-were started and ready. A manifest has no status, and a standalone node has nobody else who kept it. So the
+A pod of the API server has its last status, so a restarted kubelet knows which of its containers were
+started and ready. A manifest has no status, and on a standalone node no API server stores it. So the
 kubelet writes the `started` and `ready` of static pods that have startup or readiness probes to
-`<root-dir>/pykubelet/static-pods-readiness`, `WRITE_SECONDS` after a change at the latest, and the next
-process begins with them: a pod that was not ready is not reported Ready, one that was does not flap. A file
-that is missing or damaged is ignored; then the prober presumes what it does without any memory.
+`<root-dir>/pykubelet/static-pods-readiness`, at most `WRITE_SECONDS` after a change, and the next process
+starts with them: a pod that was not ready is not reported Ready, and one that was does not flap. A missing
+or damaged file is ignored; the prober then behaves as without a previous status.
 
-Only the event loop's thread calls this; the file is written in another one.
+Only the event loop's thread calls this; the file is written in another thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = get_logger(__name__)
 FILE = Path("pykubelet", "static-pods-readiness")
 """Path of the file below the kubelet's root directory."""
 WRITE_SECONDS = 0.2
-"""Seconds between a change and its being written, with all others of that time."""
+"""Seconds between a change and its write, which includes all later changes of that time."""
 RETRY_SECONDS = 30.0
 """Seconds until a failed write is retried."""
 _PRIVATE = 0o600
@@ -37,10 +37,10 @@ _MAX_BYTES = 8 * 1024 * 1024
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """What was reported of one container."""
+    """Last reported readiness of one container."""
 
     id: str
-    """As in a status: `containerd://…`."""
+    """Container ID as in a status: `containerd://…`."""
     started: bool
     ready: bool
 
@@ -57,7 +57,7 @@ class StaticReadiness:
         self._changed = asyncio.Event()
 
     def restore(self, pod: Pod) -> Pod:
-        """Return a static pod with the readiness that was last reported of its containers, if any was."""
+        """Return a static pod with the last reported readiness of its containers, if it has no statuses."""
         known = self._entries.get(pod.uid)
         if known is None or pod.status.container_statuses:
             return pod
@@ -74,7 +74,7 @@ class StaticReadiness:
         return msgspec.structs.replace(pod, status=status)
 
     def record(self, pod: Pod, status: PodStatus, _: PodStatus | None) -> None:
-        """Record a new status of a pod; of no interest unless it is a static pod with probes."""
+        """Record the new status of a pod, if it is a static pod with probes."""
         if not is_static_pod(pod) or not _is_probed(pod):
             return
         found = {
@@ -87,17 +87,17 @@ class StaticReadiness:
             self._changed.set()
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone."""
+        """Remove a terminated pod."""
         if self._entries.pop(uid, None) is not None:
             self._changed.set()
 
     def retain(self, is_desired: Callable[[str], bool]) -> None:
-        """Drop all pods but those whose uid is desired."""
+        """Remove all pods except those whose uid is desired."""
         for uid in [uid for uid in self._entries if not is_desired(uid)]:
             self.forget(uid)
 
     async def run(self) -> None:
-        """Keep the file up to date until cancelled; what is new is written at last."""
+        """Write changes to the file until cancelled; pending changes are written on cancellation."""
         try:
             while True:
                 await self._changed.wait()
