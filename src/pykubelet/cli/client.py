@@ -208,3 +208,29 @@ def _listing(heading: str, pods: Sequence[Pod]) -> str:
     shown = [f"  {pod.full_name} (uid {pod.uid})" for pod in pods[:_MOST_SHOWN]]
     rest = len(pods) - len(shown)
     return "\n".join([heading, *shown, *([f"  and {rest} more"] if rest else [])])
+
+
+_USUAL: tuple[type[Exception], ...] = (NodeError, SelectionError, EmbeddedError, ConfigError)
+_BY_SIGNAL = 128
+"""Base of the exit code of a process ended by a signal; the signal's number is added."""
+
+
+def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -> int:
+    """Run `work` and return its exit code; usual and `expected` exceptions become one line and code 1."""
+    try:
+        code = work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader closed the pipe. Redirect stdout, so that flushing Python's buffer at exit does not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BY_SIGNAL + signal.SIGPIPE
+    except _USUAL + expected as err:
+        return complain(program, err)
+    except KeyboardInterrupt:
+        return _BY_SIGNAL + signal.SIGINT
+    return code
+
+
+def end_politely() -> None:
+    """Exit with unwinding on SIGTERM, so that the terminal's cursor is restored."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))

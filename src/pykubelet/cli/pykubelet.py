@@ -1,4 +1,4 @@
-"""Entry point of `pykubelet`: the Typer application, and the `restart` command.
+"""Entry point of `pykubelet`: the Typer application.
 
 The other commands are implemented in modules of their own, which are imported inside the command functions:
 `up` becomes the kubelet, whose memory use matters, and `--help` must start fast.
@@ -171,6 +171,8 @@ def restart(
 ) -> None:
     """Restart a pod's containers in place; the pod keeps its IP address and volumes."""
 
+    from pykubelet.cli.run import run_restart
+
     sys.exit(run_restart(data_dir, pod, container))
 
 
@@ -225,22 +227,3 @@ def _duration(text: str, option: str) -> Duration:
         return Duration.parse(text)
     except ValueError as err:
         raise typer.BadParameter(str(err), param_hint=option) from err
-
-
-PROGRAM = "pykubelet restart"
-
-
-def run_restart(data_dir: Path, name: str, container: str | None) -> int:
-    """Request the restart from the node; return the exit code."""
-
-    def work() -> int:
-        client = NodeClient(Instance.at(data_dir))
-        node = client.pods()
-        pod = choose_pod(node.pods, name, node.states)
-        if container is not None:
-            choose_container(pod, container)
-        restarted = client.restart(pod.uid, container)
-        print(f"Restarting {', '.join(restarted)} of {pod.metadata.name} in place")
-        return 0
-
-    return guarded(PROGRAM, work)

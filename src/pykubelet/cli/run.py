@@ -432,3 +432,22 @@ def _last_words(instance: Instance, pod: Pod, container: str) -> list[str]:
     except OSError:
         return []
     return [entry.text.decode(errors="replace") for entry in entries]
+
+
+RESTART_PROGRAM = "pykubelet restart"
+
+
+def run_restart(data_dir: Path, name: str, container: str | None) -> int:
+    """Request the restart from the node; return the exit code."""
+
+    def work() -> int:
+        client = NodeClient(Instance.at(data_dir))
+        node = client.pods()
+        pod = choose_pod(node.pods, name, node.states)
+        if container is not None:
+            choose_container(pod, container)
+        restarted = client.restart(pod.uid, container)
+        print(f"Restarting {', '.join(restarted)} of {pod.metadata.name} in place")
+        return 0
+
+    return guarded(RESTART_PROGRAM, work)

@@ -33,7 +33,7 @@ def main() -> int:
     """Run the command line; return the exit code."""
     configure_early()
     if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["cgroupfs"], ["systemd"]):
-        print("usage: python -m pykubelet.embedded DIRECTORY [cgroupfs|systemd]", file=sys.stderr)
+        print("usage: python -m pykubelet.standalone DIRECTORY [cgroupfs|systemd]", file=sys.stderr)
         return 1
     directory, driver = [*sys.argv[1:], "cgroupfs"][:2]
     try:
